@@ -1,0 +1,265 @@
+"""Program, Function, Block, Op and Value: the graph that front ends build, passes rewrite and back ends read.
+
+It follows MLIR in what the propagation can observe: values know their uses, and the order of a use list is the order
+in which the uses were made (MLIR keeps the same list back to front; `Value.replace_uses` turns it over as MLIR does).
+An op is named as StableHLO or SDY names it, so that both front ends produce the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
+    from shardy_py.ir.types import Type
+
+_NO_ATTRIBUTES: dict[str, Any] = {}
+
+
+class Value:
+    """A result of an op or an argument of a block, with the sharding it has at this point.
+
+    Attributes:
+        type: Shape and element type.
+        owner: The op it is a result of, or the block it is an argument of.
+        index: Its position among the owner's results or arguments.
+        uses: `(op, operand number)` in the order in which the uses were made.
+        sharding: None where nothing is known yet.
+        name: A pytree path or a variable name for people to read; not unique.
+    """
+
+    __slots__ = ("index", "name", "owner", "sharding", "type", "uses")
+
+    def __init__(self, type: Type, owner: Op | Block, index: int) -> None:
+        self.type = type
+        self.owner = owner
+        self.index = index
+        self.uses: list[tuple[Op, int]] = []
+        self.sharding: TensorSharding | None = None
+        self.name: str | None = None
+
+    @property
+    def defining_op(self) -> Op | None:
+        """The op this is a result of; None for a block argument."""
+        return self.owner if type(self.owner) is Op else None
+
+    def replace_uses(self, new: Value, keep: Callable[[Op, int], bool] | None = None) -> None:
+        """Makes every use of this value, except those `keep` accepts, a use of `new` (RAUW in MLIR)."""
+        kept: list[tuple[Op, int]] = []
+        for use in reversed(self.uses):
+            op, i = use
+            if keep is not None and keep(op, i):
+                kept.append(use)
+                continue
+            op.operands[i] = new
+            new.uses.append(use)
+        kept.reverse()
+        self.uses = kept
+
+    def __repr__(self) -> str:
+        return f"<Value {self.name or self.index}: {self.type}>"
+
+
+class Op:
+    """One operation: name, operands, results, attributes, regions (one block each) and its sharding rule.
+
+    Attributes:
+        name: `stablehlo.add`, `sdy.sharding_constraint`, ...
+        attributes: Plain Python values under StableHLO's attribute names; may be shared between ops, so a pass
+            that changes one assigns a new dict.
+        regions: One block per region.
+        rule: The sharding rule, once known; None where the op does not propagate.
+        rule_known: Whether `rule` has been decided (None included).
+        location: Whatever the front end knows about the source; `Program.locate` turns it into a `Location`.
+        primitive: The JAX primitive it came from, or None.
+        block: The block it stands in; None once erased.
+    """
+
+    __slots__ = ("attributes", "block", "location", "name", "operands", "primitive", "regions", "results", "rule", "rule_known")
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        result_types: Sequence[Type],
+        attributes: dict[str, Any] | None = None,
+        regions: Sequence[Block] = (),
+        *,
+        rule: OpShardingRule | None = None,
+        rule_known: bool = False,
+        location: object = None,
+        primitive: str | None = None,
+    ) -> None:
+        self.name = name
+        self.operands = list(operands)
+        self.results = [Value(t, self, i) for i, t in enumerate(result_types)]
+        self.attributes = _NO_ATTRIBUTES if attributes is None else attributes
+        self.regions = regions
+        self.rule = rule
+        self.rule_known = rule_known
+        self.location = location
+        self.primitive = primitive
+        self.block: Block | None = None
+        for i, operand in enumerate(self.operands):
+            operand.uses.append((self, i))
+        for region in regions:
+            region.parent = self
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (only,) = self.results
+        return only
+
+    def set_operand(self, i: int, new: Value) -> None:
+        """Makes operand `i` a use of `new`; the use counts as newly made."""
+        self.operands[i].uses.remove((self, i))
+        self.operands[i] = new
+        new.uses.append((self, i))
+
+    def append_operand(self, value: Value) -> None:
+        """Adds an operand at the end."""
+        value.uses.append((self, len(self.operands)))
+        self.operands.append(value)
+
+    def drop_uses(self) -> None:
+        """Forgets its operands' uses, those of nested ops included, as the first half of erasing it."""
+        for i, operand in enumerate(self.operands):
+            operand.uses.remove((self, i))
+        for region in self.regions:
+            for op in region.ops:
+                op.drop_uses()
+
+    def walk(self) -> Iterator[Op]:
+        """This op and all nested ones, an op before its regions."""
+        yield self
+        for region in self.regions:
+            for op in region.ops:
+                yield from op.walk()
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name}>"
+
+
+class Block:
+    """Arguments and a list of ops, the last of which is the terminator.
+
+    Attributes:
+        parent: The op or function whose body this is.
+    """
+
+    __slots__ = ("arguments", "ops", "parent")
+
+    def __init__(self, argument_types: Iterable[Type] = ()) -> None:
+        self.arguments = [Value(t, self, i) for i, t in enumerate(argument_types)]
+        self.ops: list[Op] = []
+        self.parent: Op | Function | None = None
+
+    @property
+    def terminator(self) -> Op:
+        """The last op: `func.return`, `stablehlo.return` or `sdy.return`."""
+        return self.ops[-1]
+
+    def append(self, op: Op) -> Op:
+        """Adds an op at the end and returns it."""
+        op.block = self
+        self.ops.append(op)
+        return op
+
+    def insert(self, i: int, op: Op) -> Op:
+        """Adds an op at position `i`; a pass that inserts many should build a new list instead."""
+        op.block = self
+        self.ops.insert(i, op)
+        return op
+
+    def set_ops(self, ops: list[Op]) -> None:
+        """Replaces the list of ops."""
+        for op in ops:
+            op.block = self
+        self.ops = ops
+
+    def walk(self) -> Iterator[Op]:
+        """All ops, nested ones included, an op before its regions."""
+        for op in self.ops:
+            yield from op.walk()
+
+
+class Function:
+    """A named function: one block, shardings of its results, and attributes.
+
+    The sharding of an argument stands on the argument's value; that of a result in `result_shardings`.
+    """
+
+    __slots__ = ("argument_attributes", "attributes", "body", "name", "result_attributes", "result_shardings", "result_types", "visibility")
+
+    def __init__(self, name: str, body: Block, result_types: Sequence[Type], *, visibility: str = "public") -> None:
+        self.name = name
+        self.body = body
+        self.result_types = list(result_types)
+        self.result_shardings: list[TensorSharding | None] = [None] * len(self.result_types)
+        self.visibility = visibility
+        self.attributes: dict[str, Any] = {}
+        self.argument_attributes: list[dict[str, Any]] = [{} for _ in body.arguments]
+        self.result_attributes: list[dict[str, Any]] = [{} for _ in self.result_types]
+        body.parent = self
+
+    @property
+    def arguments(self) -> list[Value]:
+        """The arguments of the body."""
+        return self.body.arguments
+
+    def __repr__(self) -> str:
+        return f"<Function {self.name}>"
+
+
+class Program:
+    """Functions and the meshes that shardings refer to by name.
+
+    Attributes:
+        functions: In order; `main` is the entry (or the only one).
+        meshes: Name -> mesh, in order of definition.
+        locate: Turns `Op.location` into a `Location`; set by the front end.
+    """
+
+    __slots__ = ("attributes", "functions", "locate", "meshes")
+
+    def __init__(self, functions: Iterable[Function] = (), meshes: dict[str, Mesh] | None = None) -> None:
+        self.functions = list(functions)
+        self.meshes: dict[str, Mesh] = dict(meshes or {})
+        self.attributes: dict[str, Any] = {}
+        self.locate: Callable[[object], Location | None] = _located
+
+    @property
+    def main(self) -> Function:
+        """The function named `main`, else the only one; raises ValueError where neither exists."""
+        for function in self.functions:
+            if function.name == "main":
+                return function
+        if len(self.functions) == 1:
+            return self.functions[0]
+        raise ValueError("the program has several functions and none is named 'main'")
+
+    def walk(self) -> Iterator[Op]:
+        """All ops of all functions, an op before its regions."""
+        for function in self.functions:
+            yield from function.body.walk()
+
+
+class Location:
+    """Where in the user's code an op was written."""
+
+    __slots__ = ("file", "function", "line", "scope")
+
+    def __init__(self, file: str, line: int, function: str = "", scope: str = "") -> None:
+        self.file = file
+        self.line = line
+        self.function = function
+        self.scope = scope
+
+    def __repr__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" ({self.function})" if self.function else "")
+
+
+def _located(location: object) -> Location | None:
+    return location if isinstance(location, Location) else None

@@ -1,0 +1,96 @@
+"""Types of values: a ranked tensor with a static shape, or something that has no shape (a token)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+_TENSOR_TYPES: dict[tuple[tuple[int, ...], str], TensorType] = {}
+
+_BITS = {"bool": 8, "float0": 0, "token": 0}
+
+
+@final
+class TensorType:
+    """A static shape and an element type, as `jax.core.ShapedArray` without weak types.
+
+    Equal types are one object, so that `is` compares them and hashing is free.
+
+    Args:
+        shape: Dimension sizes.
+        dtype: Element type in JAX's spelling: `float32`, `bfloat16`, `int4`, `bool`, `complex64`.
+
+    Example:
+        >>> str(TensorType((8, 16), "float32"))
+        'float32[8,16]'
+    """
+
+    __slots__ = ("dtype", "rank", "shape", "size")
+
+    shape: tuple[int, ...]
+    dtype: str
+    rank: int
+    size: int
+
+    def __new__(cls, shape: tuple[int, ...], dtype: str) -> TensorType:
+        key = (shape, dtype)
+        found = _TENSOR_TYPES.get(key)
+        if found is not None:
+            return found
+        made = object.__new__(cls)
+        object.__setattr__(made, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(made, "dtype", dtype)
+        object.__setattr__(made, "rank", len(shape))
+        object.__setattr__(made, "size", math.prod(shape))
+        return _TENSOR_TYPES.setdefault((made.shape, dtype), made)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("TensorType is immutable")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (TensorType, (self.shape, self.dtype))
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole tensor, sub-byte elements packed."""
+        return -(-self.size * element_bits(self.dtype) // 8)
+
+
+@final
+class OpaqueType:
+    """A type without a shape, such as a token; it never carries a tiled sharding."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    shape: tuple[int, ...] = ()
+    dtype = "token"
+    rank = 0
+    size = 0
+    bytes = 0
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+TOKEN = OpaqueType("token")
+Type = TensorType | OpaqueType
+
+
+def element_bits(dtype: str) -> int:
+    """Bits of one element as it lies in memory; int4 and friends are packed."""
+    known = _BITS.get(dtype)
+    if known is None:
+        digits = ""
+        for char in dtype:
+            if char.isdigit():
+                digits += char
+            elif digits:
+                break
+        known = _BITS[dtype] = int(digits) if digits else 32
+    return known
