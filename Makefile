@@ -1,0 +1,59 @@
+# `make demo` trains a small language model on 8 CPU devices; `make test` checks everything.
+# Both make a virtual environment in .venv when there is none, and do nothing to it when it is fresh.
+# PYTHON=/path/to/python chooses the interpreter (3.11 or newer); the first one found is taken otherwise.
+
+VENV ?= .venv
+PYTHON ?=
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?= -n 2
+BENCH_FLAGS ?=
+
+py := $(VENV)/bin/python
+pip := $(py) -m pip install --disable-pip-version-check --quiet
+
+.PHONY: demo test lint bench clean help
+
+help:
+	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
+	@echo "make test    ruff, pyright and the tests"
+	@echo "make lint    ruff and pyright only"
+	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
+	@echo "make clean   remove the virtual environment and everything that was made"
+
+demo: $(VENV)/.ready-demo
+	$(py) examples/train_lm.py $(DEMO_FLAGS)
+
+test: lint
+	$(py) -m pytest $(PYTEST_FLAGS)
+
+lint: $(VENV)/.ready-test
+	$(py) -m ruff check .
+	$(py) -m pyright --pythonpath $(py)
+
+bench: $(VENV)/.ready-demo
+	$(py) benchmarks/propagation.py $(BENCH_FLAGS)
+	$(py) benchmarks/dispatch.py
+
+$(py):
+	@set -e; \
+	for candidate in $(if $(PYTHON),$(PYTHON),python3 python python3.14 python3.13 python3.12 python3.11 /usr/bin/python3); do \
+	  if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    echo "making $(VENV) with $$($$candidate --version) ($$candidate)"; \
+	    $$candidate -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; \
+	    exit 0; \
+	  fi; \
+	done; \
+	echo "no Python 3.11 or newer with venv and pip was found; name one: make PYTHON=/path/to/python" >&2; \
+	exit 1
+
+$(VENV)/.ready-demo: pyproject.toml | $(py)
+	$(pip) -e '.[examples]'
+	@touch $@
+
+$(VENV)/.ready-test: pyproject.toml | $(py)
+	$(pip) -e '.[test]'
+	@touch $@ $(VENV)/.ready-demo
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,22 @@
+"""Eight CPU devices and repeatable hypothesis runs for every test.
+
+jax is not imported here: the tests of the core (dialect, ir, rules, passes, ...) run without it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+
+# Read when jax starts its CPU client. With fewer worker threads than twice the devices, collectives over different
+# groups of devices wait for each other for ever on a machine with few cores; NPROC sets the number of threads.
+os.environ.setdefault("NPROC", "64")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8").strip()
+
+_SLOW_IS_FINE = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+hypothesis.settings.register_profile("local", deadline=None, suppress_health_check=_SLOW_IS_FINE)
+hypothesis.settings.register_profile("ci", deadline=None, suppress_health_check=_SLOW_IS_FINE, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")

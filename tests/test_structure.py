@@ -1,0 +1,149 @@
+"""The shape of the package: what imports what, what an import costs, and how long a file may get."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "shardy_py"
+
+# A room may import itself and the rooms before it. Rooms up to and including "view" must not need jax.
+ORDER = ("errors", "dialect", "ir", "rules", "passes", "cost", "plan", "view", "frontends", "backends", "api", "opt", "cli", "testing", "")
+CORE = ORDER[: ORDER.index("view") + 1]
+
+LONGEST_FILE = 700
+
+WITHOUT_JAX = """
+import importlib.abc, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"jax", "jaxlib", "flax", "optax"}:
+            raise ModuleNotFoundError(f"{name} is not to be imported here", name=name)
+        return None
+
+sys.meta_path.insert(0, Blocker())
+import types
+package = types.ModuleType("shardy_py")
+package.__path__ = [sys.argv[1]]
+sys.modules["shardy_py"] = package
+import importlib
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+print(len(sys.argv) - 2)
+"""
+
+
+def modules() -> Iterator[tuple[str, pathlib.Path]]:
+    """(dotted name, file) of every module of the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def room(module: str) -> str:
+    """The first name below the package: 'dialect' of 'shardy_py.dialect.axis', '' of the package itself."""
+    return [*module.split("."), ""][1]
+
+
+def imported(module: str, path: pathlib.Path) -> Iterator[tuple[str, str, int]]:
+    """(module, name or '', line) of everything of this package that a file imports, type-checking blocks included."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "shardy_py":
+                    yield alias.name, "", node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            if base.split(".")[0] == "shardy_py":
+                for alias in node.names:
+                    yield base, alias.name, node.lineno
+
+
+def run(source: str, *args: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", source, *args], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_every_room_has_its_place() -> None:
+    unknown = sorted({room(name) for name, _ in modules()} - set(ORDER))
+    assert not unknown, f"no place in ORDER for {unknown}"
+
+
+def test_imports_point_one_way() -> None:
+    exists = {name for name, _ in modules()}
+    wrong = []
+    for module, path in modules():
+        for base, name, line in imported(module, path):
+            target = f"{base}.{name}" if f"{base}.{name}" in exists else base
+            if ORDER.index(room(target)) > ORDER.index(room(module)) or (room(target) == "" and room(module) != ""):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {module} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_private_modules_stay_in_their_package() -> None:
+    wrong = []
+    for module, path in modules():
+        for base, name, line in imported(module, path):
+            private = [part for part in [*base.split("."), name] if part.startswith("_") and not part.startswith("__")]
+            if private and room(base) != room(module):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {private[0]} of {base}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_passes_and_what_they_stand_on_do_not_mention_jax() -> None:
+    """`plan` may import jax inside a function that returns JAX's own objects; the rooms before it have no reason to."""
+    wrong = []
+    for module, path in modules():
+        if ORDER.index(room(module)) > ORDER.index("cost"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: {name}" for name in names if name.split(".")[0] in ("jax", "jaxlib")]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_core_imports_without_jax() -> None:
+    core = [name for name, _ in modules() if room(name) in CORE and name != "shardy_py"]
+    assert run(WITHOUT_JAX, str(PACKAGE), *core) == str(len(core))
+
+
+def test_import_touches_no_device() -> None:
+    source = "import shardy_py, jax._src.xla_bridge as bridge; print(bridge.backends_are_initialized())"
+    assert run(source) == "False"
+
+
+def test_every_module_imports_and_touches_no_device() -> None:
+    names = [name for name, path in modules() if path.name != "__main__.py"]
+    source = "import importlib, sys\nfor n in sys.argv[1:]: importlib.import_module(n)\n"
+    source += "import jax._src.xla_bridge as bridge; print(bridge.backends_are_initialized())"
+    assert run(source, *names) == "False"
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for _, path in modules()}
+    assert not {name: n for name, n in lengths.items() if n > LONGEST_FILE}
+
+
+@pytest.mark.parametrize("path", [p for _, p in modules()], ids=lambda p: str(p.relative_to(ROOT)))
+def test_tables_have_no_duplicate_keys(path: pathlib.Path) -> None:
+    """A dict literal with the same constant key twice keeps the last one without a word."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Dict):
+            keys = [ast.dump(key) for key in node.keys if isinstance(key, ast.Constant | ast.Attribute | ast.Name)]
+            assert len(keys) == len(set(keys)), f"{path.name}:{node.lineno}: {sorted(k for k in keys if keys.count(k) > 1)}"
