@@ -1,0 +1,204 @@
+"""Reads a StableHLO + SDY module, as an MLIR module or its text, into a `Program`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+from shardy_py.dialect import Mesh, TensorShardingPerValue
+from shardy_py.frontends._jax import ir, make_context
+from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
+from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
+
+KEPT_REGIONS = frozenset(
+    (
+        "stablehlo.case",
+        "stablehlo.if",
+        "stablehlo.while",
+        "sdy.manual_computation",
+        "sdy.named_computation",
+    )
+)
+"""Ops whose regions become blocks of the op; other regions work on scalars and are read into attributes."""
+
+_SHARDING = "sdy.sharding"
+_RULE = "sdy.sharding_rule"
+_OWN_FUNCTION_ATTRIBUTES = frozenset(("arg_attrs", "res_attrs", "function_type", "sym_name", "sym_visibility"))
+_FILE_LOCATION = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
+_SCOPE = re.compile(r'loc\("((?:[^"\\]|\\.)*)"\(')
+
+
+def from_mlir(module: ir.Module | str) -> Program:
+    """Reads a module into a `Program`; the module is not changed.
+
+    An op keeps its name, operands, result types, shardings, an attached sharding rule, and the attributes listed in
+    `mlir_attributes.READERS`. An op that is not listed there keeps only its discardable attributes.
+
+    Args:
+        module: What `jax.jit(f).lower(...).compiler_ir()` returns, or the text of such a module.
+
+    Returns:
+        A program in which values have their uses in the order in which the module has them.
+
+    Raises:
+        ValueError: If the text is no valid module, or a region or function has several blocks.
+
+    Example:
+        >>> text = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
+        >>> from_mlir(text).main.arguments[0].type
+        float32[8]
+    """
+    if isinstance(module, str):
+        module = parse_module(module)
+    return _Reader().program(module)
+
+
+def parse_module(text: str) -> ir.Module:
+    """Parses MLIR text with the dialects that JAX emits.
+
+    Raises:
+        ValueError: If the text is no valid module; the message is that of the MLIR parser.
+    """
+    try:
+        return ir.Module.parse(text, make_context())
+    except ir.MLIRError as error:
+        raise ValueError(str(error)) from None
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.values: dict[ir.Value, Value] = {}
+        self.ops: dict[ir.Operation, Op] = {}
+        self.captured: dict[ir.Value, None] = {}
+        self.types: dict[ir.Type, Type] = {}
+
+    def program(self, module: ir.Module) -> Program:
+        program = Program()
+        for name in module.operation.attributes:
+            program.attributes[name] = plain(module.operation.attributes[name])
+        for view in module.body.operations:
+            op = view.operation
+            if op.name == "func.func":
+                program.functions.append(self.function(op))
+            elif op.name == "sdy.mesh":
+                mesh = plain(op.attributes["mesh"])
+                assert isinstance(mesh, Mesh)
+                program.meshes[plain(op.attributes["sym_name"])] = mesh
+        self.order_uses()
+        program.locate = locate
+        return program
+
+    def function(self, op: ir.Operation) -> Function:
+        attributes = {name: op.attributes[name] for name in op.attributes}
+        function_type = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
+        results = [self.type(t) for t in function_type.results]
+        name = plain(attributes["sym_name"])
+        visibility = plain(attributes["sym_visibility"]) if "sym_visibility" in attributes else "public"
+        (region,) = op.regions
+        if not region.blocks:
+            body = Block([self.type(t) for t in function_type.inputs])
+        else:
+            body = self.block(region, f"function '{name}'")
+        function = Function(name, body, results, visibility=visibility)
+        function.attributes = {key: plain(value) for key, value in attributes.items() if key not in _OWN_FUNCTION_ATTRIBUTES}
+        for argument, found in zip(function.arguments, _dictionaries(attributes.get("arg_attrs"), len(function.arguments)), strict=True):
+            argument.sharding = found.pop(_SHARDING, None)
+            function.argument_attributes[argument.index] = found
+        for i, found in enumerate(_dictionaries(attributes.get("res_attrs"), len(results))):
+            function.result_shardings[i] = found.pop(_SHARDING, None)
+            function.result_attributes[i] = found
+        return function
+
+    def type(self, type_: ir.Type) -> Type:
+        found = self.types.get(type_)
+        if found is None:
+            found = self.types[type_] = read_type(type_)
+        return found
+
+    def block(self, region: ir.Region, where: str) -> Block:
+        blocks = list(region.blocks)
+        if len(blocks) != 1:
+            raise ValueError(f"{where} has {len(blocks)} blocks; only structured control flow with one block per region can be read")
+        source = blocks[0]
+        block = Block([self.type(argument.type) for argument in source.arguments])
+        for theirs, ours in zip(source.arguments, block.arguments, strict=True):
+            self.values[theirs] = ours
+        for view in source.operations:
+            block.append(self.op(view, block))
+        return block
+
+    def op(self, view: ir.OpView, block: Block) -> Op:
+        source = view.operation
+        name = source.name
+        regions = []
+        if name in KEPT_REGIONS:
+            regions = [self.block(region, f"a region of '{name}'") for region in source.regions]
+        operands = []
+        for theirs in source.operands:
+            ours = self.values[theirs]
+            operands.append(ours)
+            if self.is_captured(ours, block):
+                self.captured[theirs] = None
+        reader = READERS.get(name)
+        attributes = reader(view) if reader is not None else None
+        op = Op(name, operands, [self.type(r.type) for r in source.results], attributes, regions, location=source.location)
+        self.ops[source] = op
+        for theirs, ours in zip(source.results, op.results, strict=True):
+            self.values[theirs] = ours
+        self.annotate(op, view)
+        return op
+
+    def annotate(self, op: Op, view: ir.OpView) -> None:
+        named = SHARDING_ATTRIBUTE.get(op.name)
+        if named is not None and named in view.attributes:
+            op.result.sharding = plain(view.attributes[named])
+        found = discardable(view)
+        if not found:
+            return
+        shardings = found.get(_SHARDING)
+        if isinstance(shardings, TensorShardingPerValue) and len(shardings.shardings) == len(op.results):
+            del found[_SHARDING]
+            for result, sharding in zip(op.results, shardings.shardings, strict=True):
+                result.sharding = sharding
+        if _RULE in found:
+            op.rule = found.pop(_RULE)
+            op.rule_known = True
+        if found:
+            op.attributes = {**op.attributes, **found}
+
+    def is_captured(self, value: Value, block: Block) -> bool:
+        owner = value.owner
+        return (owner.block if isinstance(owner, Op) else owner) is not block
+
+    def order_uses(self) -> None:
+        for theirs in self.captured:
+            ours = self.values[theirs]
+            order = []
+            for use in theirs.uses:
+                op = self.ops.get(cast(ir.OpView, use.owner).operation)
+                if op is not None:
+                    order.append((op, use.operand_number))
+            ours.uses = order[::-1]
+
+
+def _dictionaries(attribute: ir.Attribute | None, count: int) -> Sequence[dict[str, Any]]:
+    return [{} for _ in range(count)] if attribute is None else plain(attribute)
+
+
+def locate(location: object) -> Location | None:
+    """The innermost file and line of an `ir.Location`, with the name stack that JAX wraps around it."""
+    return _locate_text(str(location)) if isinstance(location, ir.Location) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _locate_text(text: str) -> Location | None:
+    file = _FILE_LOCATION.search(text)
+    if file is None:
+        return None
+    function, path, line = file.groups()
+    scope = _SCOPE.match(text)
+    if scope is not None and scope.end() > file.start():
+        function = None
+    return Location(path, int(line), function or "", scope[1] if scope is not None else "")

@@ -1,0 +1,329 @@
+"""Reads MLIR types and attributes into the plain Python values that ops of a `Program` carry.
+
+`READERS`, at the foot, says per op which attributes are kept and how they are flattened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from shardy_py import dialect
+from shardy_py.frontends._jax import ir, stablehlo
+from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
+
+
+class AttributeText(str):
+    """An attribute kept as its MLIR text, as opposed to a string attribute."""
+
+    __slots__ = ()
+
+
+Attributes = dict[str, Any]
+Reader = Callable[[ir.OpView], Attributes]
+
+_DTYPES = {
+    "i1": "bool",
+    "bf16": "bfloat16",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+    **{f"i{n}": f"int{n}" for n in (2, 4, 8, 16, 32, 64)},
+    **{f"ui{n}": f"uint{n}" for n in (1, 2, 4, 8, 16, 32, 64)},
+    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
+    "f4E2M1FN": "float4_e2m1fn",
+    "f6E2M3FN": "float6_e2m3fn",
+    "f6E3M2FN": "float6_e3m2fn",
+    "f8E3M4": "float8_e3m4",
+    "f8E4M3": "float8_e4m3",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E4M3FNUZ": "float8_e4m3fnuz",
+    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
+    "f8E5M2": "float8_e5m2",
+    "f8E5M2FNUZ": "float8_e5m2fnuz",
+    "f8E8M0FNU": "float8_e8m0fnu",
+}
+
+_SDY_PARSERS: dict[str, Callable[[str], Any]] = {
+    "#sdy.sharding<": dialect.parse_sharding,
+    "#sdy.sharding_per_value<": dialect.parse_sharding_per_value,
+    "#sdy.op_sharding_rule<": dialect.parse_rule,
+    "#sdy.mesh<": dialect.parse_mesh,
+    "#sdy<manual_axes": dialect.parse_manual_axes,
+    "#sdy<axis_ref_list": dialect.parse_axis_ref_list,
+    "#sdy<list_of_axis_ref_lists": dialect.parse_list_of_axis_ref_lists,
+    "#sdy<all_to_all_param_list": dialect.parse_all_to_all_param_list,
+}
+
+
+def read_type(type_: ir.Type) -> Type:
+    """A tensor type with a static shape, else an opaque type with the MLIR text."""
+    if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
+        element = str(type_.element_type)
+        return TensorType(tuple(type_.shape), _DTYPES.get(element, element))
+    text = str(type_)
+    return TOKEN if text == "!stablehlo.token" else OpaqueType(text)
+
+
+def plain(attribute: ir.Attribute) -> Any:
+    """The value of an attribute: int, bool, str, tuple or a value of the SDY dialect; else its text.
+
+    An enum of StableHLO, `#stablehlo<fft_type FFT>`, is the name of its case.
+    """
+    if isinstance(attribute, ir.BoolAttr | ir.IntegerAttr | ir.FloatAttr | ir.StringAttr | ir.FlatSymbolRefAttr):
+        return attribute.value
+    if isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseI32ArrayAttr | ir.DenseBoolArrayAttr):
+        return tuple(attribute)
+    if isinstance(attribute, ir.ArrayAttr):
+        return tuple(plain(a) for a in attribute)
+    if isinstance(attribute, ir.DictAttr):
+        return {attribute[i].name: plain(attribute[i].attr) for i in range(len(attribute))}
+    if isinstance(attribute, ir.UnitAttr):
+        return True
+    return from_text(str(attribute))
+
+
+def from_text(text: str) -> Any:
+    """The value of an attribute that jaxlib gives only as text."""
+    for prefix, parse in _SDY_PARSERS.items():
+        if text.startswith(prefix):
+            return parse(text)
+    if text.startswith("#stablehlo<") and text.count(" ") == 1:
+        return text[:-1].split(" ")[1]
+    return AttributeText(text)
+
+
+def discardable(op: ir.OpView) -> Attributes:
+    """Attributes whose name has a dialect prefix, such as `mhlo.frontend_attributes`, under that name."""
+    return {name: plain(op.attributes[name]) for name in op.attributes if "." in name}
+
+
+def common_body(op: ir.OpView) -> str:
+    """The op that the first region applies to pairs of its arguments for each result, or "" where it does more."""
+    (block,) = op.regions[0].blocks
+    *_, terminator = block.operations
+    names: set[str] = set()
+    for value in terminator.operands:
+        owner = value.owner
+        if isinstance(owner, ir.Block) or len(owner.operands) != 2:
+            return ""
+        if any(operand.owner != block for operand in owner.operands):
+            return ""
+        names.add(owner.name)
+    return names.pop() if len(names) == 1 else ""
+
+
+def _named(*names: str) -> Reader:
+    def read(op: ir.OpView) -> Attributes:
+        return {name: plain(op.attributes[name]) for name in names}
+
+    return read
+
+
+def _optional(*names: str) -> Reader:
+    def read(op: ir.OpView) -> Attributes:
+        return {name: plain(op.attributes[name]) for name in names if name in op.attributes}
+
+    return read
+
+
+def _both(*readers: Reader) -> Reader:
+    def read(op: ir.OpView) -> Attributes:
+        return {name: value for reader in readers for name, value in reader(op).items()}
+
+    return read
+
+
+def _elements(attribute: ir.Attribute) -> tuple[Any, ...]:
+    return tuple(cast(Iterable[Any], attribute))
+
+
+def _pairs(op: ir.OpView, name: str, count: int) -> tuple[tuple[int, int], ...]:
+    if name not in op.attributes:
+        return ((0, 0),) * count
+    flat = _elements(op.attributes[name])
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _array(op: ir.OpView, name: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _elements(op.attributes[name]) if name in op.attributes else default
+
+
+def _constant(op: ir.OpView) -> Attributes:
+    return {"value": AttributeText(op.attributes["value"])}
+
+
+def _reduce(op: ir.OpView) -> Attributes:
+    return {"dimensions": _elements(op.attributes["dimensions"]), "body": common_body(op)}
+
+
+def _reduce_window(op: ir.OpView) -> Attributes:
+    window = _elements(op.attributes["window_dimensions"])
+    ones = (1,) * len(window)
+    return {
+        "window_dimensions": window,
+        "window_strides": _array(op, "window_strides", ones),
+        "base_dilations": _array(op, "base_dilations", ones),
+        "window_dilations": _array(op, "window_dilations", ones),
+        "padding": _pairs(op, "padding", len(window)),
+    }
+
+
+def _select_and_scatter(op: ir.OpView) -> Attributes:
+    rank = len(ir.RankedTensorType(op.operands[0].type).shape)
+    return {
+        "window_dimensions": _array(op, "window_dimensions", (1,) * rank),
+        "window_strides": _array(op, "window_strides", (1,) * rank),
+        "padding": _pairs(op, "padding", rank),
+    }
+
+
+def _dot_general(op: ir.OpView) -> Attributes:
+    numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    return {
+        "lhs_batching_dimensions": tuple(numbers.lhs_batching_dimensions),
+        "rhs_batching_dimensions": tuple(numbers.rhs_batching_dimensions),
+        "lhs_contracting_dimensions": tuple(numbers.lhs_contracting_dimensions),
+        "rhs_contracting_dimensions": tuple(numbers.rhs_contracting_dimensions),
+    }
+
+
+def _convolution(op: ir.OpView) -> Attributes:
+    numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    spatial = tuple(numbers.input_spatial_dimensions)
+    ones = (1,) * len(spatial)
+    return {
+        "window_strides": _array(op, "window_strides", ones),
+        "padding": _pairs(op, "padding", len(spatial)),
+        "lhs_dilation": _array(op, "lhs_dilation", ones),
+        "rhs_dilation": _array(op, "rhs_dilation", ones),
+        "window_reversal": _array(op, "window_reversal", (False,) * len(spatial)),
+        "input_batch_dimension": numbers.input_batch_dimension,
+        "input_feature_dimension": numbers.input_feature_dimension,
+        "input_spatial_dimensions": spatial,
+        "kernel_input_feature_dimension": numbers.kernel_input_feature_dimension,
+        "kernel_output_feature_dimension": numbers.kernel_output_feature_dimension,
+        "kernel_spatial_dimensions": tuple(numbers.kernel_spatial_dimensions),
+        "output_batch_dimension": numbers.output_batch_dimension,
+        "output_feature_dimension": numbers.output_feature_dimension,
+        "output_spatial_dimensions": tuple(numbers.output_spatial_dimensions),
+        "feature_group_count": plain(op.attributes["feature_group_count"]),
+        "batch_group_count": plain(op.attributes["batch_group_count"]),
+    }
+
+
+def _gather(op: ir.OpView) -> Attributes:
+    numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+    return {
+        "offset_dims": tuple(numbers.offset_dims),
+        "collapsed_slice_dims": tuple(numbers.collapsed_slice_dims),
+        "operand_batching_dims": tuple(numbers.operand_batching_dims),
+        "start_indices_batching_dims": tuple(numbers.start_indices_batching_dims),
+        "start_index_map": tuple(numbers.start_index_map),
+        "index_vector_dim": numbers.index_vector_dim,
+        "slice_sizes": _elements(op.attributes["slice_sizes"]),
+    }
+
+
+_SCATTER_BODIES = frozenset(f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum"))
+_LOGICAL_BODIES = frozenset(("stablehlo.and", "stablehlo.or"))
+
+
+def _scatter(op: ir.OpView) -> Attributes:
+    numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    body = common_body(op)
+    logical = body in _LOGICAL_BODIES and str(ir.ShapedType(op.results[0].type).element_type) == "i1"
+    return {
+        "update_window_dims": tuple(numbers.update_window_dims),
+        "inserted_window_dims": tuple(numbers.inserted_window_dims),
+        "input_batching_dims": tuple(numbers.input_batching_dims),
+        "scatter_indices_batching_dims": tuple(numbers.scatter_indices_batching_dims),
+        "scatter_dims_to_operand_dims": tuple(numbers.scattered_dims_to_operand_dims),
+        "index_vector_dim": numbers.index_vector_dim,
+        "body": body if body in _SCATTER_BODIES or logical else "",
+    }
+
+
+def _triangular_solve(op: ir.OpView) -> Attributes:
+    names = ("left_side", "lower", "unit_diagonal")
+    return {**{name: plain(op.attributes[name]) for name in names}, "transpose_a": plain(op.attributes["transpose_a"])}
+
+
+def _computation(op: ir.OpView) -> Attributes:
+    found: Attributes = {}
+    for name in ("in_shardings", "out_shardings"):
+        found[name] = plain(op.attributes[name]).shardings if name in op.attributes else None
+    if "name" in op.attributes:
+        found["name"] = plain(op.attributes["name"])
+    if "manual_axes" in op.attributes:
+        found["manual_axes"] = plain(op.attributes["manual_axes"]).axes
+    return found
+
+
+def _barrier(op: ir.OpView) -> Attributes:
+    return {"allowed_direction": dialect.PropagationDirection(plain(op.attributes["allowed_direction"]))}
+
+
+READERS: Mapping[str, Reader] = {
+    "func.call": _named("callee"),
+    "stablehlo.all_gather": _named("all_gather_dim"),
+    "stablehlo.all_to_all": _named("split_dimension", "concat_dimension"),
+    "stablehlo.batch_norm_inference": _named("feature_index"),
+    "stablehlo.broadcast_in_dim": _named("broadcast_dimensions"),
+    "stablehlo.cholesky": _optional("lower"),
+    "stablehlo.composite": _named("name", "decomposition"),
+    "stablehlo.concatenate": _named("dimension"),
+    "stablehlo.constant": _constant,
+    "stablehlo.convolution": _convolution,
+    "stablehlo.custom_call": _both(_named("call_target_name"), _optional("has_side_effect")),
+    "stablehlo.dot_general": _dot_general,
+    "stablehlo.dynamic_slice": _named("slice_sizes"),
+    "stablehlo.fft": _named("fft_type", "fft_length"),
+    "stablehlo.gather": _gather,
+    "stablehlo.get_dimension_size": _named("dimension"),
+    "stablehlo.get_tuple_element": _named("index"),
+    "stablehlo.iota": _named("iota_dimension"),
+    "stablehlo.map": _named("dimensions"),
+    "stablehlo.pad": _named("edge_padding_low", "edge_padding_high", "interior_padding"),
+    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce_scatter": _named("scatter_dimension"),
+    "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.reverse": _named("dimensions"),
+    "stablehlo.scatter": _scatter,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+    "stablehlo.slice": _named("start_indices", "limit_indices", "strides"),
+    "stablehlo.sort": _optional("dimension"),
+    "stablehlo.transpose": _named("permutation"),
+    "stablehlo.triangular_solve": _triangular_solve,
+    "chlo.top_k": _named("k"),
+    "sdy.all_gather": _named("gathering_axes"),
+    "sdy.all_reduce": _both(_named("reduction_axes"), _optional("reduction_op")),
+    "sdy.all_slice": _named("slicing_axes"),
+    "sdy.all_to_all": _named("params"),
+    "sdy.constant": _constant,
+    "sdy.manual_computation": _computation,
+    "sdy.named_computation": _computation,
+    "sdy.propagation_barrier": _barrier,
+    "sdy.reduce_scatter": _both(_named("reduce_scatter_axes"), _optional("reduction_op")),
+    "sdy.replicated_to_unreduced": _named("axes"),
+    "sdy.sharded_to_unreduced": _named("axes"),
+    "sdy.sharding_group": _named("group_id"),
+}
+
+SHARDING_ATTRIBUTE: Mapping[str, str] = {
+    "sdy.sharding_constraint": "sharding",
+    "sdy.reshard": "sharding",
+    "sdy.data_flow_edge": "sharding",
+    **dict.fromkeys(
+        (
+            "sdy.all_gather",
+            "sdy.all_reduce",
+            "sdy.all_slice",
+            "sdy.all_to_all",
+            "sdy.collective_permute",
+            "sdy.reduce_scatter",
+            "sdy.replicated_to_unreduced",
+            "sdy.sharded_to_unreduced",
+        ),
+        "out_sharding",
+    ),
+}
