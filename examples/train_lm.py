@@ -1,0 +1,163 @@
+"""Trains a character-level Flax transformer on 8 devices, sharded from three annotations.
+
+The text is the reference manual that Python carries for `help()`. The plan is printed before anything runs, then the
+loss; at the end the same steps run unsharded on one device and the losses have to agree.
+
+    python examples/train_lm.py --steps=60
+"""
+
+from __future__ import annotations
+
+import os
+
+# Collectives over different groups of devices wait for each other for ever when the CPU client has fewer worker
+# threads than about twice its devices. It reads the number from NPROC, once, when jax is imported.
+os.environ.setdefault("NPROC", "64")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import time
+from collections.abc import Iterator
+from pydoc_data.topics import topics
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+
+STEPS = flags.DEFINE_integer("steps", 60, "Training steps.", lower_bound=1)
+DEVICES = flags.DEFINE_integer("devices", 8, "CPU devices; half of a multiple of four.", lower_bound=2)
+BATCH = flags.DEFINE_integer("batch", 16, "Sequences per step.", lower_bound=1)
+LENGTH = flags.DEFINE_integer("length", 64, "Characters per sequence.", lower_bound=2)
+LAYERS = flags.DEFINE_integer("layers", 2, "Transformer blocks.", lower_bound=1)
+WIDTH = flags.DEFINE_integer("width", 128, "Width of the residual stream; a multiple of the heads.", lower_bound=8)
+HEADS = flags.DEFINE_integer("heads", 4, "Attention heads.", lower_bound=1)
+COMPARE = flags.DEFINE_bool("compare", True, "Run the same steps unsharded and compare the losses.")
+
+State = dict[str, Any]
+Batch = dict[str, np.ndarray]
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        project = lambda name: nn.DenseGeneral((self.heads, width // self.heads), use_bias=False, name=name)(x)  # noqa: E731
+        query, key, value = project("query"), project("key"), project("value")
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(width // self.heads)
+        causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+        weights = nn.softmax(jnp.where(causal, scores, -1e9))
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        return nn.DenseGeneral(width, axis=(-2, -1), use_bias=False, name="out")(mixed)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on a normalised copy of the residual stream."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + Attention(self.heads, name="attention")(nn.LayerNorm()(x))
+        hidden = nn.gelu(nn.Dense(4 * x.shape[-1], name="up")(nn.LayerNorm()(x)))
+        return x + nn.Dense(x.shape[-1], name="down")(hidden)
+
+
+class Transformer(nn.Module):
+    """Embeds characters, applies the blocks, predicts the next character with the same embedding."""
+
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        embed = nn.Embed(self.vocabulary, self.width, name="embed")
+        positions = self.param("positions", nn.initializers.normal(0.02), (tokens.shape[1], self.width))
+        x = embed(tokens) + positions
+        for i in range(self.layers):
+            x = Block(self.heads, name=f"block_{i}")(x)
+        return embed.attend(nn.LayerNorm()(x))
+
+
+def read_text() -> tuple[np.ndarray, int]:
+    """The manual as character numbers, and how many different ones there are, rounded up to a multiple of 8."""
+    characters = np.array([ord(c) for c in "\n".join(topics.values())])
+    alphabet, numbers = np.unique(characters, return_inverse=True)
+    return numbers.astype(np.int32), -(-len(alphabet) // 8) * 8
+
+
+def batches(text: np.ndarray, size: int, length: int) -> Iterator[Batch]:
+    """Random pieces of the text, the same ones at every call."""
+    random = np.random.default_rng(0)
+    while True:
+        pieces = np.stack([text[i : i + length + 1] for i in random.integers(0, len(text) - length - 1, size)])
+        yield {"inputs": pieces[:, :-1], "targets": pieces[:, 1:]}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    jax.config.update("jax_num_cpu_devices", DEVICES.value)
+    text, vocabulary = read_text()
+    model = Transformer(vocabulary, LAYERS.value, WIDTH.value, HEADS.value)
+    optimizer = optax.adamw(optax.warmup_constant_schedule(0.0, 3e-3, 10))
+
+    def train_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
+        def loss_of(params: Any) -> jax.Array:
+            logits = model.apply({"params": params}, batch["inputs"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+        loss, grads = jax.value_and_grad(loss_of)(state["params"])
+        updates, optimizer_state = optimizer.update(grads, state["optimizer"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "optimizer": optimizer_state}, loss
+
+    def first_state() -> State:
+        params = model.init(jax.random.key(0), jnp.zeros((1, LENGTH.value), jnp.int32))["params"]
+        return {"params": params, "optimizer": optimizer.init(params)}
+
+    # Three annotations: the batch, the heads and the hidden layer. Everything else, Adam's moments included, follows.
+    step = sp.auto_shard(
+        train_step,
+        mesh={"data": 2, "model": DEVICES.value // 2},
+        in_shardings=(None, P("data")),
+        rules=[
+            ("state/params/*/attention/query/kernel", P(None, "model", None)),
+            ("state/params/*/up/kernel", P(None, "model")),
+        ],
+        donate_argnums=0,
+    )
+
+    def train(step_function: Any, report: bool) -> list[float]:
+        state, data, losses = first_state(), batches(text, BATCH.value, LENGTH.value), []
+        for i in range(STEPS.value):
+            state, loss = step_function(state, next(data))
+            losses.append(float(loss))
+            if report and (i % 10 == 0 or i == STEPS.value - 1):
+                print(f"step {i:4d}  loss {losses[-1]:.4f}", flush=True)
+        return losses
+
+    print(step.plan(jax.eval_shape(first_state), next(batches(text, BATCH.value, LENGTH.value))).as_text())
+    start = time.perf_counter()
+    losses = train(step, report=True)
+    print(f"{STEPS.value} steps on {DEVICES.value} devices: {time.perf_counter() - start:.1f} s, compilation included")
+    if STEPS.value >= 20 and not losses[-1] < losses[0] - 0.3:
+        raise SystemExit("the loss did not fall")
+
+    if COMPARE.value:
+        unsharded = train(jax.jit(train_step, donate_argnums=0), report=False)
+        np.testing.assert_allclose(losses, unsharded, rtol=2e-3)
+        print(f"unsharded: loss {unsharded[-1]:.4f}, largest difference {np.abs(np.subtract(losses, unsharded)).max():.1e}")
+
+
+if __name__ == "__main__":
+    app.run(main)

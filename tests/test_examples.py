@@ -1,0 +1,43 @@
+"""Every example runs, small, in a process of its own; each compares its numbers with the unsharded function."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+SMALL = {
+    "train_lm.py": ["--steps=4", "--layers=1", "--width=32", "--length=16", "--batch=4"],
+    "resnet.py": ["--steps=2", "--size=8", "--channels=8", "--batch=8"],
+    "moe.py": ["--steps=3", "--tokens=32", "--width=16"],
+    "decode.py": ["--tokens=8", "--batch=4", "--layers=1"],
+}
+
+
+def run(script: pathlib.Path, *flags: str) -> str:
+    done = subprocess.run([sys.executable, str(script), *flags], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_listed() -> None:
+    assert sorted(SMALL) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_example(name: str) -> None:
+    printed = run(ROOT / "examples" / name, *SMALL[name])
+    assert "unsharded" in printed
+    assert "model" in printed or "expert" in printed
+
+
+def test_dispatch_benchmark_runs() -> None:
+    assert "difference" in run(ROOT / "benchmarks" / "dispatch.py", "--calls=10", "--leaves=10")
+
+
+def test_propagation_benchmark_runs() -> None:
+    assert "median ratio" in run(ROOT / "benchmarks" / "propagation.py", "--layers=2", "--repeat=1")
