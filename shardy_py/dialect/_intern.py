@@ -1,0 +1,78 @@
+"""Interning: equal values are one object, so that `is` compares them and hashing costs nothing."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any, ClassVar, Self, SupportsIndex
+
+
+class Interned:
+    """Base of the dialect's values: immutable, one object per value, picklable, copied as itself.
+
+    A subclass names its constructor arguments in `_fields` and its derived attributes only in `__slots__`. Its
+    `__new__` looks the arguments up in its `_table` and, on a miss, brings them into their one proper form and calls
+    `_made`. The table keeps values alive for the life of the process.
+    """
+
+    __slots__ = ()
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _table: ClassVar[dict[Any, Any]]
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._table = {}
+        cls.__match_args__ = cls._fields
+
+    @classmethod
+    def _made(cls, key: object, **slots: object) -> Self:
+        """The one object for `key`, which must be the constructor's arguments in their proper form."""
+        known: Self | None = cls._table.get(key)
+        if known is not None:
+            return known
+        made = object.__new__(cls)
+        for name, value in slots.items():
+            object.__setattr__(made, name, value)
+        return cls._table.setdefault(key, made)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads SDY text, with or without the `#sdy...` prefix; the inverse of `str`.
+
+        Raises:
+            ParseError: The text is not such a value; the message points at the place.
+        """
+        from shardy_py.dialect.text import parse  # the parser knows every class, so it comes after them
+
+        return parse(cls, text)
+
+    def replace(self, **changes: Any) -> Self:
+        """The value with some fields changed, as `dataclasses.replace`."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self._fields}
+        unknown = [name for name in changes if name not in values]
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {unknown[0]!r}; its fields are {', '.join(self._fields)}")
+        return type(self)(**(values | changes))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable; use .replace({name}=...) for a changed one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), tuple(getattr(self, name) for name in self._fields))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def integer(value: SupportsIndex) -> int:
+    """A plain int: a NumPy integer or a bool would print differently and be found by the same key."""
+    return int(index(value))

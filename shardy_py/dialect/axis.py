@@ -1,0 +1,334 @@
+"""References to mesh axes and to parts of them, and the algebra on single references.
+
+A full axis of size n can be split from major to minor into sub-axes; `"x":(m)k` is the part of size k that comes after
+parts of total size m. Functions take references of different axes too: they do not contain, overlap or merge, and they
+can coexist.
+
+Source: `AxisRefAttr` in Shardy's dialect.cc; specification 1.2 of the project follows it word for word.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+from shardy_py.dialect._intern import Interned, integer
+from shardy_py.dialect._quote import quoted
+from shardy_py.dialect.mesh import Mesh
+
+_UNBOUNDED = 1 << 62
+
+
+@final
+class SubAxis(Interned):
+    """`(pre_size)size`: the part of an axis that follows parts of total size `pre_size`."""
+
+    __slots__ = _fields = ("pre_size", "size")
+
+    pre_size: int
+    size: int
+
+    def __new__(cls, pre_size: int, size: int) -> SubAxis:  # noqa: D102
+        found = cls._table.get((pre_size, size))
+        if found is not None:
+            return found
+        pre_size, size = integer(pre_size), integer(size)
+        return cls._made((pre_size, size), pre_size=pre_size, size=size)
+
+    @property
+    def next_pre_size(self) -> int:
+        """The `pre_size` of the part that would follow."""
+        return self.pre_size * self.size
+
+    def __str__(self) -> str:
+        return f"({self.pre_size}){self.size}"
+
+
+@final
+class AxisRef(Interned):
+    """A mesh axis `"x"`, or a part of one `"x":(1)2`.
+
+    References are ordered by name, then from major to minor; `sort_key` gives the order of a mesh instead.
+
+    Args:
+        name: Name of the mesh axis.
+        pre_size: Product of the sizes of the parts before it; None, with `size`, for the full axis.
+        size: Size of the part.
+
+    Attributes:
+        is_full: Whether it is the full axis.
+        sub_axis: The part, or None for the full axis.
+        next_pre_size: `pre_size * size`; None for the full axis, whose size only the mesh knows.
+    """
+
+    _fields = ("name", "pre_size", "size")
+    __slots__ = ("_text", "_within", "is_full", "name", "next_pre_size", "pre_size", "size", "sub_axis")
+
+    name: str
+    pre_size: int | None
+    size: int | None
+    is_full: bool
+    sub_axis: SubAxis | None
+    next_pre_size: int | None
+    _within: tuple[int, int]
+    _text: str
+
+    def __new__(cls, name: str, pre_size: int | None = None, size: int | None = None) -> AxisRef:  # noqa: D102
+        found = cls._table.get((name, pre_size, size))
+        if found is not None:
+            return found
+        if not isinstance(name, str):
+            raise TypeError(f"an axis name must be a string, got {name!r}")
+        name = str(name)
+        if pre_size is None and size is None:
+            return cls._made(
+                (name, None, None),
+                name=name,
+                pre_size=None,
+                size=None,
+                is_full=True,
+                sub_axis=None,
+                next_pre_size=None,
+                _within=(1, _UNBOUNDED),
+                _text=quoted(name),
+            )
+        if pre_size is None or size is None:
+            raise TypeError(f"a sub-axis of {name!r} needs both pre_size and size, got {pre_size} and {size}")
+        pre_size, size = integer(pre_size), integer(size)
+        return cls._made(
+            (name, pre_size, size),
+            name=name,
+            pre_size=pre_size,
+            size=size,
+            is_full=False,
+            sub_axis=SubAxis(pre_size, size),
+            next_pre_size=pre_size * size,
+            _within=(pre_size, size),
+            _text=f"{quoted(name)}:({pre_size}){size}",
+        )
+
+    def size_in(self, mesh: Mesh) -> int:
+        """Number of shards along it."""
+        return mesh.axis_size(self) if self.size is None else self.size
+
+    def sort_key(self, mesh: Mesh | None = None) -> tuple[Any, int, int]:
+        """Key that sorts references by mesh order, or by name where no mesh is given; then from major to minor."""
+        first = self.name if mesh is None else mesh.axis_index(self.name)
+        return (first, *self._within)
+
+    def __lt__(self, other: AxisRef) -> bool:
+        return (self.name, self._within) < (other.name, other._within)
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def bounds(axis: AxisRef, mesh: Mesh) -> tuple[int, int]:
+    """`(pre_size, next_pre_size)`, for a full axis 1 and its size."""
+    if axis.pre_size is None or axis.next_pre_size is None:
+        return 1, mesh.axis_size(axis)
+    return axis.pre_size, axis.next_pre_size
+
+
+def contains(axis: AxisRef, other: AxisRef) -> bool:
+    """Whether every part of `other` is in `axis`."""
+    if axis is other:
+        return True
+    if axis.name != other.name:
+        return False
+    if axis.pre_size is None or axis.next_pre_size is None:
+        return True
+    if other.pre_size is None or other.next_pre_size is None:
+        return False
+    return axis.pre_size <= other.pre_size and axis.next_pre_size >= other.next_pre_size
+
+
+def strictly_contains(axis: AxisRef, other: AxisRef) -> bool:
+    """Whether `axis` contains `other` and is not it."""
+    return axis is not other and contains(axis, other)
+
+
+def is_prefix_of(axis: AxisRef, other: AxisRef) -> bool:
+    """Whether `axis` is the major part of `other`, or all of it."""
+    return contains(other, axis) and (axis.pre_size or 1) == (other.pre_size or 1)
+
+
+def is_strict_prefix_of(axis: AxisRef, other: AxisRef) -> bool:
+    """Whether `axis` is the major part of `other` and less than it."""
+    return axis is not other and is_prefix_of(axis, other)
+
+
+def is_suffix_of(axis: AxisRef, other: AxisRef, mesh: Mesh) -> bool:
+    """Whether `axis` is the minor part of `other`, or all of it."""
+    return contains(other, axis) and bounds(axis, mesh)[1] == bounds(other, mesh)[1]
+
+
+def is_strict_suffix_of(axis: AxisRef, other: AxisRef, mesh: Mesh) -> bool:
+    """Whether `axis` is the minor part of `other` and less than it."""
+    return axis is not other and is_suffix_of(axis, other, mesh)
+
+
+def overlaps(axis: AxisRef, other: AxisRef) -> bool:
+    """Whether they share a part."""
+    if axis.name != other.name:
+        return False
+    if axis.pre_size is None or axis.next_pre_size is None or other.pre_size is None or other.next_pre_size is None:
+        return True
+    return axis.pre_size < other.next_pre_size and other.pre_size < axis.next_pre_size
+
+
+def can_coexist(axis: AxisRef, other: AxisRef) -> bool:
+    """Whether one splitting of the axis has both as parts, or as unions of neighbouring parts."""
+    if axis.name != other.name:
+        return True
+    if axis.pre_size is None or axis.next_pre_size is None or other.pre_size is None or other.next_pre_size is None:
+        return True
+    min_pre, max_pre = sorted((axis.pre_size, other.pre_size))
+    min_next, max_next = sorted((axis.next_pre_size, other.next_pre_size))
+    if min_next > max_pre:
+        return min_next % max_pre == 0 and max_pre % min_pre == 0 and max_next % min_next == 0
+    return max_pre % min_next == 0
+
+
+def overlap(axis: AxisRef, other: AxisRef) -> AxisRef | None:
+    """The part they share; None where there is none or where they cannot coexist."""
+    if axis.name != other.name:
+        return None
+    if axis.pre_size is None or axis.next_pre_size is None:
+        return other
+    if other.pre_size is None or other.next_pre_size is None:
+        return axis
+    max_pre = max(axis.pre_size, other.pre_size)
+    min_next = min(axis.next_pre_size, other.next_pre_size)
+    if min_next <= max_pre or not can_coexist(axis, other):
+        return None
+    return AxisRef(axis.name, max_pre, min_next // max_pre)
+
+
+def prefix_without_overlap(axis: AxisRef, other: AxisRef) -> AxisRef | None:
+    """The part of `axis` that comes before `other`; all of it where they do not overlap, None where nothing is left."""
+    if not can_coexist(axis, other):
+        return None
+    if not overlaps(axis, other):
+        return axis
+    pre, other_pre = axis.pre_size or 1, other.pre_size or 1
+    if pre >= other_pre:
+        return None
+    return AxisRef(axis.name, pre, other_pre // pre)
+
+
+def suffix_without_overlap(axis: AxisRef, other: AxisRef, mesh: Mesh) -> AxisRef | None:
+    """The part of `axis` that comes after `other`; all of it where they do not overlap, None where nothing is left."""
+    if not can_coexist(axis, other):
+        return None
+    if not overlaps(axis, other):
+        return axis
+    after, other_after = bounds(axis, mesh)[1], bounds(other, mesh)[1]
+    if after <= other_after:
+        return None
+    return AxisRef(axis.name, other_after, after // other_after)
+
+
+def greatest_common_prefix(axis: AxisRef, other: AxisRef) -> AxisRef | None:
+    """Whichever of the two is a prefix of the other; None where neither is."""
+    if not can_coexist(axis, other):
+        return None
+    if is_prefix_of(axis, other):
+        return axis
+    return other if is_prefix_of(other, axis) else None
+
+
+def can_merge(axis: AxisRef, other: AxisRef) -> bool:
+    """Whether they are neighbouring parts of one axis, `axis` the major one."""
+    return axis.name == other.name and axis.next_pre_size is not None and axis.next_pre_size == other.pre_size
+
+
+def merge(axis: AxisRef, other: AxisRef, mesh: Mesh) -> AxisRef:
+    """Both as one reference, the full axis where they make it up; requires `can_merge`."""
+    if axis.pre_size is None or axis.size is None or other.size is None:
+        raise ValueError(f"{axis} and {other} cannot be merged")
+    return normalized(AxisRef(axis.name, axis.pre_size, axis.size * other.size), mesh)
+
+
+def normalized(axis: AxisRef, mesh: Mesh) -> AxisRef:
+    """The full axis where a sub-axis is as large as the axis, else `axis` itself."""
+    if axis.size is not None and axis.size == mesh.shape.get(axis.name):
+        return AxisRef(axis.name)
+    return axis
+
+
+def first_overlapping(axis: AxisRef, ordered: Sequence[AxisRef]) -> AxisRef | None:
+    """The first of a sorted list of references, which do not overlap each other, that overlaps `axis`."""
+    at = bisect_left(ordered, axis)
+    if at > 0 and overlaps(ordered[at - 1], axis):
+        return ordered[at - 1]
+    if at < len(ordered) and overlaps(ordered[at], axis):
+        return ordered[at]
+    return None
+
+
+def add_axis_or_merge(axes: list[AxisRef], axis: AxisRef, mesh: Mesh) -> None:
+    """Appends `axis` to `axes` in place, or merges it with the last one where they are neighbouring parts."""
+    if axes and can_merge(axes[-1], axis):
+        axes[-1] = merge(axes[-1], axis, mesh)
+    else:
+        axes.append(axis)
+
+
+def sort_and_merge(axes: Iterable[AxisRef], mesh: Mesh) -> tuple[AxisRef, ...]:
+    """The references in mesh order, neighbouring parts of one axis merged."""
+    merged: list[AxisRef] = []
+    for axis in sorted(axes, key=lambda axis: axis.sort_key(mesh)):
+        add_axis_or_merge(merged, axis, mesh)
+    return tuple(merged)
+
+
+def set_difference(axes: Iterable[AxisRef], removed: Iterable[AxisRef], mesh: Mesh) -> tuple[AxisRef, ...]:
+    """The parts of `axes`, in order, that are in none of `removed`.
+
+    Example:
+        >>> mesh = Mesh([("x", 8)])
+        >>> set_difference([AxisRef("x")], [AxisRef("x", 2, 2)], mesh)
+        ("x":(1)2, "x":(4)2)
+    """
+    ordered = sorted(removed)
+    kept: list[AxisRef] = []
+    for axis in axes:
+        rest: AxisRef | None = axis
+        while rest is not None:
+            found = first_overlapping(rest, ordered)
+            if found is None:
+                kept.append(rest)
+                break
+            prefix = prefix_without_overlap(rest, found)
+            if prefix is not None:
+                kept.append(prefix)
+            rest = suffix_without_overlap(rest, found, mesh)
+    return tuple(kept)
+
+
+def common_prefix_of_lists(axes: Sequence[AxisRef], other: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
+    """The longest list that both begin with; its last element may be a common prefix of two different references."""
+    prefix: list[AxisRef] = []
+    for a, b in zip(axes, other, strict=False):
+        if a is not b:
+            common = greatest_common_prefix(a, b)
+            if common is not None:
+                prefix.append(common)
+            break
+        prefix.append(a)
+    return tuple(prefix)
+
+
+def truncate_by_removing_overlaps(axes: Sequence[AxisRef], other: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
+    """The longest prefix of `axes` that overlaps nothing in `other`; its last element may be shortened."""
+    for i, axis in enumerate(axes):
+        rest: AxisRef | None = axis
+        for b in other:
+            rest = prefix_without_overlap(rest, b)
+            if rest is None:
+                return tuple(axes[:i])
+        if rest is not axis:
+            return (*axes[:i], rest)
+    return tuple(axes)

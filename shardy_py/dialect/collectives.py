@@ -1,0 +1,140 @@
+"""Lists of axes as collectives and manual computations carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+from shardy_py.dialect._intern import Interned, integer
+from shardy_py.dialect._quote import quoted
+from shardy_py.dialect.axis import AxisRef
+from shardy_py.dialect.sharding import axis_list_text, axis_refs
+
+
+@final
+class AxisRefList(Interned):
+    """`{"x", "y"}`: the axes of a collective along one dimension."""
+
+    __slots__ = _fields = ("axes",)
+
+    axes: tuple[AxisRef, ...]
+
+    def __new__(cls, axes: Iterable[AxisRef | str] = ()) -> AxisRefList:  # noqa: D102
+        try:
+            return cls._table[axes]
+        except (KeyError, TypeError):
+            axes = axis_refs(axes)
+            return cls._made(axes, axes=axes)
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.axis_ref_list`."""
+        return axis_list_text(self.axes) if short else f"#sdy.axis_ref_list{axis_list_text(self.axes)}"
+
+    def __str__(self) -> str:
+        return self.text(short=True)
+
+
+@final
+class ListOfAxisRefLists(Interned):
+    """`[{"x"}, {}]`: the axes of a collective, one list per dimension."""
+
+    __slots__ = _fields = ("lists",)
+
+    lists: tuple[AxisRefList, ...]
+
+    def __new__(cls, lists: Iterable[AxisRefList | Iterable[AxisRef | str]] = ()) -> ListOfAxisRefLists:  # noqa: D102
+        try:
+            return cls._table[lists]
+        except (KeyError, TypeError):
+            items = tuple(item if type(item) is AxisRefList else AxisRefList(tuple(item)) for item in lists)
+            return cls._made(items, lists=items)
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.list_of_axis_ref_lists`."""
+        body = f"[{', '.join(map(str, self.lists))}]"
+        return body if short else f"#sdy.list_of_axis_ref_lists{body}"
+
+    def __str__(self) -> str:
+        return self.text(short=True)
+
+
+@final
+class AllToAllParam(Interned):
+    """`{"x"}: 0->1`: move the axes from the end of one dimension to the end of another.
+
+    Args:
+        axes: Axes to move, major to minor.
+        source: Dimension that loses them.
+        target: Dimension that gets them.
+    """
+
+    __slots__ = _fields = ("axes", "source", "target")
+
+    axes: tuple[AxisRef, ...]
+    source: int
+    target: int
+
+    def __new__(cls, axes: Iterable[AxisRef | str], source: int, target: int) -> AllToAllParam:  # noqa: D102
+        try:
+            return cls._table[axes, source, target]
+        except (KeyError, TypeError):
+            axes, source, target = axis_refs(axes), integer(source), integer(target)
+            return cls._made((axes, source, target), axes=axes, source=source, target=target)
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.all_to_all_param`."""
+        body = f"{axis_list_text(self.axes)}: {self.source}->{self.target}"
+        return body if short else f"#sdy.all_to_all_param{body}"
+
+    def __str__(self) -> str:
+        return self.text(short=True)
+
+
+@final
+class AllToAllParamList(Interned):
+    """`[{"x"}: 0->1, {"y"}: 2->3]`: the moves of one all-to-all."""
+
+    __slots__ = _fields = ("params",)
+
+    params: tuple[AllToAllParam, ...]
+
+    def __new__(cls, params: Iterable[AllToAllParam | tuple[Iterable[AxisRef | str], int, int]]) -> AllToAllParamList:  # noqa: D102
+        try:
+            return cls._table[params]
+        except (KeyError, TypeError):
+            items = tuple(param if type(param) is AllToAllParam else AllToAllParam(*param) for param in params)
+            return cls._made(items, params=items)
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.all_to_all_param_list`."""
+        body = f"[{', '.join(map(str, self.params))}]"
+        return body if short else f"#sdy.all_to_all_param_list{body}"
+
+    def __str__(self) -> str:
+        return self.text(short=True)
+
+
+@final
+class ManualAxes(Interned):
+    """`{"x", "y"}`: the mesh axes that a manual computation's body does not see."""
+
+    __slots__ = _fields = ("axes",)
+
+    axes: tuple[str, ...]
+
+    def __new__(cls, axes: Iterable[str] = ()) -> ManualAxes:  # noqa: D102
+        if isinstance(axes, str):
+            raise TypeError(f"manual axes must be a sequence of names, got the string {axes!r}; write ({axes!r},)")
+        try:
+            return cls._table[axes]
+        except (KeyError, TypeError):
+            axes = tuple(map(str, axes))
+            return cls._made(axes, axes=axes)
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.manual_axes`."""
+        body = f"{{{', '.join(map(quoted, self.axes))}}}"
+        return body if short else f"#sdy.manual_axes{body}"
+
+    def __str__(self) -> str:
+        return self.text(short=True)

@@ -1,0 +1,239 @@
+"""OpShardingRule: which dimensions of an op's operands and results go together, as factors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import final
+
+from shardy_py.dialect._intern import Interned, integer
+
+DimMapping = tuple[int, ...]
+"""The factors that make up one dimension, major to minor."""
+
+TensorMapping = tuple[DimMapping, ...]
+"""One `DimMapping` per dimension of a tensor."""
+
+LETTERS = "ijklmnopqrstuvwxyz"
+
+
+class FactorType(IntEnum):
+    """What sharding a factor asks of the op itself."""
+
+    PASS_THROUGH = 0
+    """Nothing: every device works on its part."""
+    REDUCTION = 1
+    """An all-reduce of the results."""
+    NEED_REPLICATION = 2
+    """The factor must not be sharded."""
+    PERMUTATION = 3
+    """A collective-permute."""
+
+
+@final
+class OpShardingRule(Interned):
+    """Factors of an op, and for each operand and result which factors make up each dimension.
+
+    A matrix product of `i x k` and `k x j` has three factors, `([i, k], [k, j])->([i, j])`, of which k is a reduction.
+
+    Args:
+        factor_sizes: Size of each factor.
+        operand_mappings: Per operand, per dimension, the factor indices from major to minor.
+        result_mappings: Same for the results.
+        reduction: Factors that are summed (or otherwise reduced) over.
+        need_replication: Factors that must not be sharded where the op runs.
+        permutation: Factors that need data of neighbours when sharded.
+        blocked_propagation: Factors along which shardings do not propagate.
+        is_custom: Whether a user wrote the rule; such a rule is kept by passes that fill in the others.
+
+    Attributes:
+        num_factors: Number of factors.
+        factor_types: `FactorType` of each factor.
+        mappings: Operand mappings, then result mappings.
+        non_scalar_tensors: Indices into `mappings` of the tensors that have dimensions.
+        batching_factors: Pass-through factors that every tensor with dimensions has.
+        tensor_sizes: Product of the factor sizes of each tensor of `mappings`.
+        has_compound_dims: Whether any dimension has several factors.
+
+    Example:
+        >>> OpShardingRule((8, 4, 2), [[[0], [2]], [[2], [1]]], [[[0], [1]]], reduction=[2])
+        #sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>
+    """
+
+    _fields = (
+        "factor_sizes",
+        "operand_mappings",
+        "result_mappings",
+        "reduction",
+        "need_replication",
+        "permutation",
+        "blocked_propagation",
+        "is_custom",
+    )
+    __slots__ = (
+        *_fields,
+        "batching_factors",
+        "factor_types",
+        "has_compound_dims",
+        "mappings",
+        "non_scalar_tensors",
+        "num_factors",
+        "tensor_sizes",
+        "_blocked",
+    )
+
+    factor_sizes: tuple[int, ...]
+    operand_mappings: tuple[TensorMapping, ...]
+    result_mappings: tuple[TensorMapping, ...]
+    reduction: tuple[int, ...]
+    need_replication: tuple[int, ...]
+    permutation: tuple[int, ...]
+    blocked_propagation: tuple[int, ...]
+    is_custom: bool
+    num_factors: int
+    factor_types: tuple[FactorType, ...]
+    mappings: tuple[TensorMapping, ...]
+    non_scalar_tensors: tuple[int, ...]
+    batching_factors: tuple[int, ...]
+    tensor_sizes: tuple[int, ...]
+    has_compound_dims: bool
+    _blocked: frozenset[int]
+
+    def __new__(  # noqa: D102
+        cls,
+        factor_sizes: Iterable[int],
+        operand_mappings: Iterable[Iterable[Iterable[int]]],
+        result_mappings: Iterable[Iterable[Iterable[int]]],
+        reduction: Iterable[int] = (),
+        need_replication: Iterable[int] = (),
+        permutation: Iterable[int] = (),
+        blocked_propagation: Iterable[int] = (),
+        is_custom: bool = False,
+    ) -> OpShardingRule:
+        try:
+            return cls._table[
+                factor_sizes,
+                operand_mappings,
+                result_mappings,
+                reduction,
+                need_replication,
+                permutation,
+                blocked_propagation,
+                is_custom,
+            ]
+        except (KeyError, TypeError):
+            pass
+        key = (
+            _ints(factor_sizes),
+            tuple(tuple(map(_ints, mapping)) for mapping in operand_mappings),
+            tuple(tuple(map(_ints, mapping)) for mapping in result_mappings),
+            _ints(reduction),
+            _ints(need_replication),
+            _ints(permutation),
+            _ints(blocked_propagation),
+            bool(is_custom),
+        )
+        known = cls._table.get(key)
+        if known is not None:
+            return known
+        return cls._made(key, **dict(zip(cls._fields, key, strict=True)), **_derived(*key[:7]))
+
+    def factor_type(self, factor: int) -> FactorType:
+        """Reduction, need-replication, permutation or pass-through, the first that applies."""
+        return self.factor_types[factor]
+
+    def is_pass_through(self, factor: int) -> bool:
+        """Whether the op needs no collective when the factor is sharded."""
+        return self.factor_types[factor] is FactorType.PASS_THROUGH
+
+    def is_reduction(self, factor: int) -> bool:
+        """Whether the factor is reduced over."""
+        return factor in self.reduction
+
+    def is_need_replication(self, factor: int) -> bool:
+        """Whether the factor must not be sharded."""
+        return factor in self.need_replication
+
+    def is_permutation(self, factor: int) -> bool:
+        """Whether the factor needs a collective-permute when sharded."""
+        return factor in self.permutation
+
+    def is_blocked(self, factor: int) -> bool:
+        """Whether shardings do not propagate along the factor."""
+        return factor in self._blocked
+
+    def is_batching_factor(self, factor: int) -> bool:
+        """Whether the factor is pass-through and in every tensor that has dimensions."""
+        return factor in self.batching_factors
+
+    def is_in_all_non_scalar_tensors(self, factor: int) -> bool:
+        """Whether every tensor that has dimensions has the factor."""
+        return all(any(factor in dim for dim in self.mappings[i]) for i in self.non_scalar_tensors)
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.op_sharding_rule`."""
+        sides = "->".join(f"({', '.join(map(_tensor_text, side))})" for side in (self.operand_mappings, self.result_mappings))
+        sizes = ", ".join(f"{factor_symbol(f)}={n}" for f, n in enumerate(self.factor_sizes))
+        parts = [sides, f"{{{sizes}}}"] if sizes else [sides]
+        for name in ("reduction", "need_replication", "permutation", "blocked_propagation"):
+            factors: tuple[int, ...] = getattr(self, name)
+            if factors:
+                parts.append(f"{name}={{{', '.join(map(factor_symbol, factors))}}}")
+        body = f"<{' '.join(parts)}{', custom' if self.is_custom else ''}>"
+        return body if short else f"#sdy.op_sharding_rule{body}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def is_minor_most(mapping: DimMapping, factor: int) -> bool:
+    """Whether the factor is the last of its dimension."""
+    return bool(mapping) and mapping[-1] == factor
+
+
+def factor_symbol(factor: int) -> str:
+    """`i` to `z` for the first eighteen factors, then `z_1`, `z_2`, ..."""
+    return LETTERS[factor] if factor < len(LETTERS) else f"z_{factor - len(LETTERS) + 1}"
+
+
+def _tensor_text(mapping: TensorMapping) -> str:
+    return f"[{', '.join(''.join(map(factor_symbol, dim)) or '#sdy.dim_mapping' for dim in mapping)}]"
+
+
+def _ints(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(map(integer, values))
+
+
+def _derived(
+    sizes: tuple[int, ...],
+    operands: tuple[TensorMapping, ...],
+    results: tuple[TensorMapping, ...],
+    reduction: tuple[int, ...],
+    need_replication: tuple[int, ...],
+    permutation: tuple[int, ...],
+    blocked: tuple[int, ...],
+) -> dict[str, object]:
+    types = [FactorType.PASS_THROUGH] * len(sizes)
+    for factors, kind in (
+        (permutation, FactorType.PERMUTATION),
+        (need_replication, FactorType.NEED_REPLICATION),
+        (reduction, FactorType.REDUCTION),
+    ):
+        for factor in factors:
+            if 0 <= factor < len(types):
+                types[factor] = kind
+    mappings = operands + results
+    present = [{f for dim in mapping for f in dim} for mapping in mappings]
+    non_scalar = tuple(i for i, mapping in enumerate(mappings) if mapping)
+    batching = tuple(f for f, kind in enumerate(types) if kind is FactorType.PASS_THROUGH and all(f in present[i] for i in non_scalar))
+    return {
+        "num_factors": len(sizes),
+        "factor_types": tuple(types),
+        "mappings": mappings,
+        "non_scalar_tensors": non_scalar,
+        "batching_factors": batching,
+        "tensor_sizes": tuple(math.prod(sizes[f] for dim in mapping for f in dim if 0 <= f < len(sizes)) for mapping in mappings),
+        "has_compound_dims": any(len(dim) > 1 for mapping in mappings for dim in mapping),
+        "_blocked": frozenset(blocked),
+    }

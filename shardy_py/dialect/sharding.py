@@ -1,0 +1,371 @@
+"""TensorSharding: which mesh axes cut each dimension of a tensor, and which dimensions may get more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import final
+
+from shardy_py.dialect._intern import Interned, integer
+from shardy_py.dialect._quote import symbol
+from shardy_py.dialect.axis import AxisRef
+from shardy_py.dialect.mesh import Mesh
+from shardy_py.errors import DialectError
+
+
+@final
+class DimensionSharding(Interned):
+    """The axes that cut one dimension, major to minor: `{"x", "y", ?}p1`.
+
+    Args:
+        axes: Axes; a plain string stands for the full axis of that name.
+        is_closed: Whether propagation must leave it as it is (`?` is written where it need not).
+        priority: Round of propagation in which it starts to count, 0 the first and the default.
+    """
+
+    _fields = ("axes", "is_closed", "priority")
+    __slots__ = ("_text", "axes", "is_closed", "is_open", "priority")
+
+    axes: tuple[AxisRef, ...]
+    is_closed: bool
+    priority: int | None
+    is_open: bool
+    _text: str
+
+    def __new__(cls, axes: Iterable[AxisRef | str] = (), is_closed: bool = True, priority: int | None = None) -> DimensionSharding:  # noqa: D102
+        try:
+            return cls._table[axes, is_closed, priority]
+        except (KeyError, TypeError):
+            pass
+        axes, is_closed = axis_refs(axes), bool(is_closed)
+        priority = None if priority is None else integer(priority)
+        parts = [*map(str, axes), *([] if is_closed else ["?"])]
+        return cls._made(
+            (axes, is_closed, priority),
+            axes=axes,
+            is_closed=is_closed,
+            priority=priority,
+            is_open=not is_closed,
+            _text=f"{{{', '.join(parts)}}}" + ("" if priority is None else f"p{priority}"),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no axis cuts the dimension."""
+        return not self.axes
+
+    @property
+    def priority_or_default(self) -> int:
+        """The priority, 0 where none is given."""
+        return self.priority or 0
+
+    def shards(self, mesh: Mesh) -> int:
+        """Into how many parts the dimension is cut."""
+        return math.prod(axis.size_in(mesh) for axis in self.axes)
+
+    def sharded(self, axis: AxisRef | str) -> DimensionSharding:
+        """With one more axis, the most minor."""
+        return DimensionSharding((*self.axes, *axis_refs((axis,))), self.is_closed, self.priority)
+
+    def with_axes(self, axes: Iterable[AxisRef | str]) -> DimensionSharding:
+        """With other axes, as open and as urgent as before."""
+        return DimensionSharding(axes, self.is_closed, self.priority)
+
+    def closed(self) -> DimensionSharding:
+        """The same, closed."""
+        return self if self.is_closed else DimensionSharding(self.axes, True, self.priority)
+
+    def opened(self) -> DimensionSharding:
+        """The same, open."""
+        return DimensionSharding(self.axes, False, self.priority) if self.is_closed else self
+
+    def without_priority(self) -> DimensionSharding:
+        """The same, without a priority."""
+        return self if self.priority is None else DimensionSharding(self.axes, self.is_closed)
+
+    def __str__(self) -> str:
+        return self._text
+
+
+@final
+class TensorSharding(Interned):
+    """How a tensor is laid out over a mesh: one `DimensionSharding` per dimension.
+
+    As `jax.sharding.NamedSharding`, but the mesh may be a name, dimensions may be open, and parts of axes may be used.
+
+    Args:
+        mesh: The name of a mesh of the program, or a mesh.
+        dims: One entry per dimension; a plain sequence of axes stands for a closed dimension.
+        replicated: Axes that must not cut any dimension.
+        unreduced: Axes along which each device holds a part of a sum not yet taken.
+
+    Attributes:
+        rank: Number of dimensions.
+        has_axes: Whether any axis is mentioned, as replicated or unreduced included.
+        is_fully_replicated: Whether no dimension is cut (replicated and unreduced axes do not count).
+        is_fully_closed: Whether every dimension is closed.
+        is_fully_open: Whether every dimension is open.
+
+    Example:
+        >>> TensorSharding("mesh", [["data"], DimensionSharding(is_closed=False)])
+        #sdy.sharding<@mesh, [{"data"}, {?}]>
+    """
+
+    _fields = ("mesh", "dims", "replicated", "unreduced")
+    __slots__ = (
+        "dims",
+        "has_axes",
+        "is_fully_closed",
+        "is_fully_open",
+        "is_fully_replicated",
+        "mesh",
+        "rank",
+        "replicated",
+        "unreduced",
+    )
+
+    mesh: str | Mesh
+    dims: tuple[DimensionSharding, ...]
+    replicated: tuple[AxisRef, ...]
+    unreduced: tuple[AxisRef, ...]
+    rank: int
+    has_axes: bool
+    is_fully_replicated: bool
+    is_fully_closed: bool
+    is_fully_open: bool
+
+    def __new__(  # noqa: D102
+        cls,
+        mesh: str | Mesh,
+        dims: Iterable[DimensionSharding | Iterable[AxisRef | str]],
+        replicated: Iterable[AxisRef | str] = (),
+        unreduced: Iterable[AxisRef | str] = (),
+    ) -> TensorSharding:
+        try:
+            return cls._table[mesh, dims, replicated, unreduced]
+        except (KeyError, TypeError):
+            pass
+        if type(mesh) is not Mesh:
+            if not isinstance(mesh, str):
+                raise TypeError(f"the mesh of a sharding must be a name or a Mesh, got {mesh!r}")
+            mesh = str(mesh)
+        made = tuple(dim if type(dim) is DimensionSharding else DimensionSharding(axis_refs(dim)) for dim in dims)
+        replicated, unreduced = axis_refs(replicated), axis_refs(unreduced)
+        cut = any(dim.axes for dim in made)
+        return cls._made(
+            (mesh, made, replicated, unreduced),
+            mesh=mesh,
+            dims=made,
+            replicated=replicated,
+            unreduced=unreduced,
+            rank=len(made),
+            has_axes=bool(cut or replicated or unreduced),
+            is_fully_replicated=not cut,
+            is_fully_closed=all(dim.is_closed for dim in made),
+            is_fully_open=all(dim.is_open for dim in made),
+        )
+
+    @classmethod
+    def open(cls, mesh: str | Mesh, rank: int) -> TensorSharding:
+        """No axis anywhere, every dimension open."""
+        return cls(mesh, (_OPEN,) * rank)
+
+    @classmethod
+    def closed(cls, mesh: str | Mesh, rank: int) -> TensorSharding:
+        """No axis anywhere, every dimension closed: replicated."""
+        return cls(mesh, (_CLOSED,) * rank)
+
+    def mesh_in(self, meshes: Mapping[str, Mesh]) -> Mesh:
+        """The mesh itself, looked up where the sharding has only its name.
+
+        Raises:
+            DialectError: There is no mesh of that name.
+        """
+        if type(self.mesh) is Mesh:
+            return self.mesh
+        try:
+            return meshes[self.mesh]
+        except KeyError:
+            known = ", ".join(map(symbol, meshes)) or "none"
+            raise DialectError(f"unknown mesh: {self.mesh_text()}", why=f"the meshes defined are: {known}") from None
+
+    def all_axes(self) -> tuple[AxisRef, ...]:
+        """Every axis mentioned: dimensions first, then replicated, then unreduced."""
+        return (*self.dim_axes(), *self.replicated, *self.unreduced)
+
+    def dim_axes(self) -> tuple[AxisRef, ...]:
+        """The axes that cut a dimension, in order."""
+        return tuple(axis for dim in self.dims for axis in dim.axes)
+
+    def any_axis(self, predicate: Callable[[AxisRef], bool]) -> bool:
+        """Whether the predicate holds for any axis mentioned."""
+        return any(map(predicate, self.all_axes()))
+
+    def are_dim_axes_equal(self, other: TensorSharding) -> bool:
+        """Whether each dimension is cut by the same axes in both."""
+        if self.dims is other.dims:
+            return True
+        return self.rank == other.rank and all(a.axes == b.axes for a, b in zip(self.dims, other.dims, strict=True))
+
+    def is_equivalent(self, other: TensorSharding | None, *, compare_unreduced: bool = False) -> bool:
+        """Whether both lay a tensor out in the same way; None counts as replicated.
+
+        Open or closed, priorities and replicated axes do not matter. Meshes are compared by name, as Shardy does.
+
+        Args:
+            other: The sharding to compare with.
+            compare_unreduced: Whether unreduced axes must be the same too, as in later versions of Shardy.
+        """
+        if self is other:
+            return True
+        if compare_unreduced and self.unreduced != (() if other is None else other.unreduced):
+            return False
+        if self.is_fully_replicated and (other is None or other.is_fully_replicated):
+            return True
+        return other is not None and self.mesh == other.mesh and self.are_dim_axes_equal(other)
+
+    def with_dims(self, dims: Iterable[DimensionSharding]) -> TensorSharding:
+        """With other dimensions."""
+        return TensorSharding(self.mesh, tuple(dims), self.replicated, self.unreduced)
+
+    def with_dim(self, i: int, dim: DimensionSharding) -> TensorSharding:
+        """With dimension `i` replaced."""
+        return self.with_dims((*self.dims[:i], dim, *self.dims[i + 1 :]))
+
+    def sharded(self, i: int, axis: AxisRef | str) -> TensorSharding:
+        """With one more axis on dimension `i`, the most minor."""
+        return self.with_dim(i, self.dims[i].sharded(axis))
+
+    def with_closed_dims(self, indices: Iterable[int]) -> TensorSharding:
+        """With some dimensions closed."""
+        chosen = frozenset(indices)
+        return self.with_dims(dim.closed() if i in chosen else dim for i, dim in enumerate(self.dims))
+
+    def with_opened_dims(self, indices: Iterable[int]) -> TensorSharding:
+        """With some dimensions open."""
+        chosen = frozenset(indices)
+        return self.with_dims(dim.opened() if i in chosen else dim for i, dim in enumerate(self.dims))
+
+    def closed_like(self) -> TensorSharding:
+        """Every dimension closed, replicated axes left out; priorities and unreduced axes stay."""
+        return TensorSharding(self.mesh, tuple(dim.closed() for dim in self.dims), (), self.unreduced)
+
+    def open_like(self) -> TensorSharding:
+        """Every dimension open; the rest stays."""
+        return self.with_dims(dim.opened() for dim in self.dims)
+
+    def without_priorities(self) -> TensorSharding:
+        """No dimension has a priority."""
+        return self.with_dims(dim.without_priority() for dim in self.dims)
+
+    def fully_closed_like(self) -> TensorSharding:
+        """Replicated, over the same mesh and with the same rank."""
+        return TensorSharding.closed(self.mesh, self.rank)
+
+    def fully_open_like(self) -> TensorSharding:
+        """No axes and open, over the same mesh and with the same rank."""
+        return TensorSharding.open(self.mesh, self.rank)
+
+    def with_mesh(self, mesh: str | Mesh) -> TensorSharding:
+        """Over another mesh, or the same under another name."""
+        return TensorSharding(mesh, self.dims, self.replicated, self.unreduced)
+
+    def shards(self, mesh: Mesh | None = None) -> tuple[int, ...]:
+        """Into how many parts each dimension is cut; `mesh` may be left out where the sharding has its own."""
+        over = self._mesh_or(mesh)
+        return tuple(dim.shards(over) for dim in self.dims)
+
+    def local_shape(self, shape: Iterable[int], mesh: Mesh | None = None, *, allow_uneven: bool = True) -> tuple[int, ...]:
+        """The shape of one device's part, the last part padded where the size does not divide.
+
+        Args:
+            shape: The global shape.
+            mesh: May be left out where the sharding has its own.
+            allow_uneven: Whether a size that does not divide is accepted.
+
+        Raises:
+            DialectError: The ranks differ, or a size does not divide and must.
+        """
+        shape = tuple(shape)
+        if len(shape) != self.rank:
+            raise DialectError(f"sharding doesn't match tensor rank: {self.rank} != {len(shape)}", where=f"{self} of shape {shape}")
+        shards = self.shards(mesh)
+        if not allow_uneven:
+            for i, (n, k) in enumerate(zip(shape, shards, strict=True)):
+                if n % k:
+                    raise DialectError(
+                        f"dimension size {n} is not divisible by the sharded size {k}",
+                        where=f"dimension {i} of shape {shape} under {self}",
+                    )
+        return tuple(-(-n // k) for n, k in zip(shape, shards, strict=True))
+
+    def mesh_text(self) -> str:
+        """The mesh as it is written in a sharding: `@mesh`, or `mesh<["x"=2]>`."""
+        return f"mesh{self.mesh.text(short=True)}" if type(self.mesh) is Mesh else symbol(str(self.mesh))
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.sharding`, as in a list of shardings."""
+        tail = f", replicated={axis_list_text(self.replicated)}" if self.replicated else ""
+        tail += f", unreduced={axis_list_text(self.unreduced)}" if self.unreduced else ""
+        body = f"<{self.mesh_text()}, [{', '.join(map(str, self.dims))}]{tail}>"
+        return body if short else f"#sdy.sharding{body}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _mesh_or(self, mesh: Mesh | None) -> Mesh:
+        if type(self.mesh) is Mesh:
+            return self.mesh
+        if mesh is None:
+            raise DialectError(f"the mesh of {self} is not known here", fix="pass mesh=")
+        return mesh
+
+
+@final
+class TensorShardingPerValue(Interned):
+    """The shardings of an op's results, one each."""
+
+    __slots__ = _fields = ("shardings",)
+
+    shardings: tuple[TensorSharding, ...]
+
+    def __new__(cls, shardings: Iterable[TensorSharding] = ()) -> TensorShardingPerValue:  # noqa: D102
+        try:
+            return cls._table[shardings]
+        except (KeyError, TypeError):
+            pass
+        shardings = tuple(shardings)
+        for sharding in shardings:
+            if type(sharding) is not TensorSharding:
+                raise TypeError(f"expected a TensorSharding, got {sharding!r}")
+        return cls._made(shardings, shardings=shardings)
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy.sharding_per_value` and its angle brackets, as in an op."""
+        body = f"[{', '.join(sharding.text(short=True) for sharding in self.shardings)}]"
+        return body if short else f"#sdy.sharding_per_value<{body}>"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __len__(self) -> int:
+        return len(self.shardings)
+
+    def __getitem__(self, i: int) -> TensorSharding:
+        return self.shardings[i]
+
+
+def axis_refs(axes: Iterable[AxisRef | str]) -> tuple[AxisRef, ...]:
+    """A tuple of references; strings stand for full axes."""
+    if isinstance(axes, str):
+        raise TypeError(f"axes must be a sequence, got the string {axes!r}; write ({axes!r},)")
+    return tuple(axis if type(axis) is AxisRef else AxisRef(axis) for axis in axes)
+
+
+def axis_list_text(axes: Iterable[AxisRef]) -> str:
+    """`{"x", "y":(1)2}`."""
+    return f"{{{', '.join(map(str, axes))}}}"
+
+
+_OPEN = DimensionSharding(is_closed=False)
+_CLOSED = DimensionSharding()

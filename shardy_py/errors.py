@@ -1,0 +1,96 @@
+"""Errors that say what is wrong, where, why, and how to fix it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ShardyError(ValueError):
+    """The base of every error this package raises on wrong input.
+
+    The message is `what`, with one line below it for each of the other parts that is given.
+
+    Args:
+        what: What is wrong; for a check that Shardy has too, in Shardy's words.
+        where: Which argument, value, op or source line.
+        why: The rule that was broken.
+        fix: What to write instead.
+        notes: Facts attached to the error, one line each.
+
+    Example:
+        >>> print(ShardyError('unknown axis name: "c"', where="argument x", fix='use "a" or "b"'))
+        unknown axis name: "c"
+          where: argument x
+          fix: use "a" or "b"
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        why: str | None = None,
+        fix: str | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.why = why
+        self.fix = fix
+        self.notes = tuple(notes)
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        parts = (("where", self.where), ("why", self.why), ("fix", self.fix), *(("note", note) for note in self.notes))
+        return "\n".join([self.what, *(f"  {label}: {part}" for label, part in parts if part)])
+
+    def at(self, where: str) -> ShardyError:
+        """The same error with `where` filled in, or put before the place it names already."""
+        self.where = where if self.where is None else f"{where}, {self.where}"
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_remake, (type(self), self.what, dict(self.__dict__)))
+
+
+class DialectError(ShardyError):
+    """A mesh, a sharding, a sharding rule or another SDY value that breaks a rule of the dialect."""
+
+
+class ParseError(ShardyError):
+    """Text that is not what was expected; the message shows the line with a caret under the place.
+
+    Args:
+        what: What was expected or is wrong.
+        text: The whole text that was parsed.
+        position: Index into `text`.
+        fix: What to write instead.
+
+    Attributes:
+        line: Line number of the position, from 1.
+        column: Column of the position, from 1.
+    """
+
+    def __init__(self, what: str, text: str, position: int, *, fix: str | None = None) -> None:
+        self.text = text
+        self.position = position
+        start = text.rfind("\n", 0, position) + 1
+        self.line = text.count("\n", 0, position) + 1
+        self.column = position - start + 1
+        super().__init__(what, where=f"line {self.line}, column {self.column}", fix=fix)
+
+    def __str__(self) -> str:
+        start = self.position - self.column + 1
+        line = self.text[start:].split("\n", 1)[0]
+        pad = "".join("\t" if char == "\t" else " " for char in line[: self.column - 1])
+        shown = [self.what, f"  where: {self.where}", f"    {line}", f"    {pad}^"]
+        if self.fix:
+            shown.append(f"  fix: {self.fix}")
+        return "\n".join(shown)
+
+
+def _remake(cls: type[ShardyError], what: str, state: dict[str, object]) -> ShardyError:
+    error = cls.__new__(cls, what)
+    error.__dict__.update(state)
+    error.args = (what,)
+    return error
