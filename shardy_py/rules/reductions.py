@@ -1,0 +1,75 @@
+"""Rules of reduce, reduce_window, select_and_scatter and batch_norm_inference."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import FactorType, OpShardingRule
+from shardy_py.rules.builder import NO_DIM, Builder, FactorBuilder, Signature
+
+
+def reduce(signature: Signature) -> OpShardingRule:
+    """Kept dimensions pass through, reduced ones are reductions; initial values have no factors."""
+    inputs = len(signature.results)
+    reduced = signature.attributes["dimensions"]
+    builder = FactorBuilder(signature.operands, signature.results)
+    out_dim = 0
+    for dim, size in enumerate(signature.operands[0]):
+        if dim in reduced:
+            builder.add((dim,) * inputs, (), size, FactorType.REDUCTION)
+        else:
+            builder.add((dim,) * inputs, (out_dim,) * inputs, size)
+            out_dim += 1
+    return builder.build()
+
+
+def _passes_through(signature: Signature, dim: int) -> bool:
+    """Whether the windows along `dim` are the single elements, in order."""
+    attributes = signature.attributes
+    strides, padding = attributes["window_strides"], attributes["padding"]
+    return (
+        attributes["window_dimensions"][dim] == 1 and (not strides or strides[dim] == 1) and (not padding or tuple(padding[dim]) == (0, 0))
+    )
+
+
+def reduce_window(signature: Signature) -> OpShardingRule:
+    """A factor per result dimension; a permutation where the windows are more than single elements in order."""
+    inputs = len(signature.results)
+    builder = FactorBuilder(signature.operands, signature.results)
+    for dim, size in enumerate(signature.results[0]):
+        dims = (dim,) * inputs
+        if _passes_through(signature, dim):
+            builder.add(dims, dims, size)
+        else:
+            builder.add(dims, dims, size, FactorType.PERMUTATION, blocked=signature.conservative)
+    return builder.build()
+
+
+def select_and_scatter(signature: Signature) -> OpShardingRule:
+    """As reduce_window for the operand and the result; the source needs replication where windows matter."""
+    operand, source = signature.operands[:2]
+    conservative = signature.conservative
+    builder = FactorBuilder(signature.operands, signature.results)
+    for dim, size in enumerate(operand):
+        if _passes_through(signature, dim):
+            builder.add((dim, dim), (dim,), size)
+        else:
+            builder.add((NO_DIM, dim), (), source[dim], FactorType.NEED_REPLICATION, blocked=conservative)
+            builder.add((dim,), (dim,), size, FactorType.PERMUTATION, blocked=conservative)
+    return builder.build()
+
+
+def batch_norm_inference(signature: Signature) -> OpShardingRule:
+    """Pass-through; the feature dimension is also the only dimension of scale, offset, mean and variance."""
+    feature = signature.attributes["feature_index"]
+    builder = FactorBuilder(signature.operands, signature.results)
+    for dim, size in enumerate(signature.operands[0]):
+        other = 0 if dim == feature else NO_DIM
+        builder.add((dim, other, other, other, other), (dim,), size)
+    return builder.build()
+
+
+RULES: dict[str, Builder] = {
+    "stablehlo.batch_norm_inference": batch_norm_inference,
+    "stablehlo.reduce": reduce,
+    "stablehlo.reduce_window": reduce_window,
+    "stablehlo.select_and_scatter": select_and_scatter,
+}

@@ -1,0 +1,157 @@
+"""The table of all rules, by op name, and the function that looks one up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from shardy_py.dialect import OpShardingRule
+from shardy_py.ir.types import OpaqueType
+from shardy_py.rules import (
+    collectives,
+    contraction,
+    convolution,
+    custom_call,
+    elementwise,
+    fft,
+    gather_scatter,
+    linear_algebra,
+    random,
+    reductions,
+    shape_ops,
+    slicing,
+    sorting,
+)
+from shardy_py.rules.builder import Builder, Signature
+
+if TYPE_CHECKING:
+    from shardy_py.ir.core import Op
+
+T = TypeVar("T")
+
+
+def merge_tables(tables: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    """Puts tables together.
+
+    Raises:
+        ValueError: If a name is in two of them.
+    """
+    merged: dict[str, T] = {}
+    for table in tables:
+        for name, entry in table.items():
+            if name in merged:
+                raise ValueError(f"'{name}' is registered twice; remove it from one of the tables")
+            merged[name] = entry
+    return merged
+
+
+RULES: dict[str, Builder] = merge_tables(
+    (
+        elementwise.RULES,
+        shape_ops.RULES,
+        slicing.RULES,
+        contraction.RULES,
+        convolution.RULES,
+        gather_scatter.RULES,
+        reductions.RULES,
+        sorting.RULES,
+        linear_algebra.RULES,
+        fft.RULES,
+        random.RULES,
+        custom_call.RULES,
+        collectives.RULES,
+    )
+)
+"""Op name -> what builds its rule."""
+
+CONTEXT: dict[str, Callable[[Op], bool]] = merge_tables((slicing.CONTEXT, custom_call.CONTEXT))
+"""Op name -> the fact about neighbouring ops that its rule depends on, besides shapes and attributes."""
+
+NO_RULE: dict[str, str] = {
+    "func.call": "propagates through the body of the function it calls",
+    "func.func": "is not in the data flow",
+    "func.return": "ends a function; its operands propagate to the function's results",
+    "sdy.all_gather": "moves data between shardings that are decided",
+    "sdy.all_reduce": "moves data between shardings that are decided",
+    "sdy.all_slice": "moves data between shardings that are decided",
+    "sdy.all_to_all": "moves data between shardings that are decided",
+    "sdy.collective_permute": "moves data between shardings that are decided",
+    "sdy.constant": "has no operands",
+    "sdy.data_flow_edge": "propagates between its sources, targets and owner",
+    "sdy.func_data_flow_edge": "propagates between its sources, targets and owner",
+    "sdy.manual_computation": "propagates through the edges of its operands and results",
+    "sdy.mesh": "is not in the data flow",
+    "sdy.named_computation": "propagates through the edges of its operands and results",
+    "sdy.propagation_barrier": "propagates in its own direction",
+    "sdy.reduce_scatter": "moves data between shardings that are decided",
+    "sdy.replicated_to_unreduced": "moves data between shardings that are decided",
+    "sdy.reshard": "separates the sharding before from the one after",
+    "sdy.return": "ends a region; its operands propagate through the edges of the op around it",
+    "sdy.sharded_to_unreduced": "moves data between shardings that are decided",
+    "sdy.sharding_group": "its members share one sharding without a rule",
+    "stablehlo.after_all": "has only tokens",
+    "stablehlo.case": "propagates through the edges of its results",
+    "stablehlo.constant": "has no operands",
+    "stablehlo.create_token": "has only tokens",
+    "stablehlo.get_tuple_element": "tuples carry no sharding",
+    "stablehlo.infeed": "has no tensor operands",
+    "stablehlo.iota": "has no operands",
+    "stablehlo.optimization_barrier": "propagates through the edges of its results",
+    "stablehlo.outfeed": "has no tensor results",
+    "stablehlo.partition_id": "has no operands",
+    "stablehlo.recv": "has no tensor operands",
+    "stablehlo.return": "ends a region; its operands propagate through the edges of the op around it",
+    "stablehlo.send": "has no tensor results",
+    "stablehlo.while": "propagates through the edges of its results",
+}
+"""Ops that have no rule by design, and why."""
+
+
+def is_known(op_name: str, call_target_name: str | None = None) -> bool:
+    """Whether an op has a rule or is listed as having none by design; what is neither should be reported.
+
+    Args:
+        op_name: Name of the op.
+        call_target_name: Target of a custom call.
+
+    Example:
+        >>> is_known("stablehlo.add"), is_known("stablehlo.while"), is_known("stablehlo.map")
+        (True, True, False)
+        >>> is_known("stablehlo.custom_call", "Qr"), is_known("stablehlo.custom_call", "my_kernel")
+        (True, False)
+    """
+    if call_target_name is not None:
+        return call_target_name in custom_call.TARGETS or call_target_name in custom_call.NO_RULE_TARGETS
+    return op_name in RULES or op_name in NO_RULE
+
+
+def context_of(op: Op) -> bool:
+    """The fact about neighbouring ops that the rule of `op` depends on; False for most ops.
+
+    With it, name, shapes and attributes decide the rule: a cache of rules needs nothing else in its key.
+    """
+    find = CONTEXT.get(op.name)
+    return find is not None and find(op)
+
+
+def rule_for(op: Op, *, conservative: bool = False) -> OpShardingRule | None:
+    """Builds the sharding rule of an op, as `sdy-populate-op-sharding-rules` does; a rule attached to it is not looked at.
+
+    Args:
+        op: The op.
+        conservative: As the option `conservative-propagation`: no factor that does not tile its dimension exactly propagates.
+
+    Returns:
+        The rule, or None where the op has none (`NO_RULE`) or is not known (`is_known`).
+    """
+    build = RULES.get(op.name)
+    if build is None:
+        return None
+    for result in op.results:
+        if type(result.type) is OpaqueType:
+            return None
+    operands = tuple([operand.type.shape for operand in op.operands])
+    results = tuple([result.type.shape for result in op.results])
+    if not operands or not results:
+        return None
+    return build(Signature(operands, results, op.attributes, conservative, context_of(op)))
