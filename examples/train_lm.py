@@ -51,7 +51,10 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
-        project = lambda name: nn.DenseGeneral((self.heads, width // self.heads), use_bias=False, name=name)(x)  # noqa: E731
+
+        def project(name: str) -> jax.Array:
+            return nn.DenseGeneral((self.heads, width // self.heads), use_bias=False, name=name)(x)
+
         query, key, value = project("query"), project("key"), project("value")
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(width // self.heads)
         causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))

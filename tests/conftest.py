@@ -6,6 +6,8 @@ jax is not imported here: the tests of the core (dialect, ir, rules, passes, ...
 from __future__ import annotations
 
 import os
+import platform
+from importlib import metadata
 
 import hypothesis
 
@@ -20,3 +22,9 @@ _SLOW_IS_FINE = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_to
 hypothesis.settings.register_profile("local", deadline=None, suppress_health_check=_SLOW_IS_FINE)
 hypothesis.settings.register_profile("ci", deadline=None, suppress_health_check=_SLOW_IS_FINE, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_report_header() -> str:
+    """The versions that a run was made with."""
+    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "jaxlib", "flax", "optax", "numpy"))
+    return f"Python {platform.python_version()}, {packages}"
