@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> None:
 
     step = sp.auto_shard(
         decode,
-        mesh={"data": 2, "model": 4},
+        mesh=jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2),
         in_shardings=(None, P(None, "data", None, "model"), P("data"), None),
         donate_argnums=1,
     )

@@ -95,7 +95,7 @@ def main(argv: list[str]) -> None:
         train_step,
         mesh={"data": 2, "expert": 4},
         in_shardings=(None, None, P("data"), P("data")),
-        rules=[("model/experts/up", P("expert")), ("model/experts/down", P("expert"))],
+        rules=[("experts/up", P("expert")), ("experts/down", P("expert"))],
     )
 
     def train(step_function: Any) -> tuple[Model, list[float]]:

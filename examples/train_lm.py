@@ -128,14 +128,14 @@ def main(argv: list[str]) -> None:
         params = model.init(jax.random.key(0), jnp.zeros((1, LENGTH.value), jnp.int32))["params"]
         return {"params": params, "optimizer": optimizer.init(params)}
 
-    # Three annotations: the batch, the heads and the hidden layer. Everything else, Adam's moments included, follows.
+    # Three annotations: the batch, the attention heads and the hidden layer. Everything else follows.
     step = sp.auto_shard(
         train_step,
         mesh={"data": 2, "model": DEVICES.value // 2},
         in_shardings=(None, P("data")),
         rules=[
-            ("state/params/*/attention/query/kernel", P(None, "model", None)),
-            ("state/params/*/up/kernel", P(None, "model")),
+            ("attention/query/kernel", P(None, "model", None)),
+            ("up/kernel", P(None, "model")),
         ],
         donate_argnums=0,
     )

@@ -147,3 +147,12 @@ def test_tables_have_no_duplicate_keys(path: pathlib.Path) -> None:
         if isinstance(node, ast.Dict):
             keys = [ast.dump(key) for key in node.keys if isinstance(key, ast.Constant | ast.Attribute | ast.Name)]
             assert len(keys) == len(set(keys)), f"{path.name}:{node.lineno}: {sorted(k for k in keys if keys.count(k) > 1)}"
+
+
+def test_tables_do_not_overlap() -> None:
+    """Families are merged by a function that raises; these are the tables that are looked up one after the other."""
+    from shardy_py.rules import registry
+
+    assert not set(registry.RULES) & set(registry.NO_RULE)
+    with pytest.raises(ValueError, match="registered twice"):
+        registry.merge_tables([{"op": 1}, {"op": 2}])
