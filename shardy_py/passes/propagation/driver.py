@@ -1,0 +1,154 @@
+"""The worklist that runs propagation steps over a program until nothing changes.
+
+The order is the reference's: a stack that starts as the program's ops from top to bottom; where a sharding changes, the ops it
+concerns are pushed unless they are already on the stack. Shardings only grow, so this ends; where annotations conflict
+the order decides, which is why it is kept exactly.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Program, Value
+from shardy_py.passes.propagation.graph import Holder, Node, PropagationGraph
+from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.schedule import STAGES
+from shardy_py.passes.propagation.step import FactorStrategy, StepTable, Strategy, Update, step_table
+
+_sharding = attrgetter("sharding")
+_ALL = -1
+Shardings = tuple[TensorSharding | None, ...]
+
+
+class Propagation:
+    """One propagation over one program; keeps the log.
+
+    Args:
+        program: Changed in place: shardings of values and function results.
+        groups: Value -> the other members of its sharding group.
+        conservative: Never propagate sub-axes, and use rules whose factors divide their dimensions.
+        log: Where the steps go; None to keep none.
+    """
+
+    def __init__(
+        self, program: Program, *, groups: dict[Holder, tuple[Value, ...]] | None = None, conservative: bool = False, log: list[Step] | None = None
+    ) -> None:
+        self.program = program
+        self.graph = PropagationGraph(program, conservative)
+        self.groups = groups or {}
+        self.conservative = conservative
+        self.log = log
+        self.user_priority = 0
+
+    def run(self, strategy: Strategy = "aggressive", *, op_priority: bool = True) -> None:
+        """Propagates to the fixed point: function results, all ops, function results, at each op priority."""
+        strategies: tuple[FactorStrategy, ...] = ("basic", "aggressive") if strategy == "basic-then-aggressive" else (strategy,)
+        for stage in range(STAGES) if op_priority else (_ALL,):
+            for factors in strategies:
+                table = step_table(self.program.meshes, factors, self.conservative)
+                edge_table = step_table(self.program.meshes, factors, False)
+                self._function_results(edge_table, stage)
+                self._worklist(table, edge_table, stage)
+                self._function_results(edge_table, stage)
+
+    def finish(self) -> None:
+        """Writes the function results back and removes dead ops."""
+        self.program.main.result_shardings = [slot.sharding for slot in self.graph.results]
+        self.graph.sweep()
+
+    def _function_results(self, table: StepTable, stage: int) -> None:
+        for node in self.graph.result_nodes:
+            self._visit(node, table, stage, None)
+
+    def _worklist(self, table: StepTable, edge_table: StepTable, stage: int) -> None:
+        stack = [node for node in reversed(self.graph.nodes) if not node.erased]
+        for node in stack:
+            node.queued = True
+        known = table.known
+        while stack:
+            node = stack.pop()
+            node.queued = False
+            if node.erased:
+                continue
+            if node.removable:
+                op = node.op
+                for result in op.results:  # pyright: ignore[reportOptionalMemberAccess]
+                    if result.uses:
+                        break
+                else:
+                    self._push(self.graph.erase(node), stack)
+                    continue
+            stages = node.stages
+            if stages is None:
+                continue
+            directions = node.all_directions if stage < 0 else stages[stage]
+            if directions is None:
+                continue
+            if stage == 0 and node.waits_for_single_use and not _single_uses(node):
+                continue
+            if node.transform is None and node.op is not None and not node.op.name.startswith("sdy.data_flow"):
+                shardings = tuple(map(_sharding, node.tensors))
+                key = (node.rule, directions, node.elementwise, shardings)
+                update = known.get(key)
+                if update is None:
+                    update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
+                if update:
+                    self._apply(node, update, shardings, stage, stack)
+            else:
+                self._visit(node, edge_table, stage, stack)
+
+    def _visit(self, node: Node, table: StepTable, stage: int, stack: list[Node] | None) -> None:
+        """One step through an edge or a function result."""
+        directions = node.all_directions if stage < 0 or node.op is None else node.stages[stage]  # pyright: ignore[reportOptionalSubscript]
+        if directions is None:
+            return
+        stored = tuple(map(_sharding, node.tensors))
+        shardings = stored
+        if node.transform is not None and stored[-1] is not None:
+            shardings = (*stored[:-1], node.transform[0](stored[-1]))
+        key = (node.rule, directions, node.elementwise, shardings)
+        update = table.known.get(key)
+        if update is None:
+            update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
+        if not update:
+            return
+        if node.transform is not None:
+            last = len(stored) - 1
+            update = tuple((i, node.transform[1](new)) if i == last else (i, new) for i, new in update)
+        self._apply(node, update, stored, stage, stack)
+
+    def _apply(self, node: Node, update: Update, before: Shardings, stage: int, stack: list[Node] | None) -> None:
+        log = self.log
+        for i, new in update:
+            value = node.tensors[i]
+            old = value.sharding
+            if old is new:
+                continue
+            value.sharding = new
+            if log is not None:
+                log.append(Step(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage))
+            if stack is not None:
+                self._push(self.graph.concerned(value), stack, node)
+            if self.groups:
+                for member in self.groups.get(value, ()):
+                    if member.sharding is not new:
+                        if log is not None:
+                            log.append(Step(member, member.sharding, new, None, (value,), (new,), "group", self.user_priority, stage))
+                        member.sharding = new
+                        if stack is not None:
+                            self._push(self.graph.concerned(member), stack, node)
+
+    @staticmethod
+    def _push(nodes: list[Node], stack: list[Node], current: Node | None = None) -> None:
+        for node in nodes:
+            if not node.queued and node is not current and not node.erased:
+                node.queued = True
+                stack.append(node)
+
+
+def _single_uses(node: Node) -> bool:
+    for operand in node.op.operands:  # pyright: ignore[reportOptionalMemberAccess]
+        if operand.type.rank and len(operand.uses) != 1:
+            return False
+    return True

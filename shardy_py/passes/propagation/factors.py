@@ -1,0 +1,179 @@
+"""Dimension shardings as factor shardings and back, for one op and its rule.
+
+Follows `ShardingProjection` of the reference: the axes of a dimension are dealt out to its factors from the major to
+the minor one; axes that no factor can take are its overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.axis import add_axis_or_merge
+
+Axes = tuple[AxisRef, ...]
+_NO_OVERFLOW: Axes = ()
+
+
+class FactorSharding:
+    """How one factor of one tensor is sharded.
+
+    Attributes:
+        axes: Major to minor, not merged at sub-axis boundaries.
+        closed: Whether no axes may be added.
+        minor_most: Whether the factor is the last of its dimension, so that it may be sharded unevenly.
+        overflow: Axes of the dimension that could not be dealt out.
+    """
+
+    __slots__ = ("axes", "closed", "minor_most", "overflow")
+
+    def __init__(self, axes: Axes, closed: bool, minor_most: bool, overflow: Axes = _NO_OVERFLOW) -> None:
+        self.axes = axes
+        self.closed = closed
+        self.minor_most = minor_most
+        self.overflow = overflow
+
+
+class TensorFactors:
+    """The factor shardings of one tensor, and the axes that may not be used in it."""
+
+    __slots__ = ("blocked_axes", "factors")
+
+    def __init__(self, factors: dict[int, FactorSharding], blocked_axes: Axes) -> None:
+        self.factors = factors
+        self.blocked_axes = blocked_axes
+
+
+def axis_size(axis: AxisRef, mesh: Mesh) -> int:
+    """Number of devices along an axis or sub-axis."""
+    return axis.size if axis.size is not None else mesh.shape[axis.name]
+
+
+def axes_size(axes: Sequence[AxisRef], mesh: Mesh) -> int:
+    """Number of devices along several axes together."""
+    size = 1
+    for axis in axes:
+        size *= axis_size(axis, mesh)
+    return size
+
+
+def merged(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
+    """The same axes with neighbouring sub-axes of one axis merged."""
+    out: list[AxisRef] = []
+    for axis in axes:
+        add_axis_or_merge(out, axis, mesh)
+    return tuple(out)
+
+
+def project(
+    mapping: Sequence[Sequence[int]], sharding: TensorSharding | None, sizes: Sequence[int], mesh: Mesh, closed_if_missing: bool = False
+) -> TensorFactors:
+    """Deals the axes of every dimension out to its factors.
+
+    Args:
+        mapping: Factor indices of every dimension of the tensor.
+        sharding: Its sharding; a missing one is open (closed with `closed_if_missing`).
+        sizes: Size of every factor.
+        mesh: The mesh of the op.
+        closed_if_missing: What a missing sharding stands for.
+    """
+    factors: dict[int, FactorSharding] = {}
+    if sharding is None:
+        for dim in mapping:
+            last = dim[-1]
+            for f in dim:
+                factors[f] = FactorSharding((), closed_if_missing, f == last)
+        return TensorFactors(factors, ())
+    for dim, dim_sharding in zip(mapping, sharding.dims, strict=True):
+        if len(dim) == 1:
+            axes = dim_sharding.axes
+            factors[dim[0]] = FactorSharding(axes if len(axes) < 2 else merged(axes, mesh), dim_sharding.is_closed, True)
+        else:
+            _project_dimension(dim, dim_sharding, sizes, mesh, factors)
+    blocked = sharding.replicated + sharding.unreduced if sharding.unreduced else sharding.replicated
+    return TensorFactors(factors, blocked)
+
+
+def _project_dimension(
+    dim: Sequence[int], sharding: DimensionSharding, sizes: Sequence[int], mesh: Mesh, factors: dict[int, FactorSharding]
+) -> None:
+    rest = list(sharding.axes)
+    overflowed = False
+    last = dim[-1]
+    for f in dim:
+        state = factors[f] = FactorSharding((), sharding.is_closed, f == last)
+        if overflowed:
+            state.closed = True
+            return
+        if f == last:
+            state.axes = merged(rest, mesh)
+            return
+        remaining = sizes[f]
+        taken: list[AxisRef] = []
+        while rest:
+            head = rest[0]
+            size = axis_size(head, mesh)
+            common = gcd(remaining, size)
+            if size > 1 and common <= 1:
+                break
+            remaining //= common
+            if size > common:
+                pre = head.pre_size or 1
+                taken.append(AxisRef(head.name, pre, common))
+                rest[0] = AxisRef(head.name, pre * common, size // common)
+            else:
+                taken.append(head)
+                rest.pop(0)
+        state.axes = tuple(taken)
+        if remaining > 1 and rest:
+            overflowed = True
+            state.overflow = tuple(rest)
+
+
+def unproject(
+    mapping: Sequence[Sequence[int]], tensor: TensorFactors, old: TensorSharding | None, sizes: Sequence[int], mesh: Mesh, mesh_name: str | Mesh
+) -> TensorSharding:
+    """Puts the factor shardings of a tensor together to dimension shardings; priorities are dropped, as the reference does."""
+    dims = []
+    factors = tensor.factors
+    for dim in mapping:
+        if len(dim) == 1:
+            only = factors[dim[0]]
+            dims.append(DimensionSharding(only.axes, only.closed))
+            continue
+        closed = False
+        axes: list[AxisRef] = []
+        for f in dim:
+            state = factors.get(f)
+            if state is None:
+                break
+            closed = closed or state.closed
+            for i, axis in enumerate(state.axes):
+                if i == 0:
+                    add_axis_or_merge(axes, axis, mesh)
+                else:
+                    axes.append(axis)
+            if state.overflow:
+                axes.extend(state.overflow)
+                break
+            if axes_size(state.axes, mesh) < sizes[f]:
+                break
+        dims.append(DimensionSharding(tuple(axes), closed))
+    if old is None:
+        return TensorSharding(mesh_name, tuple(dims))
+    return TensorSharding(mesh_name, tuple(dims), old.replicated, old.unreduced)
+
+
+def tensor_size(mapping: Sequence[Sequence[int]], sizes: Sequence[int]) -> int:
+    """Product of the sizes of a tensor's factors."""
+    size = 1
+    for dim in mapping:
+        for f in dim:
+            size *= sizes[f]
+    return size
+
+
+def rule_tensors(rule: OpShardingRule) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Mappings of operands, then results."""
+    return rule.operand_mappings + rule.result_mappings

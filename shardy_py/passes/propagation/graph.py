@@ -1,0 +1,249 @@
+"""The nodes of a propagation: ops with a rule, edges and barriers, with the values that hold their shardings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+
+from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
+from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.passes.propagation.schedule import Directions, everything, pass_through_direction, schedule
+from shardy_py.rules import is_elementwise, is_pure, rule_for
+
+Holder = Value | FunctionResult
+EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
+
+
+class Node:
+    """One op as the propagation sees it.
+
+    Attributes:
+        op: The op; None for the pair of a returned value and its function result.
+        tensors: Values that hold the shardings of operands, then results.
+        stages: Directions per op priority; None where the node never propagates.
+        all_directions: Directions without op priorities.
+        waits_for_single_use: At op priority 0 it needs operands without other uses.
+        transform: For edges of manual computations: sharding as stored -> as the edge compares it, and back.
+        queued: Whether it is on the worklist.
+        erased: Whether the op was dead and is gone.
+    """
+
+    __slots__ = ("all_directions", "elementwise", "erased", "op", "queued", "removable", "rule", "stages", "tables", "tensors", "transform", "waits_for_single_use")
+
+    def __init__(self, op: Op | None, rule: OpShardingRule | None, tensors: tuple[Holder, ...]) -> None:
+        self.op = op
+        self.rule = rule
+        self.tensors = tensors
+        self.stages: tuple[Directions | None, ...] | None = None
+        self.all_directions: Directions | None = None
+        self.elementwise = False
+        self.waits_for_single_use = False
+        self.transform: tuple[Callable[[TensorSharding], TensorSharding], Callable[[TensorSharding], TensorSharding]] | None = None
+        self.removable = False
+        self.queued = False
+        self.erased = False
+        self.tables: dict[object, dict[object, object]] | None = None
+
+
+def _is_manual(owner: Value) -> bool:
+    op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
+    return isinstance(op, Op) and op.name == dataflow.MANUAL_COMPUTATION
+
+
+@lru_cache(maxsize=4096)
+def identity_rule(num_operands: int, shape: tuple[int, ...]) -> OpShardingRule:
+    """The rule of an edge: every dimension of all operands and the one result is one factor."""
+    mapping = tuple((d,) for d in range(len(shape)))
+    return OpShardingRule(shape, (mapping,) * num_operands, (mapping,))
+
+
+@lru_cache(maxsize=1 << 16)
+def _connects(rule: OpShardingRule) -> bool:
+    seen = Counter(f for mapping in rule.operand_mappings + rule.result_mappings for dim in mapping for f in dim)
+    return any(n > 1 for n in seen.values())
+
+
+def walk_blocks(block: Block) -> Iterator[Op]:
+    """All ops of a block in pre-order, without recursion for flat ones."""
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            yield from walk_blocks(region)
+
+
+class PropagationGraph:
+    """All nodes of a program in pre-order, and whom a change of a value concerns.
+
+    Args:
+        program: The program, data-flow edges in place.
+        conservative: Whether rules are built for conservative propagation.
+    """
+
+    def __init__(self, program: Program, conservative: bool = False) -> None:
+        self.program = program
+        self.nodes: list[Node] = []
+        self.node_of: dict[Op, Node] = {}
+        self._concerned: dict[Holder, list[Node]] = {}
+        self._holders: dict[Value, Value] = {}
+        self.main = program.main
+        self.results = [FunctionResult(i, s) for i, s in enumerate(self.main.result_shardings)]
+        for function in program.functions:
+            for op in walk_blocks(function.body):
+                self._add(op, conservative)
+        self.result_nodes = self._result_nodes()
+
+    def _add(self, op: Op, conservative: bool) -> None:
+        name = op.name
+        if name in EDGES:
+            node = self._edge(op)
+        elif name == "sdy.propagation_barrier":
+            node = self._barrier(op)
+        else:
+            if op.rule_known and not (conservative and op.rule is not None and not op.rule.is_custom):
+                rule = op.rule
+            else:
+                rule = rule_for(op, conservative=conservative)
+                op.rule, op.rule_known = rule, True
+            if rule is None or not _connects(rule):
+                if not op.operands or not op.results:
+                    return
+                node = Node(op, None, ())
+            else:
+                tensors = tuple([self.holder(v) for v in op.operands] + [self.holder(v) for v in op.results])
+                if None in tensors:
+                    node = Node(op, None, ())
+                else:
+                    node = Node(op, rule, tensors)  # pyright: ignore[reportArgumentType]
+                    early = pass_through_direction(name, op.attributes.get("call_target_name"))
+                    node.stages = schedule(rule, early, name == "stablehlo.broadcast_in_dim")
+                    node.all_directions = everything(rule)
+                    node.elementwise = is_elementwise(name)
+                    node.waits_for_single_use = early != 0
+        node.removable = name != "sdy.sharding_constraint" and is_pure(op)
+        self.nodes.append(node)
+        self.node_of[op] = node
+
+    def _edge(self, op: Op) -> Node:
+        result = op.results[0]
+        owner = op.operands[0]
+        holders = [self.holder(user.operands[i]) for user, i in dataflow.sources(owner)]
+        if not isinstance(result.type, TensorType) or result.type.rank == 0:
+            return Node(op, None, ())
+        kept = tuple(h for h in holders if h is not None)
+        rule = identity_rule(len(kept), result.type.shape)
+        node = Node(op, rule, (*kept, result))
+        node.stages = schedule(rule, pass_through_direction(op.name), False, attached=False)
+        node.all_directions = everything(rule)
+        if _is_manual(owner):
+            node.transform = (partial(dataflow.before_edge, owner), partial(dataflow.after_edge, owner))  # pyright: ignore[reportAttributeAccessIssue]
+        return node
+
+    def _barrier(self, op: Op) -> Node:
+        result = op.results[0]
+        holder = self.holder(op.operands[0])
+        if not isinstance(result.type, TensorType) or result.type.rank == 0 or holder is None:
+            return Node(op, None, ())
+        rule = identity_rule(1, result.type.shape)
+        node = Node(op, rule, (holder, result))
+        direction = int(op.attributes.get("allowed_direction", PropagationDirection.NONE))
+        if direction:
+            directions = (direction,) * result.type.rank
+            node.stages = (directions,) * 5
+            node.all_directions = directions
+        node.elementwise = True
+        return node
+
+    def _result_nodes(self) -> list[Node]:
+        nodes = []
+        for value, slot in zip(self.main.body.terminator.operands, self.results, strict=True):
+            holder = self.holder(value)
+            if holder is None or not isinstance(value.type, TensorType) or value.type.rank == 0:
+                continue
+            rule = identity_rule(1, value.type.shape)
+            node = Node(None, rule, (holder, slot))
+            node.all_directions = everything(rule)
+            nodes.append(node)
+        return nodes
+
+    def holder(self, value: Value) -> Value | None:
+        """The value whose `sharding` stands for this one; None where none can."""
+        owner = value.owner
+        if type(owner) is Op and owner.name not in dataflow.DATA_FLOW_OPS:
+            return value
+        found = self._holders.get(value)
+        if found is None:
+            found = dataflow.shardable_value(value)
+            if found is not None:
+                self._holders[value] = found
+        return found
+
+    def concerned(self, value: Holder) -> list[Node]:
+        """The nodes to visit again when a value's sharding changes, in the order in which they are pushed.
+
+        As `notifyShardingModified` of the reference: users of an edge's other targets, the defining op, then the users,
+        latest use first, so that on a stack the earliest comes first.
+        """
+        found = self._concerned.get(value)
+        if found is not None:
+            return found
+        pushed: list[Node] = []
+        if isinstance(value, Value):
+            op = value.defining_op
+            if op is not None and op.name in EDGES:
+                for target in dataflow.other_targets(op.operands[0]):
+                    self._push_users(target, pushed)
+            if op is not None:
+                if (node := self.node_of.get(op)) is not None:
+                    pushed.append(node)
+            self._push_users(value, pushed)
+        self._concerned[value] = pushed
+        return pushed
+
+    def _push_users(self, value: Value, pushed: list[Node]) -> None:
+        for op, i in reversed(value.uses):
+            owner = dataflow.owner_fed_by(op, i)
+            edge = None if owner is None else dataflow.edge_of_owner(owner)
+            node = self.node_of.get(op if edge is None else edge)
+            if node is not None:
+                pushed.append(node)
+
+    def erase(self, node: Node) -> list[Node]:
+        """Erases a dead op; returns the nodes of those operands that may have become dead, as MLIR's driver pushes them."""
+        op = node.op
+        assert op is not None
+        again = []
+        for value in op.operands:
+            definition = value.defining_op
+            if definition is None:
+                continue
+            others = {id(user): user for user, _ in value.uses if user is not op}
+            if len(others) <= 1 and (found := self.node_of.get(definition)) is not None:
+                again.append(found)
+        op.drop_uses()
+        for nested in op.walk():
+            if (found := self.node_of.get(nested)) is not None:
+                found.erased = True
+        node.erased = True
+        return again
+
+    def sweep(self) -> None:
+        """Takes erased ops out of their blocks."""
+        erased = {node.op for node in self.nodes if node.erased}
+        if erased:
+            for function in self.program.functions:
+                _sweep(function.body, erased)
+
+
+def _sweep(block: Block, erased: set[Op | None]) -> None:
+    kept = [op for op in block.ops if op not in erased]
+    if len(kept) != len(block.ops):
+        for op in block.ops:
+            if op in erased:
+                op.block = None
+        block.ops = kept
+    for op in kept:
+        for region in op.regions:
+            _sweep(region, erased)

@@ -1,0 +1,47 @@
+"""Provenance: every change of a sharding, in order, with what caused it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shardy_py.dialect import TensorSharding
+    from shardy_py.ir import Op, Value
+
+
+class FunctionResult:
+    """The place of a function result's sharding during propagation; behaves like a value without uses."""
+
+    __slots__ = ("index", "name", "sharding", "uses")
+
+    def __init__(self, index: int, sharding: TensorSharding | None) -> None:
+        self.index = index
+        self.sharding = sharding
+        self.uses: list[tuple[Op, int]] = []
+        self.name = f"result {index}"
+
+
+class Step(NamedTuple):
+    """One change of one sharding.
+
+    Attributes:
+        target: The value (or function result) whose sharding changed.
+        old: Its sharding before; None is open.
+        new: Its sharding after.
+        op: The op whose rule did it; None for function results, groups and preparations.
+        tensors: The op's operands and results, so that sources can be found: those that had the axes before.
+        before: Shardings of `tensors` before the step.
+        reason: `propagate`, `group`, `result`, `constraint`, `priority`, ...
+        user_priority: The user priority being propagated.
+        op_priority: The stage of the op-priority schedule, 0 to 4.
+    """
+
+    target: Value | FunctionResult
+    old: TensorSharding | None
+    new: TensorSharding | None
+    op: Op | None
+    tensors: tuple[Value | FunctionResult, ...]
+    before: tuple[TensorSharding | None, ...]
+    reason: str
+    user_priority: int
+    op_priority: int

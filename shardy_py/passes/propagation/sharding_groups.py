@@ -1,0 +1,59 @@
+"""Sharding groups: members agree before propagation starts, and change together while it runs."""
+
+from __future__ import annotations
+
+import warnings
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Op, Program, Value
+from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.log import Step
+
+
+class ShardingGroupConflictWarning(UserWarning):
+    """Members of a sharding group come with different shardings."""
+
+
+def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Value, tuple[Value, ...]]:
+    """Value -> other members of its group, after giving all members their common sharding.
+
+    A group whose members have different shardings is cut: an open constraint after each member takes its place
+    (`ShardingGroupMap` of the reference), with a warning.
+    """
+    members: dict[int, list[Value]] = {}
+    for op in list(program.walk()):
+        if op.name == "sdy.sharding_group":
+            holder = dataflow.shardable_value(op.operands[0])
+            group = members.setdefault(op.attributes["group_id"], [])
+            if holder is not None and holder not in group:
+                group.append(holder)
+    groups: dict[Value, tuple[Value, ...]] = {}
+    for group_id in sorted(members):
+        group = members[group_id]
+        given = [v.sharding for v in group if v.sharding is not None and not (v.sharding.is_fully_open and v.sharding.is_fully_replicated)]
+        if any(s is not given[0] for s in given[1:]):
+            warnings.warn(ShardingGroupConflictWarning(f"sharding group {group_id} has members with different shardings: {', '.join(map(str, dict.fromkeys(given)))}; they are kept, and the group holds only for what is propagated"), stacklevel=2)
+            group = [_cut(value, given[0].mesh) for value in group]
+        elif given:
+            for value in group:
+                if value.sharding is not given[0]:
+                    if log is not None:
+                        log.append(Step(value, value.sharding, given[0], None, tuple(group), (given[0],), "group", 0, -1))
+                    value.sharding = given[0]
+        for value in group:
+            groups[value] = tuple(v for v in group if v is not value)
+    return groups
+
+
+def _cut(value: Value, mesh: object) -> Value:
+    """Puts an open constraint after a value in place of its other uses."""
+    constraint = Op("sdy.sharding_constraint", (value,), (value.type,))
+    constraint.result.sharding = TensorSharding.open(mesh, value.type.rank)  # pyright: ignore[reportArgumentType]
+    owner = value.owner
+    if isinstance(owner, Op):
+        assert owner.block is not None
+        owner.block.insert(owner.block.ops.index(owner) + 1, constraint)
+    else:
+        owner.insert(0, constraint)
+    value.replace_uses(constraint.result, keep=lambda op, _: op is constraint)
+    return constraint.result

@@ -1,0 +1,107 @@
+"""sdy-user-priority-propagate: shardings with `p0` first, then those with `p1`, and so on; each round by op priority."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect.axis import sort_and_merge
+from shardy_py.ir import Program
+from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.driver import Propagation
+from shardy_py.passes.propagation.graph import Holder, walk_blocks
+from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.sharding_groups import sharding_groups
+from shardy_py.passes.propagation.step import Strategy
+
+NAME = "sdy-user-priority-propagate"
+
+
+def run(
+    program: Program,
+    *,
+    propagation_strategy: Strategy = "aggressive",
+    conservative_propagation: bool = False,
+    run_op_priority_propagation: bool = True,
+    log: list[Step] | None = None,
+) -> None:
+    """Propagates by user priority, within each by op priority."""
+    propagate(
+        program,
+        strategy=propagation_strategy,
+        op_priority=run_op_priority_propagation,
+        user_priority=True,
+        conservative=conservative_propagation,
+        log=log,
+    )
+
+
+def propagate(
+    program: Program, *, strategy: Strategy, op_priority: bool, user_priority: bool, conservative: bool, log: list[Step] | None
+) -> None:
+    """The propagation passes in one: sharding groups agree, then rounds of `Propagation.run`, then results are written back."""
+    groups = sharding_groups(program, log)
+    propagation = Propagation(program, groups=groups, conservative=conservative, log=log)
+    references = _take_priorities(propagation, log) if user_priority else {}
+    propagation.run(strategy, op_priority=op_priority)
+    for priority in sorted(references):
+        propagation.user_priority = priority
+        for holder, original in references[priority]:
+            _restore(holder, original, priority, program, log)
+        propagation.run(strategy, op_priority=op_priority)
+    propagation.finish()
+
+
+def _holders(propagation: Propagation) -> Iterator[Holder]:
+    program = propagation.program
+    for function in program.functions:
+        yield from (v for v in function.arguments if dataflow.shardable_value(v) is v)
+        if function is propagation.graph.main:
+            yield from propagation.graph.results
+        for op in walk_blocks(function.body):
+            for result in op.results:
+                if result.sharding is not None and dataflow.shardable_value(result) is result:
+                    yield result
+
+
+def _take_priorities(propagation: Propagation, log: list[Step] | None) -> dict[int, list[tuple[Holder, TensorSharding]]]:
+    """Keeps only what has priority 0; returns what is to be restored at each later priority, in program order."""
+    references: dict[int, list[tuple[Holder, TensorSharding]]] = {}
+    for holder in _holders(propagation):
+        original = holder.sharding
+        if original is None or all(dim.priority is None for dim in original.dims):
+            continue
+        for priority in sorted({dim.priority for dim in original.dims if dim.priority}):
+            references.setdefault(priority, []).append((holder, original))
+        mesh = _mesh(propagation.program, original)
+        dims = tuple(
+            DimensionSharding((), is_closed=True) if dim.priority else DimensionSharding(dim.axes, dim.is_closed) for dim in original.dims
+        )
+        waiting = [axis for dim in original.dims if dim.priority for axis in dim.axes]
+        replicated = tuple(sort_and_merge([*original.replicated, *waiting], mesh)) if waiting else original.replicated
+        holder.sharding = TensorSharding(original.mesh, dims, replicated, original.unreduced)
+        if log is not None and waiting:
+            log.append(Step(holder, original, holder.sharding, None, (), (), "priority", 0, -1))
+    return references
+
+
+def _restore(holder: Holder, original: TensorSharding, priority: int, program: Program, log: list[Step] | None) -> None:
+    now = holder.sharding
+    assert now is not None
+    mesh = _mesh(program, original)
+    freed: list[AxisRef] = []
+    dims = list(now.dims)
+    for d, dim in enumerate(original.dims):
+        if (dim.priority or 0) == priority:
+            dims[d] = DimensionSharding(dim.axes, dim.is_closed)
+            freed.extend(dim.axes)
+    kept = tuple(axis for axis in now.replicated if axis not in sort_and_merge(freed, mesh) and axis not in freed)
+    holder.sharding = TensorSharding(now.mesh, tuple(dims), kept, now.unreduced)
+    if log is not None:
+        log.append(Step(holder, now, holder.sharding, None, (), (), "priority", priority, -1))
+
+
+def _mesh(program: Program, sharding: TensorSharding) -> Mesh:
+    return program.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
+
+
