@@ -48,9 +48,9 @@ def reshape(signature: Signature) -> OpShardingRule | None:
             builder.add((), (out_dim,), 1)
             out_dim += 1
             continue
-        if in_dims == in_factors:
+        if in_dims == in_factors and in_dim < len(operand):
             in_dims *= operand[in_dim]
-        if out_dims == out_factors:
+        if out_dims == out_factors and out_dim < len(result):
             out_dims *= result[out_dim]
         in_next, out_next = in_dims // in_factors, out_dims // out_factors
         common = math.gcd(in_next, out_next)
