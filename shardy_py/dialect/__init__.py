@@ -17,3 +17,10 @@ from shardy_py.dialect.rule import TensorMapping as TensorMapping
 from shardy_py.dialect.sharding import DimensionSharding as DimensionSharding
 from shardy_py.dialect.sharding import TensorSharding as TensorSharding
 from shardy_py.dialect.sharding import TensorShardingPerValue as TensorShardingPerValue
+from shardy_py.dialect.text import parse_attribute as parse_attribute
+from shardy_py.dialect.text import parse_axis_ref as parse_axis_ref
+from shardy_py.dialect.text import parse_dimension_sharding as parse_dimension_sharding
+from shardy_py.dialect.text import parse_mesh as parse_mesh
+from shardy_py.dialect.text import parse_rule as parse_rule
+from shardy_py.dialect.text import parse_sharding as parse_sharding
+from shardy_py.dialect.text import parse_sharding_per_value as parse_sharding_per_value
