@@ -27,8 +27,8 @@ class AxisRefList(Interned):
             return cls._made(axes, axes=axes)
 
     def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy.axis_ref_list`."""
-        return axis_list_text(self.axes) if short else f"#sdy.axis_ref_list{axis_list_text(self.axes)}"
+        """SDY text; `short` leaves out `#sdy<axis_ref_list >`."""
+        return axis_list_text(self.axes) if short else f"#sdy<axis_ref_list{axis_list_text(self.axes)}>"
 
     def __str__(self) -> str:
         return self.text(short=True)
@@ -50,9 +50,9 @@ class ListOfAxisRefLists(Interned):
             return cls._made(items, lists=items)
 
     def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy.list_of_axis_ref_lists`."""
+        """SDY text; `short` leaves out `#sdy<list_of_axis_ref_lists >`."""
         body = f"[{', '.join(map(str, self.lists))}]"
-        return body if short else f"#sdy.list_of_axis_ref_lists{body}"
+        return body if short else f"#sdy<list_of_axis_ref_lists{body}>"
 
     def __str__(self) -> str:
         return self.text(short=True)
@@ -82,9 +82,9 @@ class AllToAllParam(Interned):
             return cls._made((axes, source, target), axes=axes, source=source, target=target)
 
     def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy.all_to_all_param`."""
+        """SDY text; `short` leaves out `#sdy<all_to_all_param >`."""
         body = f"{axis_list_text(self.axes)}: {self.source}->{self.target}"
-        return body if short else f"#sdy.all_to_all_param{body}"
+        return body if short else f"#sdy<all_to_all_param{body}>"
 
     def __str__(self) -> str:
         return self.text(short=True)
@@ -106,9 +106,9 @@ class AllToAllParamList(Interned):
             return cls._made(items, params=items)
 
     def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy.all_to_all_param_list`."""
+        """SDY text; `short` leaves out `#sdy<all_to_all_param_list >`."""
         body = f"[{', '.join(map(str, self.params))}]"
-        return body if short else f"#sdy.all_to_all_param_list{body}"
+        return body if short else f"#sdy<all_to_all_param_list{body}>"
 
     def __str__(self) -> str:
         return self.text(short=True)
@@ -132,9 +132,9 @@ class ManualAxes(Interned):
             return cls._made(axes, axes=axes)
 
     def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy.manual_axes`."""
+        """SDY text; `short` leaves out `#sdy<manual_axes >`."""
         body = f"{{{', '.join(map(quoted, self.axes))}}}"
-        return body if short else f"#sdy.manual_axes{body}"
+        return body if short else f"#sdy<manual_axes{body}>"
 
     def __str__(self) -> str:
         return self.text(short=True)

@@ -1,6 +1,6 @@
 r"""Reads SDY text; each value's `str` writes it.
 
-Accepts what MLIR's parser accepts for these attributes, with or without the `#sdy.<name>` before it, and for sharding
+Accepts what MLIR's parser accepts for these attributes, with or without the `#sdy.name` before it, and for sharding
 lists the short form that stands in ops. Grammar, with names and numbers as in MLIR:
 
     mesh        ::= "<" "[" ( string "=" int ),* "]" ( "," "device_ids" "=" "[" int,+ "]" )? ">"
@@ -30,7 +30,7 @@ from shardy_py.dialect.sharding import DimensionSharding, TensorSharding, Tensor
 
 V = TypeVar("V", bound=Interned)
 
-_ATTRIBUTE = re.compile(r"#\s*sdy\.([a-z_]+)")
+_ATTRIBUTE = re.compile(r"#sdy([.<])([a-z_]+)")
 _PRIORITY = re.compile(r"p([0-9]+)\Z")
 _FACTOR_NUMBER = re.compile(r"z_([0-9]*)")
 _SPECIAL_FACTORS = ("reduction", "need_replication", "permutation", "blocked_propagation")
@@ -46,18 +46,21 @@ def parse(kind: type[V], text: str) -> V:
     name, read = _KINDS[kind]
     scanner = Scanner(text)
     found = _ATTRIBUTE.match(text, scanner.position)
-    if found is not None:
-        if found.group(1) != name:
-            expected = f"'#sdy.{name}'" if name else f"{kind.__name__} without a prefix"
-            scanner.fail(f"expected {expected}, found '#sdy.{found.group(1)}'")
+    if found is None:
+        value = read(scanner)
+    else:
+        if found.group(2) != name:
+            scanner.fail(f"expected '#sdy.{name}', found '{found.group()}'")
         scanner.accept(found.group())
-    value = read(scanner)
+        value = read(scanner)
+        if found.group(1) == "<":
+            scanner.expect(">")
     scanner.end()
     return cast("V", value)
 
 
 def parse_attribute(text: str) -> Interned:
-    """Reads any SDY attribute that begins with `#sdy.<name>`.
+    """Reads any SDY attribute that begins with `#sdy.name` or, as MLIR writes those without angle brackets, `#sdy<name`.
 
     Raises:
         ParseError: There is no attribute of that name, or the text is not one.
@@ -66,9 +69,9 @@ def parse_attribute(text: str) -> Interned:
     found = _ATTRIBUTE.match(text, scanner.position)
     if found is None:
         scanner.fail("expected '#sdy.'")
-    kind = _ATTRIBUTES.get(found.group(1))
+    kind = _ATTRIBUTES.get(found.group(2))
     if kind is None:
-        scanner.fail(f"unknown attribute `{found.group(1)}` in dialect `sdy`", fix=f"one of {', '.join(_ATTRIBUTES)}")
+        scanner.fail(f"unknown attribute `{found.group(2)}` in dialect `sdy`", fix=f"one of {', '.join(_ATTRIBUTES)}")
     return parse(kind, text)
 
 
@@ -282,13 +285,12 @@ def _factor_size(scanner: Scanner, expected: int) -> int:
 
 def _factor(scanner: Scanner) -> int:
     start = scanner.position
-    factors = _factors(scanner)
-    if not factors:
+    first, *rest = _factors(scanner) or (-1,)
+    if first < 0:
         scanner.fail("expected valid keyword", fix="write a factor: 'i' to 'z', or 'z_1', 'z_2', ...")
-    if len(factors) > 1:
-        rest = "".join(map(factor_symbol, factors[1:]))
-        scanner.fail(f"expecting single factor symbol: {rest}", start + len(factor_symbol(factors[0])))
-    return factors[0]
+    if rest:
+        scanner.fail(f"expecting single factor symbol: {''.join(map(factor_symbol, rest))}", start + len(factor_symbol(first)))
+    return first
 
 
 def _factors(scanner: Scanner) -> tuple[int, ...]:
@@ -318,10 +320,10 @@ def _factors(scanner: Scanner) -> tuple[int, ...]:
 
 _KINDS: dict[type[Interned], tuple[str, Callable[[Scanner], Any]]] = {
     Mesh: ("mesh", read_mesh),
-    MeshAxis: ("", read_mesh_axis),
-    AxisRef: ("", read_axis),
-    SubAxis: ("", read_sub_axis),
-    DimensionSharding: ("", read_dimension),
+    MeshAxis: ("mesh_axis", read_mesh_axis),
+    AxisRef: ("axis_ref", read_axis),
+    SubAxis: ("sub_axis_info", read_sub_axis),
+    DimensionSharding: ("dimension_sharding", read_dimension),
     TensorSharding: ("sharding", read_sharding),
     TensorShardingPerValue: ("sharding_per_value", read_shardings),
     OpShardingRule: ("op_sharding_rule", read_rule),
@@ -332,4 +334,4 @@ _KINDS: dict[type[Interned], tuple[str, Callable[[Scanner], Any]]] = {
     ManualAxes: ("manual_axes", read_manual_axes),
 }
 
-_ATTRIBUTES = {name: kind for kind, (name, _) in _KINDS.items() if name}
+_ATTRIBUTES = {name: kind for kind, (name, _) in _KINDS.items()}
