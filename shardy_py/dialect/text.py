@@ -105,6 +105,26 @@ def parse_rule(text: str) -> OpShardingRule:
     return parse(OpShardingRule, text)
 
 
+def parse_axis_ref_list(text: str) -> AxisRefList:
+    """Reads `{"x", "y":(1)2}`."""
+    return parse(AxisRefList, text)
+
+
+def parse_list_of_axis_ref_lists(text: str) -> ListOfAxisRefLists:
+    """Reads `[{"x"}, {}]`."""
+    return parse(ListOfAxisRefLists, text)
+
+
+def parse_all_to_all_param_list(text: str) -> AllToAllParamList:
+    """Reads `[{"x"}: 0->1, {"y"}: 2->3]`."""
+    return parse(AllToAllParamList, text)
+
+
+def parse_manual_axes(text: str) -> ManualAxes:
+    """Reads `{"x", "y"}`."""
+    return parse(ManualAxes, text)
+
+
 def read_mesh(scanner: Scanner) -> Mesh:
     """A mesh, at the cursor."""
     scanner.accept_keyword("mesh")
