@@ -1,0 +1,88 @@
+"""Copies the ops of a lowered fragment into a block, with the functions it calls as named computations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shardy_py.ir import Block, Function, Op, Program, Value
+
+if TYPE_CHECKING:
+    from shardy_py.frontends.jaxpr import Importer
+
+_RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
+
+
+class Inliner:
+    """Copies fragments; constants become `sdy.constant` and a broadcast scalar constant one constant."""
+
+    def __init__(self, importer: Importer) -> None:
+        self._importer = importer
+
+    def inline(self, program: Program, arguments: Sequence[Value], block: Block, location: object, primitive: str) -> list[Value]:
+        """Appends the body of `main` to a block and returns its results."""
+        copy = _Copy(self._importer, {f.name: f for f in program.functions}, program, location, primitive)
+        main = program.main
+        return copy.block(main.body, arguments, block)
+
+
+class _Copy:
+    def __init__(self, importer: Importer, functions: dict[str, Function], program: Program, location: object, primitive: str) -> None:
+        self.importer = importer
+        self.functions = functions
+        self.program = program
+        self.location = location
+        self.primitive = primitive
+        self.values: dict[Value, Value] = {}
+
+    def block(self, source: Block, arguments: Sequence[Value], target: Block) -> list[Value]:
+        """Appends all ops but the terminator; returns the copies of the terminator's operands."""
+        self.values.update(zip(source.arguments, arguments, strict=True))
+        for op in source.ops[:-1]:
+            self.op(op, target)
+        return [self.values[v] for v in source.ops[-1].operands]
+
+    def op(self, op: Op, target: Block) -> None:
+        operands = [self.values[v] for v in op.operands]
+        if op.name == "func.call":
+            copy = self.call(op, operands, target)
+        elif op.name in ("stablehlo.constant", "sdy.constant") or _is_splat(op, operands):
+            attributes = operands[0].owner.attributes if operands else op.attributes  # pyright: ignore[reportAttributeAccessIssue]
+            copy = Op("sdy.constant", (), (op.results[0].type,), attributes, rule_known=True, location=self.location, primitive=self.primitive)
+            target.append(copy)
+        else:
+            regions = [Block([a.type for a in region.arguments]) for region in op.regions]
+            types = [r.type for r in op.results]
+            copy = Op(op.name, operands, types, op.attributes, regions, location=self.location, primitive=self.primitive)
+            if op.rule_known:
+                copy.rule, copy.rule_known = op.rule, True
+            self.importer.append(copy, target)
+            for source, made in zip(op.regions, regions):
+                results = self.block(source, made.arguments, made)
+                made.append(Op(source.ops[-1].name, results, (), rule_known=True, location=self.location))
+        for old, new in zip(op.results, copy.results):
+            new.sharding = old.sharding
+            self.values[old] = new
+
+    def call(self, op: Op, operands: Sequence[Value], target: Block) -> Op:
+        function = self.functions[op.attributes["callee"]]
+        body = Block([a.type for a in function.arguments])
+        name = self.importer.symbol((self.program, function.name), function.name)
+        copy = named_computation(name, operands, function.result_types, body, self.location, self.primitive)
+        target.append(copy)
+        results = self.block(function.body, body.arguments, body)
+        body.append(Op("sdy.return", results, (), rule_known=True, location=self.location))
+        return copy
+
+
+def _is_splat(op: Op, operands: Sequence[Value]) -> bool:
+    if op.name != "stablehlo.broadcast_in_dim" or operands[0].type.rank:
+        return False
+    owner = operands[0].defining_op
+    return owner is not None and owner.name == "sdy.constant"
+
+
+def named_computation(name: str, operands: Sequence[Value], result_types: Sequence, body: Block, location: object, primitive: str) -> Op:  # type: ignore[type-arg]
+    """An `sdy.named_computation` whose shardings are not known."""
+    attributes = {"name": name, "in_shardings": None, "out_shardings": None}
+    return Op("sdy.named_computation", operands, result_types, attributes, (body,), rule_known=True, location=location, primitive=primitive)

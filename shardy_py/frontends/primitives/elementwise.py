@@ -1,0 +1,247 @@
+"""Elementwise primitives, as `_nary_lower_hlo` and the few rules beside it in `jax/_src/lax/lax.py` lower them."""
+
+from __future__ import annotations
+
+import functools
+
+from shardy_py.frontends.primitives.avals import is_extended
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
+from shardy_py.ir import TensorType
+
+
+def _nary(op: str, b: Builder) -> Template:
+    """Every operand is broadcast to the result's shape, then one op."""
+    shape = b.out_type.shape
+    operands = b.match(b.operands, shape)
+    if b.params.get("out_dtype") is not None:
+        operands = tuple(b.op("stablehlo.convert", (s,), b.out_type) for s in operands)
+    out = b.op(op, operands, b.out_type)
+    if b.params.get("accuracy"):
+        out = b.op(op, operands, b.out_type)
+    return b.build((out,))
+
+
+def _real_only(op: str, b: Builder) -> Template:
+    if b.out_type.dtype.startswith("complex"):
+        raise Unsupported
+    return _nary(op, b)
+
+
+def _sign(b: Builder) -> Template:
+    if not b.out_type.dtype.startswith("uint"):
+        return b.build((b.op("stablehlo.sign", (0,), b.out_type),))
+    is_zero = b.op("stablehlo.compare", (0, b.like(0, 0)), TensorType(b.out_type.shape, "bool"))
+    return b.build((b.op("stablehlo.select", (is_zero, b.like(0, 0), b.like(0, 1)), b.out_type),))
+
+
+def _round(b: Builder) -> Template:
+    afz = b.params["rounding_method"].name == "AWAY_FROM_ZERO"
+    return b.build((b.op("stablehlo.round_nearest_afz" if afz else "stablehlo.round_nearest_even", (0,), b.out_type),))
+
+
+def _exp2(b: Builder) -> Template:
+    scaled = b.op("stablehlo.multiply", (b.like(0, "log(2)"), 0), b.out_type)
+    return b.build((b.op("stablehlo.exponential", (scaled,), b.out_type),))
+
+
+def _logistic(b: Builder) -> Template:
+    e = b.op("stablehlo.exponential", (b.op("stablehlo.negate", (0,), b.out_type),), b.out_type)
+    total = b.op("stablehlo.add", (b.like(0, 1), e), b.out_type)
+    return b.build((b.op("stablehlo.divide", (b.like(0, 1), total), b.out_type),))
+
+
+def _square(b: Builder) -> Template:
+    """`chlo.square`, which is legalised to a product for all but complex values."""
+    if b.out_type.dtype.startswith("complex"):
+        raise Unsupported
+    return b.build((b.op("stablehlo.multiply", (0, 0), b.out_type),))
+
+
+def _pow(b: Builder) -> Template:
+    x, y = b.operands
+    if b.type(x).dtype != b.type(y).dtype:
+        y = b.op("stablehlo.convert", (y,), TensorType(b.type(y).shape, b.out_type.dtype))
+    return b.build((b.op("stablehlo.power", b.match((x, y), b.out_type.shape), b.out_type),))
+
+
+def _integer_pow(b: Builder) -> Template:
+    """Repeated squaring in the order of `_integer_pow`; the cube is written out."""
+    y = b.params["y"]
+    if y == 0:
+        return b.build((b.like(0, 1),))
+    if y == 3:
+        return b.build((b.op("stablehlo.multiply", (b.op("stablehlo.multiply", (0, 0), b.out_type), 0), b.out_type),))
+    if y == -1:
+        return b.build((b.op("stablehlo.divide", (b.like(0, 1), 0), b.out_type),))
+    acc, x, left = -1, 0, abs(y)
+    while left > 0:
+        if left & 1:
+            acc = x if acc < 0 else b.op("stablehlo.multiply", (acc, x), b.out_type)
+        left >>= 1
+        if left > 0:
+            x = b.op("stablehlo.multiply", (x, x), b.out_type)
+    if y < 0:
+        acc = b.op("stablehlo.divide", (b.like(0, 1), acc), b.out_type)
+    return b.build((acc,))
+
+
+def _extremum(op: str, b: Builder) -> Template:
+    """Complex values are compared as pairs."""
+    if not b.out_type.dtype.startswith("complex"):
+        return _nary(op, b)
+    x, y = b.match(b.operands, b.out_type.shape)
+    real = TensorType(b.out_type.shape, "float64" if b.out_type.dtype == "complex128" else "float32")
+    boolean = TensorType(b.out_type.shape, "bool")
+    rx, ry = b.op("stablehlo.real", (x,), real), b.op("stablehlo.real", (y,), real)
+    equal = b.op("stablehlo.compare", (rx, ry), boolean)
+    by_real = b.op("stablehlo.compare", (rx, ry), boolean)
+    by_imag = b.op("stablehlo.compare", (b.op("stablehlo.imag", (x,), real), b.op("stablehlo.imag", (y,), real)), boolean)
+    which = b.op("stablehlo.select", (equal, by_imag, by_real), boolean)
+    return b.build((b.op("stablehlo.select", (which, x, y), b.out_type),))
+
+
+def _compare(b: Builder) -> Template:
+    """Keys are equal where all their words are."""
+    x, y = b.operands
+    if is_extended(b.avals[0]):
+        if b.avals[0].shape != b.avals[1].shape:
+            raise Unsupported
+        wide = TensorType(b.type(x).shape, "bool")
+        same = b.op("stablehlo.compare", (x, y), wide)
+        unit = b.constant((), "bool", b.name == "eq")
+        axes = tuple(range(b.out_type.rank, wide.rank))
+        return b.build((b.op("stablehlo.reduce", (same, unit), b.out_type, dimensions=axes, body=_KEY_REDUCERS[b.name]),))
+    return b.build((b.op("stablehlo.compare", b.match((x, y), b.out_type.shape), b.out_type),))
+
+
+_KEY_REDUCERS = {"eq": "stablehlo.and", "ne": "stablehlo.or"}
+
+
+def _convert(b: Builder) -> Template:
+    """A conversion to bool compares with zero first; one from complex to real takes the real part first."""
+    if is_extended(b.avals[0]) or is_extended(b.out_avals[0]):
+        raise Unsupported
+    x, out = 0, b.out_type
+    if b.type(x).dtype.startswith("complex") and not out.dtype.startswith("complex"):
+        x = b.op("stablehlo.real", (x,), TensorType(out.shape, "float64" if b.type(x).dtype == "complex128" else "float32"))
+    if out.dtype == "bool":
+        x = b.op("stablehlo.compare", (x, b.like(x, 0)), out)
+    return b.build((b.op("stablehlo.convert", (x,), out),))
+
+
+def _select(b: Builder) -> Template:
+    """Two cases under a bool are one select; an integer is compared with the middle case, recursively."""
+    which, *cases = b.operands
+    if is_extended(b.out_avals[0]):
+        shape, rank = b.out_type.shape, b.type(which).rank
+        which = b.broadcast(which, shape, range(rank))
+    if len(cases) == 1:
+        return b.build((cases[0],))
+    if b.type(which).dtype == "bool":
+        return b.build((b.op("stablehlo.select", (which, cases[1], cases[0]), b.out_type),))
+
+    def choose(offset: int, cases: list[int]) -> int:
+        if len(cases) == 1:
+            return cases[0]
+        mid = len(cases) // 2
+        below = b.op("stablehlo.compare", (which, b.like(which, offset + mid)), TensorType(b.type(which).shape, "bool"))
+        low, high = choose(offset, cases[:mid]), choose(offset + mid, cases[mid:])
+        return b.op("stablehlo.select", (below, low, high), b.out_type)
+
+    return b.build((choose(0, cases),))
+
+
+def _conj(b: Builder) -> Template:
+    real = TensorType(b.out_type.shape, "float64" if b.out_type.dtype == "complex128" else "float32")
+    if not b.type(0).dtype.startswith("complex"):
+        return b.build((b.op("stablehlo.complex", (0, b.like(0, 0)), b.out_type),))
+    re = b.op("stablehlo.real", (0,), real)
+    im = b.op("stablehlo.negate", (b.op("stablehlo.imag", (0,), real),), real)
+    return b.build((b.op("stablehlo.complex", (re, im), b.out_type),))
+
+
+def _one(op: str, b: Builder) -> Template:
+    """One op whose operands have the result's shape already."""
+    return b.build((b.op(op, b.operands, b.out_type),))
+
+
+def _identity(b: Builder) -> Template:
+    """The operand itself: no op at all."""
+    return b.build((0,))
+
+
+_NARY = {
+    "abs": "stablehlo.abs",
+    "acos": "chlo.acos",
+    "acosh": "chlo.acosh",
+    "add": "stablehlo.add",
+    "and": "stablehlo.and",
+    "asin": "chlo.asin",
+    "asinh": "chlo.asinh",
+    "atan": "chlo.atan",
+    "atan2": "stablehlo.atan2",
+    "atanh": "chlo.atanh",
+    "bessel_i1e": "chlo.bessel_i1e",
+    "cbrt": "stablehlo.cbrt",
+    "ceil": "stablehlo.ceil",
+    "clamp": "stablehlo.clamp",
+    "clz": "stablehlo.count_leading_zeros",
+    "complex": "stablehlo.complex",
+    "cosh": "chlo.cosh",
+    "digamma": "chlo.digamma",
+    "div": "stablehlo.divide",
+    "erf": "chlo.erf",
+    "erf_inv": "chlo.erf_inv",
+    "erfc": "chlo.erfc",
+    "exp": "stablehlo.exponential",
+    "expm1": "stablehlo.exponential_minus_one",
+    "floor": "stablehlo.floor",
+    "imag": "stablehlo.imag",
+    "is_finite": "stablehlo.is_finite",
+    "lgamma": "chlo.lgamma",
+    "log": "stablehlo.log",
+    "log1p": "stablehlo.log_plus_one",
+    "mul": "stablehlo.multiply",
+    "neg": "stablehlo.negate",
+    "nextafter": "chlo.next_after",
+    "not": "stablehlo.not",
+    "or": "stablehlo.or",
+    "polygamma": "chlo.polygamma",
+    "population_count": "stablehlo.popcnt",
+    "real": "stablehlo.real",
+    "rem": "stablehlo.remainder",
+    "rsqrt": "stablehlo.rsqrt",
+    "shift_left": "stablehlo.shift_left",
+    "shift_right_arithmetic": "stablehlo.shift_right_arithmetic",
+    "shift_right_logical": "stablehlo.shift_right_logical",
+    "sinh": "chlo.sinh",
+    "sqrt": "stablehlo.sqrt",
+    "sub": "stablehlo.subtract",
+    "tan": "stablehlo.tan",
+    "tanh": "stablehlo.tanh",
+    "xor": "stablehlo.xor",
+    "zeta": "chlo.zeta",
+}
+
+_IDENTITIES = ("copy", "from_edtype", "multiple_of", "name", "pvary", "preduced", "random_clone", "reduced_vary_cast_p", "stage")
+
+TEMPLATES: dict[str, TemplateBuilder] = {
+    **{name: functools.partial(_nary, op) for name, op in _NARY.items()},
+    **{name: functools.partial(_real_only, op) for name, op in {"cos": "stablehlo.cosine", "sin": "stablehlo.sine"}.items()},
+    **{name: _compare for name in ("eq", "eq_to", "ge", "gt", "le", "le_to", "lt", "lt_to", "ne")},
+    **{name: _identity for name in (*_IDENTITIES, "random_unwrap", "random_wrap", "stop_gradient", "to_edtype", "vary_unreduced_cast_p")},
+    "add_any": functools.partial(_one, "stablehlo.add"),
+    "conj": _conj,
+    "convert_element_type": _convert,
+    "exp2": _exp2,
+    "integer_pow": _integer_pow,
+    "logistic": _logistic,
+    "max": functools.partial(_extremum, "stablehlo.maximum"),
+    "min": functools.partial(_extremum, "stablehlo.minimum"),
+    "pow": _pow,
+    "reduce_precision": functools.partial(_one, "stablehlo.reduce_precision"),
+    "round": _round,
+    "select_n": _select,
+    "sign": _sign,
+    "square": _square,
+}

@@ -1,0 +1,87 @@
+"""Dynamic slices, gathers and scatters."""
+
+from __future__ import annotations
+
+from shardy_py.frontends.primitives.avals import is_extended
+from shardy_py.frontends.primitives.reductions import reducer_name
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
+from shardy_py.ir import TensorType
+
+
+def _zeros_for(b: Builder, like: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Start indices of the dimensions that a PRNG key adds: one constant used `count` times by JAX, each made anew here."""
+    dtype = b.type(like[0]).dtype if like else "int32"
+    zero = b.constant((), dtype, 0) if count else 0
+    return (zero,) * count
+
+
+def _dynamic_slice(b: Builder) -> Template:
+    x, *starts = b.operands
+    starts = (*starts, *_zeros_for(b, tuple(starts), len(b.element_shape(b.out_avals[0]))))
+    return b.build((b.op("stablehlo.dynamic_slice", (x, *starts), b.out_type, slice_sizes=b.out_type.shape),))
+
+
+def _dynamic_update_slice(b: Builder) -> Template:
+    x, update, *starts = b.operands
+    starts = (*starts, *_zeros_for(b, tuple(starts), len(b.element_shape(b.out_avals[0]))))
+    return b.build((b.op("stablehlo.dynamic_update_slice", (x, update, *starts), b.out_type),))
+
+
+def _gather(b: Builder) -> Template:
+    """Out-of-bounds indices that clip or are promised not to occur need no more than the op."""
+    mode = b.params["mode"].name
+    if mode == "FILL_OR_DROP":
+        return _gather_or_fill(b)
+    return b.build((_gather_op(b, 0, 1),))
+
+
+def _gather_op(b: Builder, x: int, indices: int) -> int:
+    if 0 in b.out_type.shape:
+        return b.constant(b.out_type.shape, b.out_type.dtype, 0)
+    dnums = b.params["dimension_numbers"]
+    extra = b.element_shape(b.out_avals[0])
+    rank = len(b.out_avals[0].shape)
+    return b.op(
+        "stablehlo.gather",
+        (x, indices),
+        b.out_type,
+        offset_dims=(*(int(d) for d in dnums.offset_dims), *range(rank, rank + len(extra))),
+        collapsed_slice_dims=tuple(int(d) for d in dnums.collapsed_slice_dims),
+        operand_batching_dims=tuple(int(d) for d in dnums.operand_batching_dims),
+        start_indices_batching_dims=tuple(int(d) for d in dnums.start_indices_batching_dims),
+        start_index_map=tuple(int(d) for d in dnums.start_index_map),
+        index_vector_dim=b.type(indices).rank - 1,
+        slice_sizes=(*(int(n) for n in b.params["slice_sizes"]), *extra),
+    )
+
+
+def _gather_or_fill(b: Builder) -> Template:
+    raise Unsupported
+
+
+def _scatter(b: Builder) -> Template:
+    mode = b.params["mode"]
+    if is_extended(b.out_avals[0]) or getattr(mode, "name", "") == "CLIP":
+        raise Unsupported
+    dnums = b.params["dimension_numbers"]
+    made = b.op(
+        "stablehlo.scatter",
+        b.operands,
+        b.out_type,
+        update_window_dims=tuple(int(d) for d in dnums.update_window_dims),
+        inserted_window_dims=tuple(int(d) for d in dnums.inserted_window_dims),
+        input_batching_dims=tuple(int(d) for d in dnums.operand_batching_dims),
+        scatter_indices_batching_dims=tuple(int(d) for d in dnums.scatter_indices_batching_dims),
+        scatter_dims_to_operand_dims=tuple(int(d) for d in dnums.scatter_dims_to_operand_dims),
+        index_vector_dim=b.type(1).rank - 1,
+        body=reducer_name(b.params["update_jaxpr"]),
+    )
+    return b.build((made,))
+
+
+TEMPLATES: dict[str, TemplateBuilder] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    **{name: _scatter for name in ("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")},
+}

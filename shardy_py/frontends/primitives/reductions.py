@@ -1,0 +1,113 @@
+"""Reductions, sorts and windows: `reduce_sum` and its kin, `reduce`, `sort`, `reduce_window_*`, `select_and_scatter`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
+from shardy_py.ir import TensorType
+
+# The name of the reducing op and of its unit.
+_REDUCERS = {
+    "reduce_and": ("stablehlo.and", "all ones"),
+    "reduce_max": ("stablehlo.maximum", "lowest"),
+    "reduce_min": ("stablehlo.minimum", "highest"),
+    "reduce_or": ("stablehlo.or", 0),
+    "reduce_prod": ("stablehlo.multiply", 1),
+    "reduce_sum": ("stablehlo.add", 0),
+    "reduce_xor": ("stablehlo.xor", 0),
+}
+_WINDOW_REDUCERS = {
+    "reduce_window_max": ("stablehlo.maximum", "lowest"),
+    "reduce_window_min": ("stablehlo.minimum", "highest"),
+    "reduce_window_sum": ("stablehlo.add", 0),
+}
+_COMPLEX_PAIRS = ("stablehlo.maximum", "stablehlo.minimum")
+
+
+def _body(op: str, dtype: str) -> str:
+    """The reducer's name where its body is that one op; the extrema of complex values are several."""
+    return "" if dtype.startswith("complex") and op in _COMPLEX_PAIRS else op
+
+
+def _reduce(op: str, unit: object, b: Builder) -> Template:
+    start = b.constant((), b.out_type.dtype, unit)
+    axes = tuple(int(a) for a in b.params["axes"])
+    return b.build((b.op("stablehlo.reduce", (0, start), b.out_type, dimensions=axes, body=_body(op, b.out_type.dtype)),))
+
+
+_BODIES = {"add": "stablehlo.add", "mul": "stablehlo.multiply", "max": "stablehlo.maximum", "min": "stablehlo.minimum"}
+_LOGICAL_BODIES = {"and": "stablehlo.and", "or": "stablehlo.or", "xor": "stablehlo.xor"}
+
+
+def reducer_name(jaxpr: Any) -> str:
+    """The op of a reducer or an update computation that is one op of its two arguments, else the empty string."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    if jaxpr is None or len(jaxpr.eqns) != 1 or len(jaxpr.outvars) != 1:
+        return ""
+    (eqn,) = jaxpr.eqns
+    if jaxpr.outvars[0] is not eqn.outvars[0] or len(eqn.invars) != 2 or {id(v) for v in eqn.invars} != {id(v) for v in jaxpr.invars}:
+        return ""
+    name = eqn.primitive.name
+    dtype = str(eqn.outvars[0].aval.dtype)
+    return _body(_BODIES.get(name) or _LOGICAL_BODIES.get(name, ""), dtype)
+
+
+def _general_reduce(b: Builder) -> Template:
+    axes = tuple(int(a) for a in b.params["dimensions"])
+    return b.build(b.ops("stablehlo.reduce", b.operands, b.out_types, dimensions=axes, body=reducer_name(b.params["jaxpr"])))
+
+
+def _sort(b: Builder) -> Template:
+    return b.build(b.ops("stablehlo.sort", b.operands, b.out_types, dimension=int(b.params["dimension"])))
+
+
+def _window(b: Builder) -> dict[str, Any]:
+    p = b.params
+    rank = len(p["window_dimensions"])
+    return {
+        "window_dimensions": tuple(int(n) for n in p["window_dimensions"]),
+        "window_strides": tuple(int(n) for n in p["window_strides"]),
+        "base_dilations": tuple(int(n) for n in p["base_dilation"] or (1,) * rank),
+        "window_dilations": tuple(int(n) for n in p["window_dilation"] or (1,) * rank),
+        "padding": tuple((int(low), int(high)) for low, high in p["padding"]),
+    }
+
+
+def _reduce_window(op: str, unit: object, b: Builder) -> Template:
+    start = b.constant((), b.out_type.dtype, unit)
+    return b.build((b.op("stablehlo.reduce_window", (0, start), b.out_type, **_window(b), body=_body(op, b.out_type.dtype)),))
+
+
+def _general_reduce_window(b: Builder) -> Template:
+    return b.build(b.ops("stablehlo.reduce_window", b.operands, b.out_types, **_window(b), body=reducer_name(b.params["jaxpr"])))
+
+
+def _select_and_scatter(b: Builder) -> Template:
+    window = _window_of_scatter(b)
+    return b.build((b.op("stablehlo.select_and_scatter", b.operands, b.out_type, **window),))
+
+
+def _window_of_scatter(b: Builder) -> dict[str, Any]:
+    p = b.params
+    return {
+        "window_dimensions": tuple(int(n) for n in p["window_dimensions"]),
+        "window_strides": tuple(int(n) for n in p["window_strides"]),
+        "padding": tuple((int(low), int(high)) for low, high in p["padding"]),
+    }
+
+
+def _argument(unit: object, b: Builder) -> Template:
+    """A reduce of values and their indices; JAX calls it as a function of its own."""
+    raise Unsupported
+
+
+TEMPLATES: dict[str, TemplateBuilder] = {
+    **{name: functools.partial(_reduce, op, unit) for name, (op, unit) in _REDUCERS.items()},
+    **{name: functools.partial(_reduce_window, op, unit) for name, (op, unit) in _WINDOW_REDUCERS.items()},
+    "reduce": _general_reduce,
+    "reduce_window": _general_reduce_window,
+    "select_and_scatter": _select_and_scatter,
+    "sort": _sort,
+}

@@ -1,0 +1,157 @@
+"""Primitives that move or repeat elements: broadcast, reshape, transpose, concatenate, pad, slices, iota."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
+from shardy_py.ir import TensorType, Type
+
+_CONCATENATE_AT_MOST = 16
+
+
+def _ints(values: Sequence[object]) -> tuple[int, ...]:
+    return tuple(int(v) for v in values)  # pyright: ignore[reportArgumentType]
+
+
+def _broadcast_in_dim(b: Builder) -> Template:
+    aval = b.out_avals[0]
+    extra = range(len(aval.shape), b.out_type.rank)
+    return b.build((b.broadcast(0, b.out_type.shape, (*b.params["broadcast_dimensions"], *extra)),))
+
+
+def _reshape(b: Builder) -> Template:
+    x = 0
+    dimensions = b.params.get("dimensions")
+    if b.name == "reshape" and dimensions is not None:
+        x = b.op("stablehlo.transpose", (x,), _permuted(b.type(x), dimensions), permutation=_ints(dimensions))
+    return b.build((b.op("stablehlo.reshape", (x,), b.out_type),))
+
+
+def _permuted(type: Type, permutation: Sequence[int]) -> TensorType:
+    return TensorType(tuple(type.shape[int(p)] for p in permutation), type.dtype)
+
+
+def _transpose(b: Builder) -> Template:
+    extra = range(len(b.out_avals[0].shape), b.out_type.rank)
+    return b.build((b.op("stablehlo.transpose", (0,), b.out_type, permutation=_ints((*b.params["permutation"], *extra))),))
+
+
+def _reverse(b: Builder) -> Template:
+    return b.build((b.op("stablehlo.reverse", (0,), b.out_type, dimensions=_ints(b.params["dimensions"])),))
+
+
+def _concatenate_tree(b: Builder, slots: Sequence[int], axis: int) -> int:
+    """At most sixteen operands per op, as `_concatenate_tree`."""
+    slots = list(slots)
+    while len(slots) > 1:
+        slots = [_concatenated(b, slots[i : i + _CONCATENATE_AT_MOST], axis) for i in range(0, len(slots), _CONCATENATE_AT_MOST)]
+    return slots[0]
+
+
+def _concatenated(b: Builder, slots: Sequence[int], axis: int) -> int:
+    first = b.type(slots[0])
+    size = sum(b.type(s).shape[axis] for s in slots)
+    shape = (*first.shape[:axis], size, *first.shape[axis + 1 :])
+    return b.op("stablehlo.concatenate", slots, TensorType(shape, first.dtype), dimension=axis)
+
+
+def _concatenate(b: Builder) -> Template:
+    return b.build((_concatenate_tree(b, b.operands, int(b.params["dimension"])),))
+
+
+def _stack(b: Builder) -> Template:
+    axis = int(b.params["axis"])
+    expanded = []
+    for x in b.operands:
+        shape = b.type(x).shape
+        kept = [i for i in range(len(shape) + 1) if i != axis]
+        expanded.append(b.broadcast(x, (*shape[:axis], 1, *shape[axis:]), kept))
+    return b.build((_concatenate_tree(b, expanded, axis),))
+
+
+def _slice_of(b: Builder, x: int, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]) -> int:
+    shape = tuple(-(-(limit - start) // stride) for start, limit, stride in zip(starts, limits, strides))
+    return b.op(
+        "stablehlo.slice",
+        (x,),
+        TensorType(shape, b.type(x).dtype),
+        start_indices=_ints(starts),
+        limit_indices=_ints(limits),
+        strides=_ints(strides),
+    )
+
+
+def _slice(b: Builder) -> Template:
+    starts, limits = _ints(b.params["start_indices"]), _ints(b.params["limit_indices"])
+    strides = _ints(b.params["strides"] or (1,) * len(starts))
+    extra = b.element_shape(b.out_avals[0])
+    ones = (1,) * len(extra)
+    return b.build((_slice_of(b, 0, (*starts, *(0 for _ in extra)), (*limits, *extra), (*strides, *ones)),))
+
+
+def _split(b: Builder) -> Template:
+    axis, start, outs = int(b.params["axis"]), 0, []
+    shape = b.type(0).shape
+    for size in _ints(b.params["sizes"]):
+        starts = tuple(start if d == axis else 0 for d in range(len(shape)))
+        limits = tuple(start + size if d == axis else n for d, n in enumerate(shape))
+        outs.append(_slice_of(b, 0, starts, limits, (1,) * len(shape)))
+        start += size
+    return b.build(outs)
+
+
+def _unstack(b: Builder) -> Template:
+    axis, outs = int(b.params["axis"]), []
+    shape = b.type(0).shape
+    for i, out in enumerate(b.out_types):
+        starts = tuple(i if d == axis else 0 for d in range(len(shape)))
+        limits = tuple(i + 1 if d == axis else n for d, n in enumerate(shape))
+        outs.append(b.op("stablehlo.reshape", (_slice_of(b, 0, starts, limits, (1,) * len(shape)),), out))
+    return b.build(outs)
+
+
+def _tile(b: Builder) -> Template:
+    shape, reps = b.type(0).shape, _ints(b.params["reps"])
+    dtype = b.type(0).dtype
+    split = b.op("stablehlo.reshape", (0,), TensorType(tuple(n for size in shape for n in (1, size)), dtype))
+    wide = b.broadcast(split, tuple(n for pair in zip(reps, shape) for n in pair), range(2 * len(shape)))
+    return b.build((b.op("stablehlo.reshape", (wide,), b.out_type),))
+
+
+def _pad(b: Builder) -> Template:
+    low, high, interior = zip(*b.params["padding_config"], strict=True) if b.params["padding_config"] else ((), (), ())
+    attributes = {"edge_padding_low": _ints(low), "edge_padding_high": _ints(high), "interior_padding": _ints(interior)}
+    return b.build((b.op("stablehlo.pad", (0, 1), b.out_type, **attributes),))
+
+
+def _iota(b: Builder) -> Template:
+    return b.build((b.op("stablehlo.iota", (), b.out_type, iota_dimension=int(b.params["dimension"])),))
+
+
+def _bitcast(b: Builder) -> Template:
+    return b.build((b.op("stablehlo.bitcast_convert", (0,), b.out_type),))
+
+
+def _empty(b: Builder) -> Template:
+    return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),))
+
+
+TEMPLATES: dict[str, TemplateBuilder] = {
+    "bitcast_convert_type": _bitcast,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": _concatenate,
+    "empty": _empty,
+    "empty2": _empty,
+    "iota": _iota,
+    "pad": _pad,
+    "reshape": _reshape,
+    "rev": _reverse,
+    "slice": _slice,
+    "split": _split,
+    "squeeze": _reshape,
+    "stack": _stack,
+    "tile": _tile,
+    "transpose": _transpose,
+    "unstack": _unstack,
+}

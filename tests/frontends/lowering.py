@@ -1,0 +1,109 @@
+"""What JAX's own lowering gives for a function, as a `Program` to compare an imported jaxpr with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import passmanager
+
+from shardy_py.dialect import Mesh
+from shardy_py.frontends.jaxpr import Imported, from_jaxpr
+from shardy_py.frontends.legalize_chlo import legalize_chlo
+from shardy_py.frontends.mlir import from_mlir
+from shardy_py.ir import TOKEN, Block, Op, Program, Value
+
+MESH = Mesh((("x", 2), ("y", 4)))
+_IMPORT_CALLS = "builtin.module(symbol-dce,sdy-flatten-call-graph,symbol-dce,sdy-import-func-calls,symbol-dce)"
+_IGNORED = frozenset(("value", "name", "has_side_effect"))
+
+
+def traced(function: Callable[..., Any], *args: Any) -> jax.extend.core.ClosedJaxpr:
+    """The jaxpr of a function of flat or nested arguments."""
+    return jax.make_jaxpr(function)(*args)
+
+
+def lowered(function: Callable[..., Any], args: Sequence[Any], in_shardings: Any = None, out_shardings: Any = None) -> Program:
+    """The module that `jax.jit` lowers to, with its calls imported by the passes in jaxlib."""
+    shardings = {} if in_shardings is None else {"in_shardings": in_shardings}
+    if out_shardings is not None:
+        shardings["out_shardings"] = out_shardings
+    module = jax.jit(function, keep_unused=True, **shardings).lower(*args).compiler_ir("stablehlo")
+    with module.context:
+        passmanager.PassManager.parse(_IMPORT_CALLS).run(module.operation)
+    program = from_mlir(module)
+    legalize_chlo(program)
+    return program
+
+
+def imported(function: Callable[..., Any], args: Sequence[Any], **options: Any) -> Imported:
+    """The same function through its jaxpr."""
+    return from_jaxpr(traced(function, *args), mesh=MESH, **options)
+
+
+def canonical(program: Program) -> list[str]:
+    """One line per op that matters: constants and tokens nobody observes are left out, broadcast scalars are constants."""
+    return _Lines(program).lines
+
+
+class _Lines:
+    def __init__(self, program: Program) -> None:
+        self.lines: list[str] = []
+        self.numbers: dict[Value, str] = {}
+        self.splats: set[Value] = set()
+        main = program.main
+        self.arguments(main.body)
+        self.block(main.body, "")
+
+    def arguments(self, block: Block) -> None:
+        for argument in block.arguments:
+            if argument.type is not TOKEN:
+                self.number(argument)
+
+    def number(self, value: Value) -> str:
+        return self.numbers.setdefault(value, f"%{len(self.numbers)}:{value.type}" + (f" {value.sharding}" if value.sharding is not None else ""))
+
+    def block(self, block: Block, indent: str) -> None:
+        for op in block.ops:
+            self.op(op, indent)
+
+    def op(self, op: Op, indent: str) -> None:
+        if op.name in ("stablehlo.create_token", "stablehlo.after_all") or op.name in ("stablehlo.constant", "sdy.constant"):
+            self.splats.update(op.results)
+            return
+        if op.name == "stablehlo.broadcast_in_dim" and op.operands[0] in self.splats and op.operands[0].type.rank == 0:
+            self.splats.update(op.results)
+            return
+        operands = [f"constant:{v.type}" if v in self.splats else self.number(v) for v in op.operands if v.type is not TOKEN]
+        attributes = {k: plain(v) for k, v in sorted(op.attributes.items()) if k not in _IGNORED and v is not None and not k.startswith("mhlo.")}
+        for region in op.regions:
+            self.arguments(region)
+        results = [self.number(v) for v in op.results if v.type is not TOKEN]
+        self.lines.append(f"{indent}{', '.join(results)} = {op.name}({', '.join(operands)}) {attributes}")
+        for region in op.regions:
+            self.block(region, indent + "  ")
+            self.lines.append(indent + "  --")
+
+
+def plain(value: Any) -> Any:
+    """Attributes as both front ends may spell them."""
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(v) for v in value)
+    if isinstance(value, np.integer):
+        return int(value)
+    return value if isinstance(value, (int, bool)) else str(value)
+
+
+def difference(got: Program, want: Program, around: int = 3) -> str:
+    """The first difference of two programs in words; empty where there is none."""
+    mine, theirs = canonical(got), canonical(want)
+    for i, (a, b) in enumerate(zip(mine, theirs)):
+        if a != b:
+            before = "\n".join(f"    {line}" for line in theirs[max(0, i - around) : i])
+            return f"line {i} of {len(mine)}/{len(theirs)}:\n{before}\n  - {a}\n  + {b}"
+    if len(mine) != len(theirs):
+        longer = mine if len(mine) > len(theirs) else theirs
+        return f"{len(mine)} lines, {len(theirs)} expected; next {longer[min(len(mine), len(theirs))]}"
+    return ""
