@@ -10,7 +10,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Program, Value
+from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.propagation.graph import Holder, Node, PropagationGraph
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.schedule import STAGES
@@ -126,6 +126,8 @@ class Propagation:
             if old is new:
                 continue
             value.sharding = new
+            if old is None and isinstance(value, Value):
+                _open_siblings(value, new)
             if log is not None:
                 log.append(Step(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage))
             if stack is not None:
@@ -145,6 +147,15 @@ class Propagation:
             if not node.queued and node is not current and not node.erased:
                 node.queued = True
                 stack.append(node)
+
+
+def _open_siblings(value: Value, sharding: TensorSharding) -> None:
+    """An op states the shardings of all its results or of none: the other results of a first one become fully open."""
+    owner = value.owner
+    if isinstance(owner, Op) and len(owner.results) > 1:
+        for other in owner.results:
+            if other.sharding is None:
+                other.sharding = TensorSharding.open(sharding.mesh, other.type.rank)
 
 
 def _single_uses(node: Node) -> bool:

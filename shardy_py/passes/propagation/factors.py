@@ -155,7 +155,8 @@ def unproject(
                 else:
                     axes.append(axis)
             if state.overflow:
-                axes.extend(state.overflow)
+                add_axis_or_merge(axes, state.overflow[0], mesh)
+                axes.extend(state.overflow[1:])
                 break
             if axes_size(state.axes, mesh) < sizes[f]:
                 break

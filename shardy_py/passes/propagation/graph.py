@@ -15,6 +15,8 @@ from shardy_py.rules import is_elementwise, is_pure, rule_for
 
 Holder = Value | FunctionResult
 EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
+KEPT = EDGES | {"sdy.sharding_constraint"}
+"""Ops that stay even when nobody uses their result."""
 
 
 class Node:
@@ -122,13 +124,15 @@ class PropagationGraph:
                     node.all_directions = everything(rule)
                     node.elementwise = is_elementwise(name)
                     node.waits_for_single_use = early != 0
-        node.removable = name != "sdy.sharding_constraint" and is_pure(op)
+        node.removable = name not in KEPT and is_pure(op)
         self.nodes.append(node)
         self.node_of[op] = node
 
     def _edge(self, op: Op) -> Node:
         result = op.results[0]
         owner = op.operands[0]
+        if op.name != dataflow.EDGE:
+            return Node(op, None, ())
         holders = [self.holder(user.operands[i]) for user, i in dataflow.sources(owner)]
         if not isinstance(result.type, TensorType) or result.type.rank == 0:
             return Node(op, None, ())
