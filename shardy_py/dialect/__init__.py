@@ -8,6 +8,7 @@ from shardy_py.dialect.collectives import AxisRefList as AxisRefList
 from shardy_py.dialect.collectives import ListOfAxisRefLists as ListOfAxisRefLists
 from shardy_py.dialect.collectives import ManualAxes as ManualAxes
 from shardy_py.dialect.direction import PropagationDirection as PropagationDirection
+from shardy_py.dialect.format import format_type as format_type
 from shardy_py.dialect.mesh import Mesh as Mesh
 from shardy_py.dialect.mesh import MeshAxis as MeshAxis
 from shardy_py.dialect.rule import DimMapping as DimMapping

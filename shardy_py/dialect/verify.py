@@ -264,7 +264,7 @@ def _verify_sub_axis(axis: AxisRef, full_size: int) -> None:
         raise DialectError(f"sub-axis pre-size must be at least 1: {axis}")
     if axis.size <= 1:
         raise DialectError(f"sub-axis sizes must be greater than 1: {axis}", fix="leave the sub-axis out")
-    if full_size % axis.pre_size or full_size % (axis.pre_size * axis.size):
+    if full_size % (axis.pre_size * axis.size):
         raise DialectError(
             f"sub-axis next pre-size {axis.next_pre_size} doesn't divide the size of the full axis {full_size}: {axis}",
             why="sub-axes come from splitting an axis into factors of its size",
@@ -310,21 +310,25 @@ def _verify_mapping(what: str, mapping: TensorMapping, shape: Shape, sizes: tupl
 
 
 def _verify_special_factors(rule: OpShardingRule) -> None:
-    for name in ("reduction", "need_replication", "permutation", "blocked_propagation"):
-        factors: tuple[int, ...] = getattr(rule, name)
-        if list(factors) != sorted(factors):
-            raise DialectError("indices of special factors must be sorted", where=name)
-        if len(set(factors)) != len(factors):
-            raise DialectError("indices of special factors must be unique", where=name)
-        for factor in factors:
-            if not 0 <= factor < rule.num_factors:
-                raise DialectError(f"index must be less than {rule.num_factors}, got: {factor}", where=name)
+    for name in ("reduction", "need_replication", "permutation"):
+        _verify_factor_list(name, getattr(rule, name), rule.num_factors)
     special = (*rule.reduction, *rule.need_replication, *rule.permutation)
     if len(set(special)) != len(special):
         raise DialectError("a factor can only be in one of the reduction, need replication, or permutation factor sets")
+    _verify_factor_list("blocked_propagation", rule.blocked_propagation, rule.num_factors)
     in_results = {factor for mapping in rule.result_mappings for dim in mapping for factor in dim}
     if not in_results.isdisjoint(rule.reduction):
         raise DialectError("reduction factor cannot be in result mappings", why="a factor that is reduced over is gone from the results")
+
+
+def _verify_factor_list(name: str, factors: tuple[int, ...], num_factors: int) -> None:
+    if list(factors) != sorted(factors):
+        raise DialectError("indices of special factors must be sorted", where=name)
+    if len(set(factors)) != len(factors):
+        raise DialectError("indices of special factors must be unique", where=name)
+    for factor in factors:
+        if not 0 <= factor < num_factors:
+            raise DialectError(f"index must be less than {num_factors}, got: {factor}", where=name)
 
 
 def _manual_shards(dim: DimensionSharding, manual_axes: Sequence[str], mesh: Mesh, what: str, d: int) -> int:
