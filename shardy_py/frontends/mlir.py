@@ -56,13 +56,13 @@ def from_mlir(module: ir.Module | str) -> Program:
 
 
 def parse_module(text: str) -> ir.Module:
-    """Parses MLIR text with the dialects that JAX emits.
+    """Parses MLIR text with the dialects that JAX emits; ops of other dialects may stand in generic form.
 
     Raises:
         ValueError: If the text is no valid module; the message is that of the MLIR parser.
     """
     try:
-        return ir.Module.parse(text, make_context())
+        return ir.Module.parse(text, make_context(allow_unregistered=True))
     except ir.MLIRError as error:
         raise ValueError(str(error)) from None
 
@@ -71,7 +71,6 @@ class _Reader:
     def __init__(self) -> None:
         self.values: dict[ir.Value, Value] = {}
         self.ops: dict[ir.Operation, Op] = {}
-        self.captured: dict[ir.Value, None] = {}
         self.types: dict[ir.Type, Type] = {}
 
     def program(self, module: ir.Module) -> Program:
@@ -126,21 +125,16 @@ class _Reader:
         for theirs, ours in zip(source.arguments, block.arguments, strict=True):
             self.values[theirs] = ours
         for view in source.operations:
-            block.append(self.op(view, block))
+            block.append(self.op(view))
         return block
 
-    def op(self, view: ir.OpView, block: Block) -> Op:
+    def op(self, view: ir.OpView) -> Op:
         source = view.operation
         name = source.name
         regions = []
         if name in KEPT_REGIONS:
             regions = [self.block(region, f"a region of '{name}'") for region in source.regions]
-        operands = []
-        for theirs in source.operands:
-            ours = self.values[theirs]
-            operands.append(ours)
-            if self.is_captured(ours, block):
-                self.captured[theirs] = None
+        operands = [self.values[operand] for operand in source.operands]
         reader = READERS.get(name)
         attributes = reader(view) if reader is not None else None
         op = Op(name, operands, [self.type(r.type) for r in source.results], attributes, regions, location=source.location)
@@ -168,19 +162,12 @@ class _Reader:
         if found:
             op.attributes = {**op.attributes, **found}
 
-    def is_captured(self, value: Value, block: Block) -> bool:
-        owner = value.owner
-        return (owner.block if isinstance(owner, Op) else owner) is not block
-
     def order_uses(self) -> None:
-        for theirs in self.captured:
-            ours = self.values[theirs]
-            order = []
-            for use in theirs.uses:
-                op = self.ops.get(cast(ir.OpView, use.owner).operation)
-                if op is not None:
-                    order.append((op, use.operand_number))
-            ours.uses = order[::-1]
+        """Puts uses into the order of the module, which depends on how it was built where regions capture values."""
+        for theirs, ours in self.values.items():
+            if len(ours.uses) > 1:
+                uses = [(self.ops.get(cast(ir.OpView, use.owner).operation), use.operand_number) for use in theirs.uses]
+                ours.uses = [(op, i) for op, i in reversed(uses) if op is not None]
 
 
 def _dictionaries(attribute: ir.Attribute | None, count: int) -> Sequence[dict[str, Any]]:

@@ -48,10 +48,10 @@ _SDY_PARSERS: dict[str, Callable[[str], Any]] = {
     "#sdy.sharding_per_value<": dialect.parse_sharding_per_value,
     "#sdy.op_sharding_rule<": dialect.parse_rule,
     "#sdy.mesh<": dialect.parse_mesh,
-    "#sdy<manual_axes": dialect.parse_manual_axes,
-    "#sdy<axis_ref_list": dialect.parse_axis_ref_list,
-    "#sdy<list_of_axis_ref_lists": dialect.parse_list_of_axis_ref_lists,
-    "#sdy<all_to_all_param_list": dialect.parse_all_to_all_param_list,
+    "#sdy<manual_axes": dialect.parse_attribute,
+    "#sdy<axis_ref_list": dialect.parse_attribute,
+    "#sdy<list_of_axis_ref_lists": dialect.parse_attribute,
+    "#sdy<all_to_all_param_list": dialect.parse_attribute,
 }
 
 
