@@ -32,7 +32,7 @@ import shardy_py as sp
 
 STEPS = flags.DEFINE_integer("steps", 60, "Training steps.", lower_bound=1)
 DEVICES = flags.DEFINE_integer("devices", 8, "CPU devices; half of a multiple of four.", lower_bound=2)
-BATCH = flags.DEFINE_integer("batch", 16, "Sequences per step.", lower_bound=1)
+BATCH = flags.DEFINE_integer("batch", 32, "Sequences per step.", lower_bound=1)
 LENGTH = flags.DEFINE_integer("length", 64, "Characters per sequence.", lower_bound=2)
 LAYERS = flags.DEFINE_integer("layers", 2, "Transformer blocks.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("width", 128, "Width of the residual stream; a multiple of the heads.", lower_bound=8)
@@ -113,7 +113,7 @@ def main(argv: list[str]) -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES.value)
     text, vocabulary = read_text()
     model = Transformer(vocabulary, LAYERS.value, WIDTH.value, HEADS.value)
-    optimizer = optax.adamw(optax.warmup_constant_schedule(0.0, 3e-3, 10))
+    optimizer = optax.adamw(optax.warmup_constant_schedule(0.0, 4e-3, 20))
 
     def train_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
         def loss_of(params: Any) -> jax.Array:
