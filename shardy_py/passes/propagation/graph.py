@@ -25,6 +25,7 @@ class Node:
     Attributes:
         op: The op; None for the pair of a returned value and its function result.
         tensors: Values that hold the shardings of operands, then results.
+        values: The operands and results themselves; they differ from `tensors` where an edge holds the sharding.
         stages: Directions per op priority; None where the node never propagates.
         all_directions: Directions without op priorities.
         waits_for_single_use: At op priority 0 it needs operands without other uses.
@@ -33,12 +34,15 @@ class Node:
         erased: Whether the op was dead and is gone.
     """
 
-    __slots__ = ("all_directions", "elementwise", "erased", "op", "queued", "removable", "rule", "stages", "tables", "tensors", "transform", "waits_for_single_use")
+    __slots__ = ("all_directions", "elementwise", "erased", "op", "queued", "removable", "rule", "stages", "tables", "tensors", "transform", "values", "waits_for_single_use")
 
-    def __init__(self, op: Op | None, rule: OpShardingRule | None, tensors: tuple[Holder, ...]) -> None:
+    def __init__(
+        self, op: Op | None, rule: OpShardingRule | None, tensors: tuple[Holder, ...] = (), values: tuple[Holder, ...] | None = None
+    ) -> None:
         self.op = op
         self.rule = rule
         self.tensors = tensors
+        self.values = tensors if values is None else values
         self.stages: tuple[Directions | None, ...] | None = None
         self.all_directions: Directions | None = None
         self.elementwise = False
@@ -90,6 +94,7 @@ class PropagationGraph:
         self.node_of: dict[Op, Node] = {}
         self._concerned: dict[Holder, list[Node]] = {}
         self._holders: dict[Value, Value] = {}
+        self._leaves: list[Op] = []
         self.main = program.main
         self.results = [FunctionResult(i, s) for i, s in enumerate(self.main.result_shardings)]
         for function in program.functions:
@@ -111,14 +116,17 @@ class PropagationGraph:
                 op.rule, op.rule_known = rule, True
             if rule is None or not _connects(rule):
                 if not op.operands or not op.results:
+                    if not op.operands and op.results:
+                        self._leaves.append(op)
                     return
-                node = Node(op, None, ())
+                node = Node(op, None)
             else:
-                tensors = tuple([self.holder(v) for v in op.operands] + [self.holder(v) for v in op.results])
+                values = (*op.operands, *op.results)
+                tensors = tuple([self.holder(v) for v in values])
                 if None in tensors:
-                    node = Node(op, None, ())
+                    node = Node(op, None)
                 else:
-                    node = Node(op, rule, tensors)  # pyright: ignore[reportArgumentType]
+                    node = Node(op, rule, tensors, values)  # pyright: ignore[reportArgumentType]
                     early = pass_through_direction(name, op.attributes.get("call_target_name"))
                     node.stages = schedule(rule, early, name == "stablehlo.broadcast_in_dim")
                     node.all_directions = everything(rule)
@@ -132,13 +140,13 @@ class PropagationGraph:
         result = op.results[0]
         owner = op.operands[0]
         if op.name != dataflow.EDGE:
-            return Node(op, None, ())
-        holders = [self.holder(user.operands[i]) for user, i in dataflow.sources(owner)]
+            return Node(op, None)
+        sources = [user.operands[i] for user, i in dataflow.sources(owner)]
+        holders = [(held, source) for source in sources if (held := self.holder(source)) is not None]
         if not isinstance(result.type, TensorType) or result.type.rank == 0:
-            return Node(op, None, ())
-        kept = tuple(h for h in holders if h is not None)
-        rule = identity_rule(len(kept), result.type.shape)
-        node = Node(op, rule, (*kept, result))
+            return Node(op, None)
+        rule = identity_rule(len(holders), result.type.shape)
+        node = Node(op, rule, (*(held for held, _ in holders), result), (*(source for _, source in holders), result))
         node.stages = schedule(rule, pass_through_direction(op.name), False, attached=False)
         node.all_directions = everything(rule)
         if _is_manual(owner):
@@ -149,9 +157,9 @@ class PropagationGraph:
         result = op.results[0]
         holder = self.holder(op.operands[0])
         if not isinstance(result.type, TensorType) or result.type.rank == 0 or holder is None:
-            return Node(op, None, ())
+            return Node(op, None)
         rule = identity_rule(1, result.type.shape)
-        node = Node(op, rule, (holder, result))
+        node = Node(op, rule, (holder, result), (op.operands[0], result))
         direction = int(op.attributes.get("allowed_direction", PropagationDirection.NONE))
         if direction:
             directions = (direction,) * result.type.rank
@@ -167,7 +175,7 @@ class PropagationGraph:
             if holder is None or not isinstance(value.type, TensorType) or value.type.rank == 0:
                 continue
             rule = identity_rule(1, value.type.shape)
-            node = Node(None, rule, (holder, slot))
+            node = Node(None, rule, (holder, slot), (value, slot))
             node.all_directions = everything(rule)
             nodes.append(node)
         return nodes
@@ -188,7 +196,8 @@ class PropagationGraph:
         """The nodes to visit again when a value's sharding changes, in the order in which they are pushed.
 
         As `notifyShardingModified` of the reference: users of an edge's other targets, the defining op, then the users,
-        latest use first, so that on a stack the earliest comes first.
+        latest use first, so that on a stack the earliest comes first. It is told the operand or result itself: a body
+        argument that changes its edge concerns its own users only, as in the reference.
         """
         found = self._concerned.get(value)
         if found is not None:
@@ -198,7 +207,8 @@ class PropagationGraph:
             op = value.defining_op
             if op is not None and op.name in EDGES:
                 for target in dataflow.other_targets(op.operands[0]):
-                    self._push_users(target, pushed)
+                    # the users themselves only: where such a use feeds another edge, that edge is not told
+                    pushed.extend(node for user, _ in reversed(target.uses) if (node := self.node_of.get(user)) is not None)
             if op is not None:
                 if (node := self.node_of.get(op)) is not None:
                     pushed.append(node)
@@ -208,7 +218,8 @@ class PropagationGraph:
 
     def _push_users(self, value: Value, pushed: list[Node]) -> None:
         for op, i in reversed(value.uses):
-            owner = dataflow.owner_fed_by(op, i)
+            # an edge that a block argument owns is not told of its operand's change, only one that a result owns
+            owner = None if op.name in dataflow.COMPUTATIONS else dataflow.owner_fed_by(op, i)
             edge = None if owner is None else dataflow.edge_of_owner(owner)
             node = self.node_of.get(op if edge is None else edge)
             if node is not None:
@@ -236,6 +247,7 @@ class PropagationGraph:
     def sweep(self) -> None:
         """Takes erased ops out of their blocks."""
         erased = {node.op for node in self.nodes if node.erased}
+        erased.update(op for op in self._leaves if not any(result.uses for result in op.results) and is_pure(op))
         if erased:
             for function in self.program.functions:
                 _sweep(function.body, erased)
