@@ -11,6 +11,7 @@ import jax
 from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import custom_partitioning_sharding_rule as _sharding_rules
 from jax._src import linear_util as _linear_util
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
@@ -19,9 +20,10 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lax.control_flow.loops import _scan_impl
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AxisType, NamedSharding
 
+from shardy_py.frontends._jax import ir, make_context
 from shardy_py.ir import TensorType
 
 
@@ -56,6 +58,24 @@ def has_explicit_axes(aval: Any) -> bool:
     return mesh is not None and not (mesh.empty or mesh.are_all_axes_manual or mesh.are_all_axes_auto)
 
 
+def sharding_of(aval: Any) -> Any:
+    """The sharding in a type; None for tokens and references."""
+    return getattr(aval, "sharding", None)
+
+
+def is_explicit(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr was traced with explicit mesh axes."""
+    first = jaxpr.eqns[0].ctx.cur_abstract_mesh if jaxpr.eqns else None
+    if first is not None and not first.empty and AxisType.Explicit in first.axis_types:
+        return True
+    return any(has_explicit_axes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
+
+
+def has_references(jaxpr: ClosedJaxpr) -> bool:
+    """Whether references are made and used up inside of a jaxpr."""
+    return any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in jaxpr.effects)
+
+
 def physical_sharding(aval: Any, sharding: Any) -> Any:
     """The sharding of the array that holds an extended-dtype array."""
     return _sharding_impls.physical_sharding(aval, sharding) if is_extended_dtype(aval.dtype) else sharding
@@ -73,7 +93,7 @@ def manual_sharding(mesh: Any, spec: Any, outer: ManualContext | None, aval: Any
     """As `_make_scoped_manual_sharding`: the sharding of an operand or result of a shard_map."""
     mesh = mesh.abstract_mesh
     if outer is not None:
-        mesh = mesh.update_axis_types({a: AxisType.Manual for a in outer.axes})
+        mesh = mesh.update_axis_types(dict.fromkeys(outer.axes, AxisType.Manual))
     return physical_sharding(aval, NamedSharding(mesh, spec))
 
 
@@ -103,7 +123,8 @@ def discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def _traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     wrapped = _linear_util.wrap_init(fun, debug_info=_api_util.debug_info("lower_fun", fun, avals, {}))
     jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, lower=True)
-    return discharged(ClosedJaxpr(jaxpr, consts))
+    closed = ClosedJaxpr(jaxpr, consts)
+    return discharged(closed) if has_references(closed) else closed
 
 
 _LOOPS: dict[Any, ClosedJaxpr] = {}
@@ -118,6 +139,20 @@ def scoped_sharding(sharding: Any, aval: Any, rank: int, manual: ManualContext |
     return sharding
 
 
-def custom_partitioning_rule(eqn: JaxprEqn, mesh: Any) -> Any:
-    """The rule of a custom_partitioning equation, or None where it has none."""
-    return None
+def custom_partitioning_rule(eqn: JaxprEqn, mesh: Any) -> str | None:
+    """The text of the rule of a custom_partitioning equation, or None where it has none."""
+    rule: Any = eqn.params["sharding_rule"]
+    if rule is None:
+        return None
+    call = eqn.params["call"]
+    with make_context(), ir.Location.unknown():
+        operands: list[ir.Type] = [ir.RankedTensorType.get(a.shape, _mlir.dtype_to_ir_type(a.dtype)) for a in call.in_avals]
+        results: list[ir.Type] = [ir.RankedTensorType.get(a.shape, _mlir.dtype_to_ir_type(a.dtype)) for a in call.out_avals]
+        factors: Any = {}
+        if callable(rule):
+            rule = rule(*eqn.params["static_args"], mesh, operands, results)
+            if isinstance(rule, list | tuple) and len(rule) == 2:
+                rule, factors = rule
+        if isinstance(rule, str):
+            rule = _sharding_rules.str_to_sdy_sharding_rule(rule, **factors)
+        return str(_sharding_rules.sdy_sharding_rule_to_mlir(rule, operands, results))

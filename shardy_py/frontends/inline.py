@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.ir import Block, Function, Op, Program, Type, Value
 
 if TYPE_CHECKING:
     from shardy_py.frontends.jaxpr import Importer
-
-_RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 
 
 class Inliner:
@@ -48,7 +46,8 @@ class _Copy:
             copy = self.call(op, operands, target)
         elif op.name in ("stablehlo.constant", "sdy.constant") or _is_splat(op, operands):
             attributes = operands[0].owner.attributes if operands else op.attributes  # pyright: ignore[reportAttributeAccessIssue]
-            copy = Op("sdy.constant", (), (op.results[0].type,), attributes, rule_known=True, location=self.location, primitive=self.primitive)
+            type_ = op.results[0].type
+            copy = Op("sdy.constant", (), (type_,), attributes, rule_known=True, location=self.location, primitive=self.primitive)
             target.append(copy)
         else:
             regions = [Block([a.type for a in region.arguments]) for region in op.regions]
@@ -82,7 +81,9 @@ def _is_splat(op: Op, operands: Sequence[Value]) -> bool:
     return owner is not None and owner.name == "sdy.constant"
 
 
-def named_computation(name: str, operands: Sequence[Value], result_types: Sequence, body: Block, location: object, primitive: str) -> Op:  # type: ignore[type-arg]
+def named_computation(
+    name: str, operands: Sequence[Value], result_types: Sequence[Type], body: Block, location: object, primitive: str
+) -> Op:
     """An `sdy.named_computation` whose shardings are not known."""
     attributes = {"name": name, "in_shardings": None, "out_shardings": None}
     return Op("sdy.named_computation", operands, result_types, attributes, (body,), rule_known=True, location=location, primitive=primitive)

@@ -16,7 +16,7 @@ from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import TOKEN, Block, Op, Program, Value
 
 MESH = Mesh((("x", 2), ("y", 4)))
-_IMPORT_CALLS = "builtin.module(symbol-dce,sdy-flatten-call-graph,symbol-dce,sdy-import-func-calls,symbol-dce)"
+_IMPORT_CALLS = "builtin.module(symbol-dce,sdy-flatten-call-graph,symbol-dce,sdy-import-func-calls{add-data-flow-edges-on-named-computations=false},symbol-dce)"
 _IGNORED = frozenset(("value", "name", "has_side_effect"))
 
 

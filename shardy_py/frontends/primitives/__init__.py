@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardy_py.frontends.primitives import elementwise, indexing, products, reductions, shapes
+from shardy_py.frontends.primitives import collectives, elementwise, indexing, products, reductions, shapes
 from shardy_py.frontends.primitives.template import TemplateBuilder
 
-FAMILIES = (elementwise, indexing, products, reductions, shapes)
+FAMILIES = (collectives, elementwise, indexing, products, reductions, shapes)
 
 
 def _merged() -> dict[str, TemplateBuilder]:

@@ -29,32 +29,31 @@ def _real_only(op: str, b: Builder) -> Template:
 
 def _sign(b: Builder) -> Template:
     if not b.out_type.dtype.startswith("uint"):
-        return b.build((b.op("stablehlo.sign", (0,), b.out_type),))
+        return b.build((b.op("stablehlo.sign", (0,), b.out_type),), typed=False)
     is_zero = b.op("stablehlo.compare", (0, b.like(0, 0)), TensorType(b.out_type.shape, "bool"))
-    return b.build((b.op("stablehlo.select", (is_zero, b.like(0, 0), b.like(0, 1)), b.out_type),))
+    return b.build((b.op("stablehlo.select", (is_zero, b.like(0, 0), b.like(0, 1)), b.out_type),), typed=False)
 
 
 def _round(b: Builder) -> Template:
     afz = b.params["rounding_method"].name == "AWAY_FROM_ZERO"
-    return b.build((b.op("stablehlo.round_nearest_afz" if afz else "stablehlo.round_nearest_even", (0,), b.out_type),))
+    return b.build((b.op("stablehlo.round_nearest_afz" if afz else "stablehlo.round_nearest_even", (0,), b.out_type),), typed=False)
 
 
 def _exp2(b: Builder) -> Template:
     scaled = b.op("stablehlo.multiply", (b.like(0, "log(2)"), 0), b.out_type)
-    return b.build((b.op("stablehlo.exponential", (scaled,), b.out_type),))
+    return b.build((b.op("stablehlo.exponential", (scaled,), b.out_type),), typed=False)
 
 
 def _logistic(b: Builder) -> Template:
-    e = b.op("stablehlo.exponential", (b.op("stablehlo.negate", (0,), b.out_type),), b.out_type)
-    total = b.op("stablehlo.add", (b.like(0, 1), e), b.out_type)
-    return b.build((b.op("stablehlo.divide", (b.like(0, 1), total), b.out_type),))
+    e = b.step("stablehlo.exponential", b.step("stablehlo.negate", 0))
+    total = b.step("stablehlo.add", b.typed(b.like(0, 1)), e)
+    return b.build((b.step("stablehlo.divide", b.typed(b.like(0, 1)), total),), typed=False)
 
 
 def _square(b: Builder) -> Template:
-    """`chlo.square`, which is legalised to a product for all but complex values."""
-    if b.out_type.dtype.startswith("complex"):
-        raise Unsupported
-    return b.build((b.op("stablehlo.multiply", (0, 0), b.out_type),))
+    op = "stablehlo.multiply" if "int" in b.out_type.dtype else "chlo.square"
+    operands = (0, 0) if "int" in b.out_type.dtype else (0,)
+    return b.build((b.op(op, operands, b.out_type),), typed=False)
 
 
 def _pow(b: Builder) -> Template:
@@ -76,12 +75,12 @@ def _integer_pow(b: Builder) -> Template:
     acc, x, left = -1, 0, abs(y)
     while left > 0:
         if left & 1:
-            acc = x if acc < 0 else b.op("stablehlo.multiply", (acc, x), b.out_type)
+            acc = x if acc < 0 else b.step("stablehlo.multiply", acc, x)
         left >>= 1
         if left > 0:
-            x = b.op("stablehlo.multiply", (x, x), b.out_type)
+            x = b.step("stablehlo.multiply", x, x)
     if y < 0:
-        acc = b.op("stablehlo.divide", (b.like(0, 1), acc), b.out_type)
+        acc = b.step("stablehlo.divide", b.typed(b.like(0, 1)), acc)
     return b.build((acc,))
 
 
@@ -111,7 +110,7 @@ def _compare(b: Builder) -> Template:
         unit = b.constant((), "bool", b.name == "eq")
         axes = tuple(range(b.out_type.rank, wide.rank))
         return b.build((b.op("stablehlo.reduce", (same, unit), b.out_type, dimensions=axes, body=_KEY_REDUCERS[b.name]),))
-    return b.build((b.op("stablehlo.compare", b.match((x, y), b.out_type.shape), b.out_type),))
+    return b.build((b.op("stablehlo.compare", b.match((x, y), b.out_type.shape), b.out_type),), typed=False)
 
 
 _KEY_REDUCERS = {"eq": "stablehlo.and", "ne": "stablehlo.or"}
@@ -167,7 +166,7 @@ def _one(op: str, b: Builder) -> Template:
 
 def _identity(b: Builder) -> Template:
     """The operand itself: no op at all."""
-    return b.build((0,))
+    return b.build((0,), typed=False)
 
 
 _NARY = {
@@ -228,8 +227,8 @@ _IDENTITIES = ("copy", "from_edtype", "multiple_of", "name", "pvary", "preduced"
 TEMPLATES: dict[str, TemplateBuilder] = {
     **{name: functools.partial(_nary, op) for name, op in _NARY.items()},
     **{name: functools.partial(_real_only, op) for name, op in {"cos": "stablehlo.cosine", "sin": "stablehlo.sine"}.items()},
-    **{name: _compare for name in ("eq", "eq_to", "ge", "gt", "le", "le_to", "lt", "lt_to", "ne")},
-    **{name: _identity for name in (*_IDENTITIES, "random_unwrap", "random_wrap", "stop_gradient", "to_edtype", "vary_unreduced_cast_p")},
+    **dict.fromkeys(("eq", "eq_to", "ge", "gt", "le", "le_to", "lt", "lt_to", "ne"), _compare),
+    **dict.fromkeys((*_IDENTITIES, "random_unwrap", "random_wrap", "stop_gradient", "to_edtype", "vary_unreduced_cast_p"), _identity),
     "add_any": functools.partial(_one, "stablehlo.add"),
     "conj": _conj,
     "convert_element_type": _convert,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from shardy_py.frontends.primitives.avals import is_extended
 from shardy_py.frontends.primitives.reductions import reducer_name
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
-from shardy_py.ir import TensorType
 
 
 def _zeros_for(b: Builder, like: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -83,5 +82,5 @@ TEMPLATES: dict[str, TemplateBuilder] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
-    **{name: _scatter for name in ("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")},
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"), _scatter),
 }

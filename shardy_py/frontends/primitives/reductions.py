@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
-from shardy_py.ir import TensorType
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
 
 # The name of the reducing op and of its unit.
 _REDUCERS = {
@@ -18,11 +17,7 @@ _REDUCERS = {
     "reduce_sum": ("stablehlo.add", 0),
     "reduce_xor": ("stablehlo.xor", 0),
 }
-_WINDOW_REDUCERS = {
-    "reduce_window_max": ("stablehlo.maximum", "lowest"),
-    "reduce_window_min": ("stablehlo.minimum", "highest"),
-    "reduce_window_sum": ("stablehlo.add", 0),
-}
+_WINDOW_UNITS = {"reduce_window_max": "lowest", "reduce_window_min": "highest", "reduce_window_sum": 0}
 _COMPLEX_PAIRS = ("stablehlo.maximum", "stablehlo.minimum")
 
 
@@ -75,13 +70,13 @@ def _window(b: Builder) -> dict[str, Any]:
     }
 
 
-def _reduce_window(op: str, unit: object, b: Builder) -> Template:
+def _reduce_window(unit: object, b: Builder) -> Template:
     start = b.constant((), b.out_type.dtype, unit)
-    return b.build((b.op("stablehlo.reduce_window", (0, start), b.out_type, **_window(b), body=_body(op, b.out_type.dtype)),))
+    return b.build((b.op("stablehlo.reduce_window", (0, start), b.out_type, **_window(b)),))
 
 
 def _general_reduce_window(b: Builder) -> Template:
-    return b.build(b.ops("stablehlo.reduce_window", b.operands, b.out_types, **_window(b), body=reducer_name(b.params["jaxpr"])))
+    return b.build(b.ops("stablehlo.reduce_window", b.operands, b.out_types, **_window(b)))
 
 
 def _select_and_scatter(b: Builder) -> Template:
@@ -98,14 +93,9 @@ def _window_of_scatter(b: Builder) -> dict[str, Any]:
     }
 
 
-def _argument(unit: object, b: Builder) -> Template:
-    """A reduce of values and their indices; JAX calls it as a function of its own."""
-    raise Unsupported
-
-
 TEMPLATES: dict[str, TemplateBuilder] = {
     **{name: functools.partial(_reduce, op, unit) for name, (op, unit) in _REDUCERS.items()},
-    **{name: functools.partial(_reduce_window, op, unit) for name, (op, unit) in _WINDOW_REDUCERS.items()},
+    **{name: functools.partial(_reduce_window, unit) for name, unit in _WINDOW_UNITS.items()},
     "reduce": _general_reduce,
     "reduce_window": _general_reduce_window,
     "select_and_scatter": _select_and_scatter,

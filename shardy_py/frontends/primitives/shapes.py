@@ -134,7 +134,7 @@ def _bitcast(b: Builder) -> Template:
 
 
 def _empty(b: Builder) -> Template:
-    return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),))
+    return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),), typed=b.name == "empty")
 
 
 TEMPLATES: dict[str, TemplateBuilder] = {

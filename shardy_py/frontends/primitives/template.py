@@ -6,15 +6,16 @@ template refer to numbered slots: the operands of the equation come first, then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.legalize_chlo import expand
 from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
-from shardy_py.ir import TensorType, Type
+from shardy_py.ir import Block, TensorType, Type
 
 
-
-class Unsupported(Exception):  # noqa: N818
+class Unsupported(Exception):
     """A native template does not cover this signature; JAX's own lowering is read instead."""
 
 
@@ -22,9 +23,13 @@ SLOTS = tuple[int, ...]
 
 
 class OpTemplate:
-    """One op: `literal` is the operand whose literal value is the constant's value, or -1."""
+    """One op, its rule and the sharding of its results.
 
-    __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_known")
+    Attributes:
+        literal: The operand of the equation whose literal value is the value of this constant; -1 for other ops.
+    """
+
+    __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_known", "sharding")
 
     def __init__(self, name: str, operands: SLOTS, result_types: tuple[Type, ...], attributes: dict[str, Any], literal: int = -1) -> None:
         self.name = name
@@ -34,6 +39,7 @@ class OpTemplate:
         self.literal = literal
         self.rule: Any = None
         self.rule_known = False
+        self.sharding: TensorSharding | None = None
 
 
 class Template:
@@ -57,26 +63,40 @@ class Builder:
     it is, and one constant of the full shape where it is broadcast, as the constant and its broadcast do in JAX.
 
     Attributes:
+        name: The primitive.
         params: The equation's parameters.
         avals: Of its operands.
         out_avals: Of its results.
         types: Of its operands, PRNG keys as their physical type.
         out_types: Of its results.
         platform: The platform lowered for.
+        axis_sizes: Size of each mesh axis inside of a shard_map.
     """
 
-    def __init__(self, name: str, params: dict[str, Any], invars: Sequence[Any], outvars: Sequence[Any], literals: SLOTS, platform: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        params: dict[str, Any],
+        invars: Sequence[Any],
+        outvars: Sequence[Any],
+        literals: Sequence[int] = (),
+        *,
+        platform: str = "cpu",
+        axis_sizes: Mapping[str, int] | None = None,
+        sharding_of: Callable[[Any], TensorSharding | None] | None = None,
+    ) -> None:
         self.name = name
         self.params = params
         self.platform = platform
+        self.axis_sizes = axis_sizes or {}
         self.avals = [v.aval for v in invars]
         self.out_avals = [v.aval for v in outvars]
         self.types: list[Type] = [type_of_aval(a) for a in self.avals]
         self.out_types: list[Type] = [type_of_aval(a) for a in self.out_avals]
         self.literals = frozenset(literals)
+        self._sharding_of = sharding_of
         self._slot_types: list[Type] = list(self.types)
         self._ops: list[OpTemplate] = []
-        self._constants: dict[int, Any] = {}
 
     @property
     def operands(self) -> tuple[int, ...]:
@@ -99,17 +119,33 @@ class Builder:
 
     def ops(self, name: str, operands: Sequence[int], results: Sequence[Type], **attributes: Any) -> tuple[int, ...]:
         """Appends an op with any number of results and returns their slots."""
+        if name.startswith("chlo."):
+            expanded = self._expanded(name, operands, results, attributes)
+            if expanded is not None:
+                return expanded
+        return self._append(name, operands, results, attributes)
+
+    def _append(self, name: str, operands: Sequence[int], results: Sequence[Type], attributes: dict[str, Any]) -> tuple[int, ...]:
         first = len(self._slot_types)
         self._ops.append(OpTemplate(name, tuple(operands), tuple(results), attributes))
         self._slot_types.extend(results)
         return tuple(range(first, first + len(results)))
 
+    def _expanded(self, name: str, operands: Sequence[int], results: Sequence[Type], attributes: dict[str, Any]) -> tuple[int, ...] | None:
+        arguments = Block([self.type(s) for s in operands]).arguments
+        expansion = expand(name, arguments, results, attributes)
+        if expansion is None:
+            return None
+        ops, values = expansion
+        slots = dict(zip(arguments, operands))
+        for op in ops:
+            made = self._append(op.name, [slots[v] for v in op.operands], [v.type for v in op.results], op.attributes)
+            slots.update(zip(op.results, made))
+        return tuple(slots[v] for v in values)
+
     def constant(self, shape: tuple[int, ...], dtype: str, value: object) -> int:
         """Appends a constant with one value everywhere; JAX's rank-0 constant and its broadcast are this one op."""
-        slot = self.op("sdy.constant", (), TensorType(shape, dtype), value=value)
-        if not shape:
-            self._constants[slot] = value
-        return slot
+        return self.op("sdy.constant", (), TensorType(shape, dtype), value=value)
 
     def like(self, slot: int, value: object) -> int:
         """As `mlir.full_like_aval`: a constant of the type of another value."""
@@ -128,14 +164,48 @@ class Builder:
 
     def match(self, slots: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
         """As `mlir.multi_broadcast_in_dim`: every value of another shape is broadcast to `shape`, aligned right."""
-        return tuple(s if self.type(s).shape == shape else self.broadcast(s, shape, range(len(shape) - self.type(s).rank, len(shape))) for s in slots)
+        matched = []
+        for slot in slots:
+            given = self.type(slot)
+            if given.shape != shape:
+                slot = self.typed(self.broadcast(slot, shape, range(len(shape) - given.rank, len(shape))))
+            elif self._sharding_of is not None and slot < len(self.avals) and not self._is_typed_as_result(slot):
+                slot = self.typed(slot)
+            matched.append(slot)
+        return tuple(matched)
+
+    def _is_typed_as_result(self, slot: int) -> bool:
+        given = self.avals[slot].sharding
+        return bool(given.spec.unreduced or given.spec.reduced) or given == self.out_avals[0].sharding
+
+    def typed(self, slot: int, aval: Any = None) -> int:
+        """As `mlir.lower_with_sharding_in_types`: the sharding in a type, that of the first result by default, as a constraint."""
+        if self._sharding_of is None:
+            return slot
+        sharding = self._sharding_of(self.out_avals[0] if aval is None else aval)
+        if sharding is None:
+            return slot
+        slot = self.op("sdy.sharding_constraint", (slot,), self.type(slot))
+        self._ops[-1].sharding = sharding
+        return slot
+
+    def step(self, name: str, *operands: int) -> int:
+        """An op of the result's type that JAX lowers as an equation of its own."""
+        return self.typed(self.op(name, operands, self.out_type))
 
     def element_shape(self, aval: Any) -> tuple[int, ...]:
         """The dimensions that a PRNG key adds to the physical type; () for other elements."""
         return physical_shape(aval)[len(aval.shape) :]
 
-    def build(self, outputs: Sequence[int]) -> Template:
-        """Ends the template; literals used as they are become constants in front, in operand order."""
+    def build(self, outputs: Sequence[int], *, typed: bool = True) -> Template:
+        """Ends the template; literals used as they are become constants in front, in operand order.
+
+        Args:
+            outputs: The slot of each result.
+            typed: Whether JAX's rule states the shardings in the results' types.
+        """
+        if typed:
+            outputs = [self.typed(s, a) for s, a in zip(outputs, self.out_avals, strict=True)]
         used = {s for op in self._ops for s in op.operands} | set(outputs)
         direct = [i for i in sorted(self.literals) if i in used]
         if not direct:

@@ -1,0 +1,56 @@
+"""What the readers of equations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax.extend.core import JaxprEqn
+
+from shardy_py.frontends.primitives.avals import type_of_aval
+from shardy_py.ir import Block, Op, Value
+from shardy_py.rules import is_known
+
+if TYPE_CHECKING:
+    from shardy_py.frontends.jaxpr import Importer, Scope
+
+EquationReader = Callable[["Importer", int, JaxprEqn, "Scope", Block], None]
+ReaderTable = dict[str, EquationReader]
+
+
+def bind(eqn: JaxprEqn, scope: Scope, results: Sequence[Value]) -> None:
+    """Makes values the results of an equation."""
+    scope.env.update(zip(eqn.outvars, results, strict=True))
+
+
+def barrier(importer: Importer, values: Sequence[Value], eqn: JaxprEqn, block: Block) -> Op:
+    """Appends one optimization barrier for several values."""
+    types = [v.type for v in values]
+    op = Op("stablehlo.optimization_barrier", values, types, location=eqn.source_info, primitive=eqn.primitive.name)
+    return importer.append(op, block)
+
+
+def opaque(
+    importer: Importer, name: str, attributes: dict[str, Any], eqn: JaxprEqn, scope: Scope, block: Block, reason: str = ""
+) -> None:
+    """Appends one op with all operands and results of an equation, and a finding where no rule is known for it.
+
+    Args:
+        importer: The import.
+        name: The op's name.
+        attributes: The op's attributes.
+        eqn: The equation.
+        scope: Where its operands and results are.
+        block: Where the op goes.
+        reason: Why the primitive is opaque, to follow its name.
+    """
+    operands = importer.read(eqn, scope, block)
+    types = [type_of_aval(v.aval) for v in eqn.outvars]
+    op = Op(name, operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
+    importer.append(op, block)
+    importer.bind(eqn, op.results, scope, block)
+    target = attributes.get("call_target_name")
+    if op.rule is not None or is_known(name, target):
+        return
+    reason = reason or f"becomes {f'the custom call {target!r}' if target else f'the op {name!r}'}, for which no rule is known."
+    importer.report("no-rule", eqn, f"'{eqn.primitive.name}' {reason} Shardings stop there.")

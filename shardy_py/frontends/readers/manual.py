@@ -1,0 +1,108 @@
+"""shard_map, and the index of a device along a manual axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax.extend.core import JaxprEqn
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardy_py.frontends import _tracing
+from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
+from shardy_py.frontends.readers.common import ReaderTable, bind
+from shardy_py.ir import Block, Op, TensorType, Value
+
+if TYPE_CHECKING:
+    from shardy_py.frontends.jaxpr import Importer, Scope
+
+
+def shard_map(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """`_shard_map_lowering_shardy`: a manual computation over the axes that become manual."""
+    params = eqn.params
+    mesh, jaxpr = params["mesh"], params["jaxpr"]
+    operands = importer.read(eqn, scope, block)
+    names = tuple(a for a in mesh.axis_names if a in params["newly_manual_axes"])
+    outer = importer.manual
+    with importer.manual_over(mesh, frozenset((*names, *mesh.manual_axes))):
+        if all(mesh.shape[a] == 1 for a in names):
+            results, inner = importer.body(jaxpr, operands, block)
+        else:
+            results, inner = _manual_computation(importer, names, outer, operands, eqn, block)
+    scope.children[index] = [inner]
+    bind(eqn, scope, results)
+
+
+def _manual_computation(
+    importer: Importer, names: tuple[str, ...], outer: Any, operands: Sequence[Value], eqn: JaxprEqn, block: Block
+) -> tuple[list[Value], Scope]:
+    params = eqn.params
+    mesh, jaxpr = params["mesh"], params["jaxpr"]
+    partial = len(names) < len(mesh.axis_names)
+
+    def shardings(variables: Sequence[Any], specs: Sequence[Any]) -> tuple[Any, ...]:
+        found = []
+        for v, spec in zip(variables, specs, strict=True):
+            sharding = _tracing.manual_sharding(mesh, spec, outer, v.aval)
+            found.append(importer.meshes.sharding(sharding, len(physical_shape(v.aval)), open_dimensions=partial))
+        return tuple(found)
+
+    body = Block([type_of_aval(v.aval) for v in jaxpr.invars])
+    attributes = {
+        "in_shardings": shardings(eqn.invars, params["in_specs"]),
+        "out_shardings": shardings(eqn.outvars, params["out_specs"]),
+        "manual_axes": names,
+    }
+    types = [type_of_aval(v.aval) for v in eqn.outvars]
+    location = eqn.source_info
+    op = Op("sdy.manual_computation", operands, types, attributes, (body,), rule_known=True, location=location, primitive="shard_map")
+    block.append(op)
+    results, inner = importer.body(jaxpr, body.arguments, body)
+    body.append(Op("sdy.return", results, (), rule_known=True))
+    return op.results, inner
+
+
+def axis_index(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """`_build_axis_index_lowering_hlo`: computed from the partition's number, where all axes are manual."""
+    names = eqn.params["axis_name"]
+    name = names[0] if isinstance(names, tuple) else names
+    manual = importer.manual
+    if manual is None:
+        raise ValueError(f"axis_index over {name!r} stands outside of a shard_map over that axis")
+    if importer.all_manual:
+        bind(eqn, scope, [_index_along(importer, manual, name, eqn, block)])
+        return
+    if manual.mesh.shape[name] == 1:
+        bind(eqn, scope, [importer.scalar(0, "int32", block, eqn)])
+        return
+    rest = tuple(a for a in manual.mesh.axis_names if a not in manual.axes)
+    mesh = manual.mesh.abstract_mesh
+    sharding = importer.meshes.sharding(NamedSharding(mesh, PartitionSpec()), 0)
+    body = Block()
+    attributes = {"in_shardings": (), "out_shardings": (sharding,), "manual_axes": rest}
+    types = (TensorType((), "int32"),)
+    op = Op("sdy.manual_computation", (), types, attributes, (body,), rule_known=True, location=eqn.source_info, primitive="axis_index")
+    block.append(op)
+    body.append(Op("sdy.return", (_index_along(importer, manual, name, eqn, body),), (), rule_known=True))
+    bind(eqn, scope, op.results)
+
+
+def _index_along(importer: Importer, manual: _tracing.ManualContext, name: str, eqn: JaxprEqn, block: Block) -> Value:
+    names = list(manual.mesh.axis_names)
+    inner = math.prod(manual.mesh.shape[a] for a in names[names.index(name) + 1 :])
+    divisor, modulus = importer.scalar(inner, "uint32", block, eqn), importer.scalar(manual.mesh.shape[name], "uint32", block, eqn)
+    unsigned = TensorType((), "uint32")
+
+    def op(op_name: str, operands: Sequence[Value], type: TensorType = unsigned) -> Value:
+        return importer.append(Op(op_name, operands, (type,), location=eqn.source_info, primitive="axis_index"), block).result
+
+    here = op("stablehlo.partition_id", ())
+    remainder = op("stablehlo.remainder", (op("stablehlo.divide", (here, divisor)), modulus))
+    return op("stablehlo.convert", (remainder,), TensorType((), "int32"))
+
+
+READERS: ReaderTable = {
+    "axis_index": axis_index,
+    "shard_map": shard_map,
+}

@@ -1,0 +1,67 @@
+"""Equations whose inside JAX hands to someone else: kernels, callbacks, composites."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jax.extend.core import JaxprEqn
+
+from shardy_py.dialect import parse_rule
+from shardy_py.frontends import _tracing
+from shardy_py.frontends.primitives.avals import type_of_aval
+from shardy_py.frontends.readers.calls import inlined
+from shardy_py.frontends.readers.common import ReaderTable, bind, opaque
+from shardy_py.ir import Block, Op
+
+if TYPE_CHECKING:
+    from shardy_py.frontends.jaxpr import Importer, Scope
+
+
+def composite(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """`_composite_lowering`: an op whose decomposition is not looked into."""
+    attributes = {"name": eqn.params["name"]}
+    opaque(importer, "stablehlo.composite", attributes, eqn, scope, block)
+
+
+def callback(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """`emit_python_callback`: a custom call that nothing propagates through."""
+    target = f"xla_ffi_python_{importer.platform}_callback"
+    attributes = {"call_target_name": target, "has_side_effect": eqn.primitive.name != "pure_callback"}
+    opaque(importer, "stablehlo.custom_call", attributes, eqn, scope, block)
+
+
+def custom_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """A kernel that JAX can only lower for the platform it runs on: a custom call named after it."""
+    target = str(eqn.params.get("target_name") or eqn.primitive.name)
+    opaque(importer, "stablehlo.custom_call", {"call_target_name": target}, eqn, scope, block)
+
+
+def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """`_custom_partitioning_lowering_rule`: a custom call with the rule that the user gave."""
+    if importer.all_manual:
+        inlined(importer, index, eqn, scope, block)
+        return
+    operands = importer.read(eqn, scope, block)
+    types = [type_of_aval(v.aval) for v in eqn.outvars]
+    text = _tracing.custom_partitioning_rule(eqn, importer.meshes.main)
+    rule = parse_rule(text) if text is not None else None
+    attributes = {"call_target_name": "CustomSPMDPartitioning"}
+    op = Op("stablehlo.custom_call", operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
+    if rule is not None:
+        op.rule, op.rule_known = rule, True
+    importer.append(op, block)
+    if rule is None:
+        importer.report("no-rule", eqn, "custom_partitioning without sharding_rule: shardings stop there; give it a sharding_rule.")
+    bind(eqn, scope, op.results)
+
+
+READERS: ReaderTable = {
+    "composite": composite,
+    "custom_partitioning": custom_partitioning,
+    "debug_callback": callback,
+    "debug_print": callback,
+    "ffi_call": custom_call,
+    "io_callback": callback,
+    "pallas_call": custom_call,
+    "pure_callback": callback,
+}
