@@ -55,6 +55,12 @@ def from_mlir(module: ir.Module | str) -> Program:
     return _Reader().program(module)
 
 
+def read_module(module: ir.Module) -> tuple[Program, dict[ir.Operation, Op]]:
+    """As `from_mlir`, with the op that was made from each operation, for a writer that keeps what a `Program` leaves out."""
+    reader = _Reader()
+    return reader.program(module), reader.ops
+
+
 def parse_module(text: str) -> ir.Module:
     """Parses MLIR text with the dialects that JAX emits; ops of other dialects may stand in generic form.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -82,6 +83,7 @@ def plain(attribute: ir.Attribute) -> Any:
     return from_text(str(attribute))
 
 
+@functools.lru_cache(maxsize=16384)
 def from_text(text: str) -> Any:
     """The value of an attribute that jaxlib gives only as text."""
     for prefix, parse in _SDY_PARSERS.items():

@@ -1,0 +1,64 @@
+"""The table of primitives."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+
+import jax
+import pytest
+
+from shardy_py.frontends._jax import lowering_rules
+from shardy_py.frontends.primitives import TEMPLATES
+from shardy_py.frontends.primitives.table import COLLECTIVES, ENTRIES, LOWERED, NATIVE, OPAQUE, REGION, Entry, Kind, _entries
+from shardy_py.frontends.readers import READERS
+
+OPTIONAL_MODULES = (
+    "jax.experimental.buffer_callback",
+    "jax.experimental.pallas",
+    "jax.experimental.sparse",
+    "jax.experimental.multihost_utils",
+    "jax.experimental.custom_partitioning",
+    "jax.experimental.compute_on",
+    "jax.experimental.xla_metadata",
+    "jax.experimental.shard_alike",
+    "jax.nn",
+)
+
+
+def of_kind(kind: Kind) -> set[str]:
+    return {name for name, entry in ENTRIES.items() if entry.kind is kind}
+
+
+@pytest.mark.skipif(jax.__version_info__[:3] != (0, 10, 2), reason="the table is complete for jax 0.10.2")
+def test_every_primitive_that_jax_lowers_is_in_the_table() -> None:
+    for module in OPTIONAL_MODULES:
+        importlib.import_module(module)
+    assert sorted(set(lowering_rules()) - set(ENTRIES)) == []
+
+
+def test_native_primitives_are_those_with_a_template() -> None:
+    assert of_kind(Kind.NATIVE) == set(TEMPLATES)
+
+
+def test_primitives_with_a_reader_are_regions_or_opaque() -> None:
+    assert set(READERS) <= of_kind(Kind.REGION) | of_kind(Kind.OPAQUE)
+    assert of_kind(Kind.REGION) <= set(READERS)
+
+
+def test_no_primitive_is_named_twice() -> None:
+    names = [name for group in (NATIVE, REGION, LOWERED, COLLECTIVES, *OPAQUE.values()) for name in group.split()]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+    with pytest.raises(ValueError, match="'add' is in the table twice"):
+        _entries(((Entry(Kind.NATIVE), "add sub"), (Entry(Kind.LOWERED), "add")))
+
+
+def test_lowered_primitives_have_a_rule() -> None:
+    for module in OPTIONAL_MODULES:
+        importlib.import_module(module)
+    assert of_kind(Kind.LOWERED) <= set(lowering_rules())
+
+
+def test_opaque_primitives_say_why() -> None:
+    assert all(bool(entry.reason) == (entry.kind is Kind.OPAQUE) for entry in ENTRIES.values())
+    assert all(entry.reason.endswith(".") for entry in ENTRIES.values() if entry.reason)
