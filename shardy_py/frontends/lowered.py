@@ -43,10 +43,11 @@ def lower_fragment(
         NotImplementedError: If JAX has no lowering rule for the platform.
 
     Example:
-        >>> from jax.extend.core.primitives import cumsum_p
+        >>> from jax.extend.core.primitives import reduce_precision_p
         >>> aval = jax.core.ShapedArray((8,), jax.numpy.dtype("float32"))
-        >>> [op.name for op in lower_fragment(cumsum_p, {"axis": 0, "reverse": False}, [aval]).main.body.ops]
-        ['stablehlo.constant', 'stablehlo.reduce_window', 'func.return']
+        >>> fragment = lower_fragment(reduce_precision_p, {"exponent_bits": 5, "mantissa_bits": 10}, [aval])
+        >>> [op.name for op in fragment.main.body.ops]
+        ['stablehlo.reduce_precision', 'func.return']
     """
     types = tuple((aval.shape, aval.dtype, getattr(aval, "weak_type", False)) for aval in avals)
     key = (primitive, tuple(sorted(params.items())), types, platform, mesh, trace_context())
