@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardy_py.dialect import OpShardingRule
 from shardy_py.ir.types import OpaqueType
 from shardy_py.rules import (
+    chlo,
     collectives,
     contraction,
     convolution,
@@ -48,6 +49,7 @@ def merge_tables(tables: Iterable[Mapping[str, T]]) -> dict[str, T]:
 RULES: dict[str, Builder] = merge_tables(
     (
         elementwise.RULES,
+        chlo.RULES,
         shape_ops.RULES,
         slicing.RULES,
         contraction.RULES,

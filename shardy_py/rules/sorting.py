@@ -10,7 +10,7 @@ def sort(signature: Signature) -> OpShardingRule:
     """The sorted dimension needs replication, and does not propagate where it is the only one of size above 1."""
     shape = signature.operands[0]
     rank = len(shape)
-    sorted_dim = signature.attributes["dimension"]
+    sorted_dim = signature.attributes.get("dimension", -1)
     if sorted_dim < 0:
         sorted_dim += rank
     alone = all(size == 1 for dim, size in enumerate(shape) if dim != sorted_dim)

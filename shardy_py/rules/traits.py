@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardy_py.dialect import PropagationDirection
+from shardy_py.rules import chlo
 
 if TYPE_CHECKING:
     from shardy_py.ir.core import Op
@@ -24,6 +25,7 @@ ELEMENTWISE = frozenset(
                 " shift_right_arithmetic shift_right_logical sign sine sqrt subtract tan tanh uniform_dequantize uniform_quantize xor"
             ).split()
         ),
+        *chlo.POINTWISE,
         "sdy.propagation_barrier",
         "sdy.reshard",
         "sdy.sharding_constraint",
