@@ -1,1 +1,73 @@
-"""Shardy for JAX: propagates shardings through a traced program, shows them with their reasons, and runs the result."""
+"""Shardy for JAX: propagates shardings through a traced program, shows them with their reasons, and runs the result.
+
+Names are imported when they are first used, so that importing a core package such as `shardy_py.dialect` needs no JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardy_py import opt as opt
+    from shardy_py.api import AutoSharded as AutoSharded
+    from shardy_py.api import Options as Options
+    from shardy_py.api import Traced as Traced
+    from shardy_py.api import auto_shard as auto_shard
+    from shardy_py.api import manual_computation as manual_computation
+    from shardy_py.api import named_computation as named_computation
+    from shardy_py.api import propagation_barrier as propagation_barrier
+    from shardy_py.api import sharding_group as sharding_group
+    from shardy_py.api import sharding_rule as sharding_rule
+    from shardy_py.api import with_sharding_constraint as with_sharding_constraint
+    from shardy_py.dialect import AxisRef as AxisRef
+    from shardy_py.dialect import DimensionSharding as DimensionSharding
+    from shardy_py.dialect import Mesh as Mesh
+    from shardy_py.dialect import OpShardingRule as OpShardingRule
+    from shardy_py.dialect import TensorSharding as TensorSharding
+    from shardy_py.errors import ShardyError as ShardyError
+    from shardy_py.plan import Finding as Finding
+    from shardy_py.plan import Plan as Plan
+    from shardy_py.rules import RuleTable as RuleTable
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AutoSharded": "api",
+    "AxisRef": "dialect",
+    "DimensionSharding": "dialect",
+    "Finding": "plan",
+    "Mesh": "dialect",
+    "OpShardingRule": "dialect",
+    "Options": "api",
+    "Plan": "plan",
+    "RuleTable": "rules.rule_table",
+    "ShardyError": "errors",
+    "TensorSharding": "dialect",
+    "Traced": "api",
+    "auto_shard": "api",
+    "manual_computation": "api",
+    "named_computation": "api",
+    "propagation_barrier": "api",
+    "sharding_group": "api",
+    "sharding_rule": "api",
+    "with_sharding_constraint": "api",
+}
+
+_MODULES = frozenset({"opt"})
+
+__all__ = ["__version__", *_HOMES, *_MODULES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is not None:
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

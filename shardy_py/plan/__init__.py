@@ -1,1 +1,9 @@
+"""Plans: what was decided, why, and what their reader should know; knows nothing of JAX."""
 
+from shardy_py.plan.explain import Explanation as Explanation
+from shardy_py.plan.explain import Reason as Reason
+from shardy_py.plan.findings import Finding as Finding
+from shardy_py.plan.plan import Plan as Plan
+from shardy_py.plan.plan import PlanError as PlanError
+from shardy_py.plan.timings import Timings as Timings
+from shardy_py.plan.values import PlannedValue as PlannedValue

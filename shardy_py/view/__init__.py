@@ -1,1 +1,1 @@
-
+"""Plans for people: text and other forms."""

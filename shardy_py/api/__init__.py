@@ -1,0 +1,128 @@
+"""The surface for JAX users: `auto_shard` and the annotations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardy_py.api.annotations import manual_computation as manual_computation
+from shardy_py.api.annotations import named_computation as named_computation
+from shardy_py.api.annotations import propagation_barrier as propagation_barrier
+from shardy_py.api.annotations import sharding_group as sharding_group
+from shardy_py.api.annotations import with_sharding_constraint as with_sharding_constraint
+from shardy_py.api.auto import AutoSharded as AutoSharded
+from shardy_py.api.auto import Decoration
+from shardy_py.api.auto import Traced as Traced
+from shardy_py.api.custom_rules import sharding_rule as sharding_rule
+from shardy_py.api.errors import ArgumentTypeError, NotAvailableError, SpecError
+from shardy_py.api.meshes import AnyMesh, view_of
+from shardy_py.api.name_rules import NameRules, check_rules
+from shardy_py.api.options import Options as Options
+from shardy_py.api.request import Settings
+
+
+def auto_shard(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: AnyMesh | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    rules: NameRules | None = None,
+    options: Options | None = None,
+    planner: None = None,
+    lowering: str = "jit",
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+) -> Any:
+    """As `jax.jit`, but shardings propagate from a few annotations, and the plan can be read before anything runs.
+
+    Args:
+        fun: The function; without it, a decorator is returned.
+        mesh: `jax.sharding.Mesh` (Auto or Explicit axes), `AbstractMesh`, or a mapping `{"data": 4, "model": 2}`; by default the mesh
+            of `jax.set_mesh`. Planning needs no devices; running on a mapping takes the first devices there are.
+        in_shardings: A prefix of the tuple of arguments that are not static: `PartitionSpec`, `NamedSharding` or `TensorSharding`. None
+            lets propagation decide, `P()` replicates, `P.UNCONSTRAINED` leaves one dimension open.
+        out_shardings: The same for the result.
+        rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches an argument's path wins.
+        options: How to propagate.
+        planner: None; searching for annotations is not available yet.
+        lowering: `"jit"`: `jax.jit` with constraints that pin the plan.
+        static_argnums: As in `jax.jit`.
+        static_argnames: As in `jax.jit`.
+        donate_argnums: As in `jax.jit`.
+        donate_argnames: As in `jax.jit`.
+
+    Returns:
+        An `AutoSharded`: call it as the function; `.plan`, `.trace`, `.lower`, `.eval_shape` take the same arguments.
+
+    Raises:
+        NotAvailableError: A planner or another lowering is asked for.
+
+    Example:
+        >>> @sp.auto_shard(mesh={"data": 4, "model": 2}, in_shardings=(None, P("data")))
+        ... def step(params, batch):
+        ...     return loss(params, batch)
+        >>> print(step.plan(params, batch))
+    """
+    if fun is None:
+        return functools.partial(
+            auto_shard,
+            mesh=mesh,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            rules=rules,
+            options=options,
+            planner=planner,
+            lowering=lowering,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+        )
+    _check(fun, options, planner, lowering)
+    if mesh is not None:
+        view_of(mesh)
+    settings = Settings(fun, in_shardings, out_shardings, check_rules(rules), options or Options())
+    return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
+
+
+def _check(fun: object, options: object, planner: object, lowering: object) -> None:
+    if not callable(fun):
+        raise ArgumentTypeError(
+            f"auto_shard got a {type(fun).__name__}, no function",
+            where="auto_shard(fun, ...)",
+            why="the only positional argument is the function; everything else is a keyword",
+            fix="write @auto_shard(mesh=..., in_shardings=...)",
+        )
+    if options is not None and not isinstance(options, Options):
+        raise ArgumentTypeError(
+            f"options is a {type(options).__name__}",
+            where="auto_shard(options=...)",
+            why="options are an Options",
+            fix="pass sp.Options(...)",
+        )
+    if planner is not None:
+        raise NotAvailableError(
+            f"planner={planner!r}: there is no planner yet",
+            where="auto_shard(planner=...)",
+            why="this version propagates the annotations it is given and does not search for others",
+            fix="leave planner out",
+        )
+    if lowering == "shard_map":
+        raise NotAvailableError(
+            'lowering="shard_map" is not available yet',
+            where="auto_shard(lowering=...)",
+            why="this version runs plans through jax.jit with shardings",
+            fix='use lowering="jit", the default',
+        )
+    if lowering != "jit":
+        raise SpecError(
+            f"lowering is {lowering!r}",
+            where="auto_shard(lowering=...)",
+            why="there is one way of running a plan",
+            fix='use lowering="jit"',
+        )

@@ -1,0 +1,237 @@
+"""Annotations inside a function: constraints, groups, barriers, named and manual computations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+from shardy_py.api.errors import SpecError
+from shardy_py.api.meshes import MeshView, view_of
+from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
+from shardy_py.api.trees import Leaf
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.dialect import DimensionSharding, PropagationDirection, TensorSharding
+from shardy_py.frontends.annotation_primitives import propagation_barrier_p, sharding_constraint_p, sharding_group_p
+
+_SOURCE = "with_sharding_constraint"
+
+
+def with_sharding_constraint(x: Any, shardings: Any, *, priority: int | None = None) -> Any:
+    """As `jax.lax.with_sharding_constraint`, and more: `None` leaves, open dimensions and priorities.
+
+    Inside a function under `auto_shard` it is an annotation that propagates, from its priority on. Under a plain `jax.jit` it is
+    JAX's own constraint. On concrete arrays it moves them, as `jax.device_put`.
+
+    Args:
+        x: A pytree of arrays.
+        shardings: A prefix of `x`: `PartitionSpec`, `NamedSharding`, `TensorSharding`, or None for no constraint. `P.UNCONSTRAINED`
+            leaves a dimension open.
+        priority: Round of propagation, 0 the first, for every dimension that the shardings give none.
+
+    Returns:
+        `x` with the constraints.
+
+    Raises:
+        SpecError: A sharding does not fit its value or the mesh.
+        MeshError: A `PartitionSpec` is given and there is no mesh.
+
+    Example:
+        >>> h = sp.with_sharding_constraint(h, P("data", P.UNCONSTRAINED), priority=1)
+    """
+    specs = broadcast_specs(shardings, x, "shardings", lambda path: "x" + path)
+    pairs, tree = jax.tree_util.tree_flatten_with_path(x)
+    out = []
+    for (path, value), spec in zip(pairs, specs):
+        out.append(value if spec is None else _constrained(value, spec, "x" + jax.tree_util.keystr(path), priority))
+    return jax.tree.unflatten(tree, out)
+
+
+def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
+    aval = jax.typeof(value)
+    leaf = Leaf(path, tuple(aval.shape), str(aval.dtype))
+    view = _view_for(spec)
+    sharding = to_tensor_sharding(spec, view, leaf, _SOURCE, uneven=True)
+    assert sharding is not None
+    if priority is not None:
+        sharding = with_priority(sharding, priority)
+    if not isinstance(value, jax.core.Tracer):
+        return jax.device_put(value, NamedShardings(view.runnable())(sharding, aval.ndim))
+    context = jax.sharding.get_abstract_mesh()
+    if context is not None and context.manual_axes:
+        return _inside_manual(value, sharding, context, leaf)
+    mesh = view.given if isinstance(view.given, Mesh) and not view.explicit else view.twin
+    return sharding_constraint_p.bind(value, sharding=sharding, named=NamedShardings(mesh, open_dims=True)(sharding, aval.ndim))
+
+
+def _view_for(spec: Any) -> MeshView:
+    if isinstance(spec, NamedSharding):
+        context = jax.sharding.get_abstract_mesh()
+        if context is None or context.empty:
+            return view_of(spec.mesh)
+    return view_of(None)
+
+
+def _inside_manual(value: Any, sharding: TensorSharding, context: AbstractMesh, leaf: Leaf) -> Any:
+    manual = [axis.name for dim in sharding.dims for axis in dim.axes if axis.name in context.manual_axes]
+    if manual:
+        raise SpecError(
+            f"mesh axis {manual[0]!r} is manual here",
+            where=f"{_SOURCE} of {leaf}",
+            why="inside shard_map the function sees one shard along its axes; they cannot be constrained",
+            fix="constrain over the axes that are not in axis_names",
+        )
+    return jax.lax.with_sharding_constraint(value, NamedShardings(context, open_dims=True)(sharding, value.ndim))
+
+
+def with_priority(sharding: TensorSharding, priority: int) -> TensorSharding:
+    """The sharding with a priority on every dimension that has none; open dimensions without axes cannot have one."""
+    if not isinstance(priority, int) or isinstance(priority, bool) or priority < 0:
+        raise SpecError(
+            f"priority is {priority!r}", where=_SOURCE, why="a priority is 0 or more; 0 propagates first", fix="pass priority=0"
+        )
+    return sharding.with_dims(
+        d if d.priority is not None or (d.is_empty and d.is_open) else DimensionSharding(d.axes, d.is_closed, priority)
+        for d in sharding.dims
+    )
+
+
+def sharding_group(*trees: Any, name: str | None = None) -> Any:
+    """Makes all leaves have one sharding, as `jax.experimental.shard_alike` does for two arrays.
+
+    Args:
+        trees: Pytrees of arrays; all leaves of one shape.
+        name: Leaves of calls with the same name are in one group.
+
+    Returns:
+        The trees, for one tree the tree itself; use them in place of the arguments.
+
+    Raises:
+        SpecError: Leaves differ in shape.
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(trees)
+    paths = [f"trees{jax.tree_util.keystr(path)}" for path, _ in leaves]
+    values = [value for _, value in leaves]
+    shapes = [tuple(jax.typeof(value).shape) for value in values]
+    for path, shape in zip(paths, shapes):
+        if shape != shapes[0]:
+            raise SpecError(
+                "the members of a sharding group differ in shape",
+                where=f"sharding_group{f' {name!r}' if name else ''}: {paths[0]} and {path}",
+                why=f"{paths[0]} has shape {list(shapes[0])}, {path} has {list(shape)}; members share one sharding, dimension by dimension",
+                fix="make one group per shape",
+            )
+    if values and any(isinstance(value, jax.core.Tracer) for value in values):
+        values = sharding_group_p.bind(*values, group=name)
+    out = jax.tree.unflatten(tree, values)
+    return out[0] if len(trees) == 1 else out
+
+
+_DIRECTIONS = {
+    "forward": PropagationDirection.FORWARD,
+    "backward": PropagationDirection.BACKWARD,
+    "none": PropagationDirection.NONE,
+}
+
+
+def propagation_barrier(x: Any, allowed_direction: Literal["forward", "backward", "none"] = "none") -> Any:
+    """Lets shardings pass in one direction only, or not at all; the values do not change.
+
+    Args:
+        x: A pytree of arrays.
+        allowed_direction: `forward` lets the shardings of `x` reach the uses of the result, `backward` the other way.
+
+    Returns:
+        `x`; use it in place of the argument.
+
+    Raises:
+        SpecError: Another direction is named.
+    """
+    direction = _DIRECTIONS.get(allowed_direction)
+    if direction is None:
+        raise SpecError(
+            f"allowed_direction is {allowed_direction!r}",
+            where="propagation_barrier",
+            why="a barrier lets shardings pass forward, backward or not at all",
+            fix='use "forward", "backward" or "none"',
+        )
+
+    def barrier(leaf: Any) -> Any:
+        return propagation_barrier_p.bind(leaf, allowed_direction=direction) if isinstance(leaf, jax.core.Tracer) else leaf
+
+    return jax.tree.map(barrier, x)
+
+
+def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+    """A function that stands in the plan under a name of its own; it propagates as if it were inlined.
+
+    Args:
+        fn: The function; without it, a decorator is returned.
+        name: The name; the function's own by default.
+    """
+    if fn is None:
+        return functools.partial(named_computation, name=name)
+
+    @functools.wraps(fn)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    named.__name__ = named.__qualname__ = name or getattr(fn, "__name__", "named_computation")
+    return jax.jit(named)
+
+
+def manual_computation(
+    fn: Callable[..., Any] | None = None,
+    *,
+    in_specs: Any,
+    out_specs: Any,
+    manual_axes: tuple[str, ...] | None = None,
+    mesh: Mesh | AbstractMesh | Mapping[str, int] | None = None,
+    check_vma: bool = True,
+) -> Any:
+    """A function that runs on shards, with explicit collectives: `jax.shard_map` over the mesh of the plan.
+
+    Args:
+        fn: The function; without it, a decorator is returned.
+        in_specs: A prefix of the arguments, `PartitionSpec`s over the manual axes.
+        out_specs: A prefix of the result.
+        manual_axes: The axes that are manual inside; all by default. The others stay with the propagation.
+        mesh: By default the mesh that `auto_shard` plans for.
+        check_vma: As in `jax.shard_map`.
+    """
+    if fn is None:
+        return functools.partial(
+            manual_computation, in_specs=in_specs, out_specs=out_specs, manual_axes=manual_axes, mesh=mesh, check_vma=check_vma
+        )
+
+    @functools.wraps(fn)
+    def manual(*args: Any) -> Any:
+        view = view_of(mesh)
+        unknown = [name for name in manual_axes or () if name not in view.sizes]
+        if unknown:
+            raise SpecError(f"unknown mesh axis {unknown[0]!r}", where="manual_axes", why=f"the mesh has {view.describe()}",
+                            fix="name axes of the mesh")  # fmt: skip
+        context = jax.sharding.get_abstract_mesh()
+        over = context if mesh is None and context is not None and not context.empty else _auto(view)
+        mapped = jax.shard_map(
+            fn,
+            mesh=over,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=frozenset(view.sizes if manual_axes is None else manual_axes),
+            check_vma=check_vma,
+        )
+        return mapped(*args)
+
+    return manual
+
+
+def _auto(view: MeshView) -> Mesh | AbstractMesh:
+    if view.from_mapping:
+        return view.runnable()
+    if isinstance(view.given, Mesh) and view.explicit:
+        return view.given.update(axis_types=(AxisType.Auto,) * len(view.given.axis_names))
+    return view.given

@@ -1,0 +1,232 @@
+"""AutoSharded: a function that is planned once per input signature and then runs as `jax.jit` runs it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from shardy_py.api import nnx_modules
+from shardy_py.api.meshes import AnyMesh, MeshView, view_of
+from shardy_py.api.planning import Planned, make_plan
+from shardy_py.api.request import PlanRequest, Settings, request
+from shardy_py.api.running import Entry, make_entry
+from shardy_py.api.signature import Arguments, Layout
+from shardy_py.api.tracing import TracedCall, trace
+from shardy_py.backends.executable import SignatureChanged
+from shardy_py.plan.plan import Plan
+
+_HITS_BEFORE_FAST = 16
+
+
+class Traced:
+    """A traced call, as `jax.stages.Traced`.
+
+    Attributes:
+        jaxpr: The traced function.
+        in_tree: Structure of `(args, kwargs)` without static arguments.
+        out_tree: Structure of the result.
+        out_info: The result, of `jax.ShapeDtypeStruct`s.
+        fun_name: The function's name.
+    """
+
+    def __init__(self, call: TracedCall, run: Arguments) -> None:
+        self._call = call
+        self._arguments = run
+        self.jaxpr: ClosedJaxpr = call.jaxpr
+        self.in_tree = call.request.in_tree
+        self.out_tree = call.out_tree
+        self.out_info = call.out_info
+        self.fun_name = call.request.name
+
+    @functools.cached_property
+    def _planned(self) -> Planned:
+        return make_plan(self._call)
+
+    def plan(self) -> Plan:
+        """The plan; made on the first call, the same object afterwards."""
+        return self._planned.plan
+
+    def lower(self) -> Any:
+        """The `jax.stages.Lowered` of the planned function: `.compile()`, `.as_text()`, ..."""
+        return make_entry(self._planned).lower()
+
+
+@dataclass(frozen=True)
+class Decoration:
+    """The arguments of `auto_shard` besides the function."""
+
+    mesh: AnyMesh | None
+    settings: Settings
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+
+
+class AutoSharded:
+    """What `auto_shard` returns. Call it as the function itself.
+
+    Attributes:
+        plan_count: How many plans calls of this function have made.
+    """
+
+    def __init__(self, fun: Callable[..., Any], decoration: Decoration) -> None:
+        functools.update_wrapper(self, fun)
+        self.__wrapped__ = fun
+        self.plan_count = 0
+        self._decoration = decoration
+        self._settings = decoration.settings
+        self._arguments = Arguments(
+            fun, decoration.static_argnums, decoration.static_argnames, decoration.donate_argnums, decoration.donate_argnames
+        )
+        self._entries: dict[tuple[Any, ...], Entry] = {}
+        self._last: Entry | None = None
+        self._keyed_hits = 0
+        self._misses = 0
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function as planned; plans and compiles on the first call of a signature."""
+        last = self._last
+        if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords:
+            if last.guard.bad(args):
+                last.check(args)
+            try:
+                return last.jitted(*args)
+            except (SignatureChanged, ValueError, TypeError) as error:
+                self._misses += 1
+                return self._slow(args, kwargs, (last, error))
+        return self._slow(args, kwargs, None)
+
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
+        if nnx_modules.present(args, kwargs):
+            return nnx_modules.call(self, args, kwargs)
+        return self._run(self._settings, args, kwargs, tried)
+
+    def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
+        view = view_of(self._decoration.mesh)
+        if _is_manual(view):
+            # Inside a shard_map over this mesh there is nothing left to shard.
+            return settings.fun(*args, **kwargs)
+        layout = self._arguments.layout(len(args), kwargs)
+        slots = layout.slots(args, kwargs)
+        _check_buffers(layout, slots, settings)
+        asked = request(settings, view, layout, slots)
+        key = (settings.fun, asked.key)
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._new_entry(asked)
+                if entry.may_be_kept:
+                    self._entries[key] = entry
+            elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
+                raise tried[1]
+        self._remember(entry, layout)
+        return entry(slots)
+
+    def _new_entry(self, asked: PlanRequest) -> Entry:
+        self.plan_count += 1
+        return make_entry(make_plan(trace(asked)))
+
+    def _remember(self, entry: Entry, layout: Layout) -> None:
+        """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""
+        if not entry.may_be_kept or layout.keywords or entry.closed_over:
+            return
+        if self._misses < 4:
+            self._last = entry
+            return
+        self._keyed_hits = self._keyed_hits + 1 if entry is self._last_keyed else 0
+        self._last_keyed = entry
+        self._last = None
+        if self._keyed_hits >= _HITS_BEFORE_FAST:
+            self._misses, self._keyed_hits, self._last = 0, 0, entry
+
+    _last_keyed: Entry | None = None
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces a call; arguments are arrays or `jax.ShapeDtypeStruct`s, whose shardings count as annotations.
+
+        Raises:
+            SpecError: A spec does not fit.
+        """
+        settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
+        layout = self._arguments.layout(len(args), kwargs)
+        asked = request(settings, view_of(self._decoration.mesh), layout, layout.slots(args, kwargs))
+        return Traced(trace(asked), self._arguments)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan of a call; needs no devices."""
+        return self.trace(*args, **kwargs).plan()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """The `jax.stages.Lowered` of a call as planned: `.compile()`, `.as_text()`."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.eval_shape`, but the structs have their planned shardings."""
+        traced = self.trace(*args, **kwargs)
+        shardings = jax.tree.leaves(traced.plan().output_shardings)
+        structs = jax.tree.leaves(traced.out_info)
+        made = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=n, weak_type=s.weak_type) for s, n in zip(structs, shardings)]
+        return jax.tree.unflatten(traced.out_tree, made)
+
+    def clear_cache(self) -> None:
+        """Forgets all plans and compiled programs."""
+        with self._lock:
+            self._entries.clear()
+            self._last = None
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds a method, with its stages."""
+        return self if instance is None else BoundAutoSharded(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<AutoSharded function {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
+
+
+class BoundAutoSharded:
+    """A method under `auto_shard`, bound to its instance, which is the first argument."""
+
+    def __init__(self, function: AutoSharded, instance: Any) -> None:
+        functools.update_wrapper(self, function.__wrapped__)
+        self.__func__ = function
+        self.__self__ = instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method."""
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """See `AutoSharded.trace`."""
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """See `AutoSharded.plan`."""
+        return self.__func__.plan(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """See `AutoSharded.lower`."""
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """See `AutoSharded.eval_shape`."""
+        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+
+def _is_manual(view: MeshView) -> bool:
+    context = jax.sharding.get_abstract_mesh()
+    return context is not None and bool(set(context.manual_axes) & set(view.sizes))
+
+
+def _check_buffers(layout: Layout, slots: Sequence[Any], settings: Settings) -> None:
+    from shardy_py.api.running import guard_of
+
+    guard, errors = guard_of(layout, settings.fun)
+    if guard.bad(slots):
+        guard.explain(slots, functools.partial(errors.paths, slots), errors)

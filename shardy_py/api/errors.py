@@ -1,0 +1,51 @@
+"""Errors of the user's own input: each says what is wrong, where, why, and how to put it right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from shardy_py.errors import ShardyError
+
+
+class UserError(ShardyError):
+    """A mistake in what the user passed; a ValueError, as JAX raises for the same mistake."""
+
+
+class MeshError(UserError):
+    """The mesh cannot be used, or two meshes that must agree do not."""
+
+
+class SpecError(UserError):
+    """A sharding that the user gave does not fit its value or the mesh."""
+
+
+class StaticArgumentError(UserError):
+    """A static argument that cannot be a key of the cache."""
+
+
+class ArgumentTypeError(UserError, TypeError):
+    """An argument that is neither an array nor static; a TypeError in JAX."""
+
+
+class DeletedBufferError(UserError, RuntimeError):
+    """An argument's buffer was donated earlier; a RuntimeError in JAX, a crash on several devices."""
+
+
+class DonationError(UserError):
+    """One buffer is donated twice, or donated and passed again."""
+
+
+class OrderedEffectError(UserError):
+    """Ordered effects cannot run on several devices."""
+
+
+class NotAvailableError(UserError, NotImplementedError):
+    """An option of the surface that this version does not have."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'model'?` for a name close to a known one, else the list of known names."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(map(repr, names))}" if names else ""

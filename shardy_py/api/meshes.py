@@ -1,0 +1,167 @@
+"""Meshes as users give them, in the one form that planning uses.
+
+Planning sees axis names and sizes only; the devices come back when shardings are handed to JAX. All tracing happens under the
+*Auto twin* of the mesh (same axes, every axis of type Auto), whatever its own axis types are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import Mesh as JaxMesh
+
+from shardy_py.api.errors import MeshError
+from shardy_py.dialect import Mesh
+
+MESH_NAME = "mesh"
+
+AnyMesh = JaxMesh | AbstractMesh | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MeshView:
+    """One mesh in the forms that planning, reporting and running need.
+
+    Attributes:
+        given: What shardings in a plan refer to: the user's `Mesh`, or an `AbstractMesh`.
+        core: The mesh of the dialect: names and sizes.
+        twin: The abstract mesh with the same axes, all of type Auto.
+        explicit: Whether some axis of the user's mesh is of type Explicit.
+    """
+
+    given: JaxMesh | AbstractMesh
+    core: Mesh
+    twin: AbstractMesh
+    explicit: bool
+    from_mapping: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis name to size."""
+        return dict(zip(self.twin.axis_names, self.twin.axis_sizes))
+
+    def describe(self) -> str:
+        """`data=4, model=2`."""
+        return ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "no axes"
+
+    def runnable(self) -> JaxMesh:
+        """A mesh with devices; a mapping takes the first ones there are.
+
+        Raises:
+            MeshError: The mesh is abstract, or there are too few devices.
+        """
+        if isinstance(self.given, JaxMesh):
+            return self.given
+        need = math.prod(self.twin.axis_sizes)
+        if not self.from_mapping:
+            raise MeshError(
+                "an AbstractMesh can be planned for, not run on",
+                where=f"mesh={self.given}",
+                why="it names no devices",
+                fix="pass jax.make_mesh(...) or a mapping of axis names to sizes; `.plan(...)` and `.eval_shape(...)` work as they are",
+            )
+        return _first_devices(self.twin, need)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_devices(twin: AbstractMesh, need: int) -> JaxMesh:
+    devices = jax.devices()
+    if len(devices) < need:
+        sizes = ", ".join(f"{n}={s}" for n, s in zip(twin.axis_names, twin.axis_sizes))
+        raise MeshError(
+            f"the mesh needs {need} devices and there are {len(devices)}",
+            where=f"mesh with {sizes}",
+            why="running a function needs a device for every position of the mesh; planning needs none",
+            fix="make the mesh smaller, or set jax_num_cpu_devices before JAX starts to try it on CPU",
+        )
+    return jax.make_mesh(twin.axis_sizes, twin.axis_names, axis_types=twin.axis_types, devices=devices[:need])
+
+
+def view_of(mesh: AnyMesh | None) -> MeshView:
+    """The view of a mesh; None takes the mesh of `jax.set_mesh`.
+
+    Args:
+        mesh: `Mesh` (Auto or Explicit axes), `AbstractMesh`, or an ordered mapping such as `{"data": 4, "model": 2}`.
+
+    Raises:
+        MeshError: There is no mesh, or it is not a mesh, or a size is no positive integer.
+    """
+    if mesh is None:
+        return _context_mesh()
+    if isinstance(mesh, (JaxMesh, AbstractMesh)):
+        return _view(mesh)
+    if isinstance(mesh, Mapping):
+        for name, size in mesh.items():
+            if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise MeshError(
+                    f"mesh axis {name!r} has size {size!r}", where="mesh=", why="axis names are strings and sizes positive integers",
+                    fix='write mesh={"data": 4, "model": 2}',
+                )  # fmt: skip
+        return _mapping_view(tuple(mesh.items()))
+    if isinstance(mesh, Mesh):
+        return _mapping_view(tuple(mesh.shape.items()))
+    raise MeshError(
+        f"mesh is a {type(mesh).__name__}",
+        where="mesh=",
+        why="a mesh is a jax.sharding.Mesh, an AbstractMesh or a mapping of axis names to sizes",
+        fix='write mesh={"data": 4, "model": 2} or mesh=jax.make_mesh((4, 2), ("data", "model"))',
+    )
+
+
+def _context_mesh() -> MeshView:
+    # jax.set_mesh sets a concrete mesh; inside a traced function only the abstract one can be read.
+    abstract = jax.sharding.get_abstract_mesh()
+    if abstract is None or abstract.empty:
+        raise MeshError(
+            "no mesh",
+            where="auto_shard(mesh=None)",
+            why="mesh= was not given and no mesh is set",
+            fix='pass mesh={"data": 4, "model": 2} or call inside `with jax.set_mesh(mesh):`',
+        )
+    try:
+        concrete = jax.sharding.get_mesh()
+    except ValueError:  # under a trace
+        concrete = None
+    return _view(abstract if concrete is None or concrete.empty else concrete)
+
+
+@functools.lru_cache(maxsize=256)
+def _view(mesh: JaxMesh | AbstractMesh) -> MeshView:
+    if not mesh.axis_names:
+        raise MeshError(
+            "the mesh has no axes", where=f"mesh={mesh}", why="there is nothing to shard over",
+            fix="give it at least one axis; a single device is an axis of size 1",
+        )  # fmt: skip
+    sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
+    names = tuple(str(name) for name in mesh.axis_names)
+    core = Mesh(tuple(zip(names, sizes)))
+    return MeshView(mesh, core, _twin(names, sizes), AxisType.Explicit in mesh.axis_types)
+
+
+@functools.lru_cache(maxsize=256)
+def _mapping_view(items: tuple[tuple[str, int], ...]) -> MeshView:
+    if not items:
+        raise MeshError(
+            "the mesh has no axes", where="mesh={}", why="there is nothing to shard over", fix='write mesh={"data": 4, "model": 2}'
+        )
+    names, sizes = tuple(name for name, _ in items), tuple(size for _, size in items)
+    twin = _twin(names, sizes)
+    return MeshView(twin, Mesh(items), twin, False, from_mapping=True)
+
+
+def _twin(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh:
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def same_axes(view: MeshView, mesh: JaxMesh | AbstractMesh) -> bool:
+    """Whether a mesh has the view's axes, sizes and, where both have them, device order."""
+    if tuple(mesh.axis_names) != view.twin.axis_names or tuple(mesh.shape[n] for n in mesh.axis_names) != view.twin.axis_sizes:
+        return False
+    if isinstance(mesh, JaxMesh) and isinstance(view.given, JaxMesh):
+        return mesh.devices.tolist() == view.given.devices.tolist() if mesh.devices is not view.given.devices else True
+    return True

@@ -1,0 +1,141 @@
+"""Shardings by name: `("layers/*/kernel", P("fsdp", "tp"))` gives every leaf of that path its sharding.
+
+A leaf's path is its pytree path joined by `/`, beginning with the parameter's name: `state/params/layers/0/kernel`. A pattern
+matches a path whose last components it matches, so the optimizer's moments, whose paths end as the parameters' do, follow them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+from shardy_py.api.errors import SpecError
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.specs import is_spec_leaf, to_tensor_sharding
+from shardy_py.api.trees import Leaf
+from shardy_py.dialect import TensorSharding
+from shardy_py.plan.findings import Finding
+
+NameRules = Sequence[tuple[str, object]]
+
+
+def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
+    """The rules as a tuple of pairs.
+
+    Raises:
+        SpecError: They are no sequence of `(pattern, sharding)`.
+    """
+    if rules is None:
+        return ()
+    made: list[tuple[str, object]] = []
+    pairs = (
+        list(rules.items())
+        if isinstance(rules, dict)
+        else list(rules)
+        if isinstance(rules, Sequence) and not isinstance(rules, str)
+        else None
+    )
+    for i, pair in enumerate([None] if pairs is None else pairs):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str) and is_spec_leaf(pair[1])):
+            raise SpecError(
+                f"rules: {pair if pairs is not None else rules!r} is no rule",
+                where=f"rules[{i}]",
+                why="a rule is a pair of a pattern (a string) and a sharding",
+                fix='write rules=[("layers/*/kernel", P("fsdp", "tp"))]',
+            )
+        made.append((pair[0], pair[1]))
+    return tuple(made)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = []
+    for component in pattern.strip("/").split("/"):
+        if component == "**":
+            parts.append(r"[^/]+(?:/[^/]+)*")
+        else:
+            parts.append("".join(_GLOB.get(char, re.escape(char)) for char in component))
+    return re.compile(r"(?:.*/)?" + "/".join(parts))
+
+
+_GLOB = {"*": "[^/]*", "?": "[^/]"}
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether the last components of `path` match: `*` within a component, `?` one character, `**` one or more components.
+
+    Example:
+        >>> matches("layers/*/kernel", "params/layers/0/kernel")
+        True
+    """
+    return _compiled(pattern).fullmatch(path) is not None
+
+
+def slash_path(path: str) -> str:
+    """`state.params['layers'][0]['kernel']` -> `state/params/layers/0/kernel`."""
+    return "/".join(part for part in re.split(r"\['|'\]\['|'\]|\[|\]|\.", path) if part)
+
+
+def apply_rules(
+    rules: Sequence[tuple[str, object]],
+    leaves: Sequence[Leaf],
+    given: Sequence[TensorSharding | None],
+    decided: Sequence[bool],
+    view: MeshView,
+    location: str,
+) -> tuple[list[TensorSharding | None], list[Finding]]:
+    """Adds the shardings of the first rule that matches each leaf.
+
+    Args:
+        rules: Checked rules.
+        leaves: The leaves of the arguments.
+        given: What `in_shardings` and the arguments themselves say of each leaf.
+        decided: Whether `in_shardings` named that leaf.
+        view: The mesh.
+        location: `file:line` of the user's function.
+
+    Returns:
+        Shardings, and findings: leaves of rank 2 and more that no rule matches, rules that match nothing or never first.
+
+    Raises:
+        SpecError: A rule does not fit its leaf, or contradicts `in_shardings`.
+    """
+    if not rules:
+        return list(given), []
+    out: list[TensorSharding | None] = []
+    used: set[int] = set()
+    shadowed: dict[int, int] = {}
+    findings: list[Finding] = []
+    for leaf, have, named in zip(leaves, given, decided):
+        path = slash_path(leaf.path)
+        hits = [i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)]
+        for i in hits[1:]:
+            shadowed.setdefault(i, hits[0])
+        if not hits:
+            out.append(have)
+            if have is None and len(leaf.shape) > 1:
+                message = f"no rule matches {path!r}; propagation decides its sharding"
+                findings.append(Finding("unmatched-rule", message, leaf.path, location, "info"))
+            continue
+        pattern, spec = rules[hits[0]]
+        used.add(hits[0])
+        wanted = to_tensor_sharding(spec, view, leaf, f"rules[{hits[0]}] ({pattern!r})", location=location)
+        if named and have is not None and wanted is not None and have is not wanted:
+            raise SpecError(
+                f"rule {pattern!r} and in_shardings disagree",
+                where=f"{leaf}, {location}",
+                why=f"the rule says {wanted.text(short=True)}, in_shardings says {have.text(short=True)}",
+                fix="leave the leaf to one of them: None in in_shardings, or an earlier rule with the same sharding",
+            )
+        out.append(have if wanted is None or have is not None else wanted)
+    for i, (pattern, _) in enumerate(rules):
+        if i in used:
+            continue
+        why = (
+            f"every leaf it matches is taken by rule {shadowed[i]}, {rules[shadowed[i]][0]!r}"
+            if i in shadowed
+            else "it matches no argument"
+        )
+        findings.append(Finding("unused-rule", f"rule {i}, {pattern!r}, is not used: {why}", "", location))
+    return out, findings

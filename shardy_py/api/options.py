@@ -1,0 +1,29 @@
+"""Options of planning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardy_py.rules.rule_table import RuleTable
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a plan is made; the defaults are those of Shardy inside JAX.
+
+    Attributes:
+        conservative: Never split a mesh axis, and never shard a dimension that its axes do not divide.
+        strategy: How conflicting shardings meet: `basic` keeps what all agree on, `aggressive` resolves more conflicts.
+        op_priority: Propagate element-wise ops first, then others, in stages.
+        rule_table: Rules by primitive name or custom call target, used instead of the built-in ones.
+        provenance: Keep the steps of the propagation, which `Plan.explain` needs.
+        platform: The platform whose lowering is planned for.
+    """
+
+    conservative: bool = False
+    strategy: Literal["basic", "aggressive", "basic-then-aggressive"] = "aggressive"
+    op_priority: bool = True
+    rule_table: RuleTable = field(default_factory=RuleTable)
+    provenance: bool = True
+    platform: str = "cpu"

@@ -1,0 +1,160 @@
+"""From a traced call to a Plan."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
+from shardy_py.api.tracing import TracedCall
+from shardy_py.api.trees import Leaf, result_paths
+from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
+from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.frontends.jaxpr import Imported, from_jaxpr
+from shardy_py.ir import TensorType
+from shardy_py.passes import pipelines
+from shardy_py.passes.propagation.log import Step
+from shardy_py.plan.plan import Plan
+from shardy_py.plan.timings import Timings
+from shardy_py.plan.values import PlannedValue
+
+
+@dataclass(frozen=True)
+class NamedTrees:
+    """A plan's shardings as pytrees of `NamedSharding`.
+
+    Attributes:
+        mesh: What the shardings refer to.
+        in_tree: Structure of `(args, kwargs)`.
+        out_tree: Structure of the result.
+    """
+
+    mesh: AnyMesh
+    in_tree: Any
+    out_tree: Any
+
+    def inputs(self, plan: Plan) -> Any:
+        """Like the tuple of arguments; `(args, kwargs)` where there are keyword arguments."""
+        named = NamedShardings(self.mesh)
+        args, kwargs = jax.tree.unflatten(self.in_tree, [named(v.sharding, len(v.shape)) for v in plan.inputs])
+        return (args, kwargs) if kwargs else args
+
+    def outputs(self, plan: Plan) -> Any:
+        """Like the result."""
+        named = NamedShardings(self.mesh)
+        return jax.tree.unflatten(self.out_tree, [named(v.sharding, len(v.shape)) for v in plan.outputs])
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A plan with what the back ends need besides."""
+
+    plan: Plan
+    imported: Imported
+    traced: TracedCall
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    # A plan allocates many long-lived small objects; collecting in between costs more than the propagation.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def result_leaves(traced: TracedCall) -> list[Leaf]:
+    """Path, shape and type of each leaf of the result."""
+    structs = jax.tree.leaves(traced.out_info)
+    return [Leaf(path, tuple(s.shape), str(s.dtype)) for path, s in zip(result_paths(traced.out_info), structs)]
+
+
+def out_shardings(traced: TracedCall, leaves: list[Leaf]) -> list[TensorSharding | None]:
+    """The user's out_shardings, one per leaf of the result.
+
+    Raises:
+        SpecError: They do not fit.
+    """
+    given = traced.request.settings.out_shardings
+    if given is None:
+        return [None] * len(leaves)
+    location = traced.request.location
+    specs = broadcast_specs(given, traced.out_info, "out_shardings", lambda path: "result" + path, location)
+    view = traced.request.view
+    return [to_tensor_sharding(spec, view, leaf, "out_shardings", location=location) for spec, leaf in zip(specs, leaves)]
+
+
+def make_plan(traced: TracedCall) -> Planned:
+    """Reads the jaxpr, propagates, and describes the result."""
+    request = traced.request
+    timings = Timings()
+    log: list[Step] | None = [] if request.settings.options.provenance else None
+    with _no_collection():
+        with timings.step("describe"):
+            results = result_leaves(traced)
+            wanted = out_shardings(traced, results)
+        imported = propagated(traced.jaxpr, traced, request.shardings, wanted, timings, log)
+        with timings.step("collect"):
+            main = imported.program.main
+            inputs = tuple(
+                PlannedValue(leaf.path, "input", TensorType(leaf.shape, leaf.dtype), argument.sharding)
+                for leaf, argument in zip(request.leaves, main.arguments)
+            )
+            outputs = tuple(
+                PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding)
+                for leaf, sharding in zip(results, main.result_shardings)
+            )
+            findings = (*request.findings, *imported.findings)
+            trees = NamedTrees(request.view.given, request.in_tree, traced.out_tree)
+            plan = Plan(request.name, request.view.core, inputs, outputs, findings, imported.program, log or (), timings, trees)
+    return Planned(plan, imported, traced)
+
+
+def propagated(
+    jaxpr: Any,
+    traced: TracedCall,
+    inputs: Any,
+    outputs: Any,
+    timings: Timings,
+    log: list[Step] | None,
+) -> Imported:
+    """A jaxpr as a program, with the shardings that the propagation gives it."""
+    request = traced.request
+    options = request.settings.options
+    with timings.step("read"):
+        imported = from_jaxpr(
+            jaxpr,
+            mesh=request.view.core,
+            in_shardings=[_physical(s, v.aval) for s, v in zip(inputs, jaxpr.jaxpr.invars)],
+            out_shardings=[_physical(s, v.aval) for s, v in zip(outputs, jaxpr.jaxpr.outvars)],
+            argument_names=[leaf.path for leaf in request.leaves],
+            rules=options.rule_table or None,
+            platform=options.platform,
+        )
+    with timings.step("propagate"):
+        pipelines.plan_pipeline(
+            imported.program,
+            strategy=options.strategy,
+            conservative=options.conservative,
+            op_priority=options.op_priority,
+            log=log,
+        )
+    return imported
+
+
+def _physical(sharding: TensorSharding | None, aval: Any) -> TensorSharding | None:
+    """The sharding of the array that holds a value; PRNG keys have further dimensions, replicated."""
+    if sharding is None or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return sharding
+    from shardy_py.frontends.primitives.avals import physical_shape
+
+    extra = len(physical_shape(aval)) - sharding.rank
+    return sharding.with_dims((*sharding.dims, *(DimensionSharding(),) * extra))

@@ -1,0 +1,192 @@
+"""PlanRequest: one call's arguments, described: paths, types, and what is known of their shardings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from shardy_py.api.errors import SpecError
+from shardy_py.api.meshes import MeshView, same_axes
+from shardy_py.api.name_rules import apply_rules
+from shardy_py.api.options import Options
+from shardy_py.api.signature import Layout, abstract, configuration, static_key
+from shardy_py.api.specs import broadcast_specs, is_spec_leaf, to_tensor_sharding
+from shardy_py.api.trees import Leaf, argument_paths, location_of
+from shardy_py.dialect import TensorSharding
+from shardy_py.plan.findings import Finding
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the decorator was given."""
+
+    fun: Callable[..., Any]
+    in_shardings: Any
+    out_shardings: Any
+    rules: tuple[tuple[str, object], ...]
+    options: Options
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A call, ready to be traced and planned.
+
+    Attributes:
+        settings: What the decorator was given.
+        view: The mesh.
+        layout: The slots of the call.
+        slots: The arguments; dynamic ones replaced by `ShapeDtypeStruct`s.
+        in_tree: Structure of `(args, kwargs)` without static arguments.
+        leaves: Path, shape and type of each leaf.
+        shardings: What is known of each leaf's sharding.
+        findings: Remarks of the name rules.
+        key: Equal for calls that one plan serves.
+    """
+
+    settings: Settings
+    view: MeshView
+    layout: Layout
+    slots: tuple[Any, ...]
+    in_tree: Any
+    leaves: tuple[Leaf, ...]
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+    shardings: tuple[TensorSharding | None, ...]
+    findings: tuple[Finding, ...]
+    key: tuple[Any, ...]
+
+    @property
+    def location(self) -> str:
+        """`file:line (name)` of the user's function."""
+        return location_of(self.settings.fun)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return getattr(self.settings.fun, "__name__", type(self.settings.fun).__name__)
+
+
+def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[Any]) -> PlanRequest:
+    """Describes a call.
+
+    Raises:
+        SpecError: A spec does not fit its value.
+        ArgumentTypeError: A dynamic argument is no array.
+        StaticArgumentError: A static one has no hash.
+    """
+    statics = static_key(layout, slots, settings.fun)
+    args, kwargs = layout.dynamic_arguments(slots)
+    values, in_tree = jax.tree.flatten((args, kwargs))
+    labels = [layout.labels[i] for i in layout.dynamic if i < layout.positional]
+    paths = argument_paths(labels, args, kwargs)
+    structs, leaves = [], []
+    for value, path in zip(values, paths):
+        shape, dtype, weak = abstract(value, path, settings.fun)
+        structs.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
+        leaves.append(Leaf(path, shape, str(dtype)))
+    location = location_of(settings.fun)
+    shardings, decided = _given(settings, view, labels, args, kwargs, values, leaves, location)
+    shardings, findings = apply_rules(settings.rules, leaves, shardings, decided, view, location)
+    described = jax.tree.unflatten(in_tree, structs)
+    abstract_slots = _with_statics(layout, slots, described)
+    types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
+    key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
+    return PlanRequest(
+        settings, view, layout, abstract_slots, in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(findings), key
+    )  # fmt: skip
+
+
+def _with_statics(layout: Layout, slots: Sequence[Any], described: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, ...]:
+    args, kwargs = described
+    positional = iter(args)
+    out = []
+    for i, slot in enumerate(slots):
+        if i in layout.static:
+            out.append(slot)
+        elif i < layout.positional:
+            out.append(next(positional))
+        else:
+            out.append(kwargs[layout.keywords[i - layout.positional]])
+    return tuple(out)
+
+
+def _given(
+    settings: Settings,
+    view: MeshView,
+    labels: list[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: list[Any],
+    leaves: list[Leaf],
+    location: str,
+) -> tuple[list[TensorSharding | None], list[bool]]:
+    """What `in_shardings` and the arguments say of each leaf, and whether it was `in_shardings`."""
+    specs = _specs(settings.in_shardings, labels, args, kwargs, location)
+    out: list[TensorSharding | None] = []
+    for value, spec, leaf in zip(values, specs, leaves):
+        asked = None if spec is None else to_tensor_sharding(spec, view, leaf, "in_shardings", location=location)
+        out.append(_merged(asked, value, view, leaf, location))
+    return out, [spec is not None for spec in specs]
+
+
+def _specs(in_shardings: Any, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str) -> list[object]:
+    if in_shardings is None:
+        return [None] * jax.tree.structure((args, kwargs)).num_leaves
+
+    def root(path: str) -> str:
+        head, bracket, rest = path.partition("]")
+        number = head[1:]
+        return labels[int(number)] + rest if bracket and number.isdigit() and int(number) < len(labels) else path
+
+    if is_spec_leaf(in_shardings):
+        return [in_shardings] * jax.tree.structure((args, kwargs)).num_leaves
+    specs = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
+    named: list[object] = []
+    if isinstance(specs, tuple) and len(specs) == len(args) + len(kwargs) and kwargs:
+        for (name, value), spec in zip(sorted(kwargs.items()), specs[len(args) :]):
+            named += broadcast_specs(spec, value, "in_shardings", lambda path, name=name: name + path, location)
+        specs = specs[: len(args)]
+    else:
+        named = [None] * jax.tree.structure(kwargs).num_leaves
+    return broadcast_specs(specs, args, "in_shardings", root, location) + named
+
+
+def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, location: str) -> TensorSharding | None:
+    """The sharding of a leaf by its spec and by its own sharding, which counts where it is committed to the mesh."""
+    own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
+    if not isinstance(own, NamedSharding) or own.mesh.empty:
+        return asked
+    if not same_axes(view, own.mesh):
+        if asked is not None and own.is_fully_replicated:
+            return asked
+        raise SpecError(
+            f"the argument is sharded over another mesh: {own.spec}",
+            where=f"{leaf}, argument of {location}",
+            why=f"its mesh has {', '.join(f'{n}={s}' for n, s in own.mesh.shape.items())}; the mesh of the function has {view.describe()}",
+            fix="move it with jax.device_put, or plan for its mesh",
+        )
+    has = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
+    if asked is None or has is None or asked is has:
+        return has
+    if _refines(asked, has):
+        return has
+    raise SpecError(
+        "the argument has another sharding than in_shardings says",
+        where=f"{leaf}, argument of {location}",
+        why=f"in_shardings says {asked.text(short=True)}, the argument has {has.text(short=True)}",
+        fix="move it with jax.device_put, or pass None for it in in_shardings",
+    )
+
+
+def _is_committed(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and bool(value.committed)
+
+
+def _refines(asked: TensorSharding, has: TensorSharding) -> bool:
+    """Whether `has` keeps closed dimensions and only adds to open ones."""
+    return all(
+        have.axes == ask.axes if ask.is_closed else have.axes[: len(ask.axes)] == ask.axes for ask, have in zip(asked.dims, has.dims)
+    )

@@ -1,0 +1,162 @@
+"""Entry: one signature of an `AutoSharded` function, planned, pinned and jitted."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+from jax.extend.source_info_util import summarize
+
+from shardy_py.api.errors import DeletedBufferError, DonationError, OrderedEffectError
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.planning import Planned, propagated
+from shardy_py.api.signature import Layout, configuration
+from shardy_py.api.trees import argument_paths, location_of
+from shardy_py.backends.donation import Guard
+from shardy_py.backends.executable import Signature, executable
+from shardy_py.backends.jit import Pinned, ordered_effects, pinned
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.frontends.jaxpr import Imported
+from shardy_py.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class BufferErrors:
+    """The errors of the donation guard, with paths and the user's function."""
+
+    layout: Layout
+    fun: Callable[..., Any]
+
+    def paths(self, slots: Sequence[Any]) -> list[str]:
+        """One path per leaf of the slots."""
+        return argument_paths(self.layout.labels, slots, {})
+
+    def deleted(self, path: str, leaf: Any) -> Exception:
+        """The leaf's buffer is gone."""
+        return DeletedBufferError(
+            f"the buffer of {path} has been deleted",
+            where=f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}], argument of {location_of(self.fun)}",
+            why="the array was donated to an earlier call (donate_argnums), which may have reused its memory",
+            fix="use the result of that call instead, or do not donate the argument",
+        )
+
+    def twice(self, path: str, first: str, leaf: Any) -> Exception:
+        """One buffer stands at two paths."""
+        return DonationError(
+            f"{first} and {path} are one array, and it is donated",
+            where=f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}], argument of {location_of(self.fun)}",
+            why="a donated buffer may be overwritten while the other argument still needs it",
+            fix=f"pass a copy, jnp.copy(...), for one of them, or do not donate {path.partition('[')[0].partition('.')[0]}",
+        )
+
+
+def guard_of(layout: Layout, fun: Callable[..., Any]) -> tuple[Guard, BufferErrors]:
+    """The guard of a layout's calls."""
+    return Guard(layout.donated), BufferErrors(layout, fun)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A planned and jitted signature.
+
+    Attributes:
+        plan: The plan.
+        pinned: What runs.
+        jitted: Takes slots.
+        layout: The slots.
+        guard: Looks at buffers before dispatch.
+        may_be_kept: Whether later calls may use it; not where the function closes over values of an outer trace.
+        closed_over: Whether the function is a closure made for one call.
+    """
+
+    planned: Planned
+    pinned: Pinned
+    jitted: Any
+    layout: Layout
+    guard: Guard
+    errors: BufferErrors
+    may_be_kept: bool
+    closed_over: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.planned.plan
+
+    def __call__(self, slots: Sequence[Any]) -> Any:
+        """Runs."""
+        return self.jitted(*slots)
+
+    def check(self, slots: Sequence[Any]) -> None:
+        """Raises where a buffer may not be passed."""
+        self.guard.explain(slots, functools.partial(self.errors.paths, slots), self.errors)
+
+    def lower(self) -> Any:
+        """The `jax.stages.Lowered`."""
+        return self.jitted.lower(*self.planned.traced.request.slots)
+
+
+def make_entry(planned: Planned) -> Entry:
+    """Pins a plan and jits it.
+
+    Raises:
+        MeshError: The mesh has no devices.
+        OrderedEffectError: The function has ordered effects and the mesh several devices.
+    """
+    traced = planned.traced
+    request = traced.request
+    view, layout, plan = request.view, request.layout, planned.plan
+    mesh = view.runnable()
+    _refuse_ordered(traced.jaxpr, view, request.location)
+    inputs, outputs = [v.sharding for v in plan.inputs], [v.sharding for v in plan.outputs]
+
+    def again(copy: ClosedJaxpr) -> Imported:
+        return propagated(copy, traced, _closed(inputs, plan.inputs), _closed(outputs, plan.outputs), plan.timings, None)
+
+    with plan.timings.step("pin"):
+        ready = pinned(traced.jaxpr, planned.imported, view.twin, again)
+    named = NamedShardings(mesh)
+    tree = jax.tree.structure(tuple(request.slots[i] for i in layout.dynamic))
+    types, statics = request.key[2], request.key[4]
+    jitted = executable(
+        request.name,
+        ready.jaxpr,
+        traced.out_tree,
+        Signature(tree, types, statics, configuration()),
+        mesh=mesh,
+        explicit=view.explicit,
+        in_shardings=[named(v.sharding, len(v.shape)) for v in plan.inputs],
+        out_shardings=[named(v.sharding, len(v.shape)) for v in plan.outputs],
+        static_slots=layout.static,
+        donated_slots=layout.donated,
+        configuration=configuration,
+    )
+    guard, errors = guard_of(layout, request.settings.fun)
+    return Entry(planned, ready, jitted, layout, guard, errors, not traced.closes_over_tracers)
+
+
+def _closed(shardings: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    from shardy_py.api.meshes import MESH_NAME
+    from shardy_py.dialect import TensorSharding
+
+    return [
+        TensorSharding.closed(MESH_NAME, len(v.shape)) if s is None else s.with_dims(s.dims[: len(v.shape)]).closed_like()
+        for s, v in zip(shardings, values)
+    ]
+
+
+def _refuse_ordered(jaxpr: ClosedJaxpr, view: MeshView, location: str) -> None:
+    if math.prod(view.twin.axis_sizes) == 1:
+        return
+    for eqn in ordered_effects(jaxpr.jaxpr):
+        raise OrderedEffectError(
+            f"{eqn.primitive.name} is ordered and the mesh has {math.prod(view.twin.axis_sizes)} devices",
+            where=f"{summarize(eqn.source_info)}, in {location}",
+            why="JAX keeps the order of effects on a single device only",
+            fix="pass ordered=False, or run it outside the sharded function",
+        )

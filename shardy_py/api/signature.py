@@ -1,0 +1,191 @@
+"""Which arguments of a call are static, donated or dynamic, and what distinguishes one call from another.
+
+A call is laid out in slots: positional arguments in order, then keyword arguments by name. Executables take slots, all
+positional, so that `jax.jit` accepts shardings for keyword arguments too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from shardy_py.api.errors import ArgumentTypeError, SpecError, StaticArgumentError
+from shardy_py.api.trees import location_of, parameter_names
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of a call.
+
+    Attributes:
+        positional: Number of positional arguments.
+        keywords: Names of keyword arguments, sorted.
+        labels: Name of each slot, for messages.
+        static: Slots of static arguments.
+        donated: Slots of donated arguments.
+    """
+
+    positional: int
+    keywords: tuple[str, ...]
+    labels: tuple[str, ...]
+    static: tuple[int, ...]
+    donated: tuple[int, ...]
+
+    @functools.cached_property
+    def dynamic(self) -> tuple[int, ...]:
+        """Slots of all other arguments."""
+        return tuple(i for i in range(len(self.labels)) if i not in self.static)
+
+    def slots(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments of a call, one per slot."""
+        return [*args, *(kwargs[name] for name in self.keywords)]
+
+    def call(self, fun: Callable[..., Any], slots: Sequence[Any]) -> Any:
+        """Calls a function with its arguments taken from slots."""
+        return fun(*slots[: self.positional], **dict(zip(self.keywords, slots[self.positional :])))
+
+    def dynamic_arguments(self, slots: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments that are not static."""
+        static = set(self.static)
+        args = tuple(slots[i] for i in range(self.positional) if i not in static)
+        return args, {name: slots[self.positional + k] for k, name in enumerate(self.keywords) if self.positional + k not in static}
+
+
+class Arguments:
+    """The treatment of a function's arguments, as `jax.jit` takes it.
+
+    Args:
+        fun: The function.
+        static_argnums: Positions of static arguments; names follow from the signature, as in `jax.jit`.
+        static_argnames: Names of static arguments.
+        donate_argnums: Positions of arguments whose buffers may be reused.
+        donate_argnames: Names of such arguments.
+
+    Raises:
+        SpecError: A position or a name that the function does not have.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        static_argnums: int | Sequence[int] | None,
+        static_argnames: str | Iterable[str] | None,
+        donate_argnums: int | Sequence[int] | None,
+        donate_argnames: str | Iterable[str] | None,
+    ) -> None:
+        self.fun = fun
+        try:
+            self.parameters = list(inspect.signature(fun).parameters.values())
+        except (ValueError, TypeError):
+            self.parameters = []
+        self.static = self._resolved("static", _numbers(static_argnums), _names(static_argnames))
+        self.donated = self._resolved("donate", _numbers(donate_argnums), _names(donate_argnames))
+        self._layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
+
+    def _resolved(self, what: str, numbers: tuple[int, ...] | None, names: tuple[str, ...] | None) -> tuple[frozenset[int], frozenset[str]]:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [p for p in self.parameters if p.kind in kinds]
+        variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self.parameters) or not self.parameters
+        known = {p.name for p in self.parameters}
+        if names is not None and self.parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
+            for name in names:
+                if name not in known:
+                    raise SpecError(f"{what}_argnames names {name!r}, which is no parameter", where=location_of(self.fun),
+                                    why=f"the parameters are {', '.join(map(repr, known)) or 'none'}", fix="name one of them")  # fmt: skip
+        count = len(positional)
+        if numbers is not None and not variadic:
+            for number in numbers:
+                if not -count <= number < count:
+                    raise SpecError(f"{what}_argnums names position {number}", where=location_of(self.fun),
+                                    why=f"the function has {count} positional parameters", fix=f"use 0 to {count - 1}")  # fmt: skip
+        if numbers is not None and names is None:
+            names = tuple(positional[n].name for n in numbers if -count <= n < count and positional[n].kind is kinds[1])
+        elif names is not None and numbers is None:
+            numbers = tuple(i for i, p in enumerate(positional) if p.name in names)
+        return frozenset(numbers or ()), frozenset(names or ())
+
+    def layout(self, positional: int, keywords: Iterable[str]) -> Layout:
+        """The layout of a call with so many positional and these keyword arguments."""
+        key = (positional, tuple(sorted(keywords)))
+        found = self._layouts.get(key)
+        if found is None:
+            labels = (*parameter_names(self.fun, positional), *key[1])
+            static, donated = self._slots(self.static, *key), self._slots(self.donated, *key)
+            found = self._layouts[key] = Layout(positional, key[1], labels, static, tuple(i for i in donated if i not in static))
+        return found
+
+    def _slots(self, chosen: tuple[frozenset[int], frozenset[str]], positional: int, keywords: tuple[str, ...]) -> tuple[int, ...]:
+        numbers, names = chosen
+        at = [i for i in range(positional) if i in numbers or i - positional in numbers]
+        return (*at, *(positional + k for k, name in enumerate(keywords) if name in names))
+
+
+def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if given is None else (given,) if isinstance(given, int) else tuple(given)
+
+
+def _names(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+def static_key(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any]) -> tuple[Any, ...]:
+    """The static arguments, as a key.
+
+    Raises:
+        StaticArgumentError: One cannot be hashed.
+    """
+    values = tuple(slots[i] for i in layout.static)
+    for i, value in zip(layout.static, values):
+        try:
+            hash(value)
+        except TypeError:
+            raise StaticArgumentError(
+                f"static argument {layout.labels[i]!r} cannot be hashed",
+                where=f"argument {layout.labels[i]!r} of {location_of(fun)}",
+                why=f"a static argument is part of the cache key; {type(value).__name__} has no hash",
+                fix="pass a tuple instead of a list, a frozen dataclass instead of a dict, or make the argument dynamic",
+            ) from None
+    return tuple((type(value), value) for value in values)
+
+
+def abstract(leaf: Any, path: str, fun: Callable[..., Any]) -> tuple[tuple[int, ...], Any, bool]:
+    """Shape, element type and weak type of an argument's leaf.
+
+    Raises:
+        ArgumentTypeError: It is no array.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return tuple(leaf.shape), leaf.dtype, bool(leaf.weak_type)
+    try:
+        aval = jax.typeof(leaf)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{path} is a {type(leaf).__name__}, no array",
+            where=f"{path}, argument of {location_of(fun)}",
+            why="arguments that are not static are traced, which takes arrays, numbers and pytrees of them",
+            fix="name the argument in static_argnames, or pass an array",
+        ) from None
+    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
+
+
+def configuration() -> tuple[Any, ...]:
+    """The settings of JAX that change what a function is traced to."""
+    config = jax.config
+    return tuple(getattr(config, name, None) for name in _SETTINGS)
+
+
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_debug_nans",
+    "jax_disable_jit",
+)

@@ -1,0 +1,248 @@
+"""User-written shardings (`PartitionSpec`, `NamedSharding`, `TensorSharding`, None) as `TensorSharding`s.
+
+As in `jax.jit`: a spec is closed in every dimension, `None` leaves a value to the propagation, and a tree of specs is a prefix of
+the tree of values. Beyond `jax.jit`: `P.UNCONSTRAINED` leaves one dimension open, and a `TensorSharding` may carry priorities.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from shardy_py.api.errors import SpecError, did_you_mean
+from shardy_py.api.meshes import MESH_NAME, MeshView, same_axes
+from shardy_py.api.trees import Leaf, one_level
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect.verify import verify_sharding
+from shardy_py.errors import ShardyError
+
+Spec = PartitionSpec | Sharding | TensorSharding | None
+
+
+@dataclass(frozen=True)
+class _Wrong(Exception):
+    what: str
+    why: str
+    fix: str
+
+
+def is_spec_leaf(x: object) -> bool:
+    """Whether a node of a tree of specs is a spec, None included."""
+    return x is None or isinstance(x, (PartitionSpec, Sharding, TensorSharding))
+
+
+def to_tensor_sharding(
+    spec: object, view: MeshView, leaf: Leaf, source: str, *, uneven: bool = False, location: str = ""
+) -> TensorSharding | None:
+    """The sharding a user's spec stands for on one value.
+
+    Args:
+        spec: `PartitionSpec`, `NamedSharding`, `TensorSharding` or None.
+        view: The mesh of the program.
+        leaf: The value it is for.
+        source: The argument that holds the spec, for messages: `in_shardings`.
+        uneven: Accept dimensions that the mesh axes do not divide.
+        location: `file:line` for messages.
+
+    Raises:
+        SpecError: The spec does not fit the value or the mesh.
+    """
+    if spec is None:
+        return None
+    try:
+        return _convert(spec, view, leaf.shape, uneven)
+    except _Wrong as wrong:
+        where = f"{source} of {leaf}" + (f", {location}" if location else "")
+        raise SpecError(f"{source}: {wrong.what}", where=where, why=wrong.why, fix=wrong.fix) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool) -> TensorSharding:
+    if isinstance(spec, PartitionSpec):
+        made = _from_partition_spec(spec, view, len(shape))
+    elif isinstance(spec, NamedSharding):
+        if not same_axes(view, spec.mesh):
+            raise _Wrong(
+                f"the sharding {spec.spec} is over another mesh",
+                f"it refers to {_axes(spec.mesh)}; the mesh of this function has {view.describe()}",
+                "build all shardings over one mesh, or pass a bare PartitionSpec",
+            )
+        made = _from_partition_spec(spec.spec, view, len(shape))
+    elif isinstance(spec, TensorSharding):
+        made = _from_tensor_sharding(spec, view, shape)
+    elif isinstance(spec, SingleDeviceSharding):
+        raise _Wrong(
+            "a sharding on a single device",
+            "a maximal mesh (one device) puts the whole value on that device; it cannot be mixed with a mesh of several axes",
+            "use P() to replicate the value, or shard it over an axis",
+        )
+    else:
+        raise _Wrong(
+            f"{spec!r} is not a sharding",
+            f"expected a PartitionSpec, NamedSharding, TensorSharding or None, found {type(spec).__name__}",
+            "write P('axis', None), P() to replicate, or None to let propagation decide",
+        )
+    _check_fit(made, view, shape, uneven)
+    return made
+
+
+def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> TensorSharding:
+    if len(spec) > rank:
+        raise _Wrong(
+            f"{_spec_text(spec)} has {len(spec)} entries for a value of rank {rank}",
+            "a spec has at most one entry per dimension",
+            f"drop {len(spec) - rank} of them" + (", or use None to let propagation decide" if rank == 0 else ""),
+        )
+    dims = []
+    for entry in (*spec, *(None for _ in range(rank - len(spec)))):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            dims.append(DimensionSharding((), False))
+            continue
+        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        for name in names:
+            if name not in view.sizes:
+                raise _unknown_axis(str(name), view)
+        dims.append(DimensionSharding(tuple(AxisRef(name) for name in names), True))
+    return TensorSharding(MESH_NAME, tuple(dims), (), tuple(AxisRef(name) for name in view.twin.axis_names if name in spec.unreduced))
+
+
+def _from_tensor_sharding(spec: TensorSharding, view: MeshView, shape: tuple[int, ...]) -> TensorSharding:
+    if isinstance(spec.mesh, Mesh):
+        if spec.mesh.is_maximal:
+            raise _Wrong(
+                "the sharding is over a maximal mesh",
+                "a maximal mesh puts the whole value on one device; it cannot be mixed with a mesh of several axes",
+                "use P() to replicate the value, or shard it over an axis",
+            )
+        if spec.mesh.shape != view.core.shape:
+            raise _Wrong(
+                "the sharding is over another mesh",
+                f"it refers to {_axes(spec.mesh)}; the mesh of this function has {view.describe()}",
+                "build all shardings over one mesh",
+            )
+    named = [axis.name for dim in spec.dims for axis in dim.axes] + [axis.name for axis in (*spec.replicated, *spec.unreduced)]
+    for name in named:
+        if name not in view.sizes:
+            raise _unknown_axis(name, view)
+    made = TensorSharding(MESH_NAME, spec.dims, spec.replicated, spec.unreduced)
+    if len(spec.dims) != len(shape):
+        raise _Wrong(
+            f"a sharding of rank {len(spec.dims)} for a value of rank {len(shape)}",
+            "a TensorSharding has one entry per dimension",
+            f"write {len(shape)} dimensions",
+        )
+    return made
+
+
+def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...], uneven: bool) -> None:
+    seen: set[str] = set()
+    for d, dim in enumerate(sharding.dims):
+        for axis in dim.axes:
+            if axis.pre_size is None and axis.name in seen:
+                raise _Wrong(
+                    f"mesh axis {axis.name!r} is used twice",
+                    f"it shards dimension {d} and another part of the same value; an axis can shard a value once",
+                    "give each dimension its own axis",
+                )
+            if axis.pre_size is None:
+                seen.add(axis.name)
+        ways = dim.shards(view.core)
+        if shape[d] % ways and not uneven:
+            raise _indivisible(d, shape[d], ways, dim, view)
+    try:
+        verify_sharding(sharding, shape, view.core)
+    except ShardyError as error:
+        raise _Wrong(str(error), "the sharding breaks a rule of the dialect", "see TensorSharding") from None
+
+
+def _indivisible(d: int, size: int, ways: int, dim: DimensionSharding, view: MeshView) -> _Wrong:
+    axes = " x ".join(f"{axis.name}={view.core.axis_size(axis)}" for axis in dim.axes)
+    below, above = size - size % ways, size - size % ways + ways
+    near = f"{below} or {above}" if below else str(above)
+    fits = [name for name, n in view.sizes.items() if n > 1 and size % n == 0]
+    return _Wrong(
+        f"dimension {d} of size {size} is not divisible by {ways}",
+        f"it is sharded over {axes}, {ways} ways",
+        f"the nearest divisible sizes are {near}" + (f"; axes that divide {size}: {', '.join(map(repr, fits))}" if fits else ""),
+    )
+
+
+def _unknown_axis(name: str, view: MeshView) -> _Wrong:
+    return _Wrong(f"unknown mesh axis {name!r}", f"the mesh has {view.describe()}", did_you_mean(name, view.sizes))
+
+
+def _axes(mesh: Any) -> str:
+    return ", ".join(f"{name}={mesh.shape[name]}" for name in mesh.axis_names) or "no axes"
+
+
+def _spec_text(spec: PartitionSpec) -> str:
+    entries = ("P.UNCONSTRAINED" if e is PartitionSpec.UNCONSTRAINED else repr(e) for e in spec)
+    return f"P({', '.join(entries)})"
+
+
+def broadcast_specs(specs: object, tree: object, source: str, root: Callable[[str], str], location: str = "") -> list[object]:
+    """One spec per leaf of `tree`, from specs that are a prefix of it.
+
+    Args:
+        specs: A tree of specs; a list at the top counts as a tuple, as in `jax.jit`.
+        tree: The values: the tuple of positional arguments, or the result.
+        source: `in_shardings` or `out_shardings`.
+        root: Turns a path within `tree` (`[0]['w']`) into the user's words (`params['w']`).
+        location: `file:line` for messages.
+
+    Raises:
+        SpecError: `specs` is no prefix of `tree`.
+    """
+    if isinstance(specs, list):
+        specs = tuple(specs)
+    leaves, prefix = jax.tree.flatten(specs, is_leaf=is_spec_leaf)
+    try:
+        parts = prefix.flatten_up_to(tree)
+    except (ValueError, TypeError):
+        raise _no_prefix(specs, tree, source, root, location) from None
+    out: list[object] = []
+    for spec, part in zip(leaves, parts):
+        out += [spec] * jax.tree.structure(part).num_leaves
+    return out
+
+
+def _no_prefix(specs: object, tree: object, source: str, root: Callable[[str], str], location: str) -> SpecError:
+    path, spec, value = _first_difference(specs, tree, "")
+    where = f"{source} at {root(path) or 'the top'}" + (f", {location}" if location else "")
+    mine, theirs = one_level(spec), one_level(value)
+    fix = "give one spec for the whole subtree, or the same keys as the value has"
+    if theirs is None and isinstance(spec, tuple):
+        why = f"the spec is a tuple and the value is a leaf ({type(value).__name__})"
+        fix = "write P(...) instead of a plain tuple for the sharding of one array"
+    elif type(spec) is not type(value):
+        why = f"the specs have a {type(spec).__name__} where the value has a {type(value).__name__}"
+    elif isinstance(spec, tuple):
+        why = f"the specs are a {type(spec).__name__} of {len(mine or ())}, the value is one of {len(theirs or ())}"
+        if source == "in_shardings" and not path:
+            fix = "in_shardings has one entry per positional argument that is not static"
+    else:
+        have, need = [k for k, _ in mine or ()], [k for k, _ in theirs or ()]
+        extra, missing = [k for k in have if k not in need], [k for k in need if k not in have]
+        parts = [f"not in the value: {', '.join(extra)}"] if extra else []
+        parts += [f"missing from the specs: {', '.join(missing)}"] if missing else []
+        why = "; ".join(parts) or "the two have different structure"
+    return SpecError(f"{source} is no prefix of the {'arguments' if source == 'in_shardings' else 'result'}", where=where, why=why, fix=fix)
+
+
+def _first_difference(spec: object, value: object, path: str) -> tuple[str, object, object]:
+    if is_spec_leaf(spec):
+        return path, spec, value
+    mine, theirs = one_level(spec), one_level(value)
+    if mine is None or theirs is None or type(spec) is not type(value) or [k for k, _ in mine] != [k for k, _ in theirs]:
+        return path, spec, value
+    for (key, a), (_, b) in zip(mine, theirs):
+        try:
+            jax.tree.structure(a, is_leaf=is_spec_leaf).flatten_up_to(b)
+        except (ValueError, TypeError):
+            return _first_difference(a, b, path + key)
+    return path, spec, value

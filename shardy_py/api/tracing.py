@@ -1,0 +1,76 @@
+"""Tracing a call to a jaxpr, under the Auto twin of the mesh."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from shardy_py.api.request import PlanRequest
+
+
+@dataclass(frozen=True, eq=False)
+class TracedCall:
+    """A call's jaxpr and the structure of its result.
+
+    Attributes:
+        request: The call.
+        jaxpr: The traced function; closed-over arrays are its constants.
+        out_info: The result, of `ShapeDtypeStruct`s.
+        out_tree: Its structure.
+    """
+
+    request: PlanRequest
+    jaxpr: ClosedJaxpr
+    out_info: Any
+    out_tree: Any
+
+    @property
+    def closes_over_tracers(self) -> bool:
+        """Whether constants belong to an outer trace, so that nothing of this call may be kept."""
+        return any(isinstance(const, jax.core.Tracer) for const in self.jaxpr.consts)
+
+
+def trace(request: PlanRequest) -> TracedCall:
+    """As `jax.make_jaxpr`, of the call's function on its types.
+
+    The mesh context of the trace is the Auto twin, so that the jaxpr can be replayed in any context, and `jax.shard_map` or
+    constraints without a mesh find one.
+    """
+    layout = request.layout
+    bound = _bound(request.settings.fun, request)
+    args, kwargs = layout.dynamic_arguments(request.slots)
+    with jax.sharding.use_abstract_mesh(request.view.twin):
+        jaxpr, out_info = jax.make_jaxpr(bound, return_shape=True)(*args, **kwargs)
+    return TracedCall(request, jaxpr, out_info, jax.tree.structure(out_info))
+
+
+def _bound(fun: Callable[..., Any], request: PlanRequest) -> Callable[..., Any]:
+    """The function with its static arguments filled in; keeps the names of the others for JAX's messages."""
+    layout, slots = request.layout, request.slots
+    if not layout.static:
+        return fun
+    static_names = {layout.keywords[i - layout.positional] for i in layout.static if i >= layout.positional}
+    static_kwargs = {layout.keywords[i - layout.positional]: slots[i] for i in layout.static if i >= layout.positional}
+
+    @functools.wraps(fun)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        dynamic = iter(args)
+        positional = [slots[i] if i in layout.static else next(dynamic) for i in range(layout.positional)]
+        return fun(*positional, **kwargs, **static_kwargs)
+
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (ValueError, TypeError):
+        return bound
+    kept = [p for i, p in enumerate(parameters) if i not in layout.static and p.name not in static_names]
+    try:
+        bound.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    except ValueError:  # a default before a parameter without one
+        pass
+    return bound

@@ -1,0 +1,95 @@
+"""Executable: a pinned jaxpr behind one `jax.jit`, for calls of one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh, NamedSharding
+
+
+class SignatureChanged(Exception):
+    """A call is not of the signature that the executable was made for; it has to be planned anew."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an executable was made for.
+
+    Attributes:
+        tree: Structure of the dynamic slots.
+        types: Shape, element type and weak type of each leaf.
+        statics: The static arguments.
+        configuration: Settings of JAX.
+    """
+
+    tree: Any
+    types: tuple[tuple[tuple[int, ...], Any, bool], ...]
+    statics: tuple[Any, ...]
+    configuration: tuple[Any, ...]
+
+
+def executable(
+    name: str,
+    jaxpr: ClosedJaxpr,
+    out_tree: Any,
+    signature: Signature,
+    *,
+    mesh: Mesh,
+    explicit: bool,
+    in_shardings: Sequence[NamedSharding],
+    out_shardings: Sequence[NamedSharding],
+    static_slots: Sequence[int],
+    donated_slots: Sequence[int],
+    configuration: Callable[[], tuple[Any, ...]],
+) -> Any:
+    """A jitted function of slots that replays the jaxpr.
+
+    JAX's own dispatch finds the compiled program; only where it finds none does the body run, and raises `SignatureChanged` unless the
+    call is of the signature the jaxpr was traced for. So repeated calls cost what they cost with `jax.jit`.
+
+    Args:
+        name: The function's name, for profiles.
+        jaxpr: What to run.
+        out_tree: Structure of the result.
+        signature: What the jaxpr was traced for.
+        mesh: The mesh with its devices.
+        explicit: Whether the mesh has Explicit axes, so that arguments and results carry their shardings in their types.
+        in_shardings: Of the leaves of the dynamic slots.
+        out_shardings: Of the leaves of the result.
+        static_slots: Slots of static arguments.
+        donated_slots: Slots whose buffers may be reused.
+        configuration: Gives the settings of JAX at the time of a call.
+    """
+    static = frozenset(static_slots)
+
+    def replay(*leaves: Any) -> list[Any]:
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves)
+
+    run = replay
+    if explicit:
+        run = jax.sharding.auto_axes(replay, axes=mesh.axis_names, out_sharding=list(out_shardings))
+
+    def body(*slots: Any) -> Any:
+        statics = tuple((type(slots[i]), slots[i]) for i in static_slots)
+        leaves, tree = jax.tree.flatten(tuple(slot for i, slot in enumerate(slots) if i not in static))
+        if (
+            tree != signature.tree
+            or tuple((x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in leaves) != signature.types
+            or statics != signature.statics
+            or configuration() != signature.configuration
+        ):
+            raise SignatureChanged
+        return jax.tree.unflatten(out_tree, run(*leaves))
+
+    body.__name__ = body.__qualname__ = name
+    return jax.jit(
+        body,
+        in_shardings=jax.tree.unflatten(signature.tree, in_shardings),
+        out_shardings=jax.tree.unflatten(out_tree, out_shardings),
+        static_argnums=tuple(static_slots),
+        donate_argnums=tuple(donated_slots),
+    )

@@ -1,0 +1,176 @@
+"""Runs a plan through `jax.jit`: the traced jaxpr with the fewest sharding constraints that pin the plan.
+
+Inputs and outputs are pinned by `in_shardings` and `out_shardings`. What propagation makes of the rest is known, for it is the same
+propagation that XLA runs: the copy is propagated again, and only values that come out otherwise than planned are constrained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from absl import logging
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.sharding import AbstractMesh
+
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, bodies, constraint_params, open_jaxpr, scopes_of
+from shardy_py.backends.xla_workarounds import workaround
+from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.jaxpr import Imported, Scope
+
+ROUNDS = 4
+"""Propagations of the copy; the last but one pins everything that still differs."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A jaxpr that runs as planned.
+
+    Attributes:
+        jaxpr: The copy, with its constants.
+        constraints: How many values had to be constrained.
+        exact: Whether propagation of the copy gives the plan.
+    """
+
+    jaxpr: ClosedJaxpr
+    constraints: int
+    exact: bool
+
+
+def pinned(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, propagate: Callable[[ClosedJaxpr], Imported]) -> Pinned:
+    """The copy of a traced jaxpr that pins a plan.
+
+    Args:
+        closed: What was planned.
+        planned: Its program after propagation.
+        twin: The mesh, all axes Auto.
+        propagate: Propagates a copy whose inputs and outputs are as planned.
+    """
+    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin))
+    pins = Pins()
+    for i in range(ROUNDS):
+        with jax.sharding.use_abstract_mesh(twin):
+            copied = copier.copy(closed.jaxpr, pins, planned.scope)
+        copy = ClosedJaxpr(copied.jaxpr, closed.consts)
+        again = propagate(copy)
+        if not _pin_differences(planned.scope, again.scope, copied, pins, everything=i >= ROUNDS - 2):
+            return Pinned(copy, pins.count(), True)
+    logging.warning("after %d rounds the propagation of the pinned program still differs from the plan", ROUNDS)
+    return Pinned(copy, pins.count(), False)
+
+
+def _pin_differences(plan: Scope, run: Scope, copied: Copied, pins: Pins, *, everything: bool) -> bool:
+    """Pins variables whose sharding differs; those whose operands differ too are left for the next round.
+
+    Returns:
+        Whether any differs.
+    """
+    differing: set[Var] = set()
+    found = False
+    for v in [*plan.jaxpr.constvars, *plan.jaxpr.invars]:
+        if _differs(v, plan, run, pins):
+            differing.add(v)
+            pins.variables[v] = _wanted(plan, v)
+            found = True
+    for index, eqn in enumerate(plan.jaxpr.eqns):
+        late = any(not isinstance(v, Literal) and v in differing for v in eqn.invars)
+        for v in eqn.outvars:
+            if _differs(v, plan, run, pins):
+                differing.add(v)
+                found = True
+                if everything or not late:
+                    pins.variables[v] = _wanted(plan, v)
+        for k, inner in _inner(plan, run, copied, index, eqn):
+            found |= _pin_differences(*inner, pins.child(index, k), everything=everything)
+    return found
+
+
+def _inner(plan: Scope, run: Scope, copied: Copied, index: int, eqn: JaxprEqn) -> Iterator[tuple[int, tuple[Scope, Scope, Copied]]]:
+    at = copied.position.get(index)
+    if eqn.primitive.name not in ENTERED or at is None:
+        return
+    found = bodies(eqn)
+    new = bodies(copied.jaxpr.eqns[at])
+    for k, (a, b) in enumerate(zip(scopes_of(plan, index, found), scopes_of(run, at, new))):
+        if a is not None and b is not None:
+            yield k, (a, b, copied.children[index, k])
+
+
+def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
+    planned = plan.env.get(v)
+    if planned is None or v in pins.variables or not getattr(v.aval, "shape", ()) or 0 in v.aval.shape:
+        return False
+    ran = run.env.get(v)
+    if ran is None or not planned.uses or not ran.uses:
+        return False
+    wanted, has = planned.sharding, ran.sharding
+    if wanted is has or wanted is None:
+        return wanted is None and has is not None and not has.is_fully_replicated
+    return not wanted.is_equivalent(has)
+
+
+def _wanted(scope: Scope, v: Var) -> TensorSharding:
+    sharding = scope.env[v].sharding
+    return TensorSharding.closed("mesh", v.aval.ndim) if sharding is None else sharding.with_dims(sharding.dims[: v.aval.ndim])
+
+
+def _replacement(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement | None:
+    """What stands in the copy for an annotation, or for an op that XLA partitions wrongly."""
+    own = _ANNOTATIONS.get(eqn.primitive.name)
+    if own is not None:
+        return own(eqn, scope, twin)
+    if scope is None:
+        return None
+    return workaround(eqn, lambda v: None if isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding, twin)
+
+
+def _same(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+    return lambda *xs: list(xs)
+
+
+def _constraint(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+    """JAX's constraint, to the planned sharding: the open dimensions of the user's have been decided."""
+    (v,) = eqn.outvars
+    planned = None if scope is None else scope.env[v].sharding
+    sharding = eqn.params["sharding"] if planned is None else planned
+    params = constraint_params(NamedShardings(twin)(sharding, v.aval.ndim))
+    return lambda x: [jax.lax.sharding_constraint_p.bind(x, **params)]
+
+
+def _ruled_call(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+    """The function itself, between constraints on its operands and results."""
+    named = NamedShardings(twin)
+
+    def constrained(x: Any, v: Any) -> Any:
+        if scope is None or isinstance(v, Literal) or v not in scope.env or not x.ndim:
+            return x
+        return jax.lax.sharding_constraint_p.bind(x, **constraint_params(named(scope.env[v].sharding, x.ndim)))
+
+    def call(*xs: Any) -> list[Any]:
+        operands = [constrained(x, v) for x, v in zip(xs, eqn.invars)]
+        return [constrained(y, v) for y, v in zip(jaxpr_as_fun(eqn.params["call_jaxpr"])(*operands), eqn.outvars)]
+
+    return call
+
+
+_ANNOTATIONS: dict[str, Callable[[JaxprEqn, Scope | None, AbstractMesh], Replacement]] = {
+    "sdy_sharding_constraint": _constraint,
+    "sdy_sharding_group": _same,
+    "sdy_propagation_barrier": _same,
+    "sdy_ruled_call": _ruled_call,
+}
+
+
+def ordered_effects(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Equations with ordered effects, which JAX runs on one device only; those in bodies too."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _ORDERED and (eqn.params.get("ordered") or "Ordered" in str(eqn.params.get("effect", ""))):
+            yield eqn
+        for _, _, body in bodies(eqn):
+            yield from ordered_effects(open_jaxpr(body))
+
+
+_ORDERED = frozenset({"debug_callback", "debug_print"})

@@ -1,0 +1,128 @@
+"""Shardings of the dialect as `jax.sharding.NamedSharding`.
+
+A `PartitionSpec` has no sub-axes, so a sharding that uses some reaches JAX over a refined mesh: axis `x` of size 8 that is cut at 2
+becomes `x_0` of size 2 and `x_1` of size 4, over the same devices in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from shardy_py.dialect import AxisRef, TensorSharding
+
+AnyMesh = Mesh | AbstractMesh
+
+
+class NamedShardings:
+    """Turns shardings of one mesh into `NamedSharding`s, each distinct one once.
+
+    Args:
+        mesh: The mesh whose axes the shardings name.
+        open_dims: Write an open dimension without axes as `P.UNCONSTRAINED` instead of leaving it unsharded.
+    """
+
+    def __init__(self, mesh: AnyMesh, *, open_dims: bool = False) -> None:
+        self.mesh = mesh
+        self.open_dims = open_dims
+        self.replicated = NamedSharding(mesh, PartitionSpec())
+        self._made: dict[tuple[TensorSharding, int], NamedSharding] = {}
+
+    def __call__(self, sharding: TensorSharding | None, rank: int) -> NamedSharding:
+        """The sharding of a value of that rank; None is fully replicated.
+
+        A sharding of a PRNG key has one dimension more than the key, which is never sharded and left out here.
+        """
+        if sharding is None:
+            return self.replicated
+        key = (sharding, rank)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._make(sharding, rank)
+        return found
+
+    def _make(self, sharding: TensorSharding, rank: int) -> NamedSharding:
+        cuts = _cuts(axis for dim in sharding.dims for axis in dim.axes)
+        mesh, parts = (self.mesh, None) if cuts is None else refine(self.mesh, cuts)
+        entries = []
+        for dim in sharding.dims[:rank]:
+            names = _names(dim.axes, parts)
+            if not names and self.open_dims and not dim.is_closed:
+                entries.append(PartitionSpec.UNCONSTRAINED)
+            else:
+                entries.append(None if not names else names[0] if len(names) == 1 else names)
+        while entries and entries[-1] is None:
+            entries.pop()
+        return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def _names(axes: Iterable[AxisRef], parts: dict[str, list[tuple[int, int, str]]] | None) -> tuple[str, ...]:
+    names: list[str] = []
+    for axis in axes:
+        if parts is None or axis.name not in parts:
+            names.append(axis.name)
+            continue
+        pieces = parts[axis.name]
+        total = pieces[-1][1]
+        low = 1 if axis.pre_size is None else axis.pre_size
+        high = total if axis.size is None else low * axis.size
+        names += [name for start, end, name in pieces if low <= start and end <= high]
+    return tuple(names)
+
+
+def _cuts(axes: Iterable[AxisRef]) -> dict[str, tuple[int, ...]] | None:
+    cuts: dict[str, set[int]] = {}
+    for axis in axes:
+        if axis.pre_size is not None and axis.size is not None:
+            cuts.setdefault(axis.name, set()).update((axis.pre_size, axis.pre_size * axis.size))
+    return {name: tuple(sorted(at)) for name, at in cuts.items()} or None
+
+
+def refine(mesh: AnyMesh, cuts: dict[str, tuple[int, ...]]) -> tuple[AnyMesh, dict[str, list[tuple[int, int, str]]]]:
+    """Splits axes of a mesh at the given products, over the same devices in the same order.
+
+    Args:
+        mesh: A mesh with or without devices.
+        cuts: Axis name to the products of sizes, major to minor, at which it is cut.
+
+    Returns:
+        The refined mesh, and for every cut axis its pieces as `(product before, product after, new name)`.
+    """
+    taken = set(mesh.axis_names)
+    names: list[str] = []
+    sizes: list[int] = []
+    types = []
+    pieces: dict[str, list[tuple[int, int, str]]] = {}
+    for name, kind in zip(mesh.axis_names, mesh.axis_types):
+        total = mesh.shape[name]
+        bounds = sorted({1, *cuts.get(name, ()), total})
+        if len(bounds) < 3:
+            names.append(name)
+            sizes.append(total)
+            types.append(kind)
+            continue
+        fresh = (candidate for i in itertools.count() if (candidate := f"{name}_{i}") not in taken)
+        for low, high in itertools.pairwise(bounds):
+            part = next(fresh)
+            pieces.setdefault(name, []).append((low, high, part))
+            names.append(part)
+            sizes.append(high // low)
+            types.append(kind)
+        taken.update(names)
+    if isinstance(mesh, Mesh):
+        return Mesh(np.asarray(mesh.devices).reshape(sizes), tuple(names), axis_types=tuple(types)), pieces
+    return AbstractMesh(tuple(sizes), tuple(names), axis_types=tuple(types)), pieces
+
+
+def ways(sharding: NamedSharding, dim: int) -> int:
+    """Into how many parts a dimension is cut."""
+    if dim >= len(sharding.spec):
+        return 1
+    entry = sharding.spec[dim]
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return 1
+    return math.prod(sharding.mesh.shape[name] for name in (entry if isinstance(entry, tuple) else (entry,)))

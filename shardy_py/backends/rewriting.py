@@ -1,0 +1,186 @@
+"""Copies of jaxprs with sharding constraints in them.
+
+A copy keeps the variables of the original, so that values of both can be compared by variable. A pinned variable gets a second
+one, the constrained value, which all later equations use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, no_effects
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.jaxpr import Scope
+
+ENTERED = frozenset(
+    {"jit", "closed_call", "core_call", "scan", "while", "cond", "custom_jvp_call", "custom_vjp_call", "remat2", "custom_vmap_call"}
+)
+"""Primitives whose bodies are rewritten; the parameters `jvp_jaxpr_fun`, `fwd_jaxpr_thunk`, ... stay as they are."""
+
+Replacement = Callable[..., list[Any]]
+"""A function of the operands of an equation, giving its results; traced and put in the equation's place."""
+
+
+@dataclass
+class Pins:
+    """Variables to constrain, per jaxpr at one call site.
+
+    Attributes:
+        variables: What each is constrained to.
+        children: The same for the bodies that equations hold, by `(equation index, body number)`.
+    """
+
+    variables: dict[Var, TensorSharding] = field(default_factory=dict)
+    children: dict[tuple[int, int], Pins] = field(default_factory=dict)
+
+    def child(self, index: int, body: int) -> Pins:
+        """The pins of a body, made on first use."""
+        return self.children.setdefault((index, body), Pins())
+
+    def count(self) -> int:
+        """Number of pinned variables, bodies included."""
+        return len(self.variables) + sum(child.count() for child in self.children.values())
+
+
+@dataclass
+class Copied:
+    """A copied jaxpr and where its parts came from.
+
+    Attributes:
+        jaxpr: The copy.
+        position: Equation index in the original -> index in the copy.
+        children: `(equation index in the original, body number)` -> the copied body.
+    """
+
+    jaxpr: Jaxpr
+    position: dict[int, int]
+    children: dict[tuple[int, int], Copied]
+
+
+def bodies(eqn: JaxprEqn) -> list[tuple[str, int | None, Any]]:
+    """The jaxprs among an equation's parameters: parameter name, place in a tuple, jaxpr."""
+    found: list[tuple[str, int | None, Any]] = []
+    for name, value in eqn.params.items():
+        if isinstance(value, (Jaxpr, ClosedJaxpr)):
+            found.append((name, None, value))
+        elif isinstance(value, tuple) and value and all(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
+            found += [(name, i, v) for i, v in enumerate(value)]
+    return found
+
+
+def open_jaxpr(jaxpr: Any) -> Jaxpr:
+    """The jaxpr without its constants."""
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def scopes_of(scope: Scope | None, index: int, found: Sequence[tuple[str, int | None, Any]]) -> list[Scope | None]:
+    """The scope of each body of an equation; None where the body was not read."""
+    children = [] if scope is None else list(scope.children.get(index, ()))
+    out: list[Scope | None] = []
+    for _, _, jaxpr in found:
+        at = next((k for k, child in enumerate(children) if child.jaxpr is open_jaxpr(jaxpr)), None)
+        out.append(None if at is None else children.pop(at))
+    return out
+
+
+class Copier:
+    """Copies jaxprs.
+
+    Args:
+        named: Gives the `NamedSharding` of a constraint.
+        replace: Gives a replacement for an equation, or None to keep it.
+    """
+
+    def __init__(self, named: NamedShardings, replace: Callable[[JaxprEqn, Scope | None], Replacement | None]) -> None:
+        self.named = named
+        self.replace = replace
+
+    def copy(self, jaxpr: Jaxpr, pins: Pins, scope: Scope | None) -> Copied:
+        """A copy with the pinned variables constrained where they are defined."""
+        eqns: list[JaxprEqn] = []
+        now: dict[Var, Any] = {}
+        position: dict[int, int] = {}
+        children: dict[tuple[int, int], Copied] = {}
+
+        def use(v: Any) -> Any:
+            return v if isinstance(v, Literal) else now.get(v, v)
+
+        def pin(variables: Sequence[Any], like: JaxprEqn) -> None:
+            for v in variables:
+                wanted = pins.variables.get(v)
+                if wanted is not None:
+                    made = Var(v.aval)
+                    eqns.append(self.constraint(now.get(v, v), made, wanted, like))
+                    now[v] = made
+
+        if jaxpr.eqns:
+            pin([*jaxpr.constvars, *jaxpr.invars], jaxpr.eqns[0])
+        for index, eqn in enumerate(jaxpr.eqns):
+            operands = [use(v) for v in eqn.invars]
+            replacement = self.replace(eqn, scope)
+            if replacement is not None:
+                self.inline(replacement, eqn, operands, eqns, now)
+            else:
+                params = self.params(eqn, index, pins, scope, children)
+                position[index] = len(eqns)
+                eqns.append(eqn if params is eqn.params and operands == eqn.invars else eqn.replace(invars=operands, params=params))
+            pin(eqn.outvars, eqn)
+        changed = len(eqns) != len(jaxpr.eqns) or any(a is not b for a, b in zip(eqns, jaxpr.eqns))
+        copy = jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed or now else jaxpr
+        return Copied(copy, position, children)
+
+    def params(self, eqn: JaxprEqn, index: int, pins: Pins, scope: Scope | None, children: dict[tuple[int, int], Copied]) -> dict[str, Any]:
+        """The parameters with copied bodies; the same object where nothing changed."""
+        if eqn.primitive.name not in ENTERED:
+            return eqn.params
+        found = bodies(eqn)
+        new: dict[str, Any] = {}
+        for k, ((name, place, old), inner) in enumerate(zip(found, scopes_of(scope, index, found))):
+            copied = children[index, k] = self.copy(open_jaxpr(old), pins.children.get((index, k), Pins()), inner)
+            if copied.jaxpr is open_jaxpr(old):
+                continue
+            made = ClosedJaxpr(copied.jaxpr, old.consts) if isinstance(old, ClosedJaxpr) else copied.jaxpr
+            if place is None:
+                new[name] = made
+            else:
+                items = list(new.get(name, eqn.params[name]))
+                items[place] = made
+                new[name] = tuple(items)
+        return {**eqn.params, **new} if new else eqn.params
+
+    def constraint(self, old: Any, new: Var, sharding: TensorSharding, like: JaxprEqn) -> JaxprEqn:
+        """`new = sharding_constraint old`."""
+        params = constraint_params(self.named(sharding, old.aval.ndim))
+        return new_jaxpr_eqn([old], [new], lax.sharding_constraint_p, params, no_effects, source_info=like.source_info, ctx=like.ctx)
+
+    def inline(self, replacement: Replacement, eqn: JaxprEqn, operands: list[Any], eqns: list[JaxprEqn], now: dict[Var, Any]) -> None:
+        """Appends the equations of a replacement."""
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
+        with eqn.ctx.manager:
+            traced = jax.make_jaxpr(replacement)(*avals)
+        if traced.consts:
+            raise AssertionError(f"the replacement of {eqn.primitive.name} has constants")
+        inner: dict[Any, Any] = dict(zip(traced.jaxpr.invars, operands))
+
+        def use(v: Any) -> Any:
+            return v if isinstance(v, Literal) else inner.get(v, v)
+
+        for made in traced.jaxpr.eqns:
+            outs = [Var(v.aval) for v in made.outvars]
+            eqns.append(made.replace(invars=[use(v) for v in made.invars], outvars=outs, source_info=eqn.source_info))
+            inner.update(zip(made.outvars, outs))
+        for v, result in zip(eqn.outvars, traced.jaxpr.outvars):
+            now[v] = use(result)
+
+
+def constraint_params(named: NamedSharding) -> dict[str, Any]:
+    """The parameters of `sharding_constraint_p`."""
+    free = frozenset(d for d, entry in enumerate(named.spec) if entry is PartitionSpec.UNCONSTRAINED)
+    return {"sharding": named, "layout": None, "context_mesh": jax.sharding.get_abstract_mesh(), "unconstrained_dims": free}

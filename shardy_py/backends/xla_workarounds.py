@@ -1,0 +1,180 @@
+"""Ops that XLA's partitioner computes wrongly, and what stands in their place.
+
+Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
+
+* A convolution whose contracted dimensions are sharded by some mesh axes while another axis is not used: the partial sums are
+  reduced over all devices, so the result is a multiple of the right one. Weight gradients of grouped (depthwise) convolutions under
+  data parallelism are of this kind. Here: a `jax.shard_map` region with its own `psum`; spatial dimensions are not sharded.
+* Two cumulative ops of one array along a sharded dimension: the second one reads the first one's padding. Here: that dimension is
+  not sharded where the op runs (the op needs all of it on every device anyway).
+* `pad` with interior padding, sharded along that dimension. Here: the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.rewriting import Replacement, constraint_params
+from shardy_py.dialect import TensorSharding
+
+ShardingOf = Callable[[Any], TensorSharding | None]
+Axes = tuple[str, ...]
+
+
+def workaround(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    """What to emit instead of an equation, or None where XLA is right.
+
+    Args:
+        eqn: The equation.
+        sharding_of: Gives the planned sharding of a variable.
+        twin: The mesh, all axes Auto.
+    """
+    rule = WORKAROUNDS.get(eqn.primitive.name)
+    return None if rule is None else rule(eqn, sharding_of, twin)
+
+
+def _axes(sharding: TensorSharding | None, dim: int) -> Axes:
+    """The axes of a dimension; none where parts of axes are used, which a region over the plain mesh cannot express."""
+    if sharding is None or dim >= sharding.rank:
+        return ()
+    axes = sharding.dims[dim].axes
+    return () if any(axis.size is not None for axis in axes) else tuple(axis.name for axis in axes)
+
+
+def _is_cut(sharding: TensorSharding | None, dims: Iterable[int]) -> bool:
+    return sharding is not None and any(sharding.dims[d].axes for d in dims if d < sharding.rank)
+
+
+def _without(sharding: TensorSharding | None, dims: Iterable[int], rank: int) -> TensorSharding:
+    chosen = set(dims)
+    if sharding is None:
+        return TensorSharding.closed("mesh", rank)
+    return sharding.with_dims(dim.with_axes(()) if d in chosen else dim for d, dim in enumerate(sharding.dims))
+
+
+def _constrained(x: Any, sharding: TensorSharding | None, twin: AbstractMesh) -> Any:
+    return lax.sharding_constraint_p.bind(x, **constraint_params(NamedShardings(twin)(sharding, x.ndim)))
+
+
+def _unsharded_along(eqn: JaxprEqn, dims: Iterable[int], sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    """The same op, with some dimensions of its operand and its result whole on every device."""
+    dims = tuple(dims)
+    (out,) = eqn.outvars
+    operand = eqn.invars[0]
+    before, after = sharding_of(operand), sharding_of(out)
+    if not (_is_cut(before, dims) or _is_cut(after, dims)):
+        return None
+
+    def call(x: Any, *rest: Any) -> list[Any]:
+        x = _constrained(x, _without(before, dims, x.ndim), twin)
+        y = eqn.primitive.bind(x, *rest, **eqn.params)
+        y = _constrained(y, _without(after, dims, y.ndim), twin)
+        return [_constrained(y, after, twin)]
+
+    return call
+
+
+def _cumulative(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    return _unsharded_along(eqn, (eqn.params["axis"],), sharding_of, twin)
+
+
+def _pad(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    dims = [d for d, (_, _, interior) in enumerate(eqn.params["padding_config"]) if interior]
+    return _unsharded_along(eqn, dims, sharding_of, twin) if dims else None
+
+
+def _convolution(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    params = eqn.params
+    numbers = params["dimension_numbers"]
+    lhs, rhs, out = sharding_of(eqn.invars[0]), sharding_of(eqn.invars[1]), sharding_of(eqn.outvars[0])
+    window_cut = _is_cut(rhs, numbers.rhs_spec[2:])
+    groups = params["batch_group_count"]
+    contracted_cut = _is_cut(lhs, (numbers.lhs_spec[1],)) or _is_cut(rhs, (numbers.rhs_spec[1],))
+    spatial_cut = _is_cut(lhs, numbers.lhs_spec[2:])
+    if not (window_cut or (groups > 1 and (contracted_cut or spatial_cut))):
+        return None
+    return _region(eqn, lhs, rhs, out, twin)
+
+
+def _region(
+    eqn: JaxprEqn, lhs: TensorSharding | None, rhs: TensorSharding | None, out: TensorSharding | None, twin: AbstractMesh
+) -> Replacement:
+    """The convolution on shards: batch, output features or groups stay sharded, contracted features are summed over."""
+    params = dict(eqn.params)
+    numbers = params["dimension_numbers"]
+    left, right = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
+    taken: set[str] = set()
+
+    def fresh(axes: Axes, *sizes: int) -> Axes:
+        """The axes, where they are free and cut all the sizes evenly."""
+        ways = math.prod(twin.shape[name] for name in axes)
+        if taken & set(axes) or any(size % ways for size in sizes):
+            return ()
+        taken.update(axes)
+        return axes
+
+    batch: Axes = ()
+    features: Axes = ()
+    summed: Axes = ()
+    in_features: Axes = ()
+    if params["batch_group_count"] > 1:
+        groups = params["batch_group_count"]
+        axes = fresh(_axes(lhs, numbers.lhs_spec[0]) or _axes(rhs, numbers.rhs_spec[0]), groups)
+        batch = features = axes
+        params["batch_group_count"] = groups // math.prod(twin.shape[name] for name in axes)
+        summed = fresh(_axes(lhs, numbers.lhs_spec[1]) or _axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]])
+        in_features = summed
+        out_batch: Axes = ()
+    elif params["feature_group_count"] > 1:
+        groups = params["feature_group_count"]
+        batch = out_batch = fresh(_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
+        in_features = features = fresh(_axes(lhs, numbers.lhs_spec[1]) or _axes(rhs, numbers.rhs_spec[0]), groups)
+        params["feature_group_count"] = groups // math.prod(twin.shape[name] for name in features)
+    else:
+        batch = out_batch = fresh(_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
+        features = fresh(_axes(rhs, numbers.rhs_spec[0]), right[numbers.rhs_spec[0]])
+        summed = in_features = fresh(_axes(lhs, numbers.lhs_spec[1]) or _axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]])
+
+    def spec(rank: int, *placed: tuple[int, Axes]) -> PartitionSpec:
+        entries: list[Axes | None] = [None] * rank
+        for dim, axes in placed:
+            entries[dim] = axes or None
+        return PartitionSpec(*entries)
+
+    rank = len(left)
+    in_specs = (
+        spec(rank, (numbers.lhs_spec[0], batch), (numbers.lhs_spec[1], in_features)),
+        spec(rank, (numbers.rhs_spec[0], features), (numbers.rhs_spec[1], summed)),
+    )
+    out_spec = spec(rank, (numbers.out_spec[0], out_batch), (numbers.out_spec[1], features))
+
+    def local(x: Any, k: Any) -> Any:
+        y = eqn.primitive.bind(x, k, **params)
+        return lax.psum(y, summed) if summed else y
+
+    region = jax.shard_map(local, mesh=twin, in_specs=in_specs, out_specs=out_spec, check_vma=False)
+
+    def call(x: Any, k: Any) -> list[Any]:
+        return [_constrained(region(x, k), out, twin)]
+
+    return call
+
+
+WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
+    "conv_general_dilated": _convolution,
+    "cumlogsumexp": _cumulative,
+    "cummax": _cumulative,
+    "cummin": _cumulative,
+    "cumprod": _cumulative,
+    "cumsum": _cumulative,
+    "pad": _pad,
+}
+"""Primitive -> what to emit instead, if anything."""

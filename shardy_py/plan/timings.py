@@ -1,0 +1,31 @@
+"""How long each step of planning took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Timings(dict[str, float]):
+    """Step to seconds, in the order in which the steps ran.
+
+    Example:
+        >>> timings = Timings()
+        >>> with timings.step("propagate"):
+        ...     propagate(program)
+    """
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Adds the time spent inside to the step `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self[name] = self.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps together."""
+        return sum(self.values())

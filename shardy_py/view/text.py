@@ -1,0 +1,45 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+
+def plan_text(plan: Plan) -> str:
+    """Inputs and outputs by path, intermediates by source line, findings; no timings, so that equal plans are equal texts."""
+    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+    lines = [f"plan of {plan.name} on mesh {axes}"]
+    lines += _table("inputs", plan.inputs)
+    lines += _table("outputs", plan.outputs)
+    lines += _by_line([value for value in plan.values if value.kind == "intermediate" and value.shape])
+    if plan.findings:
+        lines += ["findings", *(f"  {finding}" for finding in plan.findings)]
+    return "\n".join(lines)
+
+
+def _table(title: str, values: Sequence[PlannedValue]) -> list[str]:
+    width = max((len(value.path) for value in values), default=0)
+    return [title, *(f"  {value.path:<{width}}  {typed(value.type, value.sharding)}" for value in values)]
+
+
+def _by_line(values: Iterable[PlannedValue]) -> list[str]:
+    """Groups of equal primitives and types per source line; lines in order of file and number, values in program order."""
+    groups: dict[tuple[str, int], dict[tuple[str, str], int]] = {}
+    for value in values:
+        file, _, line = value.location.rpartition(":")
+        place = (file, int(line)) if line.isdigit() else ("", 0)
+        counts = groups.setdefault(place, {})
+        key = (value.primitive, typed(value.type, value.sharding))
+        counts[key] = counts.get(key, 0) + 1
+    lines = ["values"] if groups else []
+    for (file, line), counts in sorted(groups.items()):
+        lines.append(f"  {file.rpartition('/')[2]}:{line}" if file else "  (no source line)")
+        width = max(len(primitive) for primitive, _ in counts)
+        lines += [f"    {primitive:<{width}}  {text}" + (f"  x{n}" if n > 1 else "") for (primitive, text), n in counts.items()]
+    return lines
