@@ -1,0 +1,58 @@
+"""Removes parts of axes from open dimensions of the inputs and outputs of the program."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.ir import Function, Program
+from shardy_py.passes.walk import Record
+
+NAME = "sdy-remove-sub-axes-in-input-output-shardings"
+
+_WHY = "an open dimension of an input or output does not keep parts of axes"
+
+
+def run(program: Program, *, record: Record | None = None, **_: object) -> None:
+    """Cuts each open dimension of arguments and results of the main function before its first sub-axis.
+
+    Args:
+        program: Changed in place; nothing happens where no function is main.
+        record: Told of each sharding that changes; for a result, the value that is returned.
+
+    Source: Shardy's remove_sub_axes_in_input_output_shardings.cc.
+    """
+    main = main_function(program)
+    if main is None:
+        return
+    for argument in main.arguments:
+        old = argument.sharding
+        argument.sharding = without_sub_axes(old)
+        if argument.sharding is not old and record is not None:
+            record(argument, old, argument.sharding, _WHY, None)
+    for i, old in enumerate(main.result_shardings):
+        new = main.result_shardings[i] = without_sub_axes(old)
+        if new is not old and record is not None:
+            record(main.body.ops[-1].operands[i], old, new, _WHY, main.body.ops[-1])
+
+
+def main_function(program: Program) -> Function | None:
+    """The function named main, else the only one, else None."""
+    for function in program.functions:
+        if function.name == "main":
+            return function
+    return program.functions[0] if len(program.functions) == 1 else None
+
+
+def without_sub_axes(sharding: TensorSharding | None) -> TensorSharding | None:
+    """The sharding with open dimensions cut before their first sub-axis."""
+    if sharding is None or all(dim.is_closed or all(axis.is_full for axis in dim.axes) for dim in sharding.dims):
+        return sharding
+    return sharding.with_dims(map(_full_axes, sharding.dims))
+
+
+def _full_axes(dim: DimensionSharding) -> DimensionSharding:
+    if dim.is_closed:
+        return dim
+    for i, axis in enumerate(dim.axes):
+        if not axis.is_full:
+            return dim.with_axes(dim.axes[:i])
+    return dim

@@ -1,0 +1,118 @@
+"""Cuts shardings of inputs and outputs down to axes that divide their dimensions evenly."""
+
+from __future__ import annotations
+
+import math
+
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.ir import Op, Program, Type, Value
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes, set_in_shardings, without_manual_axes
+from shardy_py.passes.walk import CALL, Record, ops_of
+
+NAME = "sdy-update-non-divisible-input-output-shardings"
+
+_WHY = "the size of the dimension is not a multiple of the number of shards"
+
+
+def run(program: Program, *, record: Record | None = None, **_: object) -> None:
+    """Updates arguments and results of functions, results of calls, and operands and results of manual computations.
+
+    In a dimension whose size is not a multiple of its shards, an axis is kept while it divides what is left; of the
+    first that does not, the largest leading part that does. This changes what the user gave, too: `{"a"}` with a of
+    size 4 becomes `{"a":(1)2}` on a dimension of size 6.
+
+    Args:
+        program: Changed in place.
+        record: Told of each sharding that changes; for a result of a function, the value it returns.
+
+    Source: Shardy's update_non_divisible_input_output_shardings.cc.
+    """
+    update = _Update(program.meshes)
+    for function in program.functions:
+        for argument in function.arguments:
+            _set(argument, update(argument.sharding, argument.type), record, None)
+        returned = function.body.ops[-1].operands if function.body.ops else ()
+        for i, old in enumerate(function.result_shardings):
+            new = update(old, function.result_types[i])
+            if new is not old:
+                function.result_shardings[i] = new
+                if record is not None:
+                    record(returned[i], old, new, _WHY, function.body.ops[-1])
+    for op in ops_of(program, (CALL, MANUAL_COMPUTATION)):
+        if op.name == CALL:
+            for result in op.results:
+                _set(result, update(result.sharding, result.type), record, op)
+        else:
+            _update_manual_computation(op, update, record)
+
+
+def _set(value: Value, new: TensorSharding | None, record: Record | None, op: Op | None) -> None:
+    old = value.sharding
+    if new is old:
+        return
+    value.sharding = new
+    if record is not None:
+        record(value, old, new, _WHY, op)
+
+
+def _update_manual_computation(op: Op, update: _Update, record: Record | None) -> None:
+    stated = op.attributes.get("in_shardings")
+    manual = manual_axes(op)
+    if stated:
+        arguments = op.regions[0].arguments
+        inside = [without_manual_axes(sharding, manual) for sharding in stated]
+        new = [update(sharding, argument.type) for sharding, argument in zip(inside, arguments, strict=True)]
+        if new != inside:
+            set_in_shardings(op, [a if a is not b else None for a, b in zip(new, inside, strict=True)], keep=True)
+            for argument, sharding in zip(arguments, new, strict=True):
+                if argument.sharding is not None:
+                    _set(argument, sharding, record, op)
+    stated = op.attributes.get("out_shardings")
+    if stated:
+        op.attributes = {**op.attributes, "out_shardings": tuple(map(update, stated, (result.type for result in op.results)))}
+        for result, sharding in zip(op.results, op.attributes["out_shardings"], strict=True):
+            if result.sharding is not None:
+                _set(result, sharding, record, op)
+
+
+class _Update:
+    def __init__(self, meshes: dict[str, Mesh]) -> None:
+        self.meshes = meshes
+        self.known: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
+
+    def __call__(self, sharding: TensorSharding | None, type: Type) -> TensorSharding | None:
+        if sharding is None or sharding.is_fully_replicated:
+            return sharding
+        key = (sharding, type.shape)
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self.updated(sharding, type.shape)
+        return found
+
+    def updated(self, sharding: TensorSharding, shape: tuple[int, ...]) -> TensorSharding:
+        mesh = sharding.mesh_in(self.meshes)
+        if len(shape) != sharding.rank or all(size % dim.shards(mesh) == 0 for dim, size in zip(sharding.dims, shape)):
+            return sharding
+        dims = (DimensionSharding(evenly_dividing(dim.axes, size, mesh), dim.is_closed) for dim, size in zip(sharding.dims, shape))
+        return sharding.with_dims(dims)
+
+
+def evenly_dividing(axes: tuple[AxisRef, ...], size: int, mesh: Mesh) -> tuple[AxisRef, ...]:
+    """The longest prefix of `axes` that divides a dimension, its last axis possibly shortened.
+
+    Example:
+        >>> evenly_dividing((AxisRef("y"), AxisRef("x")), 6, Mesh([("x", 8), ("y", 3)]))
+        ("y", "x":(1)2)
+    """
+    kept: list[AxisRef] = []
+    for axis in axes:
+        n = axis.size_in(mesh)
+        divisor = math.gcd(n, size)
+        if divisor == n:
+            kept.append(axis)
+            size //= n
+            continue
+        if divisor > 1:
+            kept.append(AxisRef(axis.name, axis.pre_size or 1, divisor))
+        break
+    return tuple(kept)

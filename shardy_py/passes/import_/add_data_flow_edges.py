@@ -1,0 +1,58 @@
+"""Adds a `sdy.data_flow_edge` op on every owner of a data-flow edge, which holds the sharding of all values of the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, EDGE, get_sharding
+from shardy_py.passes.walk import blocks_of
+
+NAME = "sdy-add-data-flow-edges"
+
+
+def run(program: Program, **_: object) -> None:
+    """Adds edges to all while, case, optimization barrier, named and manual computation ops.
+
+    The edge stands right after the owner, starts with its sharding, and takes over all its other uses. Values without
+    a static shape, such as tokens, get none.
+
+    Source: Shardy's add_data_flow_edges.cc.
+    """
+    add_edges(blocks_of(program), DATA_FLOW_OPS)
+
+
+def add_edges(blocks: Sequence[Block], names: frozenset[str]) -> None:
+    """Adds edges to the ops with one of these names, whose blocks must all be in `blocks`."""
+    for block in blocks:
+        found = [i for i, op in enumerate(block.ops) if op.name in names]
+        parent = block.parent
+        starts = block.arguments if isinstance(parent, Op) and parent.name in COMPUTATIONS and parent.name in names else ()
+        if not found and not starts:
+            continue
+        ops = _edges(starts, block)
+        begin = 0
+        for i in found:
+            ops += block.ops[begin : i + 1]
+            ops += _edges(block.ops[i].results, block)
+            begin = i + 1
+        block.ops = ops + block.ops[begin:]
+
+
+def _edges(owners: Sequence[Value], block: Block) -> list[Op]:
+    made: list[Op] = []
+    for owner in owners:
+        if not isinstance(owner.type, TensorType):
+            continue
+        sharding = get_sharding(owner)
+        uses, owner.uses = owner.uses, []
+        edge = Op(EDGE, (owner,), (owner.type,))
+        edge.block = block
+        result = edge.results[0]
+        result.sharding = sharding
+        uses.reverse()
+        result.uses = uses
+        for op, i in uses:
+            op.operands[i] = result
+        made.append(edge)
+    return made

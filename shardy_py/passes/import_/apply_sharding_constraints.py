@@ -1,0 +1,149 @@
+"""Copies closed sharding constraints to the values they constrain, before propagation."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.dataflow import EDGE, MANUAL_COMPUTATION, edge_of, get_sharding, set_sharding, shardable_value
+from shardy_py.passes.walk import Record, ops_of
+from shardy_py.rules import rule_for
+
+NAME = "sdy-apply-sharding-constraints"
+CONSTRAINT = "sdy.sharding_constraint"
+
+_CONSTRAINING = frozenset((CONSTRAINT, MANUAL_COMPUTATION))
+
+
+def run(program: Program, *, record: Record | None = None, **_: object) -> None:
+    """Lets a value follow the constraint on it where nothing else has a say.
+
+    A value without a sharding, whose constraints agree and are closed, gets the sharding of the constraint. If it is
+    part of a data-flow edge, its other users follow the constraint instead, which moves up to the value. The in
+    shardings of a manual computation constrain its operands likewise. Before that, users of the input of a chain of
+    constraints that stand after the chain take the end of it as their operand.
+
+    Args:
+        program: Has data-flow edges.
+        record: Told of each sharding that is set.
+
+    Source: Shardy's apply_sharding_constraints.cc.
+    """
+    ops = ops_of(program, _CONSTRAINING)
+    if not ops:
+        return
+    moves = _Moves()
+    for op in ops:
+        if op.name == CONSTRAINT:
+            x = op.operands[0]
+            _follow_chain(op, x, moves)
+            sharding = op.results[0].sharding
+            if sharding is not None and _applies(x, sharding):
+                _apply(x, sharding, op, moves, record)
+            continue
+        for i, sharding in enumerate(op.attributes.get("in_shardings") or ()):
+            x = op.operands[i]
+            if _applies(x, sharding):
+                _apply(x, sharding, op, moves, record)
+    moves.finish()
+
+
+def _applies(x: Value, sharding: TensorSharding) -> bool:
+    if not sharding.is_fully_closed or shardable_value(x) is None or get_sharding(x) is not None:
+        return False
+    return all(_stated(user, i) is sharding for user, i in x.uses if user.name in _CONSTRAINING)
+
+
+def _stated(user: Op, i: int) -> TensorSharding | None:
+    return user.results[0].sharding if user.name == CONSTRAINT else user.attributes["in_shardings"][i]
+
+
+def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, record: Record | None) -> None:
+    why = "a closed sharding constraint" if op.name == CONSTRAINT else "the in sharding of a manual computation"
+    is_edge = isinstance(x.owner, Op) and x.owner.name == EDGE
+    if not is_edge and edge_of(x) is None:
+        set_sharding(x, sharding)
+        if op.name == CONSTRAINT and not op.rule_known:
+            op.rule, op.rule_known = rule_for(op), True
+        if record is not None:
+            record(x, None, sharding, why, op)
+        return
+    if op.name != CONSTRAINT:
+        op = Op(CONSTRAINT, (x,), (x.type,), location=op.location)
+        op.results[0].sharding = sharding
+    moves.move_after(op, x)
+    x.replace_uses(op.results[0], lambda user, _: user is op)
+    if sharding.unreduced:
+        unreduced = TensorSharding(sharding.mesh, sharding.fully_open_like().dims, (), sharding.unreduced)
+        set_sharding(x, unreduced)
+        if record is not None:
+            record(x, None, unreduced, why, op)
+
+
+def _follow_chain(head: Op, x: Value, moves: _Moves) -> None:
+    if len(x.uses) < 2:
+        return
+    tail = head
+    while len(tail.results[0].uses) == 1 and tail.results[0].uses[0][0].name == CONSTRAINT:
+        tail = tail.results[0].uses[0][0]
+    if tail is head or any(user.name in _CONSTRAINING for user, _ in tail.results[0].uses):
+        return
+    if isinstance(x.owner, Op) and x.owner.name == CONSTRAINT:
+        return
+    if any(user.name in _CONSTRAINING for user, _ in x.uses if user is not head) or get_sharding(x) is not None:
+        return
+    block = tail.block
+    after = moves.position(tail)
+
+    def keep(user: Op, _: int) -> bool:
+        return user is head or user.block is not block or user.name == "func.return" or moves.position(user) <= after
+
+    x.replace_uses(tail.results[0], keep)
+
+
+class _Moves:
+    """Ops to be moved right after a value; positions are right at once, the blocks are rebuilt at the end."""
+
+    def __init__(self) -> None:
+        self.positions: dict[Block, dict[Op, float]] = {}
+        self.moved: dict[Op, None] = {}
+        self.after: dict[Op, list[Op]] = {}
+        self.at_start: dict[Block, list[Op]] = {}
+
+    def position(self, op: Op) -> float:
+        """Where an op stands in its block."""
+        assert op.block is not None
+        known = self.positions.get(op.block)
+        if known is None:
+            known = self.positions[op.block] = {other: float(i) for i, other in enumerate(op.block.ops)}
+        return known[op]
+
+    def move_after(self, op: Op, value: Value) -> None:
+        """Moves an op, or puts a new one, right after the definition of a value."""
+        if op.block is not None:
+            self.position(op)
+            self.moved[op] = None
+            del self.positions[op.block][op]
+        if isinstance(value.owner, Op):
+            place = self.position(value.owner) + 0.5
+            op.block = value.owner.block
+            self.after.setdefault(value.owner, []).insert(0, op)
+        else:
+            place = -0.5
+            op.block = value.owner
+            self.at_start.setdefault(value.owner, []).insert(0, op)
+        assert op.block is not None
+        known = self.positions.setdefault(op.block, {other: float(i) for i, other in enumerate(op.block.ops)})
+        known[op] = place
+
+    def finish(self) -> None:
+        """Rebuilds the blocks that changed."""
+        if not self.after and not self.at_start:
+            return
+        for block in self.positions:
+            ops = list(self.at_start.get(block, ()))
+            for op in block.ops:
+                if op in self.moved:
+                    continue
+                ops.append(op)
+                ops += self.after.get(op, ())
+            block.ops = ops

@@ -1,0 +1,241 @@
+"""Gives every user of a constant its own copy, so that no sharding leaks between unrelated users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.clone import clone_function, clone_op
+from shardy_py.passes.dataflow import NAMED_COMPUTATION
+from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
+from shardy_py.passes.walk import CALL, functions_by_name, functions_in_order, ops_in
+from shardy_py.rules.traits import ELEMENTWISE
+
+NAME = "sdy-constant-or-scalar-splitter"
+
+_GROUP = "sdy.sharding_group"
+_INNER = frozenset((NAMED_COMPUTATION,))
+
+_CONSTANT, _POINTWISE, _BROADCAST, _BITCAST, _COMPUTATION = range(1, 6)
+
+_UNARY_CHLO = (
+    "acos acosh asin asin_acos_kernel asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf is_neg_inf"
+    " is_pos_inf lgamma sinh square tan"
+).split()
+_KINDS = {
+    **dict.fromkeys(ELEMENTWISE - {"sdy.sharding_constraint"}, _POINTWISE),
+    **dict.fromkeys((f"chlo.{name}" for name in _UNARY_CHLO), _POINTWISE),
+    "stablehlo.reshape": _POINTWISE,
+    "stablehlo.slice": _POINTWISE,
+    "stablehlo.bitcast_convert": _BITCAST,
+    "stablehlo.broadcast_in_dim": _BROADCAST,
+    "stablehlo.constant": _CONSTANT,
+    "stablehlo.iota": _CONSTANT,
+    "sdy.constant": _CONSTANT,
+    NAMED_COMPUTATION: _COMPUTATION,
+    CALL: _COMPUTATION,
+}
+
+
+def run(program: Program, **_: object) -> None:
+    """Splits constants, and broadcasts of scalars, per use.
+
+    An expression is constant where it is a constant, an iota, or a pure broadcast, reshape, slice or pointwise op (or a
+    call of a function of such ops) of constant expressions. Each operand of another op that is a constant expression,
+    or a broadcast of any scalar, gets a copy of the whole expression, right before the original. The last user keeps
+    the original, which is where the copy would stand. Scalars are not copied.
+
+    Source: Shardy's constant_or_scalar_splitter.cc.
+    """
+    splitter = _Splitter(program)
+    for function in functions_in_order(program, post=True):
+        splitter.split(function.body)
+
+
+class _Splitter:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.functions = functions_by_name(program)
+        self.names = SymbolNames(program)
+        self.preserving: dict[str, bool] = {}
+
+    def split(self, body: Block) -> None:
+        """Splits in one function or named computation, in the named computations inside it first."""
+        splittable: dict[Op, bool] = {}  # whether it is a constant expression, else a broadcast of a scalar; in order
+        uses: list[tuple[Op, int, Value]] = []
+        grouped = False
+        kinds = _KINDS.get
+        for op in ops_in(body, _INNER):
+            kind = kinds(op.name)
+            if kind is not None:
+                if kind == _CONSTANT:
+                    if op.name == "stablehlo.constant":
+                        op.name = "sdy.constant"
+                    splittable[op] = True
+                    continue
+                if kind == _COMPUTATION and op.regions:
+                    self.split(op.regions[0])
+                for operand in op.operands:
+                    if not splittable.get(operand.owner):  # type: ignore[call-overload]
+                        break
+                else:
+                    if kind <= _BROADCAST or self.is_preserving(op):
+                        splittable[op] = True
+                        continue
+                if kind == _BROADCAST and not op.operands[0].type.rank:
+                    splittable[op] = False
+                    continue
+            elif op.name == _GROUP:
+                grouped = True
+                continue
+            for i, operand in enumerate(op.operands):
+                if operand.owner in splittable and operand.type.rank:
+                    uses.append((op, i, operand))
+        if splittable:
+            _Copies(self, splittable, grouped).distribute(uses)
+
+    def is_preserving(self, op: Op) -> bool:
+        """Whether a bitcast changes no shape; whether a computation holds nothing but ops that keep constants constant."""
+        if op.name == "stablehlo.bitcast_convert":
+            return op.operands[0].type.shape == op.results[0].type.shape
+        if op.name == NAMED_COMPUTATION:
+            return self.is_preserving_body(op.regions[0])
+        callee = op.attributes["callee"]
+        if callee not in self.preserving:
+            self.preserving[callee] = self.is_preserving_body(self.functions[callee].body)
+        return self.preserving[callee]
+
+    def is_preserving_body(self, body: Block) -> bool:
+        """Whether all ops but the terminator keep constants constant."""
+        for op in body.ops[:-1]:
+            kind = _KINDS.get(op.name)
+            if kind is None or (kind >= _BITCAST and not self.is_preserving(op)):
+                return False
+        return True
+
+    def clone(self, op: Op, mapping: dict[Value, Value]) -> Op:
+        """A copy of an op; a call gets a callee of its own."""
+        made = clone_op(op, mapping)
+        if op.name == CALL:
+            made.attributes = {**op.attributes, "callee": self.clone_callee(op.attributes["callee"])}
+        return made
+
+    def clone_callee(self, name: str) -> str:
+        """Copies a function and, first, those it calls; returns the name of the copy."""
+        original = self.functions[name]
+        made = clone_function(original, name)
+        made.attributes[ORIGINAL_NAME] = original_name(original)
+        for op in made.body.walk():
+            if op.name == CALL:
+                op.attributes = {**op.attributes, "callee": self.clone_callee(op.attributes["callee"])}
+        self.add(made)
+        return made.name
+
+    def add(self, function: Function) -> None:
+        """Adds a function at the end of the program under a free name."""
+        function.name = self.names.take(function.name)
+        self.program.functions.append(function)
+        self.functions[function.name] = function
+        self.preserving[function.name] = True
+
+
+class _Copies:
+    """Hands out copies of constant expressions to their users, the originals last."""
+
+    def __init__(self, splitter: _Splitter, splittable: dict[Op, bool], grouped: bool) -> None:
+        self.clone = splitter.clone
+        self.splittable = splittable
+        self.grouped = grouped
+        self.expressions: dict[Op, list[Op]] = {}
+        self.before: dict[Op, list[Op]] = {}
+
+    def distribute(self, uses: list[tuple[Op, int, Value]]) -> None:
+        splittable, expressions = self.splittable, self.expressions
+        remaining = dict.fromkeys(splittable, 0)
+        for _, _, value in uses:
+            root = value.owner
+            expression = expressions.get(root)  # type: ignore[arg-type]
+            if expression is None:
+                expression = expressions[root] = list(self.ops_of(root, {}))  # type: ignore[index, arg-type]
+            for op in expression:
+                remaining[op] += 1
+        groups = self.take_groups()
+        for op in splittable:
+            for result in op.results:
+                if result.type.rank:
+                    result.uses = []
+        for user, i, value in uses:
+            expression = expressions[value.owner]  # type: ignore[index]
+            mapping: dict[Value, Value] = {}
+            for op in expression:
+                remaining[op] -= 1
+                if remaining[op] or op in groups or op.name == CALL:
+                    made = self.clone(op, mapping)
+                    self.before.setdefault(op, []).append(made)
+                    for group in groups.get(op, ()):
+                        self.before[op].append(clone_op(group, mapping))
+                else:
+                    _connect(op, mapping)
+            value = mapping.get(value, value)
+            user.operands[i] = value
+            value.uses.append((user, i))
+        self.rebuild(groups)
+
+    def ops_of(self, op: Op, seen: dict[Op, None]) -> Iterator[Op]:
+        """The ops of an expression in the order in which they are copied, operands first."""
+        seen[op] = None
+        for operand in op.operands:
+            if operand.type.rank and operand.owner not in seen:
+                assert isinstance(operand.owner, Op)
+                yield from self.ops_of(operand.owner, seen)
+        yield op
+
+    def take_groups(self) -> dict[Op, list[Op]]:
+        """The sharding groups on each expression; these are copied with it, and the originals go."""
+        if not self.grouped:
+            return {}
+        found: dict[Op, list[Op]] = {}
+        for op in self.splittable:
+            groups = [user for result in op.results if result.type.rank for user, _ in result.uses if user.name == _GROUP]
+            if groups:
+                found[op] = groups
+        return found
+
+    def rebuild(self, groups: dict[Op, list[Op]]) -> None:
+        """Puts the copies in place and erases what nobody uses."""
+        dead: dict[Op, None] = {}
+        for op in reversed(self.splittable):
+            for result in op.results:
+                if any(user.name != _GROUP for user, _ in result.uses):
+                    break
+            else:
+                dead[op] = None
+                dead.update(dict.fromkeys(groups.get(op, ())))
+                dead.update((user, None) for result in op.results for user, _ in result.uses)
+                for i, operand in enumerate(op.operands):
+                    if not operand.type.rank:
+                        operand.uses.remove((op, i))
+        changed = dict.fromkeys(op.block for op in (*self.before, *dead))
+        for block in changed:
+            if block is None:
+                continue
+            ops: list[Op] = []
+            for op in block.ops:
+                copies = self.before.get(op)
+                if copies is not None:
+                    for copy in copies:
+                        copy.block = block
+                    ops.extend(copies)
+                if op not in dead:
+                    ops.append(op)
+            block.ops = ops
+        for op in dead:
+            op.block = None
+
+
+def _connect(op: Op, mapping: dict[Value, Value]) -> None:
+    """Makes an original the last copy of itself."""
+    for i, operand in enumerate(op.operands):
+        if operand.type.rank:
+            operand = op.operands[i] = mapping.get(operand, operand)
+            operand.uses.append((op, i))

@@ -1,0 +1,82 @@
+"""Checks sharding groups, joins those that share a value, and numbers them from 0."""
+
+from __future__ import annotations
+
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.passes.walk import ops_of
+
+NAME = "sdy-sharding-group-import"
+GROUP = "sdy.sharding_group"
+
+
+def run(program: Program, **_: object) -> None:
+    """Makes every value a member of at most one group.
+
+    Groups with a value in common become one; groups are numbered in the order of their smallest id; a value keeps one
+    `sdy.sharding_group` op.
+
+    Raises:
+        ShardyError: Values of a group have different shapes, or stand in different manual computations.
+
+    Source: Shardy's sharding_group_import.cc.
+    """
+    ops = ops_of(program, (GROUP,))
+    if not ops:
+        return
+    members: dict[int, list[Op]] = {}
+    for op in ops:
+        members.setdefault(op.attributes["group_id"], []).append(op)
+    for group, found in members.items():
+        _check(group, found)
+
+    joined = {group: group for group in members}
+
+    def find(group: int) -> int:
+        while joined[group] != group:
+            joined[group] = group = joined[joined[group]]
+        return group
+
+    first: dict[Value, int] = {}
+    for op in ops:
+        a, b = find(op.attributes["group_id"]), find(first.setdefault(op.operands[0], op.attributes["group_id"]))
+        joined[max(a, b)] = min(a, b)
+    numbers = {group: i for i, group in enumerate(sorted({find(group) for group in members}))}
+
+    seen: set[Value] = set()
+    repeated: dict[Block, set[Op]] = {}
+    for op in ops:
+        if op.operands[0] in seen:
+            assert op.block is not None
+            repeated.setdefault(op.block, set()).add(op)
+            continue
+        seen.add(op.operands[0])
+        op.attributes = {**op.attributes, "group_id": numbers[find(op.attributes["group_id"])]}
+    for block, dropped in repeated.items():
+        for op in dropped:
+            op.drop_uses()
+            op.block = None
+        block.ops = [op for op in block.ops if op not in dropped]
+
+
+def _check(group: int, ops: list[Op]) -> None:
+    shape, within = ops[0].operands[0].type.shape, _manual_computation(ops[0])
+    for op in ops[1:]:
+        if _manual_computation(op) is not within:
+            raise ShardyError(
+                f"ShardingGroupOps values cannot cross ManualComputationOp boundaries for groupId: {group}",
+                fix="group values inside and outside of a manual computation separately",
+            )
+        if op.operands[0].type.shape != shape:
+            raise ShardyError(
+                f"ShardingGroupOps values must have the same shape for groupId: {group}",
+                why=f"shapes {shape} and {op.operands[0].type.shape} are in one group",
+            )
+
+
+def _manual_computation(op: Op) -> Op | None:
+    parent = op.block.parent if op.block is not None else None
+    while isinstance(parent, Op) and parent.name != MANUAL_COMPUTATION:
+        parent = parent.block.parent if parent.block is not None else None
+    return None if isinstance(parent, Function) else parent

@@ -1,0 +1,95 @@
+"""Ways through a program that passes share: blocks, ops in order, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Function, Op, Program, Value
+
+CALL = "func.call"
+
+Record = Callable[[Value, TensorSharding | None, TensorSharding | None, str, Op | None], None]
+"""`record(value, old, new, why, op)`: called where a pass changes a sharding that a user may ask about."""
+
+
+def blocks_in(block: Block) -> list[Block]:
+    """A block and all blocks nested in it, an outer one first."""
+    found = [block]
+    for current in found:
+        for op in current.ops:
+            if op.regions:
+                found.extend(op.regions)
+    return found
+
+
+def blocks_of(program: Program) -> list[Block]:
+    """All blocks, function by function, an outer one before those it holds."""
+    return [block for function in program.functions for block in blocks_in(function.body)]
+
+
+def ops_in(block: Block, skip: frozenset[str] = frozenset()) -> list[Op]:
+    """All ops of a block, an op before those in its regions; regions of ops named in `skip` are left out."""
+    found: list[Op] = []
+    _add_ops(block, skip, found)
+    return found
+
+
+def ops_of(program: Program, names: Iterable[str]) -> list[Op]:
+    """The ops with one of these names, function by function, an op before those in its regions."""
+    names = frozenset(names)
+    found: list[Op] = []
+    for function in program.functions:
+        _add_named(function.body, names, found)
+    return found
+
+
+def functions_by_name(program: Program) -> dict[str, Function]:
+    """Name -> function."""
+    return {function.name: function for function in program.functions}
+
+
+def calls_in(function: Function) -> list[Op]:
+    """The `func.call` ops of a function, in order."""
+    found: list[Op] = []
+    _add_named(function.body, frozenset((CALL,)), found)
+    return found
+
+
+def functions_in_order(program: Program, *, post: bool) -> list[Function]:
+    """All functions in pre- or post-order of the call graph, which is entered from each function in turn."""
+    by_name = functions_by_name(program)
+    found: list[Function] = []
+    seen: set[str] = set()
+
+    def visit(function: Function) -> None:
+        if function.name in seen:
+            return
+        seen.add(function.name)
+        if not post:
+            found.append(function)
+        for call in calls_in(function):
+            visit(by_name[call.attributes["callee"]])
+        if post:
+            found.append(function)
+
+    for function in program.functions:
+        visit(function)
+    return found
+
+
+def _add_ops(block: Block, skip: frozenset[str], found: list[Op]) -> None:
+    for op in block.ops:
+        found.append(op)
+        if op.regions and op.name not in skip:
+            for region in op.regions:
+                _add_ops(region, skip, found)
+
+
+def _add_named(block: Block, names: frozenset[str], found: list[Op]) -> None:
+    for op in block.ops:
+        if op.name in names:
+            found.append(op)
+        if op.regions:
+            for region in op.regions:
+                _add_named(region, names, found)
