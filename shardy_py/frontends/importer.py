@@ -326,6 +326,12 @@ class Importer:
         sharding = self._type_sharding(aval)
         return value if sharding is None else self._constraint(value, sharding, block, eqn)
 
+    def argument_sharding(self, aval: Any) -> TensorSharding | None:
+        """The sharding in the type of an argument or result of `main`, all dimensions closed."""
+        if not _tracing.has_explicit_axes(aval):
+            return None
+        return self.meshes.sharding(_tracing.physical_sharding(aval, aval.sharding), len(physical_shape(aval)))
+
     def _type_sharding(self, aval: Any) -> TensorSharding | None:
         if not _tracing.has_explicit_axes(aval):
             return None

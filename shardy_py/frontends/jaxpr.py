@@ -72,6 +72,9 @@ def from_jaxpr(
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
     known_in = list(in_shardings or [None] * len(jaxpr.invars))
     known_out = list(out_shardings or [None] * len(jaxpr.outvars))
+    if importer.typed:
+        known_in = [s or importer.argument_sharding(v.aval) for s, v in zip(known_in, jaxpr.invars, strict=True)]
+        known_out = [s or importer.argument_sharding(v.aval) for s, v in zip(known_out, jaxpr.outvars, strict=True)]
     for argument, sharding in zip(block.arguments, known_in, strict=True):
         argument.sharding = sharding
     main.result_shardings = known_out

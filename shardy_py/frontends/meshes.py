@@ -32,11 +32,16 @@ class Meshes:
         found = self._names.get(mesh)
         if found is None:
             taken = set(self._names.values())
-            found, n = ("empty_mesh" if mesh.is_empty else "mesh"), 0
+            base = "empty_mesh" if mesh.is_empty else f"maximal_mesh_{mesh.device_ids[0]}" if mesh.is_maximal else "mesh"
+            found, n = base, 0
             while found in taken:
-                found, n = f"mesh_{n}", n + 1
+                found, n = f"{base}_{n}", n + 1
             self._names[mesh] = found
         return found
+
+    def one_device(self) -> TensorSharding:
+        """On device 0 only."""
+        return TensorSharding(self.name(Mesh((), (0,))), ())
 
     def open(self, rank: int, leading: int) -> TensorSharding:
         """On the empty mesh: the leading dimensions open, the others replicated."""

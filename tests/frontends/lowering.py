@@ -17,7 +17,7 @@ from shardy_py.ir import TOKEN, Block, Op, Program, Value
 
 MESH = Mesh((("x", 2), ("y", 4)))
 _IMPORT_CALLS = "builtin.module(symbol-dce,sdy-flatten-call-graph,symbol-dce,sdy-import-func-calls{add-data-flow-edges-on-named-computations=false},symbol-dce)"
-_IGNORED = frozenset(("value", "name", "has_side_effect"))
+_IGNORED = frozenset(("value", "name", "has_side_effect", "sdy.sharding"))
 
 
 def traced(function: Callable[..., Any], *args: Any) -> jax.extend.core.ClosedJaxpr:
@@ -56,6 +56,7 @@ class _Lines:
         main = program.main
         self.arguments(main.body)
         self.block(main.body, "")
+        self.lines.append(f"results {[str(s) for s in main.result_shardings]}")
 
     def arguments(self, block: Block) -> None:
         for argument in block.arguments:

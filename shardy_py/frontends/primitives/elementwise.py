@@ -64,12 +64,14 @@ def _pow(b: Builder) -> Template:
 
 
 def _integer_pow(b: Builder) -> Template:
-    """Repeated squaring in the order of `_integer_pow`; the cube is written out."""
+    """Repeated squaring in the order of `_integer_pow`; the shortest powers are written out."""
     y = b.params["y"]
     if y == 0:
         return b.build((b.like(0, 1),))
     if y == 3:
         return b.build((b.op("stablehlo.multiply", (b.op("stablehlo.multiply", (0, 0), b.out_type), 0), b.out_type),))
+    if y == 2:
+        return b.build((b.op("stablehlo.multiply", (0, 0), b.out_type),))
     if y == -1:
         return b.build((b.op("stablehlo.divide", (b.like(0, 1), 0), b.out_type),))
     acc, x, left = -1, 0, abs(y)

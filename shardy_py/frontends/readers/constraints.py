@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jax.extend.core import JaxprEqn
+from jax.sharding import NamedSharding
 
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
 from shardy_py.ir import Block, Op
@@ -26,13 +27,12 @@ def sharding_constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Sc
 
 
 def shard_alike(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """Two values of one sharding group: a custom call each, as JAX lowers it even with Shardy."""
-    results = []
-    for value in importer.read(eqn, scope, block):
-        attributes = {"call_target_name": "Sharding", "has_side_effect": True}
-        op = Op("stablehlo.custom_call", (value,), (value.type,), attributes, location=eqn.source_info, primitive="shard_alike")
-        results.append(importer.append(op, block).result)
-    bind(eqn, scope, results)
+    """`_group_shard`: a sharding group of its own for the two values."""
+    values = importer.read(eqn, scope, block)
+    attributes = {"group_id": importer.group_number(None)}
+    for value in values:
+        block.append(Op("sdy.sharding_group", (value,), (), attributes, rule_known=True, location=eqn.source_info, primitive="shard_alike"))
+    bind(eqn, scope, values)
 
 
 def reshard(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -41,13 +41,19 @@ def reshard(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: 
 
 
 def device_put(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """`_tpu_gpu_device_put_lowering` and its CPU twin: a constraint where a sharding is given, else nothing."""
+    """`_common_device_put_lowering`, and on other platforms than CPU `_tpu_gpu_device_put_lowering` for host memory."""
     results = []
     for value, var, device in zip(importer.read(eqn, scope, block), eqn.invars, eqn.params["devices"], strict=True):
-        if hasattr(device, "spec") and hasattr(device, "mesh"):
+        if importer.platform != "cpu" and isinstance(device, NamedSharding) and str(device.memory_kind) in _HOST_MEMORY:
             value = importer.constrained(value, var.aval, device, block, eqn)
+            attributes = {"call_target_name": "annotate_device_placement", "has_side_effect": True}
+            op = Op("stablehlo.custom_call", (value,), (value.type,), attributes, location=eqn.source_info, primitive="device_put")
+            value = importer.append(op, block).result
         results.append(value)
     bind(eqn, scope, results)
+
+
+_HOST_MEMORY = ("pinned_host", "unpinned_host")
 
 
 READERS: ReaderTable = {

@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 def composite(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_composite_lowering`: an op whose decomposition is not looked into."""
-    attributes = {"name": eqn.params["name"]}
+    name = eqn.params["name"]
+    attributes = {"name": name, "decomposition": importer.symbol((name, eqn.params["jaxpr"].jaxpr), name)}
     opaque(importer, "stablehlo.composite", attributes, eqn, scope, block)
 
 
 def callback(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """`emit_python_callback`: a custom call that nothing propagates through."""
+    """`emit_python_callback`: a custom call on one device, or on each device where all axes are manual."""
     target = f"xla_ffi_python_{importer.platform}_callback"
     attributes = {"call_target_name": target, "has_side_effect": eqn.primitive.name != "pure_callback"}
     opaque(importer, "stablehlo.custom_call", attributes, eqn, scope, block)
+    for result in block.ops[-1].results:
+        result.sharding = importer.meshes.one_device() if importer.manual is None else importer.meshes.open(result.type.rank, 0)
 
 
 def custom_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
