@@ -86,7 +86,7 @@ class Mesh(Interned):
         device_ids = tuple(integer(i) for i in device_ids)
         check_mesh(axes, device_ids)
         size = math.prod(axis.size for axis in axes)
-        if axes and device_ids == tuple(range(size)):
+        if axes and device_ids == tuple(range(len(device_ids))):
             device_ids = ()
         names = tuple(axis.name for axis in axes)
         return cls._made(

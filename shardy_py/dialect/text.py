@@ -217,7 +217,7 @@ def read_sharding(scanner: Scanner) -> TensorSharding:
 def read_shardings(scanner: Scanner) -> TensorShardingPerValue:
     """A list of shardings, at the cursor, in angle brackets or not."""
     bracketed = scanner.accept("<")
-    shardings = scanner.listed("[", "]", lambda: read_sharding(scanner))
+    shardings = scanner.listed("[", "]", lambda: _listed_sharding(scanner))
     if bracketed:
         scanner.expect(">")
     return TensorShardingPerValue(shardings)
@@ -276,6 +276,11 @@ def read_all_to_all_params(scanner: Scanner) -> AllToAllParamList:
 def read_manual_axes(scanner: Scanner) -> ManualAxes:
     """`{"x", "y"}`, at the cursor."""
     return ManualAxes(scanner.listed("{", "}", scanner.string))
+
+
+def _listed_sharding(scanner: Scanner) -> TensorSharding:
+    scanner.accept("#sdy.sharding")
+    return read_sharding(scanner)
 
 
 def _priority(scanner: Scanner, word: str, start: int) -> int:

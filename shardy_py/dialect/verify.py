@@ -9,6 +9,7 @@ Source: verifiers.cc in Shardy's dialect directory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from shardy_py.dialect.axis import AxisRef, can_merge, overlaps
 from shardy_py.dialect.mesh import Mesh, check_mesh
@@ -46,8 +47,6 @@ def verify_sharding(
             _verify_has_no_dims(sharding)
             return
         _verify_rank(sharding, shape)
-        for i, dim in enumerate(sharding.dims):
-            _verify_dimension(i, dim)
         _verify_axes(sharding, over)
     except ShardyError as error:
         error.at(f"sharding {sharding.text(short=True)}")
@@ -207,7 +206,7 @@ def _verify_rank(sharding: TensorSharding, shape: Shape | None) -> None:
         )
 
 
-def _verify_dimension(i: int, dim: DimensionSharding) -> None:
+def _verify_priority(i: int, dim: DimensionSharding) -> None:
     if dim.priority is None:
         return
     if dim.priority < 0:
@@ -222,14 +221,28 @@ def _verify_dimension(i: int, dim: DimensionSharding) -> None:
 
 def _verify_axes(sharding: TensorSharding, mesh: Mesh) -> None:
     seen: set[AxisRef] = set()
-    for axes in (*(dim.axes for dim in sharding.dims), sharding.replicated, sharding.unreduced):
-        _verify_axis_list(axes, mesh, seen)
+    for i, dim in enumerate(sharding.dims):
+        _verify_priority(i, dim)
+        _verify_axis_list(dim.axes, mesh, seen)
     for label, axes in (("replicated", sharding.replicated), ("unreduced", sharding.unreduced)):
-        keys = [axis.sort_key(mesh) for axis in axes]
-        if keys != sorted(keys):
-            ordered = sorted(axes, key=lambda axis: axis.sort_key(mesh))
-            raise DialectError(f"{label} axes are not ordered w.r.t. mesh", fix=f"write {label}={{{', '.join(map(str, ordered))}}}")
+        if not _are_ordered(axes, mesh):
+            raise DialectError(f"{label} axes are not ordered w.r.t. mesh", why=f"the mesh is {mesh.text(short=True)}")
+        _verify_axis_list(axes, mesh, seen)
     _verify_sub_axes(sharding.all_axes(), mesh)
+
+
+def _are_ordered(axes: tuple[AxisRef, ...], mesh: Mesh) -> bool:
+    """Whether each axis may follow the one before it; unknown axes come last, and two of them never in order."""
+    for before, axis in pairwise(axes):
+        if before.name == axis.name:
+            if axis < before:
+                return False
+        elif mesh.has_axis(axis.name):
+            if not mesh.has_axis(before.name) or mesh.axis_index(axis.name) < mesh.axis_index(before.name):
+                return False
+        elif not mesh.has_axis(before.name):
+            return False
+    return True
 
 
 def _verify_axis_list(axes: tuple[AxisRef, ...], mesh: Mesh, seen: set[AxisRef]) -> None:
@@ -247,8 +260,9 @@ def _verify_axis_list(axes: tuple[AxisRef, ...], mesh: Mesh, seen: set[AxisRef])
 
 def _verify_sub_axes(axes: tuple[AxisRef, ...], mesh: Mesh) -> None:
     full = {axis.name for axis in axes if axis.is_full}
+    first = {axis.name: i for i, axis in reversed(list(enumerate(axes))) if not axis.is_full}
     before: AxisRef | None = None
-    for axis in sorted(axis for axis in axes if not axis.is_full):
+    for axis in sorted((axis for axis in axes if not axis.is_full), key=lambda axis: (first[axis.name], axis)):
         if axis.name in full:
             raise DialectError(f'both sub-axis and full-axis are used for axis name: "{axis.name}"', fix="use the sub-axes that are left")
         _verify_sub_axis(axis, mesh.axis_size(axis.name))
@@ -326,9 +340,9 @@ def _verify_factor_list(name: str, factors: tuple[int, ...], num_factors: int) -
         raise DialectError("indices of special factors must be sorted", where=name)
     if len(set(factors)) != len(factors):
         raise DialectError("indices of special factors must be unique", where=name)
-    for factor in factors:
-        if not 0 <= factor < num_factors:
-            raise DialectError(f"index must be less than {num_factors}, got: {factor}", where=name)
+    for factor in (factors[-1:], factors[:1]):
+        if factor and not 0 <= factor[0] < num_factors:
+            raise DialectError(f"index must be less than {num_factors}, got: {factor[0]}", where=name)
 
 
 def _manual_shards(dim: DimensionSharding, manual_axes: Sequence[str], mesh: Mesh, what: str, d: int) -> int:

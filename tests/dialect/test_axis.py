@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -130,7 +131,7 @@ def test_sort_and_merge(axes: list[AxisRef]) -> None:
     assert [d for axis in merged for d in sorted(digits(axis))] == sorted(
         (d for axis in axes for d in digits(axis)), key=lambda d: (MESH.axis_index(d[0]), d[1])
     )
-    assert not any(can_merge(a, b) for a, b in zip(merged, merged[1:]))
+    assert not any(can_merge(a, b) for a, b in itertools.pairwise(merged))
     assert all(normalized(axis, MESH) is axis for axis in merged)
 
 
@@ -185,7 +186,7 @@ def test_an_axis_is_its_prefix_overlap_and_suffix(a: AxisRef, b: AxisRef) -> Non
 
 def test_order() -> None:
     ordered = [sub(1, 2), sub(1, 4), x, sub(2, 2), sub(2, 4), sub(4, 2), AxisRef("y", 1, 2), AxisRef("y")]
-    assert sorted(reversed(ordered)) == ordered
+    assert sorted(ordered[::-1]) == ordered
     mesh = Mesh({"y": 8, "x": 8})
     assert sorted(ordered, key=lambda axis: axis.sort_key(mesh)) == ordered[-2:] + ordered[:-2]
 
