@@ -60,9 +60,9 @@ def lower_fragment(
 
     arguments = [abstract_argument(aval) for aval in avals]
     manual = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Manual) if mesh else ()
-    around = AbstractMesh(mesh.axis_sizes, mesh.axis_names) if mesh else AbstractMesh((), ())
     with use_abstract_mesh(AbstractMesh((), ())):
-        if manual:
+        if mesh is not None and manual:
+            around = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
             mapped = jax.shard_map(bind, mesh=around, in_specs=P(), out_specs=P(), axis_names=set(manual), check_vma=False)
             program = _body(from_mlir(lower_jaxpr(jax.make_jaxpr(mapped)(*arguments), platform, devices=around.size)))
         else:

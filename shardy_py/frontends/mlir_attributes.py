@@ -245,9 +245,8 @@ def _scatter(op: ir.OpView) -> Attributes:
     }
 
 
-def _triangular_solve(op: ir.OpView) -> Attributes:
-    names = ("left_side", "lower", "unit_diagonal")
-    return {**{name: plain(op.attributes[name]) for name in names}, "transpose_a": plain(op.attributes["transpose_a"])}
+def _sort(op: ir.OpView) -> Attributes:
+    return {"dimension": plain(op.attributes["dimension"]) if "dimension" in op.attributes else -1}
 
 
 def _computation(op: ir.OpView) -> Attributes:
@@ -293,9 +292,9 @@ READERS: Mapping[str, Reader] = {
     "stablehlo.scatter": _scatter,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.slice": _named("start_indices", "limit_indices", "strides"),
-    "stablehlo.sort": _optional("dimension"),
+    "stablehlo.sort": _sort,
     "stablehlo.transpose": _named("permutation"),
-    "stablehlo.triangular_solve": _triangular_solve,
+    "stablehlo.triangular_solve": _named("left_side", "lower", "unit_diagonal", "transpose_a"),
     "chlo.top_k": _named("k"),
     "sdy.all_gather": _named("gathering_axes"),
     "sdy.all_reduce": _both(_named("reduction_axes"), _optional("reduction_op")),

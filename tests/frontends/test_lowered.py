@@ -16,7 +16,7 @@ import pytest
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 from jax.extend.core import primitives as jp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.frontends.legalize_chlo import STEPS, expand, legalize_chlo
@@ -103,7 +103,8 @@ def test_collectives_are_lowered_inside_their_mesh() -> None:
     def body(x: Any) -> Any:
         return jax.lax.psum(x, "x"), jax.lax.all_gather(x, "x"), jax.lax.axis_index("x"), jax.lax.ppermute(x, "y", [(0, 1)])
 
-    mapped = jax.shard_map(body, mesh=AbstractMesh((2, 4), ("x", "y")), in_specs=P("x", "y"), out_specs=P(), check_vma=False)
+    mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P("x", "y"), out_specs=P(), check_vma=False)
     (outer,) = equations(mapped, jax.ShapeDtypeStruct((4, 8), "float32"))
     names = {}
     for eqn in outer.params["jaxpr"].eqns:
