@@ -238,4 +238,6 @@ def _connect(op: Op, mapping: dict[Value, Value]) -> None:
     for i, operand in enumerate(op.operands):
         if operand.type.rank:
             operand = op.operands[i] = mapping.get(operand, operand)
-            operand.uses.append((op, i))
+        else:
+            operand.uses.remove((op, i))
+        operand.uses.append((op, i))

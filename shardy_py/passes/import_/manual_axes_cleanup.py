@@ -15,7 +15,7 @@ NAME = "sdy-manual-axes-cleanup"
 def run(program: Program, **_: object) -> None:
     """Sorts manual axes, and adds those that an in or out sharding does not use to its replicated axes.
 
-    A sharding on an empty mesh gets the mesh that the others have.
+    A sharding on an empty mesh gets the mesh that the others have; all refer to that mesh in the same way.
 
     Raises:
         ShardyError: A computation has manual axes and a body, but nothing to say which mesh they belong to.
@@ -51,13 +51,9 @@ def _clean(op: Op, meshes: dict[str, Mesh]) -> None:
     def complete(value: Value, sharding: TensorSharding) -> TensorSharding:
         if not isinstance(value.type, TensorType):
             return sharding
-        if sharding.mesh_in(meshes).is_empty:
-            sharding = TensorSharding(name, sharding.dims, sharding.replicated, sharding.unreduced)
         missing = set_difference(axes, sharding.all_axes(), mesh)
-        if not missing:
-            return sharding
-        replicated = sort_and_merge((*sharding.replicated, *missing), mesh)
-        return TensorSharding(sharding.mesh, sharding.dims, replicated, sharding.unreduced)
+        replicated = sort_and_merge((*sharding.replicated, *missing), mesh) if missing else sharding.replicated
+        return TensorSharding(name, sharding.dims, replicated, sharding.unreduced)
 
     op.attributes = {
         **op.attributes,

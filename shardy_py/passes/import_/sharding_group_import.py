@@ -14,8 +14,8 @@ GROUP = "sdy.sharding_group"
 def run(program: Program, **_: object) -> None:
     """Makes every value a member of at most one group.
 
-    Groups with a value in common become one; groups are numbered in the order of their smallest id; a value keeps one
-    `sdy.sharding_group` op.
+    Groups with a value in common become one, which stands where the first group of that value stands; groups are numbered
+    in the order in which they appear; a value keeps one `sdy.sharding_group` op.
 
     Raises:
         ShardyError: Values of a group have different shapes, or stand in different manual computations.
@@ -38,11 +38,14 @@ def run(program: Program, **_: object) -> None:
             joined[group] = group = joined[joined[group]]
         return group
 
-    first: dict[Value, int] = {}
+    groups_of: dict[Value, list[int]] = {}
     for op in ops:
-        a, b = find(op.attributes["group_id"]), find(first.setdefault(op.operands[0], op.attributes["group_id"]))
-        joined[max(a, b)] = min(a, b)
-    numbers = {group: i for i, group in enumerate(sorted({find(group) for group in members}))}
+        groups_of.setdefault(op.operands[0], []).append(op.attributes["group_id"])
+    for first, *others in groups_of.values():
+        for other in others:
+            joined[find(other)] = find(first)
+    leaders = (group for group in members if find(group) == group)
+    numbers = {group: i for i, group in enumerate(leaders)}
 
     seen: set[Value] = set()
     repeated: dict[Block, set[Op]] = {}
