@@ -41,7 +41,7 @@ def verify_sharding(
             an axis is unknown, used twice, or bound by a manual computation; neighbouring sub-axes should be one;
             replicated or unreduced axes are not in mesh order; or sub-axes are malformed or overlap.
     """
-    over = sharding.mesh_in(mesh) if isinstance(mesh, Mapping) else mesh if isinstance(sharding.mesh, str) else sharding.mesh
+    over = _mesh_of(sharding, mesh)
     try:
         if over.is_maximal:
             _verify_has_no_dims(sharding)
@@ -158,25 +158,31 @@ def verify_manual_axes(
             f"Op has {len(global_shapes)} op {what}s and {len(local_shapes)} region {what}s"
         )
     for i, (sharding, outer, inner) in enumerate(zip(items, global_shapes, local_shapes, strict=True)):
-        over = sharding.mesh_in(mesh) if isinstance(mesh, Mapping) else mesh if isinstance(sharding.mesh, str) else sharding.mesh
-        for name in manual_axes:
-            if not over.has_axis(name):
-                raise DialectError(f'unknown manual axis: "{name}"', why=f"the mesh is {over.text(short=True)}")
+        over = _mesh_of(sharding, mesh)
         expected: list[int] = []
         for d, (dim, size) in enumerate(zip(sharding.dims, outer, strict=True)):
-            shards = _manual_shards(dim, manual_axes, over, f"op {what} sharding at index {i}", d)
+            shards = _manual_shards(dim, manual_axes, over, f"{what} sharding at index {i}", d)
             if size % shards:
                 raise DialectError(
-                    f"op {what} sharding at index {i} - dimension size {size} is not divisible by the manual axes size {shards}",
+                    f"{what} dimension size {size} is not divisible by the manual axes size {shards}",
                     where=f"dimension {d} of shape {tuple(outer)} under {sharding.text(short=True)}",
                     fix="pad the dimension, or take manual axes off it",
                 )
             expected.append(size // shards)
         if tuple(inner) != tuple(expected):
             raise DialectError(
-                f"op {what} shape, corresponding sharding, and region {what} shape at index {i} must match. "
+                f"{what} shape, corresponding sharding, and region {what} shape at index {i} must match. "
                 f"Expected local shape {tuple(expected)}, actual local shape {tuple(inner)}"
             )
+        for name in manual_axes:
+            if not over.has_axis(name):
+                raise DialectError(f'unknown manual axis: "{name}"', why=f"the mesh is {over.text(short=True)}")
+
+
+def _mesh_of(sharding: TensorSharding, mesh: Mesh | Mapping[str, Mesh]) -> Mesh:
+    if isinstance(mesh, Mapping):
+        return sharding.mesh_in(mesh)
+    return mesh if isinstance(sharding.mesh, str) else sharding.mesh
 
 
 def _numbered(what: str, i: int, n: int) -> str:

@@ -76,7 +76,7 @@ GOOD = [
     (f"{R}<([i, k], [k, j])->([i, j]) {{i=8, j=16, k=8}} reduction={{k}}>", None),
     (f"{R}<([i,k],[k,j])->([i,j]){{i=8,j=16,k=8}}reduction={{k}}>", f"{R}<([i, k], [k, j])->([i, j]) {{i=8, j=16, k=8}} reduction={{k}}>"),
     (
-        f"{R}<([i, j, k, l])->([i]) {{i=2, j=2, k=2, l=2}} reduction={{j}} need_replication={{k}} permutation={{l}} blocked_propagation={{i, l}}, custom>",
+        f"{R}<([i, j, k, l])->([i]) {{i=2, j=2, k=2, l=2}} reduction={{j}} need_replication={{k}} permutation={{l}} blocked_propagation={{i, l}}, custom>",  # noqa: E501
         None,
     ),
     (f"{R}<([ij, k])->([i, jk]) {{i=8, j=16, k=8}}, custom>", None),
@@ -184,7 +184,7 @@ BAD = [
     ("#sdy.op_sharding_rule<([z_¦01])->([i]) {i=8}>", "expecting positive integer without leading zeros. Received: '01'"),
     (
         "#sdy.op_sharding_rule<([i])->([i]) {¦j=8}>",
-        "expecting factor indices to be ordered like an iota ([0,1,2,...], e.g. {i=#, j=#, ...}). Expecting factor index symbol 'i', received: 'j'",
+        "expecting factor indices to be ordered like an iota ([0,1,2,...], e.g. {i=#, j=#, ...}). Expecting factor index symbol 'i', received: 'j'",  # noqa: E501
     ),
     ("#sdy.op_sharding_rule<([i])->([i]) {i¦j=8}>", "expecting single factor symbol: j"),
     ("#sdy.op_sharding_rule<([i])->([i]) {i=8,¦}>", "expected valid keyword"),

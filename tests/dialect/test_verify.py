@@ -191,23 +191,27 @@ MANUAL = [
         (16, 32),
         (16, 16),
         ("b",),
-        "op operand sharding at index 0 must have all manual axes come before free axes in its dimension sharding at index 1. "
-        'Saw manual axis "b" after free axis "a"',
+        (
+            "operand sharding at index 0 must have all manual axes come before free axes in its dimension sharding at index 1. "
+            'Saw manual axis "b" after free axis "a"'
+        ),
     ),
     (
         '<@mesh, [{"a"}, {}]>',
         (7, 32),
         (4, 32),
         ("a",),
-        "op operand sharding at index 0 - dimension size 7 is not divisible by the manual axes size 2",
+        "operand dimension size 7 is not divisible by the manual axes size 2",
     ),
     (
         '<@mesh, [{"a"}, {}]>',
         (16, 32),
         (16, 32),
         ("a",),
-        "op operand shape, corresponding sharding, and region operand shape at index 0 must match. "
-        "Expected local shape (8, 32), actual local shape (16, 32)",
+        (
+            "operand shape, corresponding sharding, and region operand shape at index 0 must match. "
+            "Expected local shape (8, 32), actual local shape (16, 32)"
+        ),
     ),
 ]
 
