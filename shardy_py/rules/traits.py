@@ -44,19 +44,18 @@ PASS_THROUGH_TARGETS = frozenset(("MoveToDevice", "MoveToHost"))
 
 PURE = frozenset(
     [
-        *ELEMENTWISE,
-        *PASS_THROUGH,
+        *ELEMENTWISE.difference(("sdy.sharding_constraint",)),
         *PASS_THROUGH_FORWARD,
         *CONSTANTS,
         *(
             f"stablehlo.{name}"
             for name in (
-                "after_all batch_norm_grad batch_norm_inference batch_norm_training bitcast_convert broadcast broadcast_in_dim"
-                " case cholesky concatenate convolution create_token dot dot_general dynamic_broadcast_in_dim dynamic_conv"
-                " dynamic_gather dynamic_iota dynamic_pad dynamic_reshape einsum fft gather get_dimension_size get_tuple_element"
-                " if iota map optimization_barrier pad partition_id real_dynamic_slice reduce reduce_window replica_id reverse"
-                " rng_bit_generator scatter select_and_scatter set_dimension_size slice sort torch_index_select triangular_solve"
-                " tuple unary_einsum while"
+                "after_all batch_norm_grad batch_norm_inference batch_norm_training bitcast_convert broadcast broadcast_in_dim case"
+                " cholesky concatenate convolution create_token dot dot_general dynamic_broadcast_in_dim dynamic_conv dynamic_gather"
+                " dynamic_iota dynamic_pad dynamic_reshape einsum fft gather get_dimension_size get_tuple_element if iota map"
+                " optimization_barrier pad partition_id real_dynamic_slice reduce reduce_window replica_id reshape reverse"
+                " rng_bit_generator scatter select_and_scatter set_dimension_size slice sort torch_index_select transpose"
+                " triangular_solve tuple unary_einsum while"
             ).split()
         ),
         "sdy.all_gather",

@@ -13,7 +13,7 @@ from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op
 from shardy_py.rules import rule_for
 
-POPULATE = "func.func(sdy-populate-op-sharding-rules)"
+POPULATE = "func.func(chlo-legalize-to-stablehlo,sdy-populate-op-sharding-rules)"
 
 _WORKER = pathlib.Path(__file__).with_name("reference_worker.py")
 

@@ -23,6 +23,7 @@ def make_context() -> ir.Context:
     sdy.register_dialect(context)
     chlo.register_dialect(context)
     stablehlo.register_dialect(context)
+    stablehlo.register_stablehlo_passes()
     return context
 
 
