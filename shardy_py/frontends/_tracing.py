@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,9 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import slicing as _slicing
 from jax._src.lax.control_flow.loops import _scan_impl
+from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
@@ -103,7 +105,7 @@ def scan_as_loop(eqn: JaxprEqn) -> ClosedJaxpr:
     found = _LOOPS.get(key)
     if found is None:
         with eqn.ctx.manager:
-            found = _traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
+            found = traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
         if len(_LOOPS) > 256:
             _LOOPS.clear()
         _LOOPS[key] = found
@@ -112,7 +114,7 @@ def scan_as_loop(eqn: JaxprEqn) -> ClosedJaxpr:
 
 def without_references(eqn: JaxprEqn) -> ClosedJaxpr:
     """The jaxpr that the lowering of a run_state is made from, with values instead of references."""
-    return _traced(functools.partial(_run_state_impl, **eqn.params), [v.aval for v in eqn.invars])
+    return traced(functools.partial(_run_state_impl, **eqn.params), [v.aval for v in eqn.invars])
 
 
 def discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -120,7 +122,8 @@ def discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return _pxla._discharge_internal_refs(jaxpr)
 
 
-def _traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+    """The jaxpr of a function, traced as `mlir.lower_fun` does."""
     wrapped = _linear_util.wrap_init(fun, debug_info=_api_util.debug_info("lower_fun", fun, avals, {}))
     jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, lower=True)
     closed = ClosedJaxpr(jaxpr, consts)
@@ -156,3 +159,64 @@ def custom_partitioning_rule(eqn: JaxprEqn, mesh: Any) -> str | None:
         if isinstance(rule, str):
             rule = _sharding_rules.str_to_sdy_sharding_rule(rule, **factors)
         return str(_sharding_rules.sdy_sharding_rule_to_mlir(rule, operands, results))
+
+
+def lowering_function(primitive: Any, params: Mapping[str, Any], platform: str) -> tuple[Callable[..., Any] | None, bool]:
+    """The function of a rule made by `mlir.lower_fun`, and whether JAX calls it out of line; (None, False) for other rules."""
+    own = _mlir._platform_specific_lowerings[platform].get(primitive)
+    common = _mlir._lowerings.get(primitive)
+    entry = own or common
+    if entry is None or getattr(entry.rule, "__qualname__", "") != "lower_fun.<locals>.f_lowered":
+        return None, False
+    cells = dict(zip(entry.rule.__code__.co_freevars, entry.rule.__closure__ or ()))  # pyright: ignore[reportAttributeAccessIssue]
+    if not {"fun", "multiple_results"} <= cells.keys():
+        return None, False
+    function = functools.partial(cells["fun"].cell_contents, **params)
+    called = not all(e.inline for e in (own, common) if e is not None)
+    return (function if cells["multiple_results"].cell_contents else _single(function)), called
+
+
+def _single(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: (function(*args),)
+
+
+def gather_or_fill(eqn: JaxprEqn, operand: Any, indices: Any) -> tuple[Any, ...]:
+    """As `_gather_lower` for `FILL_OR_DROP`."""
+    params = {name: value for name, value in eqn.params.items() if name != "mode"}
+    return (_slicing._gather_fill(operand, indices, **params, output_shape=eqn.outvars[0].aval.shape),)
+
+
+def scatter_clipped(eqn: JaxprEqn, operand: Any, indices: Any, updates: Any) -> tuple[Any, ...]:
+    """As `_scatter_lower` for `CLIP`: the indices are clamped, then promised to be in bounds."""
+    indices = _slicing._clamp_scatter_indices(operand, indices, updates, dnums=eqn.params["dimension_numbers"])
+    params = {**eqn.params, "mode": jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS}
+    return (eqn.primitive.bind(operand, indices, updates, **params),)
+
+
+def _mapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
+    for _ in range(times):
+        function = jax.vmap(function)
+    return _single(function)
+
+
+def random_seed(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_seed_lowering`."""
+    return _mapped(eqn.params["impl"].seed, eqn.invars[0].aval.ndim)
+
+
+def random_split(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_split_lowering`."""
+    aval = eqn.invars[0].aval
+    return _mapped(lambda key: aval.dtype._impl.split(key, eqn.params["shape"]), aval.ndim)
+
+
+def random_bits(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_bits_lowering`."""
+    aval = eqn.invars[0].aval
+    return _mapped(lambda key: aval.dtype._impl.random_bits(key, eqn.params["bit_width"], eqn.params["shape"]), aval.ndim)
+
+
+def random_fold_in(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_fold_in_lowering`."""
+    keys, messages = (v.aval for v in eqn.invars)
+    return _single(_prng.iterated_vmap_binary_bcast(keys.shape, messages.shape, keys.dtype._impl.fold_in))

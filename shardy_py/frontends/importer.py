@@ -16,7 +16,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends import _tracing
-from shardy_py.frontends.inline import Inliner
+from shardy_py.frontends.expansions import Expansion, expansion_of
+from shardy_py.frontends.inline import Inliner, named_computation
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.lowered import lower_fragment
 from shardy_py.frontends.meshes import Meshes
@@ -201,7 +202,7 @@ class Importer:
                 if template is None:
                     template = templates[signature] = self.template(eqn)
             if template is _FRAGMENT:
-                self.fragment(eqn, values, scope, block)
+                self.fragment(eqn, scope, block)
                 continue
             location = eqn.source_info
             for made in template.ops:
@@ -272,12 +273,16 @@ class Importer:
             return spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results])
         return rule_for(op)
 
-    def fragment(self, eqn: JaxprEqn, values: Sequence[Any], scope: Scope, block: Block) -> None:
+    def fragment(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
         """Reads an equation through JAX's own lowering of it; where JAX has none, it is one op that nothing passes through."""
         name = eqn.primitive.name
         entry = ENTRIES.get(name)
         if entry is not None and entry.kind is Kind.OPAQUE:
             opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, entry.reason)
+            return
+        expansion = expansion_of(eqn, self.platform)
+        if expansion is not None:
+            scope.env.update(zip(eqn.outvars, self._expanded(expansion, self.read(eqn, scope, block), eqn, block), strict=True))
             return
         mesh = eqn.ctx.cur_abstract_mesh if self.manual is not None else None
         try:
@@ -286,9 +291,20 @@ class Importer:
             reason = f"cannot be lowered ({_first_line(error)})."
             opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, reason)
             return
-        arguments = [self.constant(v, block, eqn.source_info) if type(v) is Literal else v for v in values]
+        arguments = self.read(eqn, scope, block)
         results = self._inliner.inline(program, arguments, block, eqn.source_info, name)
         self.bind(eqn, results, scope, block)
+
+    def _expanded(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
+        if not expansion.called:
+            return self.body(expansion.jaxpr, arguments, block)[0]
+        name = eqn.primitive.name
+        body = Block([v.type for v in arguments])
+        types = [type_of_aval(a) for a in expansion.jaxpr.out_avals]
+        op = named_computation(self.symbol(expansion.key, name), arguments, types, body, eqn.source_info, name)
+        block.append(op)
+        body.append(Op("sdy.return", self.body(expansion.jaxpr, body.arguments, body)[0], (), rule_known=True))
+        return op.results
 
     def bind(self, eqn: JaxprEqn, results: Sequence[Value], scope: Scope, block: Block) -> None:
         """Binds an equation's results, with the shardings in their types as constraints where JAX states them."""

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
+from shardy_py.ir import TensorType, Type
 
 # The name of the reducing op and of its unit.
 _REDUCERS = {
@@ -58,6 +59,25 @@ def _sort(b: Builder) -> Template:
     return b.build(b.ops("stablehlo.sort", b.operands, b.out_types, dimension=int(b.params["dimension"])))
 
 
+def _top_k(b: Builder) -> Template:
+    """`chlo.top_k` along the last dimension, swapped there and back where it is another one."""
+    rank, axis, x = b.type(0).rank, int(b.params["axis"]), 0
+    if axis == rank - 1:
+        return b.build(b.ops("chlo.top_k", (x,), b.out_types, k=int(b.params["k"])))
+    swapped = list(range(rank))
+    swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
+    permutation = tuple(swapped)
+    x = b.op("stablehlo.transpose", (x,), _permuted(b.type(x), permutation), permutation=permutation)
+    found = b.ops("chlo.top_k", (x,), [_permuted(t, permutation) for t in b.out_types], k=int(b.params["k"]))
+    found = [b.typed(s, a) for s, a in zip(found, b.out_avals)]
+    back = [b.op("stablehlo.transpose", (s,), t, permutation=permutation) for s, t in zip(found, b.out_types)]
+    return b.build(back, typed=False)
+
+
+def _permuted(type: Type, permutation: tuple[int, ...]) -> TensorType:
+    return TensorType(tuple(type.shape[p] for p in permutation), type.dtype)
+
+
 def _window(b: Builder) -> dict[str, Any]:
     p = b.params
     rank = len(p["window_dimensions"])
@@ -100,4 +120,5 @@ TEMPLATES: dict[str, TemplateBuilder] = {
     "reduce_window": _general_reduce_window,
     "select_and_scatter": _select_and_scatter,
     "sort": _sort,
+    "top_k": _top_k,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
@@ -129,6 +131,19 @@ def _iota(b: Builder) -> Template:
     return b.build((b.op("stablehlo.iota", (), b.out_type, iota_dimension=int(b.params["dimension"])),))
 
 
+def _iota_2x32(b: Builder) -> Template:
+    """The flat index of every element as two words, computed in 64 bits: `iota_2x32_shape_lowering`."""
+    shape = tuple(int(n) for n in b.params["shape"])
+    wide = TensorType(shape, "uint64")
+    iotas = [b.op("stablehlo.iota", (), wide, iota_dimension=d) for d in range(len(shape))]
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    parts = [b.op("stablehlo.multiply", (b.constant(shape, "uint64", n), iota), wide) for n, iota in zip(strides, iotas)]
+    index = functools.reduce(lambda total, part: b.op("stablehlo.add", (total, part), wide), parts)
+    high = b.op("stablehlo.shift_right_logical", (index, b.constant(shape, "uint64", 32)), wide)
+    low = b.op("stablehlo.convert", (index,), b.out_types[1])
+    return b.build((b.op("stablehlo.convert", (high,), b.out_types[0]), low), typed=False)
+
+
 def _bitcast(b: Builder) -> Template:
     return b.build((b.op("stablehlo.bitcast_convert", (0,), b.out_type),))
 
@@ -144,6 +159,7 @@ TEMPLATES: dict[str, TemplateBuilder] = {
     "empty": _empty,
     "empty2": _empty,
     "iota": _iota,
+    "iota_2x32_shape": _iota_2x32,
     "pad": _pad,
     "reshape": _reshape,
     "rev": _reverse,

@@ -1,0 +1,91 @@
+"""Primitives that JAX lowers by tracing a Python function: the jaxpr of that function is read like any other.
+
+It gives what `lowered.lower_fragment` gives, in a tenth of the time, since no MLIR module is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from shardy_py.frontends import _tracing
+from shardy_py.frontends.primitives.avals import is_extended
+
+_CACHE: OrderedDict[Hashable, Expansion | None] = OrderedDict()
+_CACHE_SIZE = 4096
+
+
+class Expansion(NamedTuple):
+    """A jaxpr over physical arrays that a primitive is lowered through.
+
+    Attributes:
+        jaxpr: The jaxpr.
+        called: Whether JAX puts it into a function of its own, named after the primitive.
+        key: Equal for equations that share the function.
+    """
+
+    jaxpr: ClosedJaxpr
+    called: bool
+    key: Hashable
+
+
+def expansion_of(eqn: JaxprEqn, platform: str) -> Expansion | None:
+    """The expansion of an equation, or None where JAX's rule makes its ops itself."""
+    key = (
+        eqn.primitive,
+        tuple(eqn.params.items()),
+        tuple(v.aval for v in eqn.invars),
+        platform,
+        eqn.ctx.cur_abstract_mesh,
+        _tracing.trace_context(),
+    )
+    try:
+        found = _CACHE.get(key, _CACHE)
+    except TypeError:  # a parameter that has no hash
+        return _expand(eqn, platform, object())
+    if found is _CACHE:
+        found = _CACHE[key] = _expand(eqn, platform, key)
+        if len(_CACHE) > _CACHE_SIZE:
+            _CACHE.popitem(last=False)
+    return found  # pyright: ignore[reportReturnType]
+
+
+def _expand(eqn: JaxprEqn, platform: str, key: Hashable) -> Expansion | None:
+    avals = [v.aval for v in eqn.invars]
+    find = FUNCTIONS.get(eqn.primitive.name)
+    if find is not None:
+        function, called = find(eqn), False
+        avals = [_tracing.physical_aval(a) for a in avals]
+    else:
+        function, called = _tracing.lowering_function(eqn.primitive, eqn.params, platform)
+    if function is None:
+        return None
+    with eqn.ctx.manager:
+        return Expansion(_tracing.traced(function, avals), called, key)
+
+
+def _gather(eqn: JaxprEqn) -> Callable[..., Any] | None:
+    if is_extended(eqn.invars[0].aval) or eqn.params["mode"].name != "FILL_OR_DROP":
+        return None
+    return functools.partial(_tracing.gather_or_fill, eqn)
+
+
+def _scatter(eqn: JaxprEqn) -> Callable[..., Any] | None:
+    if is_extended(eqn.invars[0].aval) or getattr(eqn.params["mode"], "name", "") != "CLIP":
+        return None
+    return functools.partial(_tracing.scatter_clipped, eqn)
+
+
+FUNCTIONS: Mapping[str, Callable[[JaxprEqn], Callable[..., Any] | None]] = {
+    "gather": _gather,
+    "random_bits": _tracing.random_bits,
+    "random_fold_in": _tracing.random_fold_in,
+    "random_seed": _tracing.random_seed,
+    "random_split": _tracing.random_split,
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"), _scatter),
+}
+"""Primitive name -> the function that its rule traces, where the rule is more than that function."""
