@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardy_py.ir import Block, Function, Op, Value
+from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
 
 
 def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
@@ -40,11 +41,26 @@ def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
     return made
 
 
-def clone_function(function: Function, name: str) -> Function:
-    """A copy of a function under another name."""
-    made = Function(name, clone_block(function.body, {}), function.result_types, visibility=function.visibility)
-    made.result_shardings = list(function.result_shardings)
-    made.attributes = dict(function.attributes)
-    made.argument_attributes = [dict(attributes) for attributes in function.argument_attributes]
-    made.result_attributes = [dict(attributes) for attributes in function.result_attributes]
-    return made
+class FunctionCloner:
+    """Adds copies of functions to a program, each with copies of all that it calls."""
+
+    def __init__(self, program: Program, functions: dict[str, Function]) -> None:
+        self.program = program
+        self.functions = functions
+        self.names = SymbolNames(program)
+
+    def clone(self, name: str) -> str:
+        """Copies those it calls, then the function itself, to the end of the program; returns the name of the copy."""
+        original = self.functions[name]
+        made = Function(name, clone_block(original.body, {}), original.result_types, visibility=original.visibility)
+        made.result_shardings = list(original.result_shardings)
+        made.attributes = {**original.attributes, ORIGINAL_NAME: original_name(original)}
+        made.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
+        made.result_attributes = [dict(attributes) for attributes in original.result_attributes]
+        for op in made.body.walk():
+            if op.name == "func.call":
+                op.attributes = {**op.attributes, "callee": self.clone(op.attributes["callee"])}
+        made.name = self.names.take(name)
+        self.program.functions.append(made)
+        self.functions[made.name] = made
+        return made.name

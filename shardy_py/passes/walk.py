@@ -57,7 +57,7 @@ def calls_in(function: Function) -> list[Op]:
 
 
 def functions_in_order(program: Program, *, post: bool) -> list[Function]:
-    """All functions in pre- or post-order of the call graph, which is entered from each function in turn."""
+    """All functions in pre- or post-order of the call graph, which is entered from those that nobody calls first."""
     by_name = functions_by_name(program)
     found: list[Function] = []
     seen: set[str] = set()
@@ -73,9 +73,31 @@ def functions_in_order(program: Program, *, post: bool) -> list[Function]:
         if post:
             found.append(function)
 
-    for function in program.functions:
+    called = {call.attributes["callee"] for function in program.functions for call in calls_in(function)}
+    for function in sorted(program.functions, key=lambda function: function.name in called):
         visit(function)
     return found
+
+
+def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSharding]) -> None:
+    """Replaces every sharding: of arguments and results of functions, of op results, and of what computations state."""
+    for function in program.functions:
+        for argument in function.arguments:
+            if argument.sharding is not None:
+                argument.sharding = change(argument.sharding)
+        function.result_shardings = [None if s is None else change(s) for s in function.result_shardings]
+        for op in ops_in(function.body):
+            for result in op.results:
+                if result.sharding is not None:
+                    result.sharding = change(result.sharding)
+            for name in ("in_shardings", "out_shardings"):
+                stated = op.attributes.get(name)
+                if stated:
+                    op.attributes = {**op.attributes, name: tuple(map(change, stated))}
+            for region in op.regions:
+                for argument in region.arguments:
+                    if argument.sharding is not None:
+                        argument.sharding = change(argument.sharding)
 
 
 def _add_ops(block: Block, skip: frozenset[str], found: list[Op]) -> None:

@@ -19,27 +19,23 @@ def run(program: Program, **_: object) -> None:
 
     Source: Shardy's add_data_flow_edges.cc.
     """
-    add_edges(blocks_of(program), DATA_FLOW_OPS)
-
-
-def add_edges(blocks: Sequence[Block], names: frozenset[str]) -> None:
-    """Adds edges to the ops with one of these names, whose blocks must all be in `blocks`."""
-    for block in blocks:
-        found = [i for i, op in enumerate(block.ops) if op.name in names]
+    for block in blocks_of(program):
+        found = [i for i, op in enumerate(block.ops) if op.name in DATA_FLOW_OPS]
         parent = block.parent
-        starts = block.arguments if isinstance(parent, Op) and parent.name in COMPUTATIONS and parent.name in names else ()
+        starts = block.arguments if isinstance(parent, Op) and parent.name in COMPUTATIONS else ()
         if not found and not starts:
             continue
-        ops = _edges(starts, block)
+        ops = edges_on(starts, block)
         begin = 0
         for i in found:
             ops += block.ops[begin : i + 1]
-            ops += _edges(block.ops[i].results, block)
+            ops += edges_on(block.ops[i].results, block)
             begin = i + 1
         block.ops = ops + block.ops[begin:]
 
 
-def _edges(owners: Sequence[Value], block: Block) -> list[Op]:
+def edges_on(owners: Sequence[Value], block: Block) -> list[Op]:
+    """Edges that have taken over the uses of their owners, to be put into the block right after them."""
     made: list[Op] = []
     for owner in owners:
         if not isinstance(owner.type, TensorType):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.passes.clone import clone_function, clone_op
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.clone import FunctionCloner, clone_op
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
-from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
 from shardy_py.passes.walk import CALL, functions_by_name, functions_in_order, ops_in
 from shardy_py.rules.traits import ELEMENTWISE
 
@@ -54,9 +53,8 @@ def run(program: Program, **_: object) -> None:
 
 class _Splitter:
     def __init__(self, program: Program) -> None:
-        self.program = program
         self.functions = functions_by_name(program)
-        self.names = SymbolNames(program)
+        self.cloner = FunctionCloner(program, self.functions)
         self.preserving: dict[str, bool] = {}
 
     def split(self, body: Block) -> None:
@@ -117,26 +115,8 @@ class _Splitter:
         """A copy of an op; a call gets a callee of its own."""
         made = clone_op(op, mapping)
         if op.name == CALL:
-            made.attributes = {**op.attributes, "callee": self.clone_callee(op.attributes["callee"])}
+            made.attributes = {**op.attributes, "callee": self.cloner.clone(op.attributes["callee"])}
         return made
-
-    def clone_callee(self, name: str) -> str:
-        """Copies a function and, first, those it calls; returns the name of the copy."""
-        original = self.functions[name]
-        made = clone_function(original, name)
-        made.attributes[ORIGINAL_NAME] = original_name(original)
-        for op in made.body.walk():
-            if op.name == CALL:
-                op.attributes = {**op.attributes, "callee": self.clone_callee(op.attributes["callee"])}
-        self.add(made)
-        return made.name
-
-    def add(self, function: Function) -> None:
-        """Adds a function at the end of the program under a free name."""
-        function.name = self.names.take(function.name)
-        self.program.functions.append(function)
-        self.functions[function.name] = function
-        self.preserving[function.name] = True
 
 
 class _Copies:

@@ -1,0 +1,104 @@
+"""Replaces calls by `sdy.named_computation` ops that hold the body of the callee."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Function, Op, Program
+from shardy_py.passes.clone import clone_block
+from shardy_py.passes.dataflow import NAMED_COMPUTATION, fill
+from shardy_py.passes.import_.add_data_flow_edges import edges_on
+from shardy_py.passes.symbols import original_name
+from shardy_py.passes.walk import calls_in, functions_by_name, functions_in_order
+
+NAME = "sdy-import-func-calls"
+
+
+def run(program: Program, *, add_data_flow_edges_on_named_computations: bool = True, **_: object) -> None:
+    """Inlines all calls, callees first; functions that were called are gone afterwards.
+
+    A computation has the name of the original function, the shardings of its arguments, and those of the call.
+
+    Args:
+        program: Flat, so that each function is called once; the body of one that is called again is copied.
+        add_data_flow_edges_on_named_computations: Whether the computations get data-flow edges at once.
+
+    Source: Shardy's import_func_calls.cc.
+    """
+    functions = functions_by_name(program)
+    order = functions_in_order(program, post=True)
+    calls = [call for function in order for call in calls_in(function)]
+    remaining = Counter(call.attributes["callee"] for call in calls)
+    bodies: dict[str, Block] = {}
+    computations: list[Op] = []
+    for call in calls:
+        callee = functions[call.attributes["callee"]]
+        remaining[callee.name] -= 1
+        body = bodies.get(callee.name, callee.body)
+        if remaining[callee.name]:
+            bodies[callee.name] = clone_block(body, {})
+        computation = _computation(call, callee, body, program)
+        assert call.block is not None
+        call.block.ops[call.block.ops.index(call)] = computation
+        computation.block, call.block = call.block, None
+        computations.append(computation)
+    if add_data_flow_edges_on_named_computations:
+        _add_edges(computations)
+    inlined = {call.attributes["callee"] for call in calls}
+    program.functions = [function for function in program.functions if function.name not in inlined]
+
+
+def _add_edges(computations: list[Op]) -> None:
+    after: dict[Op, list[Op]] = {}
+    blocks: dict[Block, None] = {}
+    for op in computations:
+        assert op.block is not None
+        body = op.regions[0]
+        body.ops = edges_on(body.arguments, body) + body.ops
+        after[op] = edges_on(op.results, op.block)
+        blocks[op.block] = None
+    for block in blocks:
+        block.ops = [each for op in block.ops for each in (op, *after.get(op, ()))]
+
+
+def _computation(call: Op, callee: Function, body: Block, program: Program) -> Op:
+    ins = _stated([argument.sharding for argument in body.arguments], body, program)
+    outs = tuple(result.sharding for result in call.results)
+    attributes = {name: value for name, value in call.attributes.items() if name != "callee"}
+    thread = callee.attributes.get("execution_thread")
+    if thread is not None:
+        attributes["execution_thread"] = thread
+    attributes |= {"name": original_name(callee), "in_shardings": ins, "out_shardings": outs if outs and outs[0] is not None else None}
+    made = Op(
+        NAMED_COMPUTATION,
+        call.operands,
+        [result.type for result in call.results],
+        attributes,
+        (body,),
+        location=call.location,
+        primitive=call.primitive,
+    )
+    for argument in body.arguments:
+        argument.sharding = None
+    old = body.ops[-1]
+    terminator = Op("sdy.return", old.operands, (), location=old.location)
+    terminator.block = body
+    old.drop_uses()
+    body.ops[-1] = terminator
+    for result, new in zip(call.results, made.results, strict=True):
+        new.name = result.name
+        result.replace_uses(new)
+    call.drop_uses()
+    return made
+
+
+def _stated(shardings: Sequence[TensorSharding | None], body: Block, program: Program) -> tuple[TensorSharding, ...] | None:
+    known = [sharding for sharding in shardings if sharding is not None]
+    if not known:
+        return None
+    mesh = next((sharding.mesh for sharding in known if not sharding.mesh_in(program.meshes).is_maximal), None)
+    if mesh is None and len(known) < len(shardings):
+        return None
+    return tuple(fill(body.arguments, shardings, mesh))

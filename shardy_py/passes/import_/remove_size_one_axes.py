@@ -1,0 +1,38 @@
+"""Drops mesh axes of size 1 from all shardings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.ir import Program
+from shardy_py.passes.walk import map_shardings
+
+NAME = "sdy-remove-size-one-axes"
+
+
+def run(program: Program, **_: object) -> None:
+    """Removes axes that do not cut anything, so that they cannot make two shardings differ; meshes stay as they are.
+
+    Source: Shardy's remove_size_one_axes.cc.
+    """
+    if not any(size == 1 for mesh in program.meshes.values() for size in mesh.shape.values()):
+        return
+    meshes = program.meshes
+
+    def without(sharding: TensorSharding) -> TensorSharding:
+        mesh = sharding.mesh_in(meshes)
+        if not sharding.any_axis(lambda axis: axis.size_in(mesh) == 1):
+            return sharding
+        dims = tuple(_dimension(dim, _larger(dim.axes, mesh)) for dim in sharding.dims)
+        return TensorSharding(sharding.mesh, dims, _larger(sharding.replicated, mesh), _larger(sharding.unreduced, mesh))
+
+    map_shardings(program, without)
+
+
+def _dimension(dim: DimensionSharding, axes: tuple[AxisRef, ...]) -> DimensionSharding:
+    return DimensionSharding(axes, dim.is_closed, dim.priority if axes or not dim.is_closed else None)
+
+
+def _larger(axes: Iterable[AxisRef], mesh: Mesh) -> tuple[AxisRef, ...]:
+    return tuple(axis for axis in axes if axis.size_in(mesh) != 1)

@@ -1,0 +1,70 @@
+"""Sequences of passes, as the reference strings them together."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Op, Program, Value
+from shardy_py.passes.export import (
+    close_shardings,
+    remove_sharding_groups,
+    remove_sub_axes_in_input_output_shardings,
+    sharding_constraint_to_reshard,
+    sink_data_flow_edges,
+    update_non_divisible_input_output_shardings,
+)
+from shardy_py.passes.import_ import (
+    add_data_flow_edges,
+    apply_sharding_constraints,
+    constant_or_scalar_splitter,
+    manual_axes_cleanup,
+    remove_size_one_axes,
+    sharding_group_import,
+)
+from shardy_py.passes.propagation import user_priority_propagate
+from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.step import Strategy
+from shardy_py.passes.walk import Record
+
+
+def plan_pipeline(
+    program: Program,
+    *,
+    strategy: Strategy = "aggressive",
+    conservative: bool = False,
+    op_priority: bool = True,
+    log: list[Step] | None = None,
+) -> None:
+    """What `sdy-propagation-pipeline` does to a program without calls, such as one read from a jaxpr.
+
+    Every value ends with its final, closed sharding; None means replicated.
+
+    Args:
+        program: Changed in place.
+        strategy: How conflicts are settled.
+        conservative: Never propagate sub-axes.
+        op_priority: Whether ops that move no data go first.
+        log: Where each change of a sharding is written, with its cause; None to keep none.
+    """
+    record = None if log is None else _recorder(log)
+    remove_size_one_axes.run(program)
+    constant_or_scalar_splitter.run(program)
+    manual_axes_cleanup.run(program)
+    add_data_flow_edges.run(program)
+    apply_sharding_constraints.run(program, record=record)
+    sharding_group_import.run(program)
+    user_priority_propagate.run(
+        program, propagation_strategy=strategy, conservative_propagation=conservative, run_op_priority_propagation=op_priority, log=log
+    )
+    sink_data_flow_edges.run(program, block_arguments=True)
+    remove_sharding_groups.run(program)
+    sharding_constraint_to_reshard.run(program)
+    update_non_divisible_input_output_shardings.run(program, record=record)
+    remove_sub_axes_in_input_output_shardings.run(program, record=record)
+    close_shardings.run(program, every_value=True)
+
+
+def _recorder(log: list[Step]) -> Record:
+    def record(value: Value, old: TensorSharding | None, new: TensorSharding | None, why: str, op: Op | None) -> None:
+        log.append(Step(value, old, new, op, (), (), why, 0, -1))
+
+    return record
