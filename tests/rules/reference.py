@@ -9,6 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+import jaxlib
+import pytest
+
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op
 from shardy_py.rules import rule_for
@@ -42,7 +45,9 @@ def stop_worker() -> None:
 
 
 def run_passes(module: str, pipeline: str) -> str:
-    """What jaxlib's pipeline makes of a module."""
+    """What jaxlib's pipeline makes of a module; skips the test where jaxlib has a later Shardy with other rules."""
+    if not jaxlib.__version__.startswith("0.10."):
+        pytest.skip(f"the reference is the Shardy in jaxlib 0.10, not in {jaxlib.__version__}")
     worker = _worker()
     assert worker.stdin is not None
     assert worker.stdout is not None
