@@ -64,3 +64,13 @@ class FunctionCloner:
         self.program.functions.append(made)
         self.functions[made.name] = made
         return made.name
+
+
+def move_terminator(block: Block, name: str) -> None:
+    """Replaces the terminator by one of another dialect, which uses the same values anew."""
+    old = block.ops[-1]
+    made = Op(name, old.operands, (), location=old.location)
+    made.block = block
+    old.drop_uses()
+    old.block = None
+    block.ops[-1] = made

@@ -44,6 +44,22 @@ def ops_of(program: Program, names: Iterable[str]) -> list[Op]:
     return found
 
 
+def ops_of_post(program: Program, name: str) -> list[Op]:
+    """The ops with a name, function by function, those in the regions of an op before it."""
+    found: list[Op] = []
+    for function in program.functions:
+        _add_named_post(function.body, name, found)
+    return found
+
+
+def entry_function(program: Program) -> Function | None:
+    """The function named main, else the only one, else None."""
+    for function in program.functions:
+        if function.name == "main":
+            return function
+    return program.functions[0] if len(program.functions) == 1 else None
+
+
 def functions_by_name(program: Program) -> dict[str, Function]:
     """Name -> function."""
     return {function.name: function for function in program.functions}
@@ -115,3 +131,11 @@ def _add_named(block: Block, names: frozenset[str], found: list[Op]) -> None:
         if op.regions:
             for region in op.regions:
                 _add_named(region, names, found)
+
+
+def _add_named_post(block: Block, name: str, found: list[Op]) -> None:
+    for op in block.ops:
+        for region in op.regions:
+            _add_named_post(region, name, found)
+        if op.name == name:
+            found.append(op)

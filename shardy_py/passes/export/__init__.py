@@ -1,1 +1,1 @@
-
+"""Passes that turn the outcome of propagation into final shardings."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.ir import Function, Program
-from shardy_py.passes.walk import Record
+from shardy_py.ir import Program
+from shardy_py.passes.walk import Record, entry_function
 
 NAME = "sdy-remove-sub-axes-in-input-output-shardings"
 
@@ -20,7 +20,7 @@ def run(program: Program, *, record: Record | None = None, **_: object) -> None:
 
     Source: Shardy's remove_sub_axes_in_input_output_shardings.cc.
     """
-    main = main_function(program)
+    main = entry_function(program)
     if main is None:
         return
     for argument in main.arguments:
@@ -32,14 +32,6 @@ def run(program: Program, *, record: Record | None = None, **_: object) -> None:
         new = main.result_shardings[i] = without_sub_axes(old)
         if new is not old and record is not None:
             record(main.body.ops[-1].operands[i], old, new, _WHY, main.body.ops[-1])
-
-
-def main_function(program: Program) -> Function | None:
-    """The function named main, else the only one, else None."""
-    for function in program.functions:
-        if function.name == "main":
-            return function
-    return program.functions[0] if len(program.functions) == 1 else None
 
 
 def without_sub_axes(sharding: TensorSharding | None) -> TensorSharding | None:

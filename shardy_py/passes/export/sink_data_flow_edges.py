@@ -50,7 +50,7 @@ def run(program: Program, *, block_arguments: bool = False, **_: object) -> None
         shardings = _shardings(op.results)
         if shardings is not None:
             _sink_to_results(op, shardings, block_arguments)
-    _erase(edges)
+    erase_edges(edges)
 
 
 def _shardings(owners: Sequence[Value]) -> list[TensorSharding] | None:
@@ -81,7 +81,8 @@ def _sink_to_results(op: Op, shardings: list[TensorSharding], block_arguments: b
                 argument.sharding = sharding
 
 
-def _erase(edges: list[Op]) -> None:
+def erase_edges(edges: list[Op]) -> None:
+    """Lets the users of edges use the owners again."""
     blocks: dict[Block, None] = {}
     for edge in edges:
         source, result = edge.operands[0], edge.results[0]

@@ -19,10 +19,15 @@ def run(program: Program, **_: object) -> None:
 
     Source: Shardy's add_data_flow_edges.cc.
     """
-    for block in blocks_of(program):
-        found = [i for i, op in enumerate(block.ops) if op.name in DATA_FLOW_OPS]
+    add_edges(blocks_of(program), DATA_FLOW_OPS)
+
+
+def add_edges(blocks: Sequence[Block], names: frozenset[str]) -> None:
+    """Adds edges to the ops with one of these names, whose blocks must all be in `blocks`."""
+    for block in blocks:
+        found = [i for i, op in enumerate(block.ops) if op.name in names]
         parent = block.parent
-        starts = block.arguments if isinstance(parent, Op) and parent.name in COMPUTATIONS else ()
+        starts = block.arguments if isinstance(parent, Op) and parent.name in COMPUTATIONS and parent.name in names else ()
         if not found and not starts:
             continue
         ops = edges_on(starts, block)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program
-from shardy_py.passes.clone import clone_block
+from shardy_py.passes.clone import clone_block, move_terminator
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, fill
 from shardy_py.passes.import_.add_data_flow_edges import edges_on
 from shardy_py.passes.symbols import original_name
@@ -82,11 +82,7 @@ def _computation(call: Op, callee: Function, body: Block, program: Program) -> O
     )
     for argument in body.arguments:
         argument.sharding = None
-    old = body.ops[-1]
-    terminator = Op("sdy.return", old.operands, (), location=old.location)
-    terminator.block = body
-    old.drop_uses()
-    body.ops[-1] = terminator
+    move_terminator(body, "sdy.return")
     for result, new in zip(call.results, made.results, strict=True):
         new.name = result.name
         result.replace_uses(new)

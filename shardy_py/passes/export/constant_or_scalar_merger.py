@@ -1,0 +1,56 @@
+"""Merges equal constants, and equal broadcasts of one scalar, after propagation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.walk import blocks_of
+from shardy_py.rules.traits import CONSTANTS
+
+NAME = "sdy-constant-or-scalar-merger"
+
+_BROADCAST = "stablehlo.broadcast_in_dim"
+
+
+def run(program: Program, **_: object) -> None:
+    """Undoes the copies of the splitter that propagation gave the same sharding.
+
+    Constants of one block with the same value, type, sharding and other attributes become the first of them, and so do
+    broadcasts of the same scalar.
+
+    Source: Shardy's constant_or_scalar_merger.cc.
+    """
+    for block in blocks_of(program):
+        _merge(block)
+
+
+def _merge(block: Block) -> None:
+    first: dict[Any, Op] = {}
+    dead: set[Op] = set()
+    for op in block.ops:
+        if op.name not in CONSTANTS and (op.name != _BROADCAST or op.operands[0].type.rank):
+            continue
+        result = op.results[0]
+        attributes = tuple((name, _hashable(value)) for name, value in op.attributes.items())
+        kept = first.setdefault((op.name, *op.operands, result.type, result.sharding, attributes), op)
+        if kept is not op:
+            result.replace_uses(kept.results[0])
+            op.drop_uses()
+            op.block = None
+            dead.add(op)
+    if dead:
+        block.ops = [op for op in block.ops if op not in dead]
+
+
+def _hashable(value: Any) -> Any:
+    """The value itself, or something that equals only for the same object where it cannot be hashed."""
+    if isinstance(value, dict):
+        return tuple((name, _hashable(each)) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashable, value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

@@ -1,0 +1,73 @@
+"""Turns every `sdy.named_computation` into a call of a function that holds its body."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.clone import move_terminator
+from shardy_py.passes.dataflow import NAMED_COMPUTATION, edge_of_owner
+from shardy_py.passes.export.sink_data_flow_edges import erase_edges
+from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames
+from shardy_py.passes.walk import CALL, ops_of_post
+
+NAME = "sdy-export-named-computations"
+
+
+def run(program: Program, **_: object) -> None:
+    """Outlines computations, inner ones first, into private functions at the end of the program.
+
+    A function is named after its computation and remembers that name. Arguments have the shardings of the computation's
+    arguments, the call those of its results; results of the function get none.
+
+    Source: Shardy's export_named_computations.cc.
+    """
+    names = SymbolNames(program)
+    for op in ops_of_post(program, NAMED_COMPUTATION):
+        ins = _shardings(op.regions[0].arguments, op.attributes.get("in_shardings"))
+        outs = _shardings(op.results, op.attributes.get("out_shardings"))
+        _erase_edges(op.regions[0].arguments)
+        _erase_edges(op.results)
+        program.functions.append(_function(op, names, ins))
+        _call(op, program.functions[-1].name, outs)
+
+
+def _shardings(owners: list[Value], stated: tuple[TensorSharding, ...] | None) -> list[TensorSharding | None]:
+    found: list[TensorSharding | None] = []
+    for i, owner in enumerate(owners):
+        edge = edge_of_owner(owner)
+        found.append(edge.results[0].sharding if edge is not None else stated[i] if stated else None)
+    return found
+
+
+def _erase_edges(owners: list[Value]) -> None:
+    erase_edges([edge for edge in map(edge_of_owner, owners) if edge is not None])
+
+
+def _function(op: Op, names: SymbolNames, shardings: list[TensorSharding | None]) -> Function:
+    body = op.regions[0]
+    move_terminator(body, "func.return")
+    name = op.attributes["name"]
+    made = Function(names.take(name), body, [result.type for result in op.results], visibility="private")
+    made.attributes = {ORIGINAL_NAME: name}
+    if "execution_thread" in op.attributes:
+        made.attributes["execution_thread"] = op.attributes["execution_thread"]
+    for argument, sharding in zip(body.arguments, shardings, strict=True):
+        argument.sharding = sharding
+    op.regions = ()
+    return made
+
+
+def _call(op: Op, callee: str, shardings: list[TensorSharding | None]) -> None:
+    own = ("name", "in_shardings", "out_shardings", "execution_thread")
+    attributes = {"callee": callee, **{name: value for name, value in op.attributes.items() if name not in own}}
+    made = Op(CALL, op.operands, [result.type for result in op.results], attributes, location=op.location, primitive=op.primitive)
+    mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
+    for old, new, sharding in zip(op.results, made.results, shardings, strict=True):
+        new.name = old.name
+        new.sharding = TensorSharding.open(mesh, new.type.rank) if sharding is None and mesh is not None else sharding
+        old.replace_uses(new)
+    op.drop_uses()
+    block = op.block
+    assert isinstance(block, Block)
+    block.ops[block.ops.index(op)] = made
+    made.block, op.block = block, None

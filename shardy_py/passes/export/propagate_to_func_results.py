@@ -1,0 +1,20 @@
+"""Copies the shardings of returned values to the results of functions."""
+
+from __future__ import annotations
+
+from shardy_py.ir import Program
+from shardy_py.passes.dataflow import get_sharding
+from shardy_py.passes.walk import entry_function
+
+NAME = "sdy-propagate-to-func-results"
+
+
+def run(program: Program, **_: object) -> None:
+    """Gives each result of a function other than main the sharding of the value it returns, or none.
+
+    Source: Shardy's propagate_to_func_results.cc.
+    """
+    main = entry_function(program)
+    for function in program.functions:
+        if function is not main and function.body.ops:
+            function.result_shardings = [get_sharding(value) for value in function.body.terminator.operands]

@@ -1,0 +1,59 @@
+"""Lets calls of equal copies of a function share one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from shardy_py.ir import Function, Program
+from shardy_py.passes.symbols import ORIGINAL_NAME, original_name
+from shardy_py.passes.walk import CALL, functions_by_name, functions_in_order, ops_of
+
+NAME = "sdy-unflatten-call-graph"
+
+_MANUAL_AXES = "sdy.func_manual_axes"
+
+
+def run(program: Program, *, dedup_functions_fully: bool = False, **_: object) -> None:
+    """Redirects calls to one of the copies of a function that have the same manual axes and shardings.
+
+    Copies that are no longer called stay for symbol-dce to remove.
+
+    Args:
+        program: Changed in place.
+        dedup_functions_fully: Ignores shardings, and keeps the copy that is called most often.
+
+    Source: Shardy's unflatten_call_graph.cc.
+    """
+    functions = functions_by_name(program)
+    calls = [call for function in functions_in_order(program, post=False) for call in ops_of(Program([function]), (CALL,))]
+    kept: dict[Any, str] = {}
+    if dedup_functions_fully:
+        kept = _most_called([call.attributes["callee"] for call in calls], functions)
+    for call in calls:
+        callee = functions[call.attributes["callee"]]
+        name = kept.setdefault(_key(callee, dedup_functions_fully), callee.name)
+        if name != callee.name:
+            call.attributes = {**call.attributes, "callee": name}
+    for function in program.functions:
+        for name in (ORIGINAL_NAME, _MANUAL_AXES):
+            function.attributes.pop(name, None)
+
+
+def _key(function: Function, ignore_shardings: bool) -> tuple[Any, ...]:
+    key = (original_name(function), function.attributes.get(_MANUAL_AXES))
+    if ignore_shardings:
+        return key
+    return (*key, tuple(argument.sharding for argument in function.arguments), tuple(function.result_shardings))
+
+
+def _most_called(callees: list[str], functions: dict[str, Function]) -> dict[Any, str]:
+    """Per function, the copy at which a kind of copy got ahead of all others for good."""
+    counts: Counter[Any] = Counter()
+    best: dict[Any, tuple[Any, str]] = {}
+    for name in callees:
+        key, kind = _key(functions[name], True), _key(functions[name], False)
+        counts[kind] += 1
+        if key not in best or (best[key][0] != kind and counts[kind] > counts[best[key][0]]):
+            best[key] = kind, name
+    return {key: name for key, (_, name) in best.items()}
