@@ -117,7 +117,7 @@ def main(argv: list[str]) -> None:
     )
     args = (params, empty_cache(LAYERS.value, BATCH.value, TOKENS.value), prompt, np.int32(3))
     plan = step.plan(*args)
-    print(plan)
+    print(repr(plan), *(f"  {value}" for value in plan.inputs if "@" in str(value)), "  and the rest replicated", sep="\n")
     # Memory is reused only where an array already lies as planned, so the cache is put there first.
     args = jax.device_put(args, plan.input_shardings)
     tokens, cache, filled = step(*args)

@@ -102,7 +102,8 @@ def main(argv: list[str]) -> None:
         model, optimizer = make()
         return model, [float(step_function(model, optimizer, *draw(i))) for i in range(STEPS.value)]
 
-    print(step.plan(*make(), *draw(0)))
+    plan = step.plan(*make(), *draw(0))
+    print(repr(plan), *(f"  {value}" for value in plan.inputs if "@" in str(value)), "  and the rest replicated", sep="\n")
     model, losses = train(step)
     print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
     if STEPS.value >= 20 and not losses[-1] < losses[0]:

@@ -114,7 +114,8 @@ def main(argv: list[str]) -> None:
             losses.append(float(loss))
         return state, losses
 
-    print(step.plan(jax.eval_shape(first_state), draw(0, SIZE.value, BATCH.value)))
+    plan = step.plan(jax.eval_shape(first_state), draw(0, SIZE.value, BATCH.value))
+    print(repr(plan), *(f"  {value}" for value in plan.inputs if "@" in str(value)), "  and the rest replicated", sep="\n")
     state, losses = train(step)
     print("loss", " ".join(f"{loss:.4f}" for loss in losses))
 

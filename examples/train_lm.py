@@ -37,6 +37,7 @@ LENGTH = flags.DEFINE_integer("length", 64, "Characters per sequence.", lower_bo
 LAYERS = flags.DEFINE_integer("layers", 2, "Transformer blocks.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("width", 128, "Width of the residual stream; a multiple of the heads.", lower_bound=8)
 HEADS = flags.DEFINE_integer("heads", 4, "Attention heads.", lower_bound=1)
+FULL_PLAN = flags.DEFINE_bool("full_plan", False, "Print all of the plan, in place of the parameters and the batch.")
 COMPARE = flags.DEFINE_bool("compare", True, "Run the same steps unsharded and compare the losses.")
 
 State = dict[str, Any]
@@ -149,7 +150,11 @@ def main(argv: list[str]) -> None:
                 print(f"step {i:4d}  loss {losses[-1]:.4f}", flush=True)
         return losses
 
-    print(step.plan(jax.eval_shape(first_state), next(batches(text, BATCH.value, LENGTH.value))).as_text())
+    plan = step.plan(jax.eval_shape(first_state), next(batches(text, BATCH.value, LENGTH.value)))
+    if FULL_PLAN.value:
+        print(plan.as_text())
+    else:
+        print(repr(plan), *(f"  {value}" for value in plan.inputs if "optimizer" not in value.path), sep="\n")
     start = time.perf_counter()
     losses = train(step, report=True)
     print(f"{STEPS.value} steps on {DEVICES.value} devices: {time.perf_counter() - start:.1f} s, compilation included")
