@@ -72,6 +72,10 @@ def _connects(rule: OpShardingRule) -> bool:
     return any(n > 1 for n in seen.values())
 
 
+def _same_shapes(op: Op) -> bool:
+    return op.operands[0].type.shape == op.results[0].type.shape
+
+
 def walk_blocks(block: Block) -> Iterator[Op]:
     """All ops of a block in pre-order, without recursion for flat ones."""
     for op in block.ops:
@@ -115,8 +119,8 @@ class PropagationGraph:
                 rule = rule_for(op, conservative=conservative)
                 op.rule, op.rule_known = rule, True
             if rule is None or not _connects(rule):
-                if not op.operands or not op.results:
-                    if not op.operands and op.results:
+                if not op.regions and not (op.operands and op.results):
+                    if op.results:
                         self._leaves.append(op)
                     return
                 node = Node(op, None)
@@ -127,10 +131,10 @@ class PropagationGraph:
                     node = Node(op, None)
                 else:
                     node = Node(op, rule, tensors, values)  # pyright: ignore[reportArgumentType]
-                    early = pass_through_direction(name, op.attributes.get("call_target_name"))
+                    node.elementwise = is_elementwise(name) or (name == "stablehlo.bitcast_convert" and _same_shapes(op))
+                    early = int(PropagationDirection.BOTH) if node.elementwise else pass_through_direction(name, op.attributes.get("call_target_name"))
                     node.stages = schedule(rule, early, name == "stablehlo.broadcast_in_dim")
                     node.all_directions = everything(rule)
-                    node.elementwise = is_elementwise(name)
                     node.waits_for_single_use = early != 0
         node.removable = name not in KEPT and is_pure(op)
         self.nodes.append(node)
