@@ -13,9 +13,9 @@ from shardy_py.passes.export import (
     update_non_divisible_input_output_shardings,
 )
 from shardy_py.passes.import_ import (
-    add_data_flow_edges,
     apply_sharding_constraints,
     constant_or_scalar_splitter,
+    import_inlined_calls,
     manual_axes_cleanup,
     remove_size_one_axes,
     sharding_group_import,
@@ -49,7 +49,7 @@ def plan_pipeline(
     remove_size_one_axes.run(program)
     constant_or_scalar_splitter.run(program)
     manual_axes_cleanup.run(program)
-    add_data_flow_edges.run(program)
+    import_inlined_calls.run(program)
     apply_sharding_constraints.run(program, record=record)
     sharding_group_import.run(program)
     user_priority_propagate.run(

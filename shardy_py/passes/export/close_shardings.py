@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.ir import Program, TensorType
+from shardy_py.ir import Program, TensorType, Type
 from shardy_py.passes.walk import blocks_of
 
 NAME = "sdy-close-shardings"
@@ -19,56 +19,53 @@ def run(program: Program, *, every_value: bool = False, **_: object) -> None:
 
     Source: Shardy's close_shardings.cc.
     """
-    closed: dict[TensorSharding | None, TensorSharding | None] = _Closed()
-    fill = _single_mesh(program.meshes) if every_value else None
-    replicated: dict[int, TensorSharding] = {}
+    closed = _Closed()
+    replicated = _Replicated(_single_mesh(program.meshes) if every_value else None)
+
+    def final(sharding: TensorSharding | None, type_: Type) -> TensorSharding | None:
+        if sharding is not None:
+            return closed[sharding]
+        return replicated[type_.rank] if isinstance(type_, TensorType) else None
 
     for function in program.functions:
-        function.result_shardings = [closed[sharding] for sharding in function.result_shardings]
+        function.result_shardings = list(map(final, function.result_shardings, function.result_types))
     for block in blocks_of(program):
-        values = block.arguments
-        for argument in values:
-            if argument.sharding is not None:
-                argument.sharding = closed[argument.sharding]
+        for argument in block.arguments:
+            argument.sharding = final(argument.sharding, argument.type)
         for op in block.ops:
             for result in op.results:
-                if result.sharding is not None:
-                    result.sharding = closed[result.sharding]
+                sharding = result.sharding
+                if sharding is not None:
+                    result.sharding = closed[sharding]
+                elif result.type.rank or type(result.type) is TensorType:
+                    result.sharding = replicated[result.type.rank]
             if op.regions and (op.attributes.get("in_shardings") or op.attributes.get("out_shardings")):
                 op.attributes = {
                     name: tuple(closed[sharding] for sharding in value) if name in _STATED and value else value
                     for name, value in op.attributes.items()
                 }
-    if fill is None:
-        return
-
-    def replicate(rank: int) -> TensorSharding:
-        made = replicated[rank] = TensorSharding.closed(fill, rank)
-        return made
-
-    for function in program.functions:
-        function.result_shardings = [
-            sharding if sharding is not None or type(t) is not TensorType else replicated.get(t.rank) or replicate(t.rank)
-            for sharding, t in zip(function.result_shardings, function.result_types, strict=True)
-        ]
-    for block in blocks_of(program):
-        for argument in block.arguments:
-            if argument.sharding is None and type(argument.type) is TensorType:
-                argument.sharding = replicated.get(argument.type.rank) or replicate(argument.type.rank)
-        for op in block.ops:
-            for result in op.results:
-                if result.sharding is None and type(result.type) is TensorType:
-                    result.sharding = replicated.get(result.type.rank) or replicate(result.type.rank)
 
 
 _STATED = frozenset(("in_shardings", "out_shardings"))
 
 
-class _Closed(dict["TensorSharding | None", "TensorSharding | None"]):
+class _Closed(dict[TensorSharding, TensorSharding]):
     """Sharding -> its closed form, computed once."""
 
-    def __missing__(self, sharding: TensorSharding | None) -> TensorSharding | None:
-        made = self[sharding] = None if sharding is None else sharding.closed_like()
+    def __missing__(self, sharding: TensorSharding) -> TensorSharding:
+        made = self[sharding] = sharding.closed_like()
+        return made
+
+
+class _Replicated(dict[int, "TensorSharding | None"]):
+    """Rank -> the replicated sharding over a mesh, or None where there is no mesh."""
+
+    def __init__(self, mesh: str | None) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def __missing__(self, rank: int) -> TensorSharding | None:
+        made = self[rank] = None if self.mesh is None else TensorSharding.closed(self.mesh, rank)
         return made
 
 

@@ -61,6 +61,7 @@ class _Splitter:
         """Splits in one function or named computation, in the named computations inside it first."""
         splittable: dict[Op, bool] = {}  # whether it is a constant expression, else a broadcast of a scalar; in order
         uses: list[tuple[Op, int, Value]] = []
+        unshared: list[Op] = []
         grouped = False
         kinds = _KINDS.get
         for op in ops_in(body, _INNER):
@@ -86,9 +87,20 @@ class _Splitter:
             elif op.name == _GROUP:
                 grouped = True
                 continue
+            for operand in op.operands:
+                if operand.owner in splittable:
+                    break
+            else:
+                continue
             for i, operand in enumerate(op.operands):
                 if operand.owner in splittable and operand.type.rank:
-                    uses.append((op, i, operand))
+                    expression = _unshared(operand)
+                    if expression is None:
+                        uses.append((op, i, operand))
+                    else:
+                        unshared += expression
+        for op in unshared:
+            del splittable[op]
         if splittable:
             _Copies(self, splittable, grouped).distribute(uses)
 
@@ -211,6 +223,21 @@ class _Copies:
             block.ops = ops
         for op in dead:
             op.block = None
+
+
+def _unshared(value: Value) -> list[Op] | None:
+    """The ops of an expression, where it and all its parts have one user only and it can stay as it is; else None."""
+    op = value.owner
+    if len(value.uses) != 1 or not isinstance(op, Op) or len(op.results) != 1 or op.name == CALL:
+        return None
+    found = [op]
+    for operand in op.operands:
+        if operand.type.rank:
+            part = _unshared(operand)
+            if part is None:
+                return None
+            found += part
+    return found
 
 
 def _connect(op: Op, mapping: dict[Value, Value]) -> None:
