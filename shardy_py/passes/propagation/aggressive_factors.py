@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.passes.propagation.compatible import compatible_major_axes, fit_across_factors, fit_within_factor, is_prefix, is_strict_prefix, truncate
+from shardy_py.passes.propagation.compatible import (
+    compatible_major_axes,
+    fit_across_factors,
+    fit_within_factor,
+    is_prefix,
+    is_strict_prefix,
+    truncate,
+)
 from shardy_py.passes.propagation.factors import Axes, TensorFactors, axes_size, rule_tensors, tensor_size
 
 

@@ -10,6 +10,14 @@ from shardy_py.passes.propagation.user_priority_propagate import propagate
 NAME = "sdy-aggressive-propagate"
 
 
-def run(program: Program, *, propagation_strategy: Strategy = "aggressive", conservative_propagation: bool = False, log: list[Step] | None = None) -> None:
+def run(
+    program: Program,
+    *,
+    propagation_strategy: Strategy = "aggressive",
+    conservative_propagation: bool = False,
+    log: list[Step] | None = None,
+) -> None:
     """Propagates with the aggressive strategy: every tensor of an op takes what it can on its own."""
-    propagate(program, strategy=propagation_strategy, op_priority=False, user_priority=False, conservative=conservative_propagation, log=log)
+    propagate(
+        program, strategy=propagation_strategy, op_priority=False, user_priority=False, conservative=conservative_propagation, log=log
+    )

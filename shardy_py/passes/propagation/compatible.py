@@ -9,7 +9,7 @@ from shardy_py.dialect import AxisRef, Mesh, PropagationDirection
 from shardy_py.dialect.axis import contains, is_prefix_of, prefix_without_overlap
 from shardy_py.passes.propagation.factors import Axes, FactorSharding, TensorFactors, axis_size
 
-NONE, FORWARD, BACKWARD, BOTH = (int(PropagationDirection.NONE), int(PropagationDirection.FORWARD), int(PropagationDirection.BACKWARD), int(PropagationDirection.BOTH))
+NONE, FORWARD, BACKWARD, BOTH = map(int, PropagationDirection)
 
 
 def is_prefix(first: Axes, second: Axes) -> bool:
@@ -93,7 +93,9 @@ def truncate(axes: Axes, mesh: Mesh, fit: Callable[[AxisRef, int], AxisRef | Non
     return axes
 
 
-def fit_within_factor(axis: AxisRef, before: int, tensor: TensorFactors, state: FactorSharding, factor_size: int, mesh: Mesh) -> AxisRef | None:
+def fit_within_factor(
+    axis: AxisRef, before: int, tensor: TensorFactors, state: FactorSharding, factor_size: int, mesh: Mesh
+) -> AxisRef | None:
     """The longest prefix of an axis that one tensor's factor has or can take after axes of product `before`."""
     found: AxisRef | None = axis
     for other in tensor.blocked_axes:

@@ -32,7 +32,12 @@ class Propagation:
     """
 
     def __init__(
-        self, program: Program, *, groups: dict[Holder, tuple[Value, ...]] | None = None, conservative: bool = False, log: list[Step] | None = None
+        self,
+        program: Program,
+        *,
+        groups: dict[Holder, tuple[Value, ...]] | None = None,
+        conservative: bool = False,
+        log: list[Step] | None = None,
     ) -> None:
         self.program = program
         self.graph = PropagationGraph(program, conservative)
@@ -87,7 +92,7 @@ class Propagation:
                 continue
             if stage == 0 and node.waits_for_single_use and not _single_uses(node):
                 continue
-            if node.transform is None and node.op is not None and not node.op.name.startswith("sdy.data_flow"):
+            if not node.is_edge:
                 shardings = tuple(map(_sharding, node.tensors))
                 key = (node.rule, directions, node.elementwise, shardings)
                 update = known.get(key)

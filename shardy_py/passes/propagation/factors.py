@@ -132,7 +132,12 @@ def _project_dimension(
 
 
 def unproject(
-    mapping: Sequence[Sequence[int]], tensor: TensorFactors, old: TensorSharding | None, sizes: Sequence[int], mesh: Mesh, mesh_name: str | Mesh
+    mapping: Sequence[Sequence[int]],
+    tensor: TensorFactors,
+    old: TensorSharding | None,
+    sizes: Sequence[int],
+    mesh: Mesh,
+    mesh_name: str | Mesh,
 ) -> TensorSharding:
     """Puts the factor shardings of a tensor together to dimension shardings; priorities are dropped, as the reference does."""
     dims = []

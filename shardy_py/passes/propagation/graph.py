@@ -10,8 +10,8 @@ from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorShardi
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.log import FunctionResult
-from shardy_py.passes.propagation.schedule import Directions, everything, pass_through_direction, schedule
-from shardy_py.rules import is_elementwise, is_pure, rule_for
+from shardy_py.passes.propagation.schedule import Directions, everything, schedule
+from shardy_py.rules import identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
 
 Holder = Value | FunctionResult
 EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
@@ -32,9 +32,24 @@ class Node:
         transform: For edges of manual computations: sharding as stored -> as the edge compares it, and back.
         queued: Whether it is on the worklist.
         erased: Whether the op was dead and is gone.
+        is_edge: Whether it is a data-flow edge; these are never conservative.
     """
 
-    __slots__ = ("all_directions", "elementwise", "erased", "op", "queued", "removable", "rule", "stages", "tables", "tensors", "transform", "values", "waits_for_single_use")
+    __slots__ = (
+        "all_directions",
+        "elementwise",
+        "erased",
+        "is_edge",
+        "op",
+        "queued",
+        "removable",
+        "rule",
+        "stages",
+        "tensors",
+        "transform",
+        "values",
+        "waits_for_single_use",
+    )
 
     def __init__(
         self, op: Op | None, rule: OpShardingRule | None, tensors: tuple[Holder, ...] = (), values: tuple[Holder, ...] | None = None
@@ -51,7 +66,7 @@ class Node:
         self.removable = False
         self.queued = False
         self.erased = False
-        self.tables: dict[object, dict[object, object]] | None = None
+        self.is_edge = False
 
 
 def _is_manual(owner: Value) -> bool:
@@ -59,21 +74,10 @@ def _is_manual(owner: Value) -> bool:
     return isinstance(op, Op) and op.name == dataflow.MANUAL_COMPUTATION
 
 
-@lru_cache(maxsize=4096)
-def identity_rule(num_operands: int, shape: tuple[int, ...]) -> OpShardingRule:
-    """The rule of an edge: every dimension of all operands and the one result is one factor."""
-    mapping = tuple((d,) for d in range(len(shape)))
-    return OpShardingRule(shape, (mapping,) * num_operands, (mapping,))
-
-
 @lru_cache(maxsize=1 << 16)
 def _connects(rule: OpShardingRule) -> bool:
     seen = Counter(f for mapping in rule.operand_mappings + rule.result_mappings for dim in mapping for f in dim)
     return any(n > 1 for n in seen.values())
-
-
-def _same_shapes(op: Op) -> bool:
-    return op.operands[0].type.shape == op.results[0].type.shape
 
 
 def walk_blocks(block: Block) -> Iterator[Op]:
@@ -131,8 +135,8 @@ class PropagationGraph:
                     node = Node(op, None)
                 else:
                     node = Node(op, rule, tensors, values)  # pyright: ignore[reportArgumentType]
-                    node.elementwise = is_elementwise(name) or (name == "stablehlo.bitcast_convert" and _same_shapes(op))
-                    early = int(PropagationDirection.BOTH) if node.elementwise else pass_through_direction(name, op.attributes.get("call_target_name"))
+                    early = int(pass_through_direction(op))
+                    node.elementwise = is_elementwise(name) or (name == "stablehlo.bitcast_convert" and early != 0)
                     node.stages = schedule(rule, early, name == "stablehlo.broadcast_in_dim")
                     node.all_directions = everything(rule)
                     node.waits_for_single_use = early != 0
@@ -149,9 +153,10 @@ class PropagationGraph:
         holders = [(held, source) for source in sources if (held := self.holder(source)) is not None]
         if not isinstance(result.type, TensorType) or result.type.rank == 0:
             return Node(op, None)
-        rule = identity_rule(len(holders), result.type.shape)
+        rule = identity_rule(result.type.shape, len(holders))
         node = Node(op, rule, (*(held for held, _ in holders), result), (*(source for _, source in holders), result))
-        node.stages = schedule(rule, pass_through_direction(op.name), False, attached=False)
+        node.stages = schedule(rule, int(pass_through_direction(op)), False)
+        node.is_edge = True
         node.all_directions = everything(rule)
         if _is_manual(owner):
             node.transform = (partial(dataflow.before_edge, owner), partial(dataflow.after_edge, owner))  # pyright: ignore[reportAttributeAccessIssue]
@@ -162,7 +167,7 @@ class PropagationGraph:
         holder = self.holder(op.operands[0])
         if not isinstance(result.type, TensorType) or result.type.rank == 0 or holder is None:
             return Node(op, None)
-        rule = identity_rule(1, result.type.shape)
+        rule = identity_rule(result.type.shape)
         node = Node(op, rule, (holder, result), (op.operands[0], result))
         direction = int(op.attributes.get("allowed_direction", PropagationDirection.NONE))
         if direction:
@@ -178,7 +183,7 @@ class PropagationGraph:
             holder = self.holder(value)
             if holder is None or not isinstance(value.type, TensorType) or value.type.rank == 0:
                 continue
-            rule = identity_rule(1, value.type.shape)
+            rule = identity_rule(value.type.shape)
             node = Node(None, rule, (holder, slot), (value, slot))
             node.all_directions = everything(rule)
             nodes.append(node)

@@ -7,6 +7,7 @@ import warnings
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import Step
 
 
@@ -14,7 +15,7 @@ class ShardingGroupConflictWarning(UserWarning):
     """Members of a sharding group come with different shardings."""
 
 
-def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Value, tuple[Value, ...]]:
+def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Holder, tuple[Value, ...]]:
     """Value -> other members of its group, after giving all members their common sharding.
 
     A group whose members have different shardings is cut: an open constraint after each member takes its place
@@ -27,12 +28,16 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Val
             group = members.setdefault(op.attributes["group_id"], [])
             if holder is not None and holder not in group:
                 group.append(holder)
-    groups: dict[Value, tuple[Value, ...]] = {}
+    groups: dict[Holder, tuple[Value, ...]] = {}
     for group_id in sorted(members):
         group = members[group_id]
         given = [v.sharding for v in group if v.sharding is not None and not (v.sharding.is_fully_open and v.sharding.is_fully_replicated)]
         if any(s is not given[0] for s in given[1:]):
-            warnings.warn(ShardingGroupConflictWarning(f"sharding group {group_id} has members with different shardings: {', '.join(map(str, dict.fromkeys(given)))}; they are kept, and the group holds only for what is propagated"), stacklevel=2)
+            different = ", ".join(map(str, dict.fromkeys(given)))
+            message = (
+                f"sharding group {group_id} has members with different shardings: {different}; these stay, the group holds for the rest"
+            )
+            warnings.warn(ShardingGroupConflictWarning(message), stacklevel=2)
             group = [_cut(value, given[0].mesh) for value in group]
         elif given:
             for value in group:

@@ -94,7 +94,14 @@ class StepTable:
         self.conservative = conservative
         self.known: dict[tuple[object, ...], Update] = {}
 
-    def compute(self, key: tuple[object, ...], rule: OpShardingRule, directions: Sequence[int], elementwise: bool, shardings: Sequence[TensorSharding | None]) -> Update:
+    def compute(
+        self,
+        key: tuple[object, ...],
+        rule: OpShardingRule,
+        directions: Sequence[int],
+        elementwise: bool,
+        shardings: Sequence[TensorSharding | None],
+    ) -> Update:
         """Computes a step and remembers it under `key`."""
         if len(self.known) >= _TABLE_LIMIT:
             self.known.clear()

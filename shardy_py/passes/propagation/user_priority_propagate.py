@@ -103,5 +103,3 @@ def _restore(holder: Holder, original: TensorSharding, priority: int, program: P
 
 def _mesh(program: Program, sharding: TensorSharding) -> Mesh:
     return program.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
-
-
