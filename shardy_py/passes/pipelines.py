@@ -6,19 +6,32 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.export import (
     close_shardings,
+    constant_or_scalar_merger,
+    drop_sharding_rules,
+    export_named_computations,
+    insert_func_call_reshards,
+    propagate_to_func_results,
     remove_sharding_groups,
     remove_sub_axes_in_input_output_shardings,
     sharding_constraint_to_reshard,
     sink_data_flow_edges,
+    unflatten_call_graph,
     update_non_divisible_input_output_shardings,
 )
 from shardy_py.passes.import_ import (
+    add_data_flow_edges,
     apply_sharding_constraints,
     constant_or_scalar_splitter,
+    flatten_call_graph,
+    import_func_calls,
     import_inlined_calls,
+    lift_inlined_meshes,
     manual_axes_cleanup,
+    pre_order_funcs,
+    propagate_sharding_from_func_to_call,
     remove_size_one_axes,
     sharding_group_import,
+    symbol_dce,
 )
 from shardy_py.passes.propagation import user_priority_propagate
 from shardy_py.passes.propagation.log import Step
@@ -61,6 +74,76 @@ def plan_pipeline(
     update_non_divisible_input_output_shardings.run(program, record=record)
     remove_sub_axes_in_input_output_shardings.run(program, record=record)
     close_shardings.run(program, every_value=True)
+
+
+def import_pipeline(program: Program, *, dedup_functions_fully: bool = False, record: Record | None = None) -> None:
+    """`sdy-import-pipeline`: prepares a program with calls for propagation.
+
+    Args:
+        program: Changed in place.
+        dedup_functions_fully: Calls stay calls, so constraints and groups are taken in here already.
+        record: Told of each sharding that is set.
+    """
+    symbol_dce.run(program)
+    lift_inlined_meshes.run(program)
+    remove_size_one_axes.run(program)
+    propagate_sharding_from_func_to_call.run(program)
+    constant_or_scalar_splitter.run(program)
+    symbol_dce.run(program)
+    manual_axes_cleanup.run(program)
+    add_data_flow_edges.run(program)
+    if dedup_functions_fully:
+        apply_sharding_constraints.run(program, record=record)
+        sharding_group_import.run(program)
+
+
+def propagation_pipeline(
+    program: Program,
+    *,
+    strategy: Strategy = "aggressive",
+    conservative: bool = False,
+    op_priority: bool = True,
+    log: list[Step] | None = None,
+) -> None:
+    """`sdy-propagation-pipeline` up to where it inserts reshards, for a program that was read from MLIR.
+
+    Args:
+        program: Changed in place.
+        strategy: How conflicts are settled.
+        conservative: Never propagate sub-axes.
+        op_priority: Whether ops that move no data go first.
+        log: Where each change of a sharding is written, with its cause; None to keep none.
+    """
+    record = None if log is None else _recorder(log)
+    import_pipeline(program)
+    flatten_call_graph.run(program)
+    symbol_dce.run(program)
+    import_func_calls.run(program)
+    symbol_dce.run(program)
+    apply_sharding_constraints.run(program, record=record)
+    sharding_group_import.run(program)
+    pre_order_funcs.run(program)
+    user_priority_propagate.run(
+        program, propagation_strategy=strategy, conservative_propagation=conservative, run_op_priority_propagation=op_priority, log=log
+    )
+    export_named_computations.run(program)
+    propagate_to_func_results.run(program)
+    unflatten_call_graph.run(program)
+    symbol_dce.run(program)
+    insert_func_call_reshards.run(program)
+    close_pipeline(program, record=record)
+
+
+def close_pipeline(program: Program, *, record: Record | None = None) -> None:
+    """The part of `sdy-export-pipeline` that settles shardings, before reshards are inserted."""
+    constant_or_scalar_merger.run(program)
+    sink_data_flow_edges.run(program)
+    remove_sharding_groups.run(program)
+    sharding_constraint_to_reshard.run(program)
+    update_non_divisible_input_output_shardings.run(program, record=record)
+    remove_sub_axes_in_input_output_shardings.run(program, record=record)
+    close_shardings.run(program)
+    drop_sharding_rules.run(program)
 
 
 def _recorder(log: list[Step]) -> Record:
