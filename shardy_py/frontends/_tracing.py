@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import api_util as _api_util
@@ -22,7 +22,7 @@ from jax._src.lax.control_flow.loops import _scan_impl
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.sharding import AxisType, NamedSharding
 
 from shardy_py.frontends._jax import ir, make_context
@@ -99,22 +99,45 @@ def manual_sharding(mesh: Any, spec: Any, outer: ManualContext | None, aval: Any
     return physical_sharding(aval, NamedSharding(mesh, spec))
 
 
-def scan_as_loop(eqn: JaxprEqn) -> ClosedJaxpr:
-    """The jaxpr that the lowering of a scan is made from."""
+class Loop(NamedTuple):
+    """The jaxpr that the lowering of a scan is made from, and the source infos of its equations outside of the scan's body."""
+
+    jaxpr: ClosedJaxpr
+    made: frozenset[int]
+
+
+def scan_as_loop(eqn: JaxprEqn) -> Loop:
+    """The while loop that a scan is lowered to."""
     key = (tuple(eqn.params.items()), tuple(v.aval for v in eqn.invars), eqn.ctx)
     found = _LOOPS.get(key)
     if found is None:
         with eqn.ctx.manager:
-            found = traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
+            jaxpr = traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
+        found = Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, eqn.params["jaxpr"].jaxpr)))
         if len(_LOOPS) > 256:
             _LOOPS.clear()
         _LOOPS[key] = found
     return found
 
 
+def _source_infos(jaxpr: Jaxpr, without: Jaxpr) -> Iterator[int]:
+    for eqn in jaxpr.eqns:
+        yield id(eqn.source_info)
+        for inner in jaxprs_in_params(eqn.params):
+            if inner is not without:
+                yield from _source_infos(inner, without)
+
+
 def without_references(eqn: JaxprEqn) -> ClosedJaxpr:
     """The jaxpr that the lowering of a run_state is made from, with values instead of references."""
     return traced(functools.partial(_run_state_impl, **eqn.params), [v.aval for v in eqn.invars])
+
+
+def as_lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """As `jax.jit` before it lowers: types of several arrays become those arrays, local references become values."""
+    if jaxpr.jaxpr.is_high:
+        jaxpr = _partial_eval.lower_jaxpr(jaxpr, tuple(jaxpr.in_avals))[0]
+    return discharged(jaxpr) if has_references(jaxpr) else jaxpr
 
 
 def discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -130,7 +153,7 @@ def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     return discharged(closed) if has_references(closed) else closed
 
 
-_LOOPS: dict[Any, ClosedJaxpr] = {}
+_LOOPS: dict[Any, Loop] = {}
 
 
 def scoped_sharding(sharding: Any, aval: Any, rank: int, manual: ManualContext | None) -> Any:

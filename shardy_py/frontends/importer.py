@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Scope:
     """The values of one jaxpr at one call site.
 
     Attributes:
-        jaxpr: The jaxpr that was read.
+        jaxpr: The jaxpr that was read; of one with references or high types, the jaxpr without them that JAX lowers.
         env: The value of each of its variables.
         children: Index of an equation that holds jaxprs -> their scopes, in the order in which they were read; a jaxpr
             that is read twice, such as the predicate of a batched loop, has two.
@@ -157,9 +158,13 @@ class Importer:
         return self.array(literal.val, type_of_aval(literal.aval), block, location)
 
     def append(self, op: Op, block: Block) -> Op:
-        """Appends an op with its rule."""
-        if not op.rule_known and op.name not in CONTEXT:
-            op.rule, op.rule_known = self.rule(op), True
+        """Appends an op with its rule: the user's for the target of a custom call, else the registry's."""
+        if not op.rule_known:
+            spec = self.rules.get(str(op.attributes.get("call_target_name"))) if self.rules else None
+            if spec is not None:
+                op.rule, op.rule_known = spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results]), True
+            elif op.name not in CONTEXT:
+                op.rule, op.rule_known = rule_for(op), True
         return block.append(op)
 
     def read(self, eqn: JaxprEqn, scope: Scope, block: Block) -> list[Value]:
@@ -266,13 +271,6 @@ class Importer:
             types.extend(made.result_types)
         return template
 
-    def rule(self, op: Op) -> Any:
-        """The rule of an op: the user's for the target of a custom call, else the registry's."""
-        spec = self.rules.get(str(op.attributes.get("call_target_name")))
-        if spec is not None:
-            return spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results])
-        return rule_for(op)
-
     def fragment(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
         """Reads an equation through JAX's own lowering of it; where JAX has none, it is one op that nothing passes through."""
         name = eqn.primitive.name
@@ -296,6 +294,13 @@ class Importer:
         self.bind(eqn, results, scope, block)
 
     def _expanded(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
+        start = len(block.ops)
+        results = self._expanded_at(expansion, arguments, eqn, block)
+        for op in itertools.chain.from_iterable(op.walk() for op in block.ops[start:]):
+            op.location = eqn.source_info
+        return results
+
+    def _expanded_at(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
         if not expansion.called:
             return self.body(expansion.jaxpr, arguments, block)[0]
         name = eqn.primitive.name

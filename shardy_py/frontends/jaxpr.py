@@ -64,8 +64,7 @@ def from_jaxpr(
     Returns:
         The program, the values of the jaxpr's variables in it, and findings.
     """
-    if _tracing.has_references(closed_jaxpr):
-        closed_jaxpr = _tracing.discharged(closed_jaxpr)
+    closed_jaxpr = _tracing.as_lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
     importer = Importer(Meshes(mesh_name, mesh), dict(rules or {}), platform, typed=_tracing.is_explicit(jaxpr))
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import functools
+import re
 
 from jax.extend.source_info_util import summarize
 
 from shardy_py.ir import Location
 
 
-@functools.lru_cache(maxsize=4096)
-def _summary(text: str, scope: str) -> Location:
-    place, _, function = text.partition(" ")
-    file, line, *_ = (*place.rsplit(":", 2), "0") if place.count(":") >= 2 else (place, "0")
-    return Location(file, int(line) if line.isdigit() else 0, function.strip("()"), scope)
-
-
 def locate(location: object) -> Location | None:
-    """The user's file and line of a `source_info`, with its name stack."""
+    """The user's file and line of a `source_info`, with its name stack; None where all frames are JAX's own."""
     if isinstance(location, Location) or location is None:
         return location
     text = summarize(location)  # pyright: ignore[reportArgumentType]
-    return _summary(text, str(getattr(location, "name_stack", "")))
+    return _parsed(text, str(getattr(location, "name_stack", ""))) if text else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str, scope: str) -> Location | None:
+    """Reads `/path/file.py:21:30 (function)`; the column may be missing."""
+    match = _SUMMARY.fullmatch(text)
+    return Location(match["file"], int(match["line"]), match["function"] or "", scope) if match is not None else None
+
+
+_SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::\d+)?(?: \((?P<function>.*)\))?")

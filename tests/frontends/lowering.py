@@ -16,7 +16,8 @@ from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import TOKEN, Block, Op, Program, Value
 
 MESH = Mesh((("x", 2), ("y", 4)))
-_IMPORT_CALLS = "builtin.module(symbol-dce,sdy-flatten-call-graph,symbol-dce,sdy-import-func-calls{add-data-flow-edges-on-named-computations=false},symbol-dce)"
+_CALLS_ONLY = "sdy-import-func-calls{add-data-flow-edges-on-named-computations=false}"
+_IMPORT_CALLS = f"builtin.module(symbol-dce,sdy-flatten-call-graph,symbol-dce,{_CALLS_ONLY},symbol-dce)"
 _IGNORED = frozenset(("value", "name", "has_side_effect", "sdy.sharding"))
 
 
@@ -64,7 +65,8 @@ class _Lines:
                 self.number(argument)
 
     def number(self, value: Value) -> str:
-        return self.numbers.setdefault(value, f"%{len(self.numbers)}:{value.type}" + (f" {value.sharding}" if value.sharding is not None else ""))
+        sharding = f" {value.sharding}" if value.sharding is not None else ""
+        return self.numbers.setdefault(value, f"%{len(self.numbers)}:{value.type}{sharding}")
 
     def block(self, block: Block, indent: str) -> None:
         for op in block.ops:
@@ -78,7 +80,8 @@ class _Lines:
             self.splats.update(op.results)
             return
         operands = [f"constant:{v.type}" if v in self.splats else self.number(v) for v in op.operands if v.type is not TOKEN]
-        attributes = {k: plain(v) for k, v in sorted(op.attributes.items()) if k not in _IGNORED and v is not None and not k.startswith("mhlo.")}
+        kept = {k: v for k, v in sorted(op.attributes.items()) if k not in _IGNORED and not k.startswith("mhlo.")}
+        attributes = {k: plain(v) for k, v in kept.items() if v is not None}
         for region in op.regions:
             self.arguments(region)
         results = [self.number(v) for v in op.results if v.type is not TOKEN]

@@ -224,6 +224,16 @@ _NARY = {
     "zeta": "chlo.zeta",
 }
 
+BINARY_OPS = {
+    **{name: op for name, op in _NARY.items() if op.startswith("stablehlo.")},
+    **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "ne"), "stablehlo.compare"),
+    "add_any": "stablehlo.add",
+    "max": "stablehlo.maximum",
+    "min": "stablehlo.minimum",
+    "pow": "stablehlo.power",
+}
+"""Primitive name -> the one op it is between operands of one shape."""
+
 _IDENTITIES = ("copy", "from_edtype", "multiple_of", "name", "pvary", "preduced", "random_clone", "reduced_vary_cast_p", "stage")
 
 TEMPLATES: dict[str, TemplateBuilder] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardy_py.frontends.primitives.avals import is_extended
-from shardy_py.frontends.primitives.reductions import reducer_name
+from shardy_py.frontends.primitives.reductions import common_body
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
 
 
@@ -73,10 +73,20 @@ def _scatter(b: Builder) -> Template:
         scatter_indices_batching_dims=tuple(int(d) for d in dnums.scatter_indices_batching_dims),
         scatter_dims_to_operand_dims=tuple(int(d) for d in dnums.scatter_dims_to_operand_dims),
         index_vector_dim=b.type(1).rank - 1,
-        body=reducer_name(b.params["update_jaxpr"]),
+        body=_scatter_body(b),
     )
     return b.build((made,))
 
+
+def _scatter_body(b: Builder) -> str:
+    """The update computation where it is a reduction that may run in parts."""
+    body = common_body(b.params["update_jaxpr"])
+    allowed = _REDUCTIONS | _LOGICAL_REDUCTIONS if b.out_type.dtype == "bool" else _REDUCTIONS
+    return body if body in allowed else ""
+
+
+_REDUCTIONS = {"stablehlo.add", "stablehlo.multiply", "stablehlo.maximum", "stablehlo.minimum"}
+_LOGICAL_REDUCTIONS = {"stablehlo.and", "stablehlo.or"}
 
 TEMPLATES: dict[str, TemplateBuilder] = {
     "dynamic_slice": _dynamic_slice,

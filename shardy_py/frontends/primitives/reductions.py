@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from shardy_py.frontends.primitives.elementwise import BINARY_OPS
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
 from shardy_py.ir import TensorType, Type
 
@@ -33,26 +34,25 @@ def _reduce(op: str, unit: object, b: Builder) -> Template:
     return b.build((b.op("stablehlo.reduce", (0, start), b.out_type, dimensions=axes, body=_body(op, b.out_type.dtype)),))
 
 
-_BODIES = {"add": "stablehlo.add", "mul": "stablehlo.multiply", "max": "stablehlo.maximum", "min": "stablehlo.minimum"}
-_LOGICAL_BODIES = {"and": "stablehlo.and", "or": "stablehlo.or", "xor": "stablehlo.xor"}
-
-
-def reducer_name(jaxpr: Any) -> str:
-    """The op of a reducer or an update computation that is one op of its two arguments, else the empty string."""
+def common_body(jaxpr: Any) -> str:
+    """The op that a reducer applies to pairs of its arguments for each result, or "" where it does more."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    if jaxpr is None or len(jaxpr.eqns) != 1 or len(jaxpr.outvars) != 1:
+    if jaxpr is None:
         return ""
-    (eqn,) = jaxpr.eqns
-    if jaxpr.outvars[0] is not eqn.outvars[0] or len(eqn.invars) != 2 or {id(v) for v in eqn.invars} != {id(v) for v in jaxpr.invars}:
-        return ""
-    name = eqn.primitive.name
-    dtype = str(eqn.outvars[0].aval.dtype)
-    return _body(_BODIES.get(name) or _LOGICAL_BODIES.get(name, ""), dtype)
+    arguments = {id(v) for v in jaxpr.invars}
+    makers = {id(v): eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    names = set()
+    for out in jaxpr.outvars:
+        eqn = makers.get(id(out))
+        if eqn is None or len(eqn.invars) != 2 or any(id(v) not in arguments for v in eqn.invars):
+            return ""
+        names.add(_body(BINARY_OPS.get(eqn.primitive.name, ""), str(out.aval.dtype)))
+    return names.pop() if len(names) == 1 else ""
 
 
 def _general_reduce(b: Builder) -> Template:
     axes = tuple(int(a) for a in b.params["dimensions"])
-    return b.build(b.ops("stablehlo.reduce", b.operands, b.out_types, dimensions=axes, body=reducer_name(b.params["jaxpr"])))
+    return b.build(b.ops("stablehlo.reduce", b.operands, b.out_types, dimensions=axes, body=common_body(b.params["jaxpr"])))
 
 
 def _sort(b: Builder) -> Template:

@@ -48,6 +48,9 @@ def jit(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Bloc
     """`_pjit_lowering`: a call, with shardings of arguments and results as constraints inside of the function."""
     params = eqn.params
     jaxpr = params["jaxpr"]
+    if getattr(params["inline"], "name", "") == "JAX_LATE":  # jax >= 0.12
+        inlined(importer, index, eqn, scope, block)
+        return
     operands = importer.read(eqn, scope, block)
     around: Around | None = None
     if any(map(_tracing.is_specified, (*params["in_shardings"], *params["out_shardings"]))):
@@ -136,6 +139,7 @@ READERS: ReaderTable = {
     "custom_linear_solve": linear_solve,
     "custom_vjp_call": inlined,
     "custom_vmap_call": inlined,
+    "eval_jaxpr": inlined,
     "jit": jit,
     "linear_call": inlined,
     "remat2": remat,

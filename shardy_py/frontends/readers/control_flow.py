@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,12 @@ def _masked(importer: Importer, predicate: Value, new: Value, old: Value, block:
 def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """The while loop that `_scan_impl` traces to; the scopes of the body are this equation's children."""
     traced = _tracing.scan_as_loop(eqn)
-    results, loop = importer.body(traced, importer.read(eqn, scope, block), block)
+    operands = importer.read(eqn, scope, block)
+    start = len(block.ops)
+    results, loop = importer.body(traced.jaxpr, operands, block)
+    for op in itertools.chain.from_iterable(op.walk() for op in block.ops[start:]):
+        if op.location is None or id(op.location) in traced.made:
+            op.location = eqn.source_info
     body = eqn.params["jaxpr"].jaxpr
     scope.children[index] = [s for s in _scopes(loop) if s.jaxpr is body] or [loop]
     bind(eqn, scope, results)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def composite(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_composite_lowering`: an op whose decomposition is not looked into."""
     name = eqn.params["name"]
-    attributes = {"name": name, "decomposition": importer.symbol((name, eqn.params["jaxpr"].jaxpr), name)}
+    jaxpr = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+    attributes = {"name": name, "decomposition": importer.symbol((name, getattr(jaxpr, "jaxpr", jaxpr)), name)}
     opaque(importer, "stablehlo.composite", attributes, eqn, scope, block)
 
 
