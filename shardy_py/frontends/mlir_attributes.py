@@ -151,7 +151,10 @@ def _array(op: ir.OpView, name: str, default: tuple[Any, ...]) -> tuple[Any, ...
 
 
 def _constant(op: ir.OpView) -> Attributes:
-    return {"value": AttributeText(op.attributes["value"])}
+    try:
+        return {"value": AttributeText(op.attributes["value"])}
+    except TypeError:  # jaxlib has no class for elements of complex numbers
+        return {"value": AttributeText(str(op).partition(".constant ")[2])}
 
 
 def _reduce(op: ir.OpView) -> Attributes:
