@@ -1,4 +1,4 @@
-"""The one place that touches parts of JAX and jaxlib that are private or differ between versions."""
+"""The private or version-dependent parts of JAX and jaxlib that MLIR modules need; `_tracing.py` has those of jaxprs."""
 
 from __future__ import annotations
 

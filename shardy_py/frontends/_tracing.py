@@ -1,4 +1,7 @@
-"""The private or version-dependent parts of JAX that reading a jaxpr needs."""
+"""The private or version-dependent parts of JAX that reading a jaxpr needs: types, shardings, and functions that rules trace.
+
+With `_jax.py`, which has those of MLIR, the only file that touches such parts.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +184,8 @@ def custom_partitioning_rule(eqn: JaxprEqn, mesh: Any) -> str | None:
                 rule, factors = rule
         if isinstance(rule, str):
             rule = _sharding_rules.str_to_sdy_sharding_rule(rule, **factors)
-        return str(_sharding_rules.sdy_sharding_rule_to_mlir(rule, operands, results))
+        made: Any = rule
+        return str(_sharding_rules.sdy_sharding_rule_to_mlir(made, operands, results))
 
 
 def lowering_function(primitive: Any, params: Mapping[str, Any], platform: str) -> tuple[Callable[..., Any] | None, bool]:
@@ -203,10 +207,14 @@ def _single(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: (function(*args),)
 
 
+def _aval(atom: Any) -> Any:
+    return atom.aval
+
+
 def gather_or_fill(eqn: JaxprEqn, operand: Any, indices: Any) -> tuple[Any, ...]:
     """As `_gather_lower` for `FILL_OR_DROP`."""
     params = {name: value for name, value in eqn.params.items() if name != "mode"}
-    return (_slicing._gather_fill(operand, indices, **params, output_shape=eqn.outvars[0].aval.shape),)
+    return (_slicing._gather_fill(operand, indices, **params, output_shape=_aval(eqn.outvars[0]).shape),)
 
 
 def scatter_clipped(eqn: JaxprEqn, operand: Any, indices: Any, updates: Any) -> tuple[Any, ...]:
@@ -224,22 +232,22 @@ def _mapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
 
 def random_seed(eqn: JaxprEqn) -> Callable[..., Any]:
     """As `random_seed_lowering`."""
-    return _mapped(eqn.params["impl"].seed, eqn.invars[0].aval.ndim)
+    return _mapped(eqn.params["impl"].seed, _aval(eqn.invars[0]).ndim)
 
 
 def random_split(eqn: JaxprEqn) -> Callable[..., Any]:
     """As `random_split_lowering`."""
-    aval = eqn.invars[0].aval
+    aval = _aval(eqn.invars[0])
     return _mapped(lambda key: aval.dtype._impl.split(key, eqn.params["shape"]), aval.ndim)
 
 
 def random_bits(eqn: JaxprEqn) -> Callable[..., Any]:
     """As `random_bits_lowering`."""
-    aval = eqn.invars[0].aval
+    aval = _aval(eqn.invars[0])
     return _mapped(lambda key: aval.dtype._impl.random_bits(key, eqn.params["bit_width"], eqn.params["shape"]), aval.ndim)
 
 
 def random_fold_in(eqn: JaxprEqn) -> Callable[..., Any]:
     """As `random_fold_in_lowering`."""
-    keys, messages = (v.aval for v in eqn.invars)
+    keys, messages = map(_aval, eqn.invars)
     return _single(_prng.iterated_vmap_binary_bcast(keys.shape, messages.shape, keys.dtype._impl.fold_in))

@@ -16,6 +16,7 @@ from shardy_py.frontends.importer import Scope as Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives.avals import type_of_aval
+from shardy_py.frontends.readers.common import EquationReader as RegionReader  # noqa: F401
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.plan.findings import Finding
 
