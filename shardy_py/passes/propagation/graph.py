@@ -236,9 +236,17 @@ class PropagationGraph:
 
     def erase(self, node: Node) -> list[Node]:
         """Erases a dead op; returns the nodes of those operands that may have become dead, as MLIR's driver pushes them."""
-        op = node.op
-        assert op is not None
-        again = []
+        assert node.op is not None
+        again: list[Node] = []
+        self._erase_tree(node.op, again)
+        return again
+
+    def _erase_tree(self, op: Op, again: list[Node]) -> None:
+        for region in op.regions:
+            for nested in reversed(region.ops):
+                known = self.node_of.get(nested)
+                if known is None or not known.erased:
+                    self._erase_tree(nested, again)
         for value in op.operands:
             definition = value.defining_op
             if definition is None:
@@ -246,12 +254,11 @@ class PropagationGraph:
             others = {id(user): user for user, _ in value.uses if user is not op}
             if len(others) <= 1 and (found := self.node_of.get(definition)) is not None:
                 again.append(found)
-        op.drop_uses()
-        for nested in op.walk():
-            if (found := self.node_of.get(nested)) is not None:
-                found.erased = True
-        node.erased = True
-        return again
+        for i, operand in enumerate(op.operands):
+            operand.uses.remove((op, i))
+        node = self.node_of.get(op)
+        if node is not None:
+            node.erased = True
 
     def sweep(self) -> None:
         """Takes erased ops out of their blocks."""
