@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from jax.extend.source_info_util import register_exclusion
 
 from shardy_py.api.annotations import manual_computation as manual_computation
 from shardy_py.api.annotations import named_computation as named_computation
@@ -20,6 +23,9 @@ from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options as Options
 from shardy_py.api.request import Settings
+
+# Source lines of a program are those of its author, not of this package.
+register_exclusion(str(pathlib.Path(__file__).parent.parent))
 
 
 def auto_shard(

@@ -140,7 +140,8 @@ def _view(mesh: JaxMesh | AbstractMesh) -> MeshView:
     sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
     names = tuple(str(name) for name in mesh.axis_names)
     core = Mesh(tuple(zip(names, sizes)))
-    return MeshView(mesh, core, _twin(names, sizes), AxisType.Explicit in mesh.axis_types)
+    twin = mesh.update(axis_types=(AxisType.Auto,) * len(names))
+    return MeshView(mesh, core, twin.abstract_mesh if isinstance(twin, JaxMesh) else twin, AxisType.Explicit in mesh.axis_types)
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 
 from shardy_py.api.errors import DeletedBufferError, DonationError, OrderedEffectError
-from shardy_py.api.meshes import MeshView
+from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.planning import Planned, propagated
 from shardy_py.api.signature import Layout, configuration
 from shardy_py.api.trees import argument_paths, location_of
@@ -21,8 +21,10 @@ from shardy_py.backends.donation import Guard
 from shardy_py.backends.executable import Signature, executable
 from shardy_py.backends.jit import Pinned, ordered_effects, pinned
 from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.plan.plan import Plan
+from shardy_py.plan.values import PlannedValue
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,9 @@ def make_entry(planned: Planned) -> Entry:
     view, layout, plan = request.view, request.layout, planned.plan
     mesh = view.runnable()
     _refuse_ordered(traced.jaxpr, view, request.location)
-    inputs, outputs = [v.sharding for v in plan.inputs], [v.sharding for v in plan.outputs]
 
     def again(copy: ClosedJaxpr) -> Imported:
-        return propagated(copy, traced, _closed(inputs, plan.inputs), _closed(outputs, plan.outputs), plan.timings, None)
+        return propagated(copy, traced, _closed(plan.inputs), _closed(plan.outputs), plan.timings, None)
 
     with plan.timings.step("pin"):
         ready = pinned(traced.jaxpr, planned.imported, view.twin, again)
@@ -140,14 +141,14 @@ def make_entry(planned: Planned) -> Entry:
     return Entry(planned, ready, jitted, layout, guard, errors, not traced.closes_over_tracers)
 
 
-def _closed(shardings: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    from shardy_py.api.meshes import MESH_NAME
-    from shardy_py.dialect import TensorSharding
-
-    return [
-        TensorSharding.closed(MESH_NAME, len(v.shape)) if s is None else s.with_dims(s.dims[: len(v.shape)]).closed_like()
-        for s, v in zip(shardings, values)
-    ]
+def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:
+    """What `in_shardings` and `out_shardings` of the jitted function say: the plan, every dimension closed."""
+    made = []
+    for value in values:
+        rank = len(value.shape)
+        planned = TensorSharding.closed(MESH_NAME, rank) if value.sharding is None else value.sharding
+        made.append(planned.with_dims(planned.dims[:rank]).closed_like().with_mesh(MESH_NAME))
+    return made
 
 
 def _refuse_ordered(jaxpr: ClosedJaxpr, view: MeshView, location: str) -> None:

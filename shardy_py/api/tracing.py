@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import AbstractMesh
 
 from shardy_py.api.request import PlanRequest
 
@@ -45,8 +46,15 @@ def trace(request: PlanRequest) -> TracedCall:
     layout = request.layout
     bound = _bound(request.settings.fun, request)
     args, kwargs = layout.dynamic_arguments(request.slots)
-    with jax.sharding.use_abstract_mesh(request.view.twin):
-        jaxpr, out_info = jax.make_jaxpr(bound, return_shape=True)(*args, **kwargs)
+    try:
+        with jax.sharding.use_abstract_mesh(request.view.twin):
+            jaxpr, out_info = jax.make_jaxpr(bound, return_shape=True)(*args, **kwargs)
+    except ValueError as error:
+        if "context mesh" not in str(error).lower():
+            raise
+        # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            jaxpr, out_info = jax.make_jaxpr(bound, return_shape=True)(*args, **kwargs)
     return TracedCall(request, jaxpr, out_info, jax.tree.structure(out_info))
 
 

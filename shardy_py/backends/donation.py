@@ -33,35 +33,39 @@ class Guard:
         donated: Slots whose buffers are donated.
     """
 
-    __slots__ = ("_array", "_is_deleted", "donated")
+    __slots__ = ("_array_deleted", "_deleted", "donated")
 
     def __init__(self, donated: Sequence[int]) -> None:
         self.donated = frozenset(donated)
-        self._array: Any = None
-        self._is_deleted: Any = None
+        self._deleted: dict[type, Callable[[Any], bool]] = {}
+        self._array_deleted: Callable[[Any], bool] = _refused
 
     def bad(self, slots: Sequence[Any]) -> bool:
         """Whether some leaf may be bad; `explain` tells."""
         leaves = jax.tree.leaves(slots)
-        if self._array is None:
-            self._learn(leaves)
         try:
-            if any(map(self._is_deleted, leaves)):
-                return True
-        except TypeError:
-            array = self._array
-            if any(type(leaf) is array and leaf.is_deleted() for leaf in leaves):
-                return True
-        return bool(self.donated) and len(set(map(id, leaves))) != len(leaves)
+            # Most calls pass arrays of one class only, whose method takes them all.
+            deleted = any(map(self._array_deleted, leaves))
+        except (AttributeError, TypeError):
+            deleted = self._any_deleted(leaves)
+        return deleted or (bool(self.donated) and len(set(map(id, leaves))) != len(leaves))
 
-    def _learn(self, leaves: Sequence[Any]) -> None:
-        # The concrete class of arrays is not public; the first array seen tells.
+    def _any_deleted(self, leaves: Sequence[Any]) -> bool:
+        known = self._deleted
         for leaf in leaves:
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-                self._array = type(leaf)
-                self._is_deleted = type(leaf).is_deleted
-                return
-        self._is_deleted = _never
+            method = known.get(type(leaf))
+            if method is None:
+                method = known[type(leaf)] = self._learn(leaf)
+            if method(leaf):
+                return True
+        return False
+
+    def _learn(self, leaf: Any) -> Callable[[Any], bool]:
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            return _not_deleted
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            self._array_deleted = type(leaf).is_deleted
+        return type(leaf).is_deleted
 
     def explain(self, slots: Sequence[Any], paths: Paths, errors: Errors) -> None:
         """Raises for a bad leaf; returns where there is none after all.
@@ -88,5 +92,9 @@ class Guard:
                     raise errors.twice(path, first, leaf)
 
 
-def _never(leaf: Any) -> bool:
+def _not_deleted(leaf: Any) -> bool:
+    return False
+
+
+def _refused(leaf: Any) -> bool:
     raise TypeError

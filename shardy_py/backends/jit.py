@@ -21,8 +21,8 @@ from shardy_py.backends.xla_workarounds import workaround
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported, Scope
 
-ROUNDS = 4
-"""Propagations of the copy; the last but one pins everything that still differs."""
+PER_REGION = (1, 1, 2, 4, 16, None, None)
+"""How many values to pin in each region of differing ones, per propagation of the copy; None pins all."""
 
 
 @dataclass(frozen=True)
@@ -51,41 +51,66 @@ def pinned(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, propagate
     """
     copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin))
     pins = Pins()
-    for i in range(ROUNDS):
-        with jax.sharding.use_abstract_mesh(twin):
-            copied = copier.copy(closed.jaxpr, pins, planned.scope)
+    for per_region in PER_REGION:
+        copied = _copied(copier, closed, pins, planned, twin)
         copy = ClosedJaxpr(copied.jaxpr, closed.consts)
         again = propagate(copy)
-        if not _pin_differences(planned.scope, again.scope, copied, pins, everything=i >= ROUNDS - 2):
+        if not _pin_differences(planned.scope, again.scope, copied, pins, per_region):
             return Pinned(copy, pins.count(), True)
-    logging.warning("after %d rounds the propagation of the pinned program still differs from the plan", ROUNDS)
-    return Pinned(copy, pins.count(), False)
+    logging.info("the propagation of the pinned program of %d constraints may still differ from the plan", pins.count())
+    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
 
 
-def _pin_differences(plan: Scope, run: Scope, copied: Copied, pins: Pins, *, everything: bool) -> bool:
-    """Pins variables whose sharding differs; those whose operands differ too are left for the next round.
+def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, twin: AbstractMesh) -> Copied:
+    with jax.sharding.use_abstract_mesh(twin):
+        return copier.copy(closed.jaxpr, pins, planned.scope)
+
+
+def _pin_differences(plan: Scope, run: Scope, copied: Copied, pins: Pins, per_region: int | None) -> bool:
+    """Pins variables whose sharding differs: the first few of each region of values that differ together.
+
+    A value that comes out otherwise than planned drags its neighbours along, so pinning one usually settles the region.
+
+    Args:
+        plan: The scope of the plan.
+        run: The scope of the copy's propagation.
+        copied: The copy.
+        pins: Where pins are added.
+        per_region: How many to pin in each region; None for all.
 
     Returns:
-        Whether any differs.
+        Whether any variable differs.
     """
-    differing: set[Var] = set()
+    regions: dict[Var, list[Var]] = {}
     found = False
-    for v in [*plan.jaxpr.constvars, *plan.jaxpr.invars]:
-        if _differs(v, plan, run, pins):
-            differing.add(v)
-            pins.variables[v] = _wanted(plan, v)
-            found = True
+    first = [v for v in (*plan.jaxpr.constvars, *plan.jaxpr.invars) if _differs(v, plan, run, pins)]
+    for v in first:
+        regions[v] = [v]
     for index, eqn in enumerate(plan.jaxpr.eqns):
-        late = any(not isinstance(v, Literal) and v in differing for v in eqn.invars)
-        for v in eqn.outvars:
-            if _differs(v, plan, run, pins):
-                differing.add(v)
-                found = True
-                if everything or not late:
-                    pins.variables[v] = _wanted(plan, v)
+        made = [v for v in eqn.outvars if _differs(v, plan, run, pins)]
+        if made:
+            _join([v for v in eqn.invars if not isinstance(v, Literal) and v in regions], made, regions)
         for k, inner in _inner(plan, run, copied, index, eqn):
-            found |= _pin_differences(*inner, pins.child(index, k), everything=everything)
+            found |= _pin_differences(*inner, pins.child(index, k), per_region)
+    for members in {id(members): members for members in regions.values()}.values():
+        found = True
+        for v in members[:per_region]:
+            pins.variables[v] = _wanted(plan, v)
     return found
+
+
+def _join(old: list[Var], new: list[Var], regions: dict[Var, list[Var]]) -> None:
+    """Puts variables, and the regions of the operands they come from, into one region; in program order."""
+    into = regions[old[0]] if old else []
+    for v in old[1:]:
+        other = regions[v]
+        if other is not into:
+            into += other
+            for member in other:
+                regions[member] = into
+    into += new
+    for v in new:
+        regions[v] = into
 
 
 def _inner(plan: Scope, run: Scope, copied: Copied, index: int, eqn: JaxprEqn) -> Iterator[tuple[int, tuple[Scope, Scope, Copied]]]:

@@ -2,9 +2,10 @@
 
 Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
 
-* A convolution whose contracted dimensions are sharded by some mesh axes while another axis is not used: the partial sums are
-  reduced over all devices, so the result is a multiple of the right one. Weight gradients of grouped (depthwise) convolutions under
-  data parallelism are of this kind. Here: a `jax.shard_map` region with its own `psum`; spatial dimensions are not sharded.
+* A convolution that is sharded along what it sums over, or whose result is cut in other places than its image: partial sums are
+  added over devices that hold the same part, so the result is a multiple of the right one. Weight gradients of grouped (depthwise)
+  convolutions under data parallelism on a mesh with a further axis are of this kind. Here: a `jax.shard_map` region with its own
+  `psum`; spatial dimensions are whole. An image that stays cut as it is (halo exchange) is left to XLA.
 * Two cumulative ops of one array along a sharded dimension: the second one reads the first one's padding. Here: that dimension is
   not sharded where the op runs (the op needs all of it on every device anyway).
 * `pad` with interior padding, sharded along that dimension. Here: the same.
@@ -95,13 +96,25 @@ def _convolution(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> 
     params = eqn.params
     numbers = params["dimension_numbers"]
     lhs, rhs, out = sharding_of(eqn.invars[0]), sharding_of(eqn.invars[1]), sharding_of(eqn.outvars[0])
-    window_cut = _is_cut(rhs, numbers.rhs_spec[2:])
-    groups = params["batch_group_count"]
-    contracted_cut = _is_cut(lhs, (numbers.lhs_spec[1],)) or _is_cut(rhs, (numbers.rhs_spec[1],))
-    spatial_cut = _is_cut(lhs, numbers.lhs_spec[2:])
-    if not (window_cut or (groups > 1 and (contracted_cut or spatial_cut))):
+    spatial_cut = any(_is_cut(s, dims[2:]) for s, dims in ((lhs, numbers.lhs_spec), (rhs, numbers.rhs_spec), (out, numbers.out_spec)))
+    grouped_cut = params["batch_group_count"] > 1 and any(_is_cut(s, range(s.rank)) for s in (lhs, rhs, out) if s is not None)
+    if not (spatial_cut or grouped_cut) or _is_halo_exchange(params, lhs, rhs, out):
         return None
     return _region(eqn, lhs, rhs, out, twin)
+
+
+def _is_halo_exchange(params: Any, lhs: TensorSharding | None, rhs: TensorSharding | None, out: TensorSharding | None) -> bool:
+    """Whether image and result are cut alike and the kernel is whole: XLA is right about that."""
+    numbers = params["dimension_numbers"]
+    if (
+        params["batch_group_count"] > 1
+        or _is_cut(rhs, numbers.rhs_spec)
+        or _is_cut(lhs, (numbers.lhs_spec[1],))
+        or _is_cut(out, (numbers.out_spec[1],))
+    ):
+        return False
+    pairs = zip((numbers.lhs_spec[0], *numbers.lhs_spec[2:]), (numbers.out_spec[0], *numbers.out_spec[2:]))
+    return all(_axes(lhs, a) == _axes(out, o) for a, o in pairs)
 
 
 def _region(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     (x,) = importer.read(eqn, scope, block)
-    op = Op("sdy.sharding_constraint", (x,), (x.type,), rule_known=True, location=eqn.source_info, primitive=eqn.primitive.name)
+    op = Op("sdy.sharding_constraint", (x,), (x.type,), location=eqn.source_info, primitive="sharding_constraint")
     op.result.sharding = _physical(eqn.params["sharding"], x.type.rank)
     importer.append(op, block)
     scope.env[eqn.outvars[0]] = op.result
@@ -41,7 +41,7 @@ def _group(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: B
 def _barrier(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     (x,) = importer.read(eqn, scope, block)
     attributes = {"allowed_direction": eqn.params["allowed_direction"]}
-    op = Op("sdy.propagation_barrier", (x,), (x.type,), attributes, rule_known=True, location=eqn.source_info, primitive=eqn.primitive.name)
+    op = Op("sdy.propagation_barrier", (x,), (x.type,), attributes, rule_known=True, location=eqn.source_info, primitive="propagation_barrier")
     importer.append(op, block)
     scope.env[eqn.outvars[0]] = op.result
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.format import format_axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,14 @@ def chain_of(
         found = _introduced(holder, dim, axis, log, before)
         if found is None:
             owner = getattr(holder, "defining_op", None)
-            reasons.append(Reason(name(holder), dim, str(axis), "annotation", location="" if owner is None else locate(owner)))
+            reasons.append(Reason(name(holder), dim, format_axis(axis), "annotation", location="" if owner is None else locate(owner)))
             break
         number, step = found
         reasons.append(
             Reason(
                 name(holder),
                 dim,
-                str(axis),
+                format_axis(axis),
                 "propagated" if step.op is not None else step.reason,
                 "" if step.op is None else step.op.primitive or step.op.name,
                 "" if step.op is None or step.op.rule is None else str(step.op.rule),
