@@ -150,11 +150,11 @@ class PropagationGraph:
         if op.name != dataflow.EDGE:
             return Node(op, None)
         sources = [user.operands[i] for user, i in dataflow.sources(owner)]
-        holders = [(held, source) for source in sources if (held := self.holder(source)) is not None]
+        holders = [held for source in sources if (held := self.holder(source)) is not None]
         if not isinstance(result.type, TensorType) or result.type.rank == 0:
             return Node(op, None)
         rule = identity_rule(result.type.shape, len(holders))
-        node = Node(op, rule, (*(held for held, _ in holders), result), (*(source for _, source in holders), result))
+        node = Node(op, rule, (*holders, result))
         node.stages = schedule(rule, int(pass_through_direction(op)), False)
         node.is_edge = True
         node.all_directions = everything(rule)
@@ -205,8 +205,8 @@ class PropagationGraph:
         """The nodes to visit again when a value's sharding changes, in the order in which they are pushed.
 
         As `notifyShardingModified` of the reference: users of an edge's other targets, the defining op, then the users,
-        latest use first, so that on a stack the earliest comes first. It is told the operand or result itself: a body
-        argument that changes its edge concerns its own users only, as in the reference.
+        latest use first, so that on a stack the earliest comes first. It is told the operand or result of an op itself: a body
+        argument that changes its edge concerns its own users only. An edge tells what holds the sharding of its source.
         """
         found = self._concerned.get(value)
         if found is not None:
