@@ -26,7 +26,7 @@ from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from shardy_py.frontends._jax import ir, make_context
 from shardy_py.ir import TensorType
@@ -123,6 +123,58 @@ def scan_as_loop(eqn: JaxprEqn) -> Loop:
     return found
 
 
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many operands of a scan are constants and how many are carried."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # jax >= 0.12
+    return len(list(consts)), len(list(carry))
+
+
+class ScanStyle(NamedTuple):
+    """How this version of JAX lowers scans that are not unrolled.
+
+    Attributes:
+        called: Whether the body is a function of its own.
+        counter: The element type of the counter.
+    """
+
+    called: bool
+    counter: str
+
+
+def scan_style() -> ScanStyle | None:
+    """Read off a small scan; None where it is not the loop that `readers.scans` writes down."""
+    context = trace_context()
+    if context not in _STYLES:
+        if len(_STYLES) > 256:
+            _STYLES.clear()
+        _STYLES[context] = _scan_style()
+    return _STYLES[context]
+
+
+_STYLES: dict[Any, ScanStyle | None] = {}
+_LOOP = ["empty2", "broadcast_in_dim", "while"]
+_LOOP_BODY = [["jit", name, "jit", "add"] for name in ("closed_call", "eval_jaxpr")]
+
+
+def _scan_style() -> ScanStyle | None:
+    x = jax.ShapeDtypeStruct((2, 3), "float32")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + x[0], y * c), x[0], x))(x)
+        (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
+        loop = scan_as_loop(eqn).jaxpr
+    if [e.primitive.name for e in loop.eqns] != _LOOP:
+        return None
+    (*_, eqn) = loop.eqns
+    body = eqn.params["body_jaxpr"]
+    made = [e.primitive.name for e in getattr(body, "jaxpr", body).eqns]
+    if made not in _LOOP_BODY or eqn.params["body_nconsts"] != 2 or eqn.params["cond_nconsts"] != 0:
+        return None
+    return ScanStyle(made[1] == "closed_call", str(_aval(eqn.outvars[0]).dtype))
+
+
 def _source_infos(jaxpr: Jaxpr, without: Jaxpr) -> Iterator[int]:
     for eqn in jaxpr.eqns:
         yield id(eqn.source_info)
@@ -139,7 +191,7 @@ def without_references(eqn: JaxprEqn) -> ClosedJaxpr:
 def as_lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """As `jax.jit` before it lowers: types of several arrays become those arrays, local references become values."""
     if jaxpr.jaxpr.is_high:
-        jaxpr = _partial_eval.lower_jaxpr(jaxpr, tuple(jaxpr.in_avals))[0]
+        jaxpr = _partial_eval.lower_jaxpr2(jaxpr)
     return discharged(jaxpr) if has_references(jaxpr) else jaxpr
 
 

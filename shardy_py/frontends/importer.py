@@ -149,9 +149,12 @@ class Importer:
 
     def scalar(self, value: int, dtype: str, block: Block, eqn: JaxprEqn) -> Value:
         """Appends a rank-0 constant that an equation's lowering makes."""
-        made = self._constant(TensorType((), dtype), value, block, eqn.source_info)
-        made.owner.primitive = eqn.primitive.name  # pyright: ignore[reportAttributeAccessIssue]
-        return made
+        return self.splat(TensorType((), dtype), value, block, eqn)
+
+    def splat(self, type: Type, value: int, block: Block, eqn: JaxprEqn) -> Value:
+        """Appends a constant with one value everywhere that an equation's lowering makes."""
+        op = Op("sdy.constant", (), (type,), {"value": value}, rule_known=True, location=eqn.source_info, primitive=eqn.primitive.name)
+        return block.append(op).result
 
     def constant(self, literal: Literal, block: Block, location: object = None) -> Value:
         """Appends the constant of a literal that is used as it is."""
@@ -164,7 +167,7 @@ class Importer:
             if spec is not None:
                 op.rule, op.rule_known = spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results]), True
             elif op.name not in CONTEXT:
-                op.rule, op.rule_known = rule_for(op), True
+                op.rule, op.rule_known = _memoised_rule(op), True
         return block.append(op)
 
     def read(self, eqn: JaxprEqn, scope: Scope, block: Block) -> list[Value]:
@@ -267,7 +270,7 @@ class Importer:
         for made in template.ops:
             if made.name not in CONTEXT:
                 op = Op(made.name, Block([types[s] for s in made.operands]).arguments, made.result_types, made.attributes)
-                made.rule, made.rule_known = rule_for(op), True
+                made.rule, made.rule_known = _memoised_rule(op), True
             types.extend(made.result_types)
         return template
 
@@ -394,6 +397,23 @@ _FRAGMENT = Template((), ())
 def _ruled(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """A primitive with a rule of the user's is one op that propagates by it."""
     opaque(importer, "stablehlo.custom_call", {"call_target_name": eqn.primitive.name}, eqn, scope, block)
+
+
+_RULES: dict[Any, Any] = {}
+_RULES_AT_MOST = 20_000
+
+
+def _memoised_rule(op: Op) -> Any:
+    key = (op.name, tuple([v.type for v in op.operands]), tuple([v.type for v in op.results]), tuple(op.attributes.items()))
+    try:
+        return _RULES[key]
+    except KeyError:
+        if len(_RULES) >= _RULES_AT_MOST:
+            _RULES.clear()
+        rule = _RULES[key] = rule_for(op)
+        return rule
+    except TypeError:  # an attribute that has no hash
+        return rule_for(op)
 
 
 def _first_line(error: Exception) -> str:

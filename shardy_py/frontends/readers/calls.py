@@ -21,7 +21,7 @@ Around = Callable[[Block, Sequence[Value], bool], Sequence[Value]]
 """Given a body, its values and whether they come in, the values with their constraints."""
 
 
-def _call(
+def call(
     importer: Importer,
     name: str,
     key: Any,
@@ -62,7 +62,7 @@ def jit(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Bloc
 
         around = constrain
 
-    results, inner = _call(importer, params["name"], (params["name"], jaxpr), jaxpr, operands, eqn, block, around)
+    results, inner = call(importer, params["name"], (params["name"], jaxpr), jaxpr, operands, eqn, block, around)
     scope.children[index] = [inner]
     bind(eqn, scope, results)
 
@@ -74,7 +74,7 @@ def core_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block
         jaxpr = ClosedJaxpr(jaxpr, ())
     name = "core_call" if eqn.primitive.name == "call" else "closed_call"
     key = object() if jaxpr.consts else (name, jaxpr.jaxpr)
-    results, inner = _call(importer, name, key, jaxpr, importer.read(eqn, scope, block), eqn, block)
+    results, inner = call(importer, name, key, jaxpr, importer.read(eqn, scope, block), eqn, block)
     scope.children[index] = [inner]
     bind(eqn, scope, results)
 
@@ -85,7 +85,7 @@ _PLACEMENT = {"call_target_name": "annotate_device_placement", "has_side_effect"
 def compute_on(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_compute_on_lowering`: a call, then a placement of each result."""
     jaxpr = eqn.params["jaxpr"]
-    results, inner = _call(importer, "compute_on", ("compute_on", jaxpr.jaxpr), jaxpr, importer.read(eqn, scope, block), eqn, block)
+    results, inner = call(importer, "compute_on", ("compute_on", jaxpr.jaxpr), jaxpr, importer.read(eqn, scope, block), eqn, block)
     scope.children[index] = [inner]
     placed = [Op("stablehlo.custom_call", (v,), (v.type,), _PLACEMENT, location=eqn.source_info, primitive="compute_on") for v in results]
     bind(eqn, scope, [importer.append(op, block).result for op in placed])

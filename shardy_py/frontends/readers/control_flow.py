@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,28 +94,6 @@ def _masked(importer: Importer, predicate: Value, new: Value, old: Value, block:
     return importer.append(Op("stablehlo.select", (wide, new, old), (new.type,)), block).result
 
 
-def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """The while loop that `_scan_impl` traces to; the scopes of the body are this equation's children."""
-    traced = _tracing.scan_as_loop(eqn)
-    operands = importer.read(eqn, scope, block)
-    start = len(block.ops)
-    results, loop = importer.body(traced.jaxpr, operands, block)
-    for op in itertools.chain.from_iterable(op.walk() for op in block.ops[start:]):
-        if op.location is None or id(op.location) in traced.made:
-            op.location = eqn.source_info
-    body = eqn.params["jaxpr"].jaxpr
-    scope.children[index] = [s for s in _scopes(loop) if s.jaxpr is body] or [loop]
-    bind(eqn, scope, results)
-
-
-def _scopes(scope: Scope) -> list[Scope]:
-    found = [scope]
-    for children in scope.children.values():
-        for child in children:
-            found.extend(_scopes(child))
-    return found
-
-
 def run_state(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """References become values first, as `_run_state_impl` does."""
     traced = _tracing.without_references(eqn)
@@ -136,6 +113,5 @@ READERS: ReaderTable = {
     "cond": cond,
     "platform_index": platform_index,
     "run_state": run_state,
-    "scan": scan,
     "while": while_loop,
 }
