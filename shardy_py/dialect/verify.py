@@ -8,7 +8,7 @@ Source: verifiers.cc in Shardy's dialect directory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from shardy_py.dialect.axis import AxisRef, can_merge, overlaps
@@ -95,6 +95,25 @@ def verify_shardings(
             raise
 
 
+def verify_axis_lists(lists: Iterable[Sequence[AxisRef]], mesh: Mesh, ordered: str = "") -> None:
+    """Checks the axes that a collective moves, one list per dimension; sub-axes are not compared with their axis, as in Shardy.
+
+    Args:
+        lists: Lists of axes.
+        mesh: Their mesh.
+        ordered: Where given, the axes must be in mesh order, and this is what they are called in the message.
+
+    Raises:
+        DialectError: An axis is unknown or comes twice, neighbouring sub-axes should be one, or axes are not in order.
+    """
+    seen: set[AxisRef] = set()
+    for axes in lists:
+        axes = tuple(axes)
+        if ordered and not _are_ordered(axes, mesh):
+            raise DialectError(f"{ordered} are not ordered w.r.t. mesh", why=f"the mesh is {mesh.text(short=True)}")
+        _verify_axis_list(axes, mesh, seen)
+
+
 def verify_rule(rule: OpShardingRule, operand_shapes: Sequence[Shape], result_shapes: Sequence[Shape]) -> None:
     """Checks that a sharding rule suits an op. Products of factor sizes are not compared with dimension sizes.
 
@@ -131,21 +150,23 @@ def verify_rule(rule: OpShardingRule, operand_shapes: Sequence[Shape], result_sh
 
 def verify_manual_axes(
     shardings: TensorShardingPerValue | Sequence[TensorSharding],
-    global_shapes: Sequence[Shape],
-    local_shapes: Sequence[Shape],
+    global_shapes: Sequence[Shape | None],
+    local_shapes: Sequence[Shape | None],
     manual_axes: Sequence[str],
     mesh: Mesh | Mapping[str, Mesh],
     what: str = "operand",
+    texts: Sequence[Callable[[Shape], str]] | None = None,
 ) -> None:
     """Checks the operands, or the results, of a manual computation; the shardings themselves must be valid.
 
     Args:
         shardings: One sharding per operand or result.
-        global_shapes: Shapes outside.
+        global_shapes: Shapes outside; a negative size is not known, None stands for a value without a shape.
         local_shapes: Shapes of the body's arguments, or of what it returns.
         manual_axes: The axes the body does not see.
         mesh: As in `verify_sharding`.
         what: `operand` or `result`.
+        texts: Per value, how its shape is written in a message; a tuple by default.
 
     Raises:
         DialectError: The numbers differ; a manual axis is unknown or comes after a free one in a dimension; a dimension
@@ -159,23 +180,26 @@ def verify_manual_axes(
         )
     for i, (sharding, outer, inner) in enumerate(zip(items, global_shapes, local_shapes, strict=True)):
         over = _mesh_of(sharding, mesh)
+        if outer is None or inner is None or over.is_maximal:
+            continue
         expected: list[int] = []
         for d, (dim, size) in enumerate(zip(sharding.dims, outer, strict=True)):
             shards = _manual_shards(dim, manual_axes, over, f"{what} sharding at index {i}", d)
-            if size % shards:
+            if size > 0 and size % shards:
                 raise DialectError(
                     f"{what} dimension size {size} is not divisible by the manual axes size {shards}",
                     where=f"dimension {d} of shape {tuple(outer)} under {sharding.text(short=True)}",
                     fix="pad the dimension, or take manual axes off it",
                 )
-            expected.append(size // shards)
+            expected.append(size // shards if size > 0 else size)
         if tuple(inner) != tuple(expected):
+            text = tuple if texts is None else texts[i]
             raise DialectError(
                 f"{what} shape, corresponding sharding, and region {what} shape at index {i} must match. "
-                f"Expected local shape {tuple(expected)}, actual local shape {tuple(inner)}"
+                f"Expected local shape {text(expected)}, actual local shape {text(inner)}"
             )
         for name in manual_axes:
-            if not over.has_axis(name):
+            if not over.is_empty and not over.has_axis(name):
                 raise DialectError(f'unknown manual axis: "{name}"', why=f"the mesh is {over.text(short=True)}")
 
 
