@@ -138,6 +138,12 @@ class Op:
             for op in region.ops:
                 yield from op.walk()
 
+    def __str__(self) -> str:
+        """As MLIR writes it, with the names its values have in its function."""
+        from shardy_py.ir.printer import print_op  # the printer knows every class here, so it comes after them
+
+        return print_op(self)
+
     def __repr__(self) -> str:
         return f"<Op {self.name}>"
 
@@ -209,6 +215,12 @@ class Function:
         """The arguments of the body."""
         return self.body.arguments
 
+    def __str__(self) -> str:
+        """As MLIR writes it."""
+        from shardy_py.ir.printer import print_function  # as in Op
+
+        return print_function(self)
+
     def __repr__(self) -> str:
         return f"<Function {self.name}>"
 
@@ -244,6 +256,15 @@ class Program:
         """All ops of all functions, an op before its regions."""
         for function in self.functions:
             yield from function.body.walk()
+
+    def __str__(self) -> str:
+        """As MLIR writes a module; `print_program` has options."""
+        from shardy_py.ir.printer import print_program  # as in Op
+
+        return print_program(self)
+
+    def __repr__(self) -> str:
+        return f"<Program {', '.join(function.name for function in self.functions)}>"
 
 
 class Location:

@@ -32,7 +32,7 @@ class TensorType:
     rank: int
     size: int
 
-    def __new__(cls, shape: tuple[int, ...], dtype: str) -> TensorType:
+    def __new__(cls, shape: tuple[int, ...], dtype: str) -> TensorType:  # noqa: D102
         key = (shape, dtype)
         found = _TENSOR_TYPES.get(key)
         if found is not None:

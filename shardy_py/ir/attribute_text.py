@@ -1,0 +1,124 @@
+"""Attributes and constants as MLIR writes them, as far as a `Program` keeps them."""
+
+from __future__ import annotations
+
+import cmath
+import math
+import re
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from shardy_py.dialect import (
+    AllToAllParam,
+    AllToAllParamList,
+    AxisRef,
+    AxisRefList,
+    DimensionSharding,
+    ListOfAxisRefLists,
+    ManualAxes,
+    Mesh,
+    OpShardingRule,
+    TensorSharding,
+    TensorShardingPerValue,
+)
+from shardy_py.ir.type_text import type_text
+from shardy_py.ir.types import OpaqueType, TensorType, Type
+
+ELIDED = "dense_resource<__elided__>"
+"""Stands for a constant that is too long to read, or whose value is not in this process' memory."""
+
+_MOST_ELEMENTS = 16
+_LONGEST_TEXT = 400
+_WITH_PREFIX = (AllToAllParam, AllToAllParamList, AxisRefList, ListOfAxisRefLists, ManualAxes)
+_DIALECT = (AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding, TensorShardingPerValue)
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
+
+
+def attribute_text(value: Any) -> str:
+    """The value of an attribute; an object that is no value of the dialect or of Python appears as the name of its class."""
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float):
+        return _float(value, "float64")
+    if isinstance(value, str):
+        # A subclass marks text that is MLIR already.
+        return _quoted(value) if type(value) is str else str(value)
+    if isinstance(value, Mapping):
+        return dictionary_text(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(attribute_text, value))}]"
+    if isinstance(value, TensorType | OpaqueType):
+        return type_text(value)
+    if isinstance(value, _WITH_PREFIX):
+        return value.text()
+    return str(value) if isinstance(value, _DIALECT) else f"<{type(value).__name__}>"
+
+
+def dictionary_text(attributes: Mapping[str, Any]) -> str:
+    """`{a = 1, b = true}`, sorted by name, without those that are None."""
+    return entries_text((name, attribute_text(value)) for name, value in attributes.items() if value is not None)
+
+
+def entries_text(entries: Iterable[tuple[str, str]]) -> str:
+    """As `dictionary_text`, of values that are texts already."""
+    return f"{{{', '.join(f'{name if _BARE.match(name) else _quoted(name)} = {value}' for name, value in sorted(entries))}}}"
+
+
+def constant_text(value: Any, type_: Type) -> str:
+    """`dense<...>` of a constant: a Python or NumPy number, a small NumPy array, or MLIR text; else `ELIDED`.
+
+    Example:
+        >>> constant_text(2.0, TensorType((), "float32"))
+        'dense<2.000000e+00>'
+    """
+    if isinstance(value, str):
+        text = str(value)
+        suffix = f" : {type_text(type_)}"
+        text = text[: -len(suffix)] if text.endswith(suffix) else text
+        return text if len(text) <= _LONGEST_TEXT else ELIDED
+    if isinstance(value, np.ndarray | np.generic):
+        if value.size > _MOST_ELEMENTS:
+            return ELIDED
+        return f"dense<{_elements(np.asarray(value), type_.dtype)}>"
+    if isinstance(value, bool | int | float | complex):
+        return f"dense<{_number(value, type_.dtype)}>"
+    return ELIDED
+
+
+def _elements(array: np.ndarray[Any, Any], dtype: str) -> str:
+    if array.ndim == 0:
+        return _number(array.item() if array.dtype.kind in "biuc" else float(array), dtype)
+    return f"[{', '.join(_elements(part, dtype) for part in array)}]"
+
+
+def _number(value: Any, dtype: str) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype.startswith(("int", "uint")):
+        return str(int(value))
+    if dtype.startswith("complex"):
+        part = "float32" if dtype == "complex64" else "float64"
+        return f"({_float(complex(value).real, part)},{_float(complex(value).imag, part)})"
+    return _float(float(value), dtype)
+
+
+def _float(value: float, dtype: str) -> str:
+    """Six digits where these are enough, else as many as it takes."""
+    if not cmath.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    short = f"{value:.6e}"
+    if dtype == "float64":
+        return short if float(short) == value else f"{value:.17g}"
+    with np.errstate(over="ignore"):
+        return short if np.float32(short) == np.float32(value) else f"{np.float32(value):.9g}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

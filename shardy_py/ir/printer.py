@@ -1,0 +1,320 @@
+"""Programs as text, in the form of an MLIR module of StableHLO and SDY ops.
+
+The text is what MLIR prints, as far as a `Program` holds the information. It differs in this:
+
+* An attribute that a `Program` does not keep is missing: `precision` of a dot, the direction of a comparison, layouts.
+* Attributes stand under their flattened names (`offset_dims = [1]` of a gather) and integers have no type (`1`, not `1 : i64`).
+* Regions of `reduce`, `sort`, `scatter` and the like are not kept; a `reduce` says at most which op it applies.
+* An element that is not finite is `inf` or `nan`. A constant of more than 16 elements is `dense_resource<__elided__>`.
+* Functions that are public are not marked so.
+* Sharding rules are written where a user gave them; those that follow from the op only if asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardy_py.dialect import TensorSharding, TensorShardingPerValue
+from shardy_py.ir.attribute_text import attribute_text, entries_text
+from shardy_py.ir.core import Block, Function, Location, Op, Program, Value
+from shardy_py.ir.numbering import Names
+from shardy_py.ir.op_forms import FORMS
+from shardy_py.ir.type_text import type_text
+from shardy_py.ir.types import Type
+
+TYPES: dict[str, Callable[[Type], str]] = {"sdy": type_text, "jax": str}
+"""How types are written: `tensor<8x16xf32>`, or `float32[8,16]`."""
+
+_OPTIMIZATION_BARRIER = "stablehlo.optimization_barrier"
+_SELECT = "stablehlo.select"
+_WHILE = "stablehlo.while"
+_NAMED_COMPUTATION = "sdy.named_computation"
+_MANUAL_COMPUTATION = "sdy.manual_computation"
+
+
+def print_program(program: Program, *, locations: bool = False, types: str = "sdy", rules: bool = False) -> str:
+    """The text of a program, as MLIR writes a module; equal programs have equal texts.
+
+    Args:
+        program: The program.
+        locations: Whether an op ends with `loc("file":line)` where its place in the source is known.
+        types: A key of `TYPES`: "sdy" for `tensor<8x16xf32>`, "jax" for `float32[8,16]`.
+        rules: Whether sharding rules appear that no user gave.
+
+    Returns:
+        Lines, the last of which ends without a line break.
+
+    Raises:
+        ValueError: If `types` is not a key of `TYPES`.
+
+    Example:
+        >>> print(print_program(Program([Function("main", Block(), ())])))
+        module {
+          func.func @main() {
+          }
+        }
+    """
+    printer = _Printer(_type_writer(types), rules, program.locate if locations else None)
+    attributes = dict(program.attributes)
+    name = attributes.pop("sym_name", None)
+    head = "module" if name is None else f"module @{name}"
+    if attributes:
+        head += f" attributes {printer.dictionary(attributes)}"
+    printer.lines.append(f"{head} {{")
+    printer.lines += [f"  sdy.mesh @{name} = {mesh.text(short=True)}" for name, mesh in program.meshes.items()]
+    for function in program.functions:
+        printer.function(function, "  ")
+    printer.lines.append("}")
+    return "\n".join(printer.lines)
+
+
+def print_function(function: Function) -> str:
+    """The text of one function, without the meshes it refers to."""
+    printer = _Printer(type_text)
+    printer.function(function, "")
+    return "\n".join(printer.lines)
+
+
+def print_op(op: Op, *, regions: bool = True) -> str:
+    """The text of one op, with the names its values have in its function.
+
+    Args:
+        op: The op.
+        regions: Whether the regions are written out; else each is `{...}`.
+    """
+    top: Block | Function | None = op.block
+    while isinstance(top, Block) and top.parent is not None:
+        parent = top.parent
+        if isinstance(parent, Function):
+            top = parent
+            break
+        if parent.block is None:
+            break
+        top = parent.block
+    printer = _Printer(type_text, regions=regions)
+    printer.names = Names(top)
+    printer.op(op, "", isinstance(op.block, Block) and isinstance(op.block.parent, Function))
+    return "\n".join(printer.lines)
+
+
+def _type_writer(types: str) -> Callable[[Type], str]:
+    try:
+        return TYPES[types]
+    except KeyError:
+        raise ValueError(f"types must be one of {', '.join(map(repr, TYPES))}, got {types!r}") from None
+
+
+class _Printer:
+    def __init__(
+        self,
+        write_type: Callable[[Type], str],
+        rules: bool = False,
+        locate: Callable[[object], Location | None] | None = None,
+        regions: bool = True,
+    ) -> None:
+        self.lines: list[str] = []
+        self.names = Names(None)
+        self.rules = rules
+        self.locate = locate
+        self.regions = regions
+        self.write_type = write_type
+        self.types: dict[Type, str] = {}
+        self.shardings: dict[tuple[TensorSharding | None, ...], str] = {}
+
+    def type(self, type_: Type) -> str:
+        found = self.types.get(type_)
+        if found is None:
+            found = self.types[type_] = self.write_type(type_)
+        return found
+
+    def typed(self, values: Sequence[Value]) -> str:
+        return ", ".join([self.type(value.type) for value in values])
+
+    def functional(self, op: Op) -> str:
+        results = self.typed(op.results)
+        return f"({self.typed(op.operands)}) -> {results if len(op.results) == 1 else f'({results})'}"
+
+    def dictionary(self, attributes: dict[str, Any]) -> str:
+        return entries_text((name, attribute_text(value)) for name, value in attributes.items() if value is not None)
+
+    def function(self, function: Function, indent: str) -> None:
+        self.names = Names(function)
+        arguments = [
+            f"{self.names.get(value)}: {self.type(value.type)}{self.value_attributes(value.sharding, attributes)}"
+            for value, attributes in zip(function.arguments, function.argument_attributes, strict=False)
+        ]
+        results = [
+            f"{self.type(type_)}{self.value_attributes(sharding, attributes)}"
+            for type_, sharding, attributes in zip(
+                function.result_types, function.result_shardings, function.result_attributes, strict=False
+            )
+        ]
+        head = f"{indent}func.func {'' if function.visibility == 'public' else f'{function.visibility} '}@{function.name}"
+        head += f"({', '.join(arguments)})"
+        if results:
+            text = ", ".join(results)
+            bare = len(results) == 1 and not text.endswith("}")
+            head += f" -> {text if bare else f'({text})'}"
+        if function.attributes:
+            head += f" attributes {self.dictionary(function.attributes)}"
+        if not function.body.ops and function.visibility == "private":
+            self.lines.append(head)
+            return
+        self.lines.append(f"{head} {{")
+        self.block(function.body, f"{indent}  ", True)
+        self.lines.append(f"{indent}}}")
+
+    def value_attributes(self, sharding: TensorSharding | None, attributes: dict[str, Any]) -> str:
+        if sharding is None and not attributes:
+            return ""
+        return f" {self.dictionary({**attributes, 'sdy.sharding': sharding})}"
+
+    def block(self, block: Block, indent: str, in_function: bool = False) -> None:
+        for op in block.ops:
+            self.op(op, indent, in_function)
+
+    def op(self, op: Op, indent: str, in_function: bool = False) -> None:
+        name, names = op.name, self.names
+        head = f"{indent}{names.results(op)}"
+        if name.endswith(".return"):
+            text = f"{'return' if in_function and name == 'func.return' else name}{self.discardable(op)}"
+            if op.operands:
+                text += f" {names.list(op.operands)} : {self.typed(op.operands)}"
+        elif op.regions and name in _WITH_REGIONS:
+            self.lines.append(f"{head}{_WITH_REGIONS[name](self, op, indent)}{self.location(op)}")
+            return
+        else:
+            text = self.plain(op, indent, in_function)
+        self.lines.append(f"{head}{text}{self.location(op)}")
+
+    def plain(self, op: Op, indent: str, in_function: bool) -> str:
+        name = op.name
+        if name == _OPTIMIZATION_BARRIER:
+            operands = self.names.list(op.operands)
+            return (
+                f"{name}{self.extra(op, None)} {operands} : {self.typed(op.operands)}"
+                if operands
+                else f"{name}{self.extra(op, None)}() : ()"
+            )
+        form = FORMS.get(name)
+        if form is not None and (form.attributes <= op.attributes.keys() or "constant" in name):
+            written, functional = form.write(op, self.names), form.functional
+            extra = self.extra(op, form.attributes, sharding=not form.holds_sharding)
+            text = "call" if in_function and name == "func.call" else name
+            text += extra + written if "constant" in name else written + extra
+        elif op.regions or any("." not in attribute for attribute in op.attributes):
+            own = {attribute: value for attribute, value in op.attributes.items() if "." not in attribute and attribute != "value"}
+            text = f'"{name}"({self.names.list(op.operands)})'
+            if own:
+                text += f" <{self.dictionary(own)}>"
+            if op.regions:
+                text += self.generic_regions(op, indent)
+            text += self.discardable(op)
+            functional = True
+        else:
+            operands = self.names.list(op.operands)
+            text = f"{name} {operands}" if operands else name
+            text += self.discardable(op)
+            functional = False
+        if not functional:
+            types = [value.type for value in (*op.operands, *op.results)]
+            if types and types.count(types[0]) == len(types) and len(op.results) <= 1:
+                return f"{text} : {self.type(types[0])}"
+            if name == _SELECT and types.count(types[1]) == len(types) - 1:
+                return f"{text} : {self.type(types[0])}, {self.type(types[1])}"
+        return f"{text} : {self.functional(op)}"
+
+    def discardable(self, op: Op, *, sharding: bool = True) -> str:
+        """The attributes with a dialect prefix, the sharding and the rule, as ` {...}`."""
+        return self.extra(op, None, sharding=sharding)
+
+    def extra(self, op: Op, written: frozenset[str] | None, *, sharding: bool = True) -> str:
+        """As `discardable`; with `written`, all attributes but those."""
+        entries: list[tuple[str, str]] = []
+        for name, value in op.attributes.items():
+            if value is not None and ("." in name if written is None else name not in written):
+                entries.append((name, attribute_text(value)))
+        if sharding:
+            known = [result.sharding for result in op.results]
+            if any(s is not None for s in known):
+                entries.append(("sdy.sharding", self.per_value(tuple(known), op)))
+        if op.rule is not None and (self.rules or op.rule.is_custom):
+            entries.append(("sdy.sharding_rule", str(op.rule)))
+        return f" {entries_text(entries)}" if entries else ""
+
+    def per_value(self, shardings: tuple[TensorSharding | None, ...], op: Op) -> str:
+        text = self.shardings.get(shardings)
+        if text is None:
+            mesh = next(sharding.mesh for sharding in shardings if sharding is not None)
+            pairs = zip(shardings, op.results, strict=True)
+            filled = tuple(TensorSharding.open(mesh, value.type.rank) if s is None else s for s, value in pairs)
+            text = str(TensorShardingPerValue(filled))
+            if None not in shardings:
+                self.shardings[shardings] = text
+        return text
+
+    def location(self, op: Op) -> str:
+        if self.locate is None:
+            return ""
+        found = self.locate(op.location)
+        if found is None:
+            return ""
+        place = f'"{found.file}":{found.line}'
+        return f' loc("{found.scope}"({place}))' if found.scope else f" loc({place})"
+
+    def body(self, block: Block, indent: str) -> str:
+        """The ops of a region in braces."""
+        if not self.regions:
+            return "{...}"
+        mark = len(self.lines)
+        self.block(block, f"{indent}  ")
+        inner = self.lines[mark:]
+        del self.lines[mark:]
+        return "\n".join(["{", *inner, f"{indent}}}"])
+
+    def generic_regions(self, op: Op, indent: str) -> str:
+        texts: list[str] = []
+        for region in op.regions:
+            text = self.body(region, indent)
+            if region.arguments and self.regions:
+                arguments = ", ".join(f"{self.names.get(v)}: {self.type(v.type)}" for v in region.arguments)
+                text = text.replace("{", f"{{\n{indent}^bb0({arguments}):", 1)
+            texts.append(text)
+        return f" ({', '.join(texts)})"
+
+    def while_(self, op: Op, indent: str) -> str:
+        cond, body = op.regions
+        for mine, theirs in zip(body.arguments, cond.arguments, strict=False):
+            self.names.of[mine] = self.names.get(theirs)
+        names = self.names
+        pairs = ", ".join(f"{names.get(a)} = {names.get(v)}" for a, v in zip(cond.arguments, op.operands, strict=False))
+        text = f"{_WHILE}({pairs}) : {self.typed(op.operands)}"
+        extra = self.extra(op, frozenset())
+        if extra:
+            text += f" attributes{extra}"
+        return f"{text}\n{indent}cond {self.body(cond, indent)} do {self.body(body, indent)}"
+
+    def computation(self, op: Op, indent: str) -> str:
+        attributes = op.attributes
+        text = op.name
+        if op.name == _NAMED_COMPUTATION:
+            text += f"<{attribute_text(str(attributes.get('name', '')))}>"
+        text += f"({self.names.list(op.operands)})"
+        for label in ("in_shardings", "out_shardings"):
+            shardings: Sequence[TensorSharding] | None = attributes.get(label)
+            if shardings is not None:
+                text += f" {label}=[{', '.join(sharding.text(short=True) for sharding in shardings)}]"
+        if op.name == _MANUAL_COMPUTATION:
+            text += f" manual_axes={{{', '.join(map(attribute_text, attributes.get('manual_axes', ())))}}}"
+        (body,) = op.regions
+        arguments = ", ".join(f"{self.names.get(v)}: {self.type(v.type)}" for v in body.arguments)
+        written = frozenset(("in_shardings", "out_shardings", "manual_axes", "name"))
+        return f"{text} ({arguments}) {self.body(body, indent)}{self.extra(op, written)} : {self.functional(op)}"
+
+
+_WITH_REGIONS: dict[str, Callable[[_Printer, Op, str], str]] = {
+    _WHILE: _Printer.while_,
+    _NAMED_COMPUTATION: _Printer.computation,
+    _MANUAL_COMPUTATION: _Printer.computation,
+}
