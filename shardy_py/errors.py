@@ -57,6 +57,10 @@ class DialectError(ShardyError):
     """A mesh, a sharding, a sharding rule or another SDY value that breaks a rule of the dialect."""
 
 
+class VerificationError(ShardyError):
+    """A program that breaks a rule of its ops or of the graph they form."""
+
+
 class ParseError(ShardyError):
     """Text that is not what was expected; the message shows the line with a caret under the place.
 
