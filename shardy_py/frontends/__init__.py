@@ -1,1 +1,1 @@
-
+"""Readers of programs: jaxprs, and StableHLO + SDY modules."""

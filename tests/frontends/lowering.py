@@ -57,7 +57,8 @@ class _Lines:
         main = program.main
         self.arguments(main.body)
         self.block(main.body, "")
-        self.lines.append(f"results {[str(s) for s in main.result_shardings]}")
+        shardings = zip(main.result_shardings, main.result_types, strict=True)
+        self.lines.append(f"results {[str(s) for s, t in shardings if t is not TOKEN]}")
 
     def arguments(self, block: Block) -> None:
         for argument in block.arguments:
