@@ -193,7 +193,8 @@ def without_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> Tens
         priority = dim.priority if axes or not dim.is_closed else None
         dims.append(DimensionSharding(axes, dim.is_closed, priority))
     replicated = tuple(axis for axis in sharding.replicated if axis.name not in manual)
-    return TensorSharding(sharding.mesh, tuple(dims), replicated, sharding.unreduced)
+    unreduced = tuple(axis for axis in sharding.unreduced if axis.name not in manual)
+    return TensorSharding(sharding.mesh, tuple(dims), replicated, unreduced)
 
 
 def with_manual_axes(sharding: TensorSharding, outer: TensorSharding | None, manual: Sequence[str]) -> TensorSharding:

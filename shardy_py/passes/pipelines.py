@@ -60,7 +60,7 @@ def plan_pipeline(
     """
     record = None if log is None else _recorder(log)
     remove_size_one_axes.run(program)
-    constant_or_scalar_splitter.run(program)
+    constant_or_scalar_splitter.run(program, in_order=True)
     manual_axes_cleanup.run(program)
     import_inlined_calls.run(program)
     apply_sharding_constraints.run(program, record=record)
@@ -70,7 +70,7 @@ def plan_pipeline(
     )
     sink_data_flow_edges.run(program, block_arguments=True)
     remove_sharding_groups.run(program)
-    sharding_constraint_to_reshard.run(program)
+    sharding_constraint_to_reshard.run(program, order_all_uses=False)
     update_non_divisible_input_output_shardings.run(program, record=record)
     remove_sub_axes_in_input_output_shardings.run(program, record=record)
     close_shardings.run(program, every_value=True)

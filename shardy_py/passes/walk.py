@@ -35,6 +35,16 @@ def ops_in(block: Block, skip: frozenset[str] = frozenset()) -> list[Op]:
     return found
 
 
+def order_uses(ops: list[Op]) -> None:
+    """Puts the uses that these ops make into the order of the ops; no other op may use the same values."""
+    for op in ops:
+        for operand in op.operands:
+            operand.uses = []
+    for op in ops:
+        for i, operand in enumerate(op.operands):
+            operand.uses.append((op, i))
+
+
 def ops_of(program: Program, names: Iterable[str]) -> list[Op]:
     """The ops with one of these names, function by function, an op before those in its regions."""
     names = frozenset(names)

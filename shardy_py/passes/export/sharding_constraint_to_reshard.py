@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from shardy_py.ir import Program
-from shardy_py.passes.walk import ops_of
+from shardy_py.passes.walk import ops_in, ops_of, order_uses
 
 NAME = "sdy-sharding-constraint-to-reshard"
 
 
-def run(program: Program, **_: object) -> None:
-    """Renames the ops; a reshard has no effect of its own, so that one nobody uses can go, and no sharding rule.
+def run(program: Program, *, order_all_uses: bool = True, **_: object) -> None:
+    """Replaces the ops.
+
+    Unlike a constraint, a reshard has no effect of its own and no sharding rule: one that nobody uses can go.
+
+    Args:
+        program: Changed in place.
+        order_all_uses: Whether to leave use lists as MLIR's dialect conversion does, which sets every operand anew; not
+            needed where no pass follows that looks at them.
 
     Source: Shardy's sharding_constraint_to_reshard.cc.
     """
-    for op in ops_of(program, ("sdy.sharding_constraint",)):
+    constraints = dict.fromkeys(ops_of(program, ("sdy.sharding_constraint",)))
+    if order_all_uses:
+        for function in program.functions:
+            order_uses(ops_in(function.body))
+    for op in constraints:
         op.name = "sdy.reshard"
+        uses = op.results[0].uses
+        if len(uses) > 1:
+            op.results[0].uses = [use for use in uses if use[0] in constraints] + [use for use in uses[::-1] if use[0] not in constraints]

@@ -99,4 +99,4 @@ def erase_edges(edges: list[Op]) -> None:
         blocks[edge.block] = None
         edge.block = None
     for block in blocks:
-        block.ops = [op for op in block.ops if op.name != EDGE]
+        block.ops = [op for op in block.ops if op.name != EDGE or op.block is block]

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardy_py.ir import Function, Program
 from shardy_py.passes.symbols import ORIGINAL_NAME, original_name
-from shardy_py.passes.walk import CALL, functions_by_name, functions_in_order, ops_of
+from shardy_py.passes.walk import CALL, functions_by_name, ops_of
 
 NAME = "sdy-unflatten-call-graph"
 
@@ -26,7 +26,7 @@ def run(program: Program, *, dedup_functions_fully: bool = False, **_: object) -
     Source: Shardy's unflatten_call_graph.cc.
     """
     functions = functions_by_name(program)
-    calls = [call for function in functions_in_order(program, post=False) for call in ops_of(Program([function]), (CALL,))]
+    calls = ops_of(program, (CALL,))
     kept: dict[Any, str] = {}
     if dedup_functions_fully:
         kept = _most_called([call.attributes["callee"] for call in calls], functions)

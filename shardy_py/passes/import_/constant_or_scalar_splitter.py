@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.clone import FunctionCloner, clone_op
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
-from shardy_py.passes.walk import CALL, functions_by_name, functions_in_order, ops_in
+from shardy_py.passes.walk import CALL, functions_by_name, functions_in_order, ops_in, order_uses
 from shardy_py.rules.traits import ELEMENTWISE
 
 NAME = "sdy-constant-or-scalar-splitter"
 
 _GROUP = "sdy.sharding_group"
 _INNER = frozenset((NAMED_COMPUTATION,))
+
+_SCALAR, _EXPRESSION, _CONVERTED = range(3)
+"""What is split: a broadcast of a scalar, a constant expression, a constant that was another op."""
 
 _CONSTANT, _POINTWISE, _BROADCAST, _BITCAST, _COMPUTATION = range(1, 6)
 
@@ -36,41 +39,52 @@ _KINDS = {
 }
 
 
-def run(program: Program, **_: object) -> None:
+def run(program: Program, *, in_order: bool = False, **_: object) -> None:
     """Splits constants, and broadcasts of scalars, per use.
 
     An expression is constant where it is a constant, an iota, or a pure broadcast, reshape, slice or pointwise op (or a
     call of a function of such ops) of constant expressions. Each operand of another op that is a constant expression,
     or a broadcast of any scalar, gets a copy of the whole expression, right before the original. The last user keeps
-    the original, which is where the copy would stand. Scalars are not copied.
+    the original, which is where the copy would stand. Scalars are not copied. As MLIR's dialect conversion sets every
+    operand anew, uses are in the order of the ops afterwards.
+
+    Args:
+        program: Changed in place.
+        in_order: Uses are in the order of the ops already, except those in regions of loops and branches.
 
     Source: Shardy's constant_or_scalar_splitter.cc.
     """
-    splitter = _Splitter(program)
+    splitter = _Splitter(program, in_order)
     for function in functions_in_order(program, post=True):
         splitter.split(function.body)
 
 
 class _Splitter:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, in_order: bool) -> None:
+        self.in_order = in_order
         self.functions = functions_by_name(program)
         self.cloner = FunctionCloner(program, self.functions)
         self.preserving: dict[str, bool] = {}
 
     def split(self, body: Block) -> None:
         """Splits in one function or named computation, in the named computations inside it first."""
-        splittable: dict[Op, bool] = {}  # whether it is a constant expression, else a broadcast of a scalar; in order
+        splittable: dict[Op, int] = {}  # in order of the ops
         uses: list[tuple[Op, int, Value]] = []
         unshared: list[Op] = []
         grouped = False
         kinds = _KINDS.get
-        for op in ops_in(body, _INNER):
+        ops = ops_in(body, _INNER)
+        if not self.in_order or len(ops) > len(body.ops):
+            order_uses(ops)
+        for op in ops:
             kind = kinds(op.name)
             if kind is not None:
                 if kind == _CONSTANT:
                     if op.name == "stablehlo.constant":
                         op.name = "sdy.constant"
-                    splittable[op] = True
+                        splittable[op] = _CONVERTED
+                    else:
+                        splittable[op] = _EXPRESSION
                     continue
                 if kind == _COMPUTATION and op.regions:
                     self.split(op.regions[0])
@@ -79,10 +93,10 @@ class _Splitter:
                         break
                 else:
                     if kind <= _BROADCAST or self.is_preserving(op):
-                        splittable[op] = True
+                        splittable[op] = _EXPRESSION
                         continue
                 if kind == _BROADCAST and not op.operands[0].type.rank:
-                    splittable[op] = False
+                    splittable[op] = _SCALAR
                     continue
             elif op.name == _GROUP:
                 grouped = True
@@ -134,7 +148,7 @@ class _Splitter:
 class _Copies:
     """Hands out copies of constant expressions to their users, the originals last."""
 
-    def __init__(self, splitter: _Splitter, splittable: dict[Op, bool], grouped: bool) -> None:
+    def __init__(self, splitter: _Splitter, splittable: dict[Op, int], grouped: bool) -> None:
         self.clone = splitter.clone
         self.splittable = splittable
         self.grouped = grouped
@@ -151,11 +165,14 @@ class _Copies:
                 expression = expressions[root] = list(self.ops_of(root, {}))  # type: ignore[index, arg-type]
             for op in expression:
                 remaining[op] += 1
+        staying = self.staying()
+        for op in staying:
+            remaining[op] += 1
         groups = self.take_groups()
         for op in splittable:
             for result in op.results:
                 if result.type.rank:
-                    result.uses = []
+                    result.uses = [use for use in result.uses if use[0] in staying] if staying else []
         for user, i, value in uses:
             expression = expressions[value.owner]  # type: ignore[index]
             mapping: dict[Value, Value] = {}
@@ -182,15 +199,26 @@ class _Copies:
                 yield from self.ops_of(operand.owner, seen)
         yield op
 
+    def staying(self) -> dict[Op, None]:
+        """The ops of expressions that end in a scalar: scalars are not copied, so that these originals keep their uses."""
+        found: dict[Op, None] = {}
+        for op in self.splittable:
+            if op.operands and any(result.uses and not result.type.rank for result in op.results):
+                found.update(dict.fromkeys(self.ops_of(op, {})))
+        return found
+
     def take_groups(self) -> dict[Op, list[Op]]:
-        """The sharding groups on each expression; these are copied with it, and the originals go."""
+        """The sharding groups on each expression; these are copied with it, and the originals go.
+
+        They are copied from the end of the list of uses, which the conversion of a constant has turned over.
+        """
         if not self.grouped:
             return {}
         found: dict[Op, list[Op]] = {}
         for op in self.splittable:
             groups = [user for result in op.results if result.type.rank for user, _ in result.uses if user.name == _GROUP]
             if groups:
-                found[op] = groups
+                found[op] = groups if self.splittable[op] == _CONVERTED else groups[::-1]
         return found
 
     def rebuild(self, groups: dict[Op, list[Op]]) -> None:
@@ -205,7 +233,7 @@ class _Copies:
                 dead.update(dict.fromkeys(groups.get(op, ())))
                 dead.update((user, None) for result in op.results for user, _ in result.uses)
                 for i, operand in enumerate(op.operands):
-                    if not operand.type.rank:
+                    if (op, i) in operand.uses:
                         operand.uses.remove((op, i))
         changed = dict.fromkeys(op.block for op in (*self.before, *dead))
         for block in changed:

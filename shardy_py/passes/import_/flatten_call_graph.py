@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.ir import Function, Program
+from shardy_py.ir import Program
 from shardy_py.passes.clone import FunctionCloner
 from shardy_py.passes.walk import calls_in, functions_by_name, functions_in_order
 
@@ -12,22 +12,15 @@ NAME = "sdy-flatten-call-graph"
 def run(program: Program, **_: object) -> None:
     """Copies the callee of each call but the first, and all that it calls; a copy remembers the name of the original.
 
+    Calls in a function come before those of the function.
+
     Source: Shardy's flatten_call_graph.cc.
     """
-    functions = functions_by_name(program)
-    cloner = FunctionCloner(program, functions)
+    cloner = FunctionCloner(program, functions_by_name(program))
     called: set[str] = set()
-
-    def visit(function: Function) -> None:
+    for function in functions_in_order(program, post=True):
         for call in calls_in(function):
             callee = call.attributes["callee"]
             if callee in called:
                 call.attributes = {**call.attributes, "callee": cloner.clone(callee)}
-            else:
-                called.add(callee)
-                visit(functions[callee])
-
-    for function in functions_in_order(program, post=False):
-        if function.name not in called:
-            called.add(function.name)
-            visit(function)
+            called.add(callee)

@@ -27,9 +27,8 @@ def run(program: Program, **_: object) -> None:
     add_edges(blocks, DATA_FLOW_OPS - _NAMED)
     if not any(op.name == NAMED_COMPUTATION for block in blocks for op in block.ops):
         return
-    seen: set[str] = set()
     for function in program.functions:
-        _flatten(function.body, False, seen)
+        _Flattened(function.body).order_uses(function.body, None, False)
         _import(function.body)
     add_edges(blocks, _NAMED)
 
@@ -38,15 +37,32 @@ def _calls(body: Block) -> list[Op]:
     return [op for op in ops_in(body, _NAMED) if op.name == NAMED_COMPUTATION]
 
 
-def _flatten(body: Block, copied: bool, seen: set[str]) -> None:
-    """In a copy of a function, uses are in the order of the ops, those of edges too."""
-    for op in ops_in(body, _NAMED):
-        if op.name == EDGE and copied:
-            op.results[0].uses.reverse()
-        elif op.name == NAMED_COMPUTATION:
-            name = op.attributes.get("name", "")
-            _flatten(op.regions[0], copied or name in seen, seen)
-            seen.add(name)
+class _Flattened:
+    """Which computation holds the original of a function that is called several times, and which hold copies."""
+
+    def __init__(self, main: Block) -> None:
+        self.first: dict[str, tuple[str | None, int]] = {}
+        self._visit(None, main, set())
+
+    def _visit(self, caller: str | None, body: Block, visited: set[str | None]) -> None:
+        """Takes in the calls of a function, those in the functions it calls first, as flatten-call-graph does."""
+        visited.add(caller)
+        calls = _calls(body)
+        for op in calls:
+            if op.attributes["name"] not in visited:
+                self._visit(op.attributes["name"], op.regions[0], visited)
+        for i, op in enumerate(calls):
+            self.first.setdefault(op.attributes["name"], (caller, i))
+
+    def order_uses(self, body: Block, caller: str | None, copied: bool) -> None:
+        """In a copy of a function, uses are in the order of the ops, those of edges too."""
+        if copied:
+            for op in ops_in(body, _NAMED):
+                if op.name == EDGE:
+                    op.results[0].uses.reverse()
+        for i, op in enumerate(_calls(body)):
+            name = op.attributes["name"]
+            self.order_uses(op.regions[0], name, copied or self.first[name] != (caller, i))
 
 
 def _import(body: Block) -> None:
