@@ -28,9 +28,10 @@ from shardy_py.frontends.primitives.table import ENTRIES, Kind
 from shardy_py.frontends.primitives.template import Builder, Template, Unsupported
 from shardy_py.frontends.readers import READERS
 from shardy_py.frontends.readers.common import opaque
+from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Op, TensorType, Type, Value
 from shardy_py.plan.findings import Finding
-from shardy_py.rules import CONTEXT, rule_for
+from shardy_py.rules import CONTEXT
 
 Rules = Mapping[str, Any]
 """Primitive name or custom call target -> a rule specification with `bind(operand_shapes, result_shapes)`."""
@@ -167,7 +168,7 @@ class Importer:
             if spec is not None:
                 op.rule, op.rule_known = spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results]), True
             elif op.name not in CONTEXT:
-                op.rule, op.rule_known = _memoised_rule(op), True
+                op.rule, op.rule_known = memoised_rule(op), True
         return block.append(op)
 
     def read(self, eqn: JaxprEqn, scope: Scope, block: Block) -> list[Value]:
@@ -270,7 +271,7 @@ class Importer:
         for made in template.ops:
             if made.name not in CONTEXT:
                 op = Op(made.name, Block([types[s] for s in made.operands]).arguments, made.result_types, made.attributes)
-                made.rule, made.rule_known = _memoised_rule(op), True
+                made.rule, made.rule_known = memoised_rule(op), True
             types.extend(made.result_types)
         return template
 
@@ -397,23 +398,6 @@ _FRAGMENT = Template((), ())
 def _ruled(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """A primitive with a rule of the user's is one op that propagates by it."""
     opaque(importer, "stablehlo.custom_call", {"call_target_name": eqn.primitive.name}, eqn, scope, block)
-
-
-_RULES: dict[Any, Any] = {}
-_RULES_AT_MOST = 20_000
-
-
-def _memoised_rule(op: Op) -> Any:
-    key = (op.name, tuple([v.type for v in op.operands]), tuple([v.type for v in op.results]), tuple(op.attributes.items()))
-    try:
-        return _RULES[key]
-    except KeyError:
-        if len(_RULES) >= _RULES_AT_MOST:
-            _RULES.clear()
-        rule = _RULES[key] = rule_for(op)
-        return rule
-    except TypeError:  # an attribute that has no hash
-        return rule_for(op)
 
 
 def _first_line(error: Exception) -> str:

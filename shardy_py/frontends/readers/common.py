@@ -30,9 +30,7 @@ def barrier(importer: Importer, values: Sequence[Value], eqn: JaxprEqn, block: B
     return importer.append(op, block)
 
 
-def opaque(
-    importer: Importer, name: str, attributes: dict[str, Any], eqn: JaxprEqn, scope: Scope, block: Block, reason: str = ""
-) -> None:
+def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: JaxprEqn, scope: Scope, block: Block, reason: str = "") -> None:
     """Appends one op with all operands and results of an equation, and a finding where no rule is known for it.
 
     Args:
