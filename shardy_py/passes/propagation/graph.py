@@ -206,7 +206,7 @@ class PropagationGraph:
 
         As `notifyShardingModified` of the reference: users of an edge's other targets, the defining op, then the users,
         latest use first, so that on a stack the earliest comes first. It is told the operand or result of an op itself: a body
-        argument that changes its edge concerns its own users only. An edge tells what holds the sharding of its source.
+        argument that changes its edge concerns its own users only; an edge tells what holds the sharding of its source.
         """
         found = self._concerned.get(value)
         if found is not None:
@@ -216,8 +216,7 @@ class PropagationGraph:
             op = value.defining_op
             if op is not None and op.name in EDGES:
                 for target in dataflow.other_targets(op.operands[0]):
-                    # the users themselves only: where such a use feeds another edge, that edge is not told
-                    pushed.extend(node for user, _ in reversed(target.uses) if (node := self.node_of.get(user)) is not None)
+                    self._push_users(target, pushed)
             if op is not None:
                 if (node := self.node_of.get(op)) is not None:
                     pushed.append(node)
