@@ -230,12 +230,13 @@ def _verify_all_to_all(params: AllToAllParamList, operand: TensorSharding, resul
     for before, source in pairwise(sources):
         if source < before:
             raise DialectError(f"source dimensions are not sorted in ascending order: {source} appears after {before}")
-    expected = [dim.axes for dim in operand.dims]
     for param in params.params:
-        expected[param.source] = _gathered(expected[param.source], param.axes, mesh, "all-to-all", param.source)
-        expected[param.target] = axes_after_slice(expected[param.target], param.axes, mesh)
-    for dim, axes in enumerate(expected):
-        _verify_dim(axes, result, dim)
+        source, target = param.source, param.target
+        _verify_dim(_gathered(operand.dims[source].axes, param.axes, mesh, "all-to-all", source), result, source)
+        _verify_dim(axes_after_slice(operand.dims[target].axes, param.axes, mesh), result, target)
+    for dim, unchanged in enumerate(operand.dims):
+        if dim not in seen:
+            _verify_dim(unchanged.axes, result, dim)
 
 
 def _verify_permute(operand: TensorSharding, result: TensorSharding, from_mesh: Mesh, mesh: Mesh) -> None:

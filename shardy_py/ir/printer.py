@@ -231,24 +231,31 @@ class _Printer:
 
     def extra(self, op: Op, written: frozenset[str] | None, *, sharding: bool = True) -> str:
         """As `discardable`; with `written`, all attributes but those."""
-        entries: list[tuple[str, str]] = []
-        for name, value in op.attributes.items():
-            if value is not None and ("." in name if written is None else name not in written):
-                entries.append((name, attribute_text(value)))
-        if sharding:
-            known = [result.sharding for result in op.results]
-            if any(s is not None for s in known):
-                entries.append(("sdy.sharding", self.per_value(tuple(known), op)))
-        if op.rule is not None and (self.rules or op.rule.is_custom):
-            entries.append(("sdy.sharding_rule", str(op.rule)))
-        return f" {entries_text(entries)}" if entries else ""
+        stated = self.per_value(op) if sharding else ""
+        entries = [
+            (name, attribute_text(value))
+            for name, value in op.attributes.items()
+            if value is not None and ("." in name if written is None else name not in written)
+        ]
+        rule = str(op.rule) if op.rule is not None and (self.rules or op.rule.is_custom) else ""
+        if not entries and not rule:
+            return f" {{sdy.sharding = {stated}}}" if stated else ""
+        if stated:
+            entries.append(("sdy.sharding", stated))
+        if rule:
+            entries.append(("sdy.sharding_rule", rule))
+        return f" {entries_text(entries)}"
 
-    def per_value(self, shardings: tuple[TensorSharding | None, ...], op: Op) -> str:
+    def per_value(self, op: Op) -> str:
+        """The shardings of the results, the unknown ones as open; nothing where none is known."""
+        shardings = tuple([result.sharding for result in op.results])
         text = self.shardings.get(shardings)
         if text is None:
-            mesh = next(sharding.mesh for sharding in shardings if sharding is not None)
+            known = next((sharding for sharding in shardings if sharding is not None), None)
+            if known is None:
+                return ""
             pairs = zip(shardings, op.results, strict=True)
-            filled = tuple(TensorSharding.open(mesh, value.type.rank) if s is None else s for s, value in pairs)
+            filled = tuple(TensorSharding.open(known.mesh, value.type.rank) if s is None else s for s, value in pairs)
             text = str(TensorShardingPerValue(filled))
             if None not in shardings:
                 self.shardings[shardings] = text

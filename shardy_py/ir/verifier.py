@@ -22,6 +22,8 @@ from shardy_py.ir.types import TensorType
 _FEW = 100
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
+_EDGES = ("sdy.propagation_edges", "sdy.result_propagation_edges", "sdy.block_arg_propagation_edges")
+_EDGES_TEXT = "#sdy.propagation_edges<"
 _MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
@@ -292,6 +294,9 @@ class _Verifier:
                     self.check_left(op, op.attributes[_SHARDING], manual)
                 if _RULE in op.attributes:
                     self.report(f"should have a sharding rule attribute of type OpShardingRuleAttr for attr named '{_RULE}'", op)
+                for name in _EDGES:
+                    if name in op.attributes:
+                        self.check_edges(op, name, op.attributes[name])
             check = CHECKS.get(op.name)
             if check is not None:
                 try:
@@ -334,6 +339,18 @@ class _Verifier:
             return
         shapes = [result.type.shape if isinstance(result.type, TensorType) else None for result in op.results]
         self.attempt(op, verify_shardings, shardings, shapes, self.program.meshes, manual)
+
+    def check_edges(self, op: Op, name: str, edges: Any) -> None:
+        """Checks that what says how axes have propagated is such an attribute, which is kept as text, or a list of them."""
+        if name == _EDGES[0]:
+            if not str(edges).startswith(_EDGES_TEXT):
+                self.report(f"should have a propagation edges attribute of type PropagationEdgesAttr for attr named '{name}'", op)
+        elif not isinstance(edges, tuple) or not all(str(edge).startswith(_EDGES_TEXT) for edge in edges):
+            self.report(
+                "should have a propagation edges attribute of type ArrayAttr<PropagationEdgesAttr> for attr named "
+                f"'{_EDGES[1]}' or '{_EDGES[2]}'",
+                op,
+            )
 
     def check_rule(self, op: Op, rule: Any) -> None:
         if not isinstance(rule, OpShardingRule):
