@@ -136,7 +136,7 @@ class Propagation:
             if log is not None:
                 log.append(Step(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage))
             if stack is not None:
-                self._push(self.graph.concerned(node.values[i]), stack, node)
+                self._push(self.graph.concerned(node.tensors[i]), stack, node)
             if self.groups:
                 for member in self.groups.get(value, ()):
                     if member.sharding is not new:

@@ -25,7 +25,6 @@ class Node:
     Attributes:
         op: The op; None for the pair of a returned value and its function result.
         tensors: Values that hold the shardings of operands, then results.
-        values: The operands and results themselves; they differ from `tensors` where an edge holds the sharding.
         stages: Directions per op priority; None where the node never propagates.
         all_directions: Directions without op priorities.
         waits_for_single_use: At op priority 0 it needs operands without other uses.
@@ -47,17 +46,13 @@ class Node:
         "stages",
         "tensors",
         "transform",
-        "values",
         "waits_for_single_use",
     )
 
-    def __init__(
-        self, op: Op | None, rule: OpShardingRule | None, tensors: tuple[Holder, ...] = (), values: tuple[Holder, ...] | None = None
-    ) -> None:
+    def __init__(self, op: Op | None, rule: OpShardingRule | None, tensors: tuple[Holder, ...] = ()) -> None:
         self.op = op
         self.rule = rule
         self.tensors = tensors
-        self.values = tensors if values is None else values
         self.stages: tuple[Directions | None, ...] | None = None
         self.all_directions: Directions | None = None
         self.elementwise = False
@@ -129,12 +124,11 @@ class PropagationGraph:
                     return
                 node = Node(op, None)
             else:
-                values = (*op.operands, *op.results)
-                tensors = tuple([self.holder(v) for v in values])
+                tensors = tuple([self.holder(v) for v in (*op.operands, *op.results)])
                 if None in tensors:
                     node = Node(op, None)
                 else:
-                    node = Node(op, rule, tensors, values)  # pyright: ignore[reportArgumentType]
+                    node = Node(op, rule, tensors)  # pyright: ignore[reportArgumentType]
                     early = int(pass_through_direction(op))
                     node.elementwise = is_elementwise(name) or (name == "stablehlo.bitcast_convert" and early != 0)
                     node.stages = schedule(rule, early, name == "stablehlo.broadcast_in_dim")
@@ -168,7 +162,7 @@ class PropagationGraph:
         if not isinstance(result.type, TensorType) or result.type.rank == 0 or holder is None:
             return Node(op, None)
         rule = identity_rule(result.type.shape)
-        node = Node(op, rule, (holder, result), (op.operands[0], result))
+        node = Node(op, rule, (holder, result))
         direction = int(op.attributes.get("allowed_direction", PropagationDirection.NONE))
         if direction:
             directions = (direction,) * result.type.rank
@@ -184,7 +178,7 @@ class PropagationGraph:
             if holder is None or not isinstance(value.type, TensorType) or value.type.rank == 0:
                 continue
             rule = identity_rule(value.type.shape)
-            node = Node(None, rule, (holder, slot), (value, slot))
+            node = Node(None, rule, (holder, slot))
             node.all_directions = everything(rule)
             nodes.append(node)
         return nodes
@@ -205,8 +199,8 @@ class PropagationGraph:
         """The nodes to visit again when a value's sharding changes, in the order in which they are pushed.
 
         As `notifyShardingModified` of the reference: users of an edge's other targets, the defining op, then the users,
-        latest use first, so that on a stack the earliest comes first. It is told the operand or result of an op itself: a body
-        argument that changes its edge concerns its own users only; an edge tells what holds the sharding of its source.
+        latest use first, so that on a stack the earliest comes first. It is told of what holds the sharding: an edge, where
+        there is one.
         """
         found = self._concerned.get(value)
         if found is not None:
