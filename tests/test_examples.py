@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -19,7 +20,9 @@ SMALL = {
 
 
 def run(script: pathlib.Path, *flags: str) -> str:
-    done = subprocess.run([sys.executable, str(script), *flags], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    # The path is for checkouts whose package is not installed.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run([sys.executable, str(script), *flags], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
