@@ -203,7 +203,7 @@ class _Copies:
         """The ops of expressions that end in a scalar: scalars are not copied, so that these originals keep their uses."""
         found: dict[Op, None] = {}
         for op in self.splittable:
-            if op.operands and any(result.uses and not result.type.rank for result in op.results):
+            if (op.operands or op.regions) and any(result.uses and not result.type.rank for result in op.results):
                 found.update(dict.fromkeys(self.ops_of(op, {})))
         return found
 
