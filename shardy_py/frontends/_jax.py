@@ -1,17 +1,37 @@
-"""The private or version-dependent parts of JAX and jaxlib that MLIR modules need; `_tracing.py` has those of jaxprs."""
+"""The private or version-dependent parts of JAX and jaxlib: MLIR modules and contexts, types, and functions that lowering rules trace.
+
+The only file that touches such parts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+from jax._src import api_util as _api_util
 from jax._src import config as _config
-from jax.extend.core import ClosedJaxpr
-from jax.interpreters import mlir as _mlir
+from jax._src import core as _core
+from jax._src import custom_partitioning_sharding_rule as _sharding_rules
+from jax._src import linear_util as _linear_util
+from jax._src import sharding_impls as _sharding_impls
+from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import slicing as _slicing
+from jax._src.lax.control_flow.loops import _scan_impl
+from jax._src.random import prng as _prng
+from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
+from jax._src.state.discharge import _run_state_impl
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo
+
+from shardy_py.ir import TensorType
 
 _LOWER_PARAMETERS = frozenset(inspect.signature(_mlir.lower_jaxpr_to_module).parameters)
 
@@ -44,7 +64,7 @@ def lower_jaxpr(jaxpr: ClosedJaxpr, platform: str, *, devices: int = 2) -> ir.Mo
         "ordered_effects": [],
         "platforms": (platform,),
         "backend": None,
-        "axis_context": _mlir.ShardingContext(devices),
+        "axis_context": _sharding_impls.ShardingContext(devices),
         "donated_args": [False] * len(jaxpr.in_avals),
         "num_partitions": devices,
         "lowering_parameters": _mlir.LoweringParameters(),
@@ -72,3 +92,271 @@ def trace_context() -> Hashable:
 def abstract_argument(aval: Any) -> jax.ShapeDtypeStruct:
     """An argument for `jax.make_jaxpr` that is traced to this abstract value, sharding left out."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def is_extended_dtype(dtype: Any) -> bool:
+    """Whether a dtype is an extended one, such as that of PRNG keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def physical_aval(aval: Any) -> Any:
+    """The abstract value of the array that holds an extended-dtype array."""
+    return _core.physical_aval(aval)
+
+
+def tensor_type(array: Any) -> TensorType:
+    """The type of a numpy array."""
+    return TensorType(tuple(array.shape), str(array.dtype))
+
+
+def is_specified(sharding: Any) -> bool:
+    """Whether a sharding parameter of `jit` says something."""
+    return sharding is not None and not isinstance(sharding, _UnspecifiedValue)
+
+
+def has_explicit_axes(aval: Any) -> bool:
+    """Whether JAX puts a sharding constraint after every op with a result of this type."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return mesh is not None and not (mesh.empty or mesh.are_all_axes_manual or mesh.are_all_axes_auto)
+
+
+def sharding_of(aval: Any) -> Any:
+    """The sharding in a type; None for tokens and references."""
+    return getattr(aval, "sharding", None)
+
+
+def is_explicit(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr was traced with explicit mesh axes."""
+    first = jaxpr.eqns[0].ctx.cur_abstract_mesh if jaxpr.eqns else None
+    if first is not None and not first.empty and AxisType.Explicit in first.axis_types:
+        return True
+    return any(has_explicit_axes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
+
+
+def has_references(jaxpr: ClosedJaxpr) -> bool:
+    """Whether references are made and used up inside of a jaxpr."""
+    return any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in jaxpr.effects)
+
+
+def physical_sharding(aval: Any, sharding: Any) -> Any:
+    """The sharding of the array that holds an extended-dtype array."""
+    return _sharding_impls.physical_sharding(aval, sharding) if is_extended_dtype(aval.dtype) else sharding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ManualContext:
+    """The mesh of the shard_map being read and its manual axes, those of shard_maps around it included."""
+
+    mesh: Any
+    axes: frozenset[str]
+
+
+def manual_sharding(mesh: Any, spec: Any, outer: ManualContext | None, aval: Any) -> Any:
+    """As `_make_scoped_manual_sharding`: the sharding of an operand or result of a shard_map."""
+    mesh = mesh.abstract_mesh
+    if outer is not None:
+        mesh = mesh.update_axis_types(dict.fromkeys(outer.axes, AxisType.Manual))
+    return physical_sharding(aval, NamedSharding(mesh, spec))
+
+
+class Loop(NamedTuple):
+    """The jaxpr that the lowering of a scan is made from, and the source infos of its equations outside of the scan's body."""
+
+    jaxpr: ClosedJaxpr
+    made: frozenset[int]
+
+
+def scan_as_loop(eqn: JaxprEqn) -> Loop:
+    """The while loop that a scan is lowered to."""
+    key = (tuple(eqn.params.items()), tuple(v.aval for v in eqn.invars), eqn.ctx)
+    found = _LOOPS.get(key)
+    if found is None:
+        with eqn.ctx.manager:
+            jaxpr = traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
+        found = Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, eqn.params["jaxpr"].jaxpr)))
+        if len(_LOOPS) > 256:
+            _LOOPS.clear()
+        _LOOPS[key] = found
+    return found
+
+
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many operands of a scan are constants and how many are carried."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # jax >= 0.12
+    return len(list(consts)), len(list(carry))
+
+
+class ScanStyle(NamedTuple):
+    """How this version of JAX lowers scans that are not unrolled.
+
+    Attributes:
+        called: Whether the body is a function of its own.
+        counter: The element type of the counter.
+    """
+
+    called: bool
+    counter: str
+
+
+def scan_style() -> ScanStyle | None:
+    """Read off a small scan; None where it is not the loop that `readers.scans` writes down."""
+    context = trace_context()
+    if context not in _STYLES:
+        if len(_STYLES) > 256:
+            _STYLES.clear()
+        _STYLES[context] = _scan_style()
+    return _STYLES[context]
+
+
+_STYLES: dict[Any, ScanStyle | None] = {}
+_LOOP = ["empty2", "broadcast_in_dim", "while"]
+_LOOP_BODY = [["jit", name, "jit", "add"] for name in ("closed_call", "eval_jaxpr")]
+
+
+def _scan_style() -> ScanStyle | None:
+    x = jax.ShapeDtypeStruct((2, 3), "float32")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + x[0], y * c), x[0], x))(x)
+        (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
+        loop = scan_as_loop(eqn).jaxpr
+    if [e.primitive.name for e in loop.eqns] != _LOOP:
+        return None
+    (*_, eqn) = loop.eqns
+    body = eqn.params["body_jaxpr"]
+    made = [e.primitive.name for e in getattr(body, "jaxpr", body).eqns]
+    if made not in _LOOP_BODY or eqn.params["body_nconsts"] != 2 or eqn.params["cond_nconsts"] != 0:
+        return None
+    return ScanStyle(made[1] == "closed_call", str(_aval(eqn.outvars[0]).dtype))
+
+
+def _source_infos(jaxpr: Jaxpr, without: Jaxpr) -> Iterator[int]:
+    for eqn in jaxpr.eqns:
+        yield id(eqn.source_info)
+        for inner in jaxprs_in_params(eqn.params):
+            if inner is not without:
+                yield from _source_infos(inner, without)
+
+
+def without_references(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The jaxpr that the lowering of a run_state is made from, with values instead of references."""
+    return traced(functools.partial(_run_state_impl, **eqn.params), [v.aval for v in eqn.invars])
+
+
+def as_lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """As `jax.jit` before it lowers: types of several arrays become those arrays, local references become values."""
+    if jaxpr.jaxpr.is_high:
+        jaxpr = _partial_eval.lower_jaxpr2(jaxpr)
+    return discharged(jaxpr) if has_references(jaxpr) else jaxpr
+
+
+def discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """As `jax.jit` before it lowers: references that do not leave the jaxpr become values."""
+    return _pxla._discharge_internal_refs(jaxpr)
+
+
+def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+    """The jaxpr of a function, traced as `mlir.lower_fun` does."""
+    wrapped = _linear_util.wrap_init(fun, debug_info=_api_util.debug_info("lower_fun", fun, avals, {}))
+    jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, lower=True)
+    closed = ClosedJaxpr(jaxpr, consts)
+    return discharged(closed) if has_references(closed) else closed
+
+
+_LOOPS: dict[Any, Loop] = {}
+
+
+def scoped_sharding(sharding: Any, aval: Any, rank: int, manual: ManualContext | None) -> Any:
+    """As `_to_physical_op_sharding`: the sharding of the physical array, with manual axes marked so inside a shard_map."""
+    sharding = physical_sharding(aval, sharding)
+    if manual is not None and manual.axes:
+        context = _sharding_impls.SPMDAxisContext(manual.mesh, manual.axes)
+        return _mlir.add_manual_axes(context, sharding, rank)
+    return sharding
+
+
+def custom_partitioning_rule(eqn: JaxprEqn, mesh: Any) -> str | None:
+    """The text of the rule of a custom_partitioning equation, or None where it has none."""
+    rule: Any = eqn.params["sharding_rule"]
+    if rule is None:
+        return None
+    call = eqn.params["call"]
+    with make_context(), ir.Location.unknown():
+        operands: list[ir.Type] = [ir.RankedTensorType.get(a.shape, _mlir.dtype_to_ir_type(a.dtype)) for a in call.in_avals]
+        results: list[ir.Type] = [ir.RankedTensorType.get(a.shape, _mlir.dtype_to_ir_type(a.dtype)) for a in call.out_avals]
+        factors: Any = {}
+        if callable(rule):
+            rule = rule(*eqn.params["static_args"], mesh, operands, results)
+            if isinstance(rule, list | tuple) and len(rule) == 2:
+                rule, factors = rule
+        if isinstance(rule, str):
+            rule = _sharding_rules.str_to_sdy_sharding_rule(rule, **factors)
+        made: Any = rule
+        return str(_sharding_rules.sdy_sharding_rule_to_mlir(made, operands, results))
+
+
+def lowering_function(primitive: Any, params: Mapping[str, Any], platform: str) -> tuple[Callable[..., Any] | None, bool]:
+    """The function of a rule made by `mlir.lower_fun`, and whether JAX calls it out of line; (None, False) for other rules."""
+    own = _mlir._platform_specific_lowerings[platform].get(primitive)
+    common = _mlir._lowerings.get(primitive)
+    entry = own or common
+    if entry is None or getattr(entry.rule, "__qualname__", "") != "lower_fun.<locals>.f_lowered":
+        return None, False
+    cells = dict(zip(entry.rule.__code__.co_freevars, entry.rule.__closure__ or ()))  # pyright: ignore[reportAttributeAccessIssue]
+    if not {"fun", "multiple_results"} <= cells.keys():
+        return None, False
+    function = functools.partial(cells["fun"].cell_contents, **params)
+    called = not all(e.inline for e in (own, common) if e is not None)
+    return (function if cells["multiple_results"].cell_contents else _single(function)), called
+
+
+def _single(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: (function(*args),)
+
+
+def _aval(atom: Any) -> Any:
+    return atom.aval
+
+
+def gather_or_fill(eqn: JaxprEqn, operand: Any, indices: Any) -> tuple[Any, ...]:
+    """As `_gather_lower` for `FILL_OR_DROP`."""
+    params = {name: value for name, value in eqn.params.items() if name != "mode"}
+    return (_slicing._gather_fill(operand, indices, **params, output_shape=_aval(eqn.outvars[0]).shape),)
+
+
+def scatter_clipped(eqn: JaxprEqn, operand: Any, indices: Any, updates: Any) -> tuple[Any, ...]:
+    """As `_scatter_lower` for `CLIP`: the indices are clamped, then promised to be in bounds."""
+    indices = _slicing._clamp_scatter_indices(operand, indices, updates, dnums=eqn.params["dimension_numbers"])
+    params = {**eqn.params, "mode": jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS}
+    return (eqn.primitive.bind(operand, indices, updates, **params),)
+
+
+def _mapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
+    for _ in range(times):
+        function = jax.vmap(function)
+    return _single(function)
+
+
+def random_seed(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_seed_lowering`."""
+    return _mapped(eqn.params["impl"].seed, _aval(eqn.invars[0]).ndim)
+
+
+def random_split(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_split_lowering`."""
+    aval = _aval(eqn.invars[0])
+    return _mapped(lambda key: aval.dtype._impl.split(key, eqn.params["shape"]), aval.ndim)
+
+
+def random_bits(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_bits_lowering`."""
+    aval = _aval(eqn.invars[0])
+    return _mapped(lambda key: aval.dtype._impl.random_bits(key, eqn.params["bit_width"], eqn.params["shape"]), aval.ndim)
+
+
+def random_fold_in(eqn: JaxprEqn) -> Callable[..., Any]:
+    """As `random_fold_in_lowering`."""
+    keys, messages = map(_aval, eqn.invars)
+    return _single(_prng.iterated_vmap_binary_bcast(keys.shape, messages.shape, keys.dtype._impl.fold_in))

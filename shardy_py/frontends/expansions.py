@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from shardy_py.frontends import _tracing
+from shardy_py.frontends import _jax
 from shardy_py.frontends.primitives.avals import is_extended
 
 _CACHE: OrderedDict[Hashable, Expansion | None] = OrderedDict()
@@ -41,7 +41,7 @@ def expansion_of(eqn: JaxprEqn, platform: str) -> Expansion | None:
         tuple(v.aval for v in eqn.invars),
         platform,
         eqn.ctx.cur_abstract_mesh,
-        _tracing.trace_context(),
+        _jax.trace_context(),
     )
     try:
         found = _CACHE.get(key, _CACHE)
@@ -59,33 +59,33 @@ def _expand(eqn: JaxprEqn, platform: str, key: Hashable) -> Expansion | None:
     find = FUNCTIONS.get(eqn.primitive.name)
     if find is not None:
         function, called = find(eqn), False
-        avals = [_tracing.physical_aval(a) for a in avals]
+        avals = [_jax.physical_aval(a) for a in avals]
     else:
-        function, called = _tracing.lowering_function(eqn.primitive, eqn.params, platform)
+        function, called = _jax.lowering_function(eqn.primitive, eqn.params, platform)
     if function is None:
         return None
     with eqn.ctx.manager:
-        return Expansion(_tracing.traced(function, avals), called, key)
+        return Expansion(_jax.traced(function, avals), called, key)
 
 
 def _gather(eqn: JaxprEqn) -> Callable[..., Any] | None:
     if is_extended(eqn.invars[0].aval) or eqn.params["mode"].name != "FILL_OR_DROP":
         return None
-    return functools.partial(_tracing.gather_or_fill, eqn)
+    return functools.partial(_jax.gather_or_fill, eqn)
 
 
 def _scatter(eqn: JaxprEqn) -> Callable[..., Any] | None:
     if is_extended(eqn.invars[0].aval) or getattr(eqn.params["mode"], "name", "") != "CLIP":
         return None
-    return functools.partial(_tracing.scatter_clipped, eqn)
+    return functools.partial(_jax.scatter_clipped, eqn)
 
 
 FUNCTIONS: Mapping[str, Callable[[JaxprEqn], Callable[..., Any] | None]] = {
     "gather": _gather,
-    "random_bits": _tracing.random_bits,
-    "random_fold_in": _tracing.random_fold_in,
-    "random_seed": _tracing.random_seed,
-    "random_split": _tracing.random_split,
+    "random_bits": _jax.random_bits,
+    "random_fold_in": _jax.random_fold_in,
+    "random_seed": _jax.random_seed,
+    "random_split": _jax.random_split,
     **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"), _scatter),
 }
 """Primitive name -> the function that its rule traces, where the rule is more than that function."""

@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.frontends import _tracing
+from shardy_py.frontends import _jax
 from shardy_py.frontends.expansions import Expansion, expansion_of
 from shardy_py.frontends.inline import Inliner, named_computation
 from shardy_py.frontends.locations import locate
@@ -74,7 +74,7 @@ class Importer:
         self.platform = platform
         self.rules = rules
         self.findings: list[Finding] = []
-        self.manual: _tracing.ManualContext | None = None
+        self.manual: _jax.ManualContext | None = None
         self.typed = typed
         self._reported: set[tuple[str, str]] = set()
         self._symbols: dict[Any, str] = {}
@@ -88,7 +88,7 @@ class Importer:
     def _table(self) -> dict[Any, Template]:
         if self.typed:
             return {}
-        key = (self.platform, _tracing.trace_context(), self.manual)
+        key = (self.platform, _jax.trace_context(), self.manual)
         table = _TEMPLATE_TABLES.get(key)
         if table is None or len(table) > _TEMPLATES_AT_MOST:
             if len(_TEMPLATE_TABLES) >= _TABLES_AT_MOST:
@@ -100,7 +100,7 @@ class Importer:
     def manual_over(self, mesh: Any, axes: frozenset[str]) -> Iterator[None]:
         """Reads the body of a shard_map."""
         before = self.manual, self.typed, self._templates
-        self.manual = _tracing.ManualContext(mesh, axes)
+        self.manual = _jax.ManualContext(mesh, axes)
         self.typed = not self.all_manual
         self._templates = self._table()
         try:
@@ -136,7 +136,7 @@ class Importer:
             return self._constant(type, array, block, location)
         kept = tuple(d for d in range(type.rank) if d not in strides)
         part = array[tuple(0 if d in strides else slice(None) for d in range(type.rank))]
-        small = self._constant(_tracing.tensor_type(part), part, block, location)
+        small = self._constant(_jax.tensor_type(part), part, block, location)
         op = Op("stablehlo.broadcast_in_dim", (small,), (type,), {"broadcast_dimensions": kept}, location=location)
         self.append(op, block)
         return op.result
@@ -201,7 +201,7 @@ class Importer:
                     values.append(value)
                     key.append(value.type)
             if typed:
-                key.extend([_tracing.sharding_of(v.aval) for v in (*invars, *eqn.outvars)])
+                key.extend([_jax.sharding_of(v.aval) for v in (*invars, *eqn.outvars)])
             signature = tuple(key)
             try:
                 template = templates.get(signature)
@@ -334,10 +334,10 @@ class Importer:
 
     def constrained(self, value: Value, aval: Any, sharding: Any, block: Block, eqn: JaxprEqn | None = None) -> Value:
         """A sharding constraint on a value, or the value where the sharding says nothing."""
-        if not _tracing.is_specified(sharding) or not hasattr(aval, "dtype"):
+        if not _jax.is_specified(sharding) or not hasattr(aval, "dtype"):
             return value
         rank = value.type.rank
-        made = self.meshes.sharding(_tracing.scoped_sharding(sharding, aval, rank, self.manual), rank)
+        made = self.meshes.sharding(_jax.scoped_sharding(sharding, aval, rank, self.manual), rank)
         return self._constraint(value, made, block, eqn)
 
     def _constraint(self, value: Value, sharding: TensorSharding, block: Block, eqn: JaxprEqn | None) -> Value:
@@ -353,14 +353,14 @@ class Importer:
 
     def argument_sharding(self, aval: Any) -> TensorSharding | None:
         """The sharding in the type of an argument or result of `main`, all dimensions closed."""
-        if not _tracing.has_explicit_axes(aval):
+        if not _jax.has_explicit_axes(aval):
             return None
-        return self.meshes.sharding(_tracing.physical_sharding(aval, aval.sharding), len(physical_shape(aval)))
+        return self.meshes.sharding(_jax.physical_sharding(aval, aval.sharding), len(physical_shape(aval)))
 
     def _type_sharding(self, aval: Any) -> TensorSharding | None:
-        if not _tracing.has_explicit_axes(aval):
+        if not _jax.has_explicit_axes(aval):
             return None
-        return self.meshes.sharding(_tracing.physical_sharding(aval, aval.sharding), len(physical_shape(aval)), open_dimensions=True)
+        return self.meshes.sharding(_jax.physical_sharding(aval, aval.sharding), len(physical_shape(aval)), open_dimensions=True)
 
     def group_number(self, name: str | None) -> int:
         """The id of a sharding group: one per name, a new one for None."""

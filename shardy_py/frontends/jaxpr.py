@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.frontends import _tracing
+from shardy_py.frontends import _jax
 from shardy_py.frontends.importer import Importer as Importer
 from shardy_py.frontends.importer import Rules as Rules
 from shardy_py.frontends.importer import Scope as Scope
@@ -65,9 +65,9 @@ def from_jaxpr(
     Returns:
         The program, the values of the jaxpr's variables in it, and findings.
     """
-    closed_jaxpr = _tracing.as_lowered(closed_jaxpr)
+    closed_jaxpr = _jax.as_lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
-    importer = Importer(Meshes(mesh_name, mesh), dict(rules or {}), platform, typed=_tracing.is_explicit(jaxpr))
+    importer = Importer(Meshes(mesh_name, mesh), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
     known_in = list(in_shardings or [None] * len(jaxpr.invars))

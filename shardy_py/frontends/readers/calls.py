@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from shardy_py.frontends import _tracing
+from shardy_py.frontends import _jax
 from shardy_py.frontends.inline import named_computation
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
@@ -53,7 +53,7 @@ def jit(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Bloc
         return
     operands = importer.read(eqn, scope, block)
     around: Around | None = None
-    if any(map(_tracing.is_specified, (*params["in_shardings"], *params["out_shardings"]))):
+    if any(map(_jax.is_specified, (*params["in_shardings"], *params["out_shardings"]))):
 
         def constrain(body: Block, values: Sequence[Value], entering: bool) -> Sequence[Value]:
             shardings = params["in_shardings"] if entering else params["out_shardings"]

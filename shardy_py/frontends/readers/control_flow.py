@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import JaxprEqn
 
-from shardy_py.frontends import _tracing
+from shardy_py.frontends import _jax
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, bind
 from shardy_py.ir import Block, Op, TensorType, Value
@@ -96,7 +96,7 @@ def _masked(importer: Importer, predicate: Value, new: Value, old: Value, block:
 
 def run_state(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """References become values first, as `_run_state_impl` does."""
-    traced = _tracing.without_references(eqn)
+    traced = _jax.without_references(eqn)
     results, inner = importer.body(traced, importer.read(eqn, scope, block), block)
     scope.children[index] = [inner]
     bind(eqn, scope, results)

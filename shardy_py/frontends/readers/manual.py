@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardy_py.frontends import _tracing
+from shardy_py.frontends import _jax
 from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, bind
 from shardy_py.ir import Block, Op, TensorType, Value
@@ -44,7 +44,7 @@ def _manual_computation(
     def shardings(variables: Sequence[Any], specs: Sequence[Any]) -> tuple[Any, ...]:
         found = []
         for v, spec in zip(variables, specs, strict=True):
-            sharding = _tracing.manual_sharding(mesh, spec, outer, v.aval)
+            sharding = _jax.manual_sharding(mesh, spec, outer, v.aval)
             found.append(importer.meshes.sharding(sharding, len(physical_shape(v.aval)), open_dimensions=partial))
         return tuple(found)
 
@@ -88,7 +88,7 @@ def axis_index(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     bind(eqn, scope, op.results)
 
 
-def _index_along(importer: Importer, manual: _tracing.ManualContext, name: str, eqn: JaxprEqn, block: Block) -> Value:
+def _index_along(importer: Importer, manual: _jax.ManualContext, name: str, eqn: JaxprEqn, block: Block) -> Value:
     names = list(manual.mesh.axis_names)
     inner = math.prod(manual.mesh.shape[a] for a in names[names.index(name) + 1 :])
     divisor, modulus = importer.scalar(inner, "uint32", block, eqn), importer.scalar(manual.mesh.shape[name], "uint32", block, eqn)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jax.extend.core import JaxprEqn
 
 from shardy_py.dialect import parse_rule
-from shardy_py.frontends import _tracing
+from shardy_py.frontends import _jax
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.calls import inlined
 from shardy_py.frontends.readers.common import ReaderTable, bind, opaque
@@ -47,7 +47,7 @@ def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Sc
         return
     operands = importer.read(eqn, scope, block)
     types = [type_of_aval(v.aval) for v in eqn.outvars]
-    text = _tracing.custom_partitioning_rule(eqn, importer.meshes.main)
+    text = _jax.custom_partitioning_rule(eqn, importer.meshes.main)
     rule = parse_rule(text) if text is not None else None
     attributes = {"call_target_name": "CustomSPMDPartitioning"}
     op = Op("stablehlo.custom_call", operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
