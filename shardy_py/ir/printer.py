@@ -140,8 +140,9 @@ class _Printer:
 
     def function(self, function: Function, indent: str) -> None:
         self.names = Names(function)
+        declared = not function.body.ops and function.visibility == "private"
         arguments = [
-            f"{self.names.get(value)}: {self.type(value.type)}{self.value_attributes(value.sharding, attributes)}"
+            f"{'' if declared else f'{self.names.get(value)}: '}{self.type(value.type)}{self.value_attributes(value.sharding, attributes)}"
             for value, attributes in zip(function.arguments, function.argument_attributes, strict=False)
         ]
         results = [
@@ -158,7 +159,7 @@ class _Printer:
             head += f" -> {text if bare else f'({text})'}"
         if function.attributes:
             head += f" attributes {self.dictionary(function.attributes)}"
-        if not function.body.ops and function.visibility == "private":
+        if declared:
             self.lines.append(head)
             return
         self.lines.append(f"{head} {{")

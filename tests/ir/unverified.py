@@ -164,7 +164,7 @@ class _Reader:
         if name in _AXES:
             key, parse = _AXES[name]
             attributes[key] = parse(self.bracket())
-        while not self.take(":"):
+        while not (bare := name.endswith("return") and not operands and not self.take(r"(?=[%{(])")) and not self.take(":"):
             if found := self.take(r"(%\w+)(?:#(\d+))?"):
                 operands.append(self.values[f"{found[1]}#{found[2]}" if found[2] else found[1]])
             elif found := self.take(r"(?:out_)?sharding="):
@@ -196,9 +196,7 @@ class _Reader:
                 self.bracket()
             else:
                 self.need(r"init:|[(),=]|\w+")
-            if name.endswith("return") and not operands and self.take(r"(?=\})"):
-                break
-        operand_types = [] if self.text[self.at - 1] != ":" else self.types()
+        operand_types = [] if bare else self.types()
         result_types = self.types() if self.take("->") else operand_types
         if name == "stablehlo.reduce" and self.take("reducer"):
             while self.take(r"(?=[({])"):
