@@ -1,0 +1,1 @@
+"""The parts of `sdy-insert-explicit-reshards`: which sharding an op runs under, and what is inserted to get there."""

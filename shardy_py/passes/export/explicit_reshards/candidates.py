@@ -1,0 +1,116 @@
+"""The vote on a common sharding: tensors propose axes for factors, and the proposals of the largest tensors win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardy_py.dialect import FactorType, Mesh, OpShardingRule
+from shardy_py.dialect.axis import truncate_by_removing_overlaps
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, FactorAxes, is_strict_prefix, overlap_between, shards
+
+_PRECEDENCE = {FactorType.PASS_THROUGH: 3, FactorType.REDUCTION: 2, FactorType.PERMUTATION: 1, FactorType.NEED_REPLICATION: 0}
+
+
+@dataclass
+class Candidate:
+    """Axes proposed for a factor.
+
+    Attributes:
+        factor: The factor.
+        axes: What may still be had of the axes proposed.
+        total: Elements of all tensors that have these axes on the factor, or more behind them.
+        precedence: The kind of the factor: what costs less communication when sharded comes first.
+        shards: Into how many parts the axes cut the factor beyond what it has been given.
+    """
+
+    factor: int
+    axes: Axes
+    total: int
+    precedence: int
+    shards: int
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """What the candidates are ordered by; the largest is taken."""
+        return (self.total, self.precedence, self.shards, self.factor, len(self.axes), self.axes)
+
+
+def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
+    """Gives factors the best candidate, one after the other, until none is left.
+
+    A candidate of a factor that stands behind another one in a dimension waits until that one is cut into single
+    elements, as the dimension could not be sharded like that. When one wins, the others lose what overlaps it.
+
+    Args:
+        rule: The op's rule.
+        tensors: Axes of operands, then results.
+        tensor_sizes: Their numbers of elements.
+        mesh: The mesh of the op.
+
+    Returns:
+        Axes for each factor that do not overlap.
+    """
+    chosen: AxesPerFactor = [()] * rule.num_factors
+    waiting = _predecessors(rule)
+    candidates = _proposals(rule, tensors, tensor_sizes, mesh)
+    while ready := [candidate for candidate in candidates if not waiting[candidate.factor]]:
+        best = max(ready, key=lambda candidate: candidate.rank)
+        factor, axes = best.factor, best.axes
+        chosen[factor] = axes
+        if shards(axes, mesh) == rule.factor_sizes[factor]:
+            for others in waiting:
+                others.discard(factor)
+        candidates = [candidate for candidate in candidates if _update(candidate, factor, axes, chosen, mesh)]
+    return chosen
+
+
+def _proposals(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> list[Candidate]:
+    """Every prefix of the axes that any tensor has on a factor, once."""
+    proposed: dict[tuple[int, Axes], int] = {}
+    for tensor in tensors:
+        for factor, axes in tensor.items():
+            for end in range(1, len(axes) + 1):
+                proposed[factor, axes[:end]] = 0
+    for tensor, size in zip(tensors, tensor_sizes, strict=True):
+        for factor, axes in tensor.items():
+            for proposal in proposed:
+                if proposal[0] == factor and (proposal[1] == axes or is_strict_prefix(proposal[1], axes)):
+                    proposed[proposal] += size
+    return [
+        Candidate(factor, axes, total, _PRECEDENCE[rule.factor_types[factor]], shards(axes, mesh))
+        for (factor, axes), total in proposed.items()
+    ]
+
+
+def _predecessors(rule: OpShardingRule) -> list[set[int]]:
+    """For every factor those that stand right before it in a dimension of any tensor."""
+    before: list[set[int]] = [set() for _ in rule.factor_sizes]
+    for mapping in rule.mappings:
+        for dim in mapping:
+            for major, minor in zip(dim, dim[1:], strict=False):
+                before[minor].add(major)
+    return before
+
+
+def _update(candidate: Candidate, factor: int, axes: Axes, chosen: AxesPerFactor, mesh: Mesh) -> bool:
+    """Takes from a candidate what the winner has got; False where nothing is left.
+
+    A candidate that does not overlap counts in full again, even if its factor has been given axes in between; Shardy
+    does it like that, and which candidate is next depends on it.
+    """
+    given = chosen[candidate.factor]
+    if candidate.factor == factor:
+        if not is_strict_prefix(axes, candidate.axes):
+            return False
+        candidate.shards = shards(candidate.axes, mesh) // shards(axes, mesh)
+        return True
+    if not overlap_between(candidate.axes, axes):
+        candidate.shards = shards(candidate.axes, mesh)
+        return True
+    candidate.axes = truncate_by_removing_overlaps(candidate.axes, axes)
+    if candidate.axes == given:
+        return False
+    candidate.shards = shards(candidate.axes, mesh) // shards(given, mesh)
+    return True

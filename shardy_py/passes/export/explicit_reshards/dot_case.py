@@ -1,0 +1,43 @@
+"""The one conflict of a dot that is settled even where reshards are otherwise left to the partitioner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.dialect import OpShardingRule
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, FactorAxes, overlap_between
+
+DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
+
+
+def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> tuple[int, Axes] | None:
+    """The factor that the result of a dot must have as its operand has it, so that only the result is resharded.
+
+    This is where `{i: "x"}, {k: "y"}` times `{k: "y"}` is to be `{i: "y"}`: the all-reduce over "y" and the reshard of
+    the result become one reduce-scatter, if neither operand moves.
+
+    Args:
+        rule: The rule of the dot.
+        tensors: Axes of left side, right side and result.
+        tensor_sizes: Their numbers of elements.
+
+    Returns:
+        `(factor, axes)`, or None where this is not the case at hand.
+    """
+    lhs, rhs, result = tensors
+    if any(axes != rhs[factor] for factor, axes in lhs.items() if factor in rhs):
+        return None
+    own = [axes for factor, axes in lhs.items() if factor not in rhs]
+    others = [axes for factor, axes in rhs.items() if factor not in lhs]
+    if any(overlap_between(axes, other) for axes in own for other in others):
+        return None
+    conflicts = [factor for factor, axes in result.items() if axes != (lhs[factor] if factor in lhs else rhs[factor])]
+    if len(conflicts) != 1:
+        return None
+    factor = conflicts[0]
+    side = 0 if factor in lhs else 1
+    axes = tensors[side][factor]
+    reduced = tuple(axis for reduction in rule.reduction for axis in lhs[reduction])
+    if not axes or not reduced or result[factor] != reduced or tensor_sizes[2] > tensor_sizes[side]:
+        return None
+    return factor, axes

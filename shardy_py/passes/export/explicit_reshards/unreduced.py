@@ -1,0 +1,96 @@
+"""Ways between shardings with different unreduced axes, as lists of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardy_py.dialect import AxisRef, AxisRefList, ListOfAxisRefLists, Mesh, TensorSharding
+from shardy_py.dialect.axis import set_difference, sort_and_merge, suffix_without_overlap
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, is_strict_prefix
+
+RESHARD = "sdy.reshard"
+ALL_REDUCE = "sdy.all_reduce"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An op to insert: its name, its attributes and the sharding of its result."""
+
+    name: str
+    sharding: TensorSharding
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def all_reduce(axes: Axes, sharding: TensorSharding) -> Collective:
+    """The all-reduce along some axes that ends in a sharding."""
+    return Collective(ALL_REDUCE, sharding, {"reduction_axes": AxisRefList(axes)})
+
+
+def reduce_to(source: TensorSharding | None, kept: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
+    """The all-reduce of the unreduced axes that `kept` does not have; empty where there are none."""
+    if source is None or not source.unreduced:
+        return []
+    mesh = source.mesh_in(meshes)
+    axes = set_difference(source.unreduced, () if kept is None else kept.unreduced, mesh)
+    if not axes:
+        return []
+    left = sort_and_merge(set_difference(source.unreduced, axes, mesh), mesh)
+    return [all_reduce(sort_and_merge(axes, mesh), with_unreduced(source, left))]
+
+
+def more_unreduced(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
+    """The way to a sharding with unreduced axes that the source lacks; empty where it has them all.
+
+    Where a dimension gives up its last axes and they become unreduced, nothing moves (`sdy.sharded_to_unreduced`). The
+    other dimensions are resharded before. Unreduced axes that cut no dimension were replicated
+    (`sdy.replicated_to_unreduced`).
+
+    Args:
+        source: The sharding at hand.
+        target: The sharding wanted.
+        meshes: Name -> mesh.
+
+    Example:
+        `[{"y"}, {"z"}]` to `[{}, {}], unreduced={"x", "y"}` is a reshard to `[{"y"}, {}]`, then `"x"` from replicated to
+        unreduced, then `"y"` from sharded to unreduced.
+    """
+    if source is None or target is None or not target.unreduced:
+        return []
+    mesh = target.mesh_in(meshes)
+    added = set_difference(target.unreduced, source.unreduced, mesh)
+    if not added:
+        return []
+    given_up = [_given_up(old.axes, new.axes, added, mesh) for old, new in zip(source.dims, target.dims, strict=True)]
+    from_dims = tuple(axis for axes in given_up for axis in axes)
+    replicated = sort_and_merge(set_difference(added, from_dims, mesh), mesh)
+    dims = tuple(old if axes else new for old, new, axes in zip(source.dims, target.dims, given_up, strict=True))
+    steps: list[Collective] = []
+    before = source.with_dims(dims)
+    if not before.are_dim_axes_equal(source):
+        steps.append(Collective(RESHARD, before))
+    if replicated:
+        unreduced = sort_and_merge((*source.unreduced, *replicated), mesh)
+        before = TensorSharding(target.mesh, dims, target.replicated, unreduced)
+        steps.append(Collective("sdy.replicated_to_unreduced", before, {"axes": AxisRefList(replicated)}))
+    if from_dims:
+        steps.append(Collective("sdy.sharded_to_unreduced", target, {"axes": ListOfAxisRefLists(given_up)}))
+    return steps
+
+
+def with_unreduced(sharding: TensorSharding, axes: Axes) -> TensorSharding:
+    """The sharding with other unreduced axes."""
+    return TensorSharding(sharding.mesh, sharding.dims, sharding.replicated, axes)
+
+
+def _given_up(old: Axes, new: Axes, added: Axes, mesh: Mesh) -> Axes:
+    """The last axes of a dimension, if all that it loses becomes unreduced; else none."""
+    if not is_strict_prefix(new, old):
+        return ()
+    lost: list[AxisRef] = list(old[len(new) :])
+    if new and new[-1] is not old[len(new) - 1]:
+        part = suffix_without_overlap(old[len(new) - 1], new[-1], mesh)
+        assert part is not None
+        lost.insert(0, part)
+    return () if set_difference(lost, added, mesh) else tuple(lost)

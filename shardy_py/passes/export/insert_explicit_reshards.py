@@ -1,0 +1,215 @@
+"""Inserts reshards and all-reduces, so that every op has operands and results that it can be partitioned with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardy_py.dialect import OpShardingRule, TensorSharding
+from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, before_edge, get_sharding, set_sharding, sources
+from shardy_py.passes.export.explicit_reshards.decision import NOTHING, Decision, decide
+from shardy_py.passes.export.explicit_reshards.edits import Edits
+from shardy_py.passes.export.explicit_reshards.unreduced import RESHARD, Collective, all_reduce, more_unreduced, reduce_to
+from shardy_py.passes.walk import CALL, functions_by_name
+from shardy_py.rules import rule_for
+
+NAME = "sdy-insert-explicit-reshards"
+
+Record = Callable[[Op, str], None]
+"""`record(op, why)`: called for every op that is inserted."""
+
+_BARRIER = "sdy.propagation_barrier"
+_TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
+
+
+def run(program: Program, *, enable_full_version: bool = False, record: Record | None = None, **_: object) -> None:
+    """Makes the shardings around every op compatible with its sharding rule.
+
+    Without `enable_full_version` only what XLA's partitioner would do worse is inserted: collectives for unreduced axes,
+    reshards around calls and concatenates, and those of results of dots that can become reduce-scatters.
+
+    Args:
+        program: Changed in place; shardings must be final.
+        enable_full_version: Whether every disagreement is settled.
+        record: Told of every op inserted, and why.
+
+    Source: Shardy's insert_explicit_reshards.cc.
+    """
+    inserter = _Inserter(program, enable_full_version, record)
+    for function in program.functions:
+        inserter.visit(function.body)
+        inserter.returns(function)
+    inserter.edits.apply()
+
+
+class _Inserter:
+    def __init__(self, program: Program, full: bool, record: Record | None) -> None:
+        self.full = full
+        self.record = record
+        self.meshes = program.meshes
+        self.functions = functions_by_name(program)
+        self.edits = Edits()
+        self.known: dict[tuple[object, ...], Decision] = {}
+
+    def visit(self, block: Block) -> None:
+        """Visits the ops of a block, those in the regions of an op before it."""
+        for op in block.ops:
+            for region in op.regions:
+                self.visit(region)
+            if op.name not in _TERMINATORS:
+                self.op(op)
+
+    def op(self, op: Op) -> None:
+        name = op.name
+        if name in DATA_FLOW_OPS:
+            self.data_flow(op)
+            return
+        if name == CALL:
+            self.call(op)
+            return
+        if name == RESHARD and self.reshard(op):
+            return
+        self.reduce_operands(op)
+        rule = op.rule if op.rule_known else rule_for(op)
+        if rule is not None and not rule.is_custom:
+            self.settle(op, rule)
+
+    def data_flow(self, op: Op) -> None:
+        """Gives every source of an edge the sharding of the edge."""
+        owners = [*op.results, *op.regions[0].arguments] if op.name in COMPUTATIONS else op.results
+        for owner in owners:
+            target = before_edge(owner, get_sharding(owner))
+            for user, i in sources(owner):
+                self.to_target(user, i, target, self.full, f"{op.name} needs it")
+
+    def call(self, op: Op) -> None:
+        """Gives operands the shardings of the arguments of the function that is called."""
+        arguments = self.functions[op.attributes["callee"]].arguments
+        mesh = next((argument.sharding.mesh for argument in arguments if argument.sharding is not None), None)
+        for i, argument in enumerate(arguments):
+            target = argument.sharding
+            if target is None and mesh is not None:
+                target = TensorSharding.open(mesh, argument.type.rank)
+            self.to_target(op, i, target, True, f"function '{op.attributes['callee']}' takes it")
+
+    def returns(self, function: Function) -> None:
+        """Gives returned values the shardings of the function's results."""
+        if not function.body.ops:
+            return
+        terminator = function.body.terminator
+        for i, target in enumerate(function.result_shardings):
+            self.to_target(terminator, i, target, self.full, "the function returns it")
+
+    def to_target(self, user: Op, i: int, target: TensorSharding | None, full: bool, why: str) -> None:
+        """Brings one use of a value to a sharding; a missing one is replicated. Without `full` only unreduced axes are."""
+        for find in (reduce_to, more_unreduced):
+            source = get_sharding(user.operands[i])
+            self.convert(user, i, find(source, target, self.meshes), why)
+        source = get_sharding(user.operands[i])
+        if not full or (source is None and target is None):
+            return
+        if source is None or not source.is_equivalent(target):
+            wanted = target if target is not None else source.fully_closed_like()  # type: ignore[union-attr]
+            if source is not None or not wanted.is_fully_replicated:
+                self.convert(user, i, [Collective(RESHARD, wanted)], why)
+
+    def convert(self, user: Op, i: int, steps: Sequence[Collective], why: str) -> None:
+        """Inserts collectives between a value and one use of it, right after the value."""
+        for step in steps:
+            value = user.operands[i]
+            made = self.make(step, value, why)
+            if user.name == "func.return":
+                self.edits.before(user, made)
+            else:
+                self.edits.after_value(value, made)
+            user.set_operand(i, made.results[0])
+
+    def reshard(self, op: Op) -> bool:
+        """Replaces a reshard to more unreduced axes by collectives; False where it is not one."""
+        value = op.operands[0]
+        steps = more_unreduced(get_sharding(value), op.results[0].sharding, self.meshes)
+        if not steps:
+            return False
+        for step in steps:
+            made = self.make(step, value, "the reshard makes axes unreduced")
+            self.edits.before(op, made)
+            value = made.results[0]
+        op.results[0].replace_uses(value)
+        self.edits.erase(op)
+        return True
+
+    def reduce_operands(self, op: Op) -> None:
+        """All-reduces operands along unreduced axes that the first result does not have."""
+        for i, operand in enumerate(op.operands):
+            sharding = get_sharding(operand)
+            if sharding is None or not sharding.unreduced:
+                continue
+            kept = get_sharding(op.results[0]) if op.results else None
+            for step in reduce_to(sharding, kept, self.meshes):
+                made = self.make(step, operand, f"{op.name} needs the sum")
+                self.edits.before(op, made)
+                op.set_operand(i, made.results[0])
+
+    def settle(self, op: Op, rule: OpShardingRule) -> None:
+        """Inserts what the op needs to run under one sharding per factor."""
+        values = (*op.operands, *op.results)
+        shardings = tuple([_seen_sharding(value) for value in values])
+        full = self.full or (op.name == "stablehlo.concatenate" and any(s is not shardings[-1] for s in shardings))
+        key = (op.name, rule, full, shardings, tuple([value.type for value in values]))
+        decision = self.known.get(key)
+        if decision is None:
+            decision = NOTHING
+            if any(sharding is not None for sharding in shardings):
+                decision = decide(op.name, rule, shardings, [value.type.size for value in values], self.meshes, full)
+            self.known[key] = decision
+        if decision is not NOTHING:
+            self.carry_out(op, decision)
+
+    def carry_out(self, op: Op, decision: Decision) -> None:
+        for i, sharding in decision.operands:
+            if decision.unless_equal and sharding.is_equivalent(get_sharding(op.operands[i])):
+                continue
+            made = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} runs under other axes")
+            self.edits.before(op, made)
+            op.set_operand(i, made.results[0])
+        back: list[Op] = []
+        for i, sharding in decision.results:
+            result = op.results[i]
+            wanted = get_sharding(result) or sharding.fully_closed_like()
+            set_sharding(result, sharding)
+            back.append(self.follow(result, Collective(RESHARD, wanted), f"{op.name} runs under other axes"))
+        if back:
+            self.edits.after(op, *back)
+        if decision.reduced:
+            sums: list[Op] = []
+            for result in op.results:
+                sharding = get_sharding(result) or _replicated_like(result, op)
+                sums.append(self.follow(result, all_reduce(decision.reduced, sharding), f"{op.name} reduces along sharded dimensions"))
+            self.edits.after(op, *sums)
+
+    def follow(self, value: Value, step: Collective, why: str) -> Op:
+        """Makes a collective on a value that all its users use instead."""
+        made = self.make(step, value, why)
+        value.replace_uses(made.results[0], lambda user, _: user is made)
+        return made
+
+    def make(self, step: Collective, value: Value, why: str) -> Op:
+        defining = value.defining_op
+        made = Op(step.name, (value,), (value.type,), dict(step.attributes), location=None if defining is None else defining.location)
+        made.results[0].sharding = step.sharding
+        if self.record is not None:
+            self.record(made, why)
+        return made
+
+
+def _seen_sharding(value: Value) -> TensorSharding | None:
+    """The sharding of a value, for the result of a propagation barrier that of its operand."""
+    while (op := value.defining_op) is not None and op.name == _BARRIER:
+        value = op.operands[0]
+    return get_sharding(value)
+
+
+def _replicated_like(value: Value, op: Op) -> TensorSharding:
+    """The replicated sharding of a value, over the mesh of an operand of its op."""
+    mesh = next(sharding.mesh for sharding in map(get_sharding, op.operands) if sharding is not None)
+    return TensorSharding.closed(mesh, value.type.rank)
