@@ -26,6 +26,8 @@ class Form(NamedTuple):
     """Whether the type is always `(operands) -> results`; else one type where all are the same."""
     holds_sharding: bool = False
     """Whether `write` writes the sharding of the result, which is therefore not `sdy.sharding`."""
+    optional: frozenset[str] = frozenset()
+    """Attributes that `write` writes where they are there."""
 
 
 def _list(values: Sequence[Any]) -> str:
@@ -91,9 +93,14 @@ def _labelled(label: str) -> Callable[[Op, Names], str]:
     return write
 
 
+_REDUCTIONS = ("", "max ", "min ")
+"""How the numbers of `reduction_op` are written; a sum is not."""
+
+
 def _collective(attribute: str) -> Callable[[Op, Names], str]:
     def write(op: Op, names: Names) -> str:
-        return f" {op.attributes[attribute]} {names.list(op.operands)} out_sharding={_sharding(op.results[0].sharding)}"
+        kind = _REDUCTIONS[op.attributes.get("reduction_op", 0)]
+        return f" {kind}{op.attributes[attribute]} {names.list(op.operands)} out_sharding={_sharding(op.results[0].sharding)}"
 
     return write
 
@@ -149,6 +156,9 @@ FORMS: Mapping[str, Form] = {
     "sdy.reshard": Form(_labelled(""), _SHARDED, False, True),
     "sdy.sharding_constraint": Form(_labelled(""), _SHARDED, False, True),
     "sdy.sharding_group": Form(_group, frozenset(("group_id",)), False),
-    **{f"sdy.{name}": Form(_collective(attribute), frozenset((attribute,)), False, True) for name, attribute in _COLLECTIVES.items()},
+    **{
+        f"sdy.{name}": Form(_collective(attribute), frozenset((attribute,)), False, True, frozenset(("reduction_op",)))
+        for name, attribute in _COLLECTIVES.items()
+    },
 }
 """Name of an op -> how it is written; ops with regions are in `printer`."""

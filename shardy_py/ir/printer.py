@@ -201,7 +201,7 @@ class _Printer:
         form = FORMS.get(name)
         if form is not None and (form.attributes <= op.attributes.keys() or "constant" in name):
             written, functional = form.write(op, self.names), form.functional
-            extra = self.extra(op, form.attributes, sharding=not form.holds_sharding)
+            extra = self.extra(op, form.attributes | form.optional, sharding=not form.holds_sharding)
             text = "call" if in_function and name == "func.call" else name
             text += extra + written if "constant" in name else written + extra
         elif op.regions or any("." not in attribute for attribute in op.attributes):

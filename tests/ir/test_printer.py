@@ -1,5 +1,7 @@
 """The text of programs: that of MLIR where a `Program` holds all of it, and pleasant to read where it does not."""
 
+# ruff: noqa: E501 - the lines of the modules are as long as MLIR makes them.
+
 from __future__ import annotations
 
 import re
@@ -109,7 +111,7 @@ SAME = {
             return %11 : tensor<8x4xf32>
           }
         }
-    """
+    """,
 }
 
 
