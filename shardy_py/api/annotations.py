@@ -15,7 +15,7 @@ from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import DimensionSharding, PropagationDirection, TensorSharding
-from shardy_py.frontends.annotation_primitives import propagation_barrier_p, sharding_constraint_p, sharding_group_p
+from shardy_py.frontends.annotation_primitives import constrain, propagation_barrier_p, sharding_group_p
 
 _SOURCE = "with_sharding_constraint"
 
@@ -64,7 +64,7 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
     if context is not None and context.manual_axes:
         return _inside_manual(value, sharding, context, leaf)
     mesh = view.given if isinstance(view.given, Mesh) and not view.explicit else view.twin
-    return sharding_constraint_p.bind(value, sharding=sharding, named=NamedShardings(mesh, open_dims=True)(sharding, aval.ndim))
+    return constrain(value, sharding, NamedShardings(mesh, open_dims=True)(sharding, aval.ndim))
 
 
 def _view_for(spec: Any) -> MeshView:

@@ -25,68 +25,67 @@ def _nnx() -> Any:
     return sys.modules.get("flax.nnx")
 
 
-def present(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an argument is a module, or a pytree that holds one."""
+def _is_object(x: Any) -> bool:
+    """Whether a node of the arguments is a module, an optimizer, RNG streams: anything NNX that is mutable."""
     nnx = _nnx()
-    if nnx is None:
+    return isinstance(x, getattr(nnx, "Pytree", nnx.Module))
+
+
+def present(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an argument is a mutable NNX object, or a pytree that holds one."""
+    if _nnx() is None:
         return False
-    module = nnx.Module
-    return any(isinstance(leaf, module) for leaf in jax.tree.leaves((args, kwargs), is_leaf=lambda x: isinstance(x, module)))
+    return any(map(_is_object, jax.tree.leaves((args, kwargs), is_leaf=_is_object)))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Arguments with the state of each module in its place."""
+    """Arguments with the state of each object in its place.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        objects: The objects, in order.
+        graph: Their structure, what they share included.
+        tree: Structure of `(args, kwargs)` with a leaf for each object.
+        places: Which of its leaves are objects.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    modules: tuple[Any, ...]
+    objects: tuple[Any, ...]
     graph: Any
+    tree: Any
+    places: tuple[int, ...]
 
 
 def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
     nnx = _nnx()
-    modules: list[Any] = []
-
-    def place(leaf: Any) -> Any:
-        if not isinstance(leaf, nnx.Module):
-            return leaf
-        modules.append(leaf)
-        return _Place(len(modules) - 1)
-
-    placed = jax.tree.map(place, (args, kwargs), is_leaf=lambda x: isinstance(x, nnx.Module))
-    graph, state = nnx.split(tuple(modules))
-    states = dict(state.items()) if hasattr(state, "items") else dict(enumerate(state))
-    filled = jax.tree.map(lambda leaf: states.get(leaf.index, nnx.State({})) if isinstance(leaf, _Place) else leaf, placed)
-    return _Split(filled[0], filled[1], tuple(modules), graph)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    index: int
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
+    places = tuple(i for i, leaf in enumerate(leaves) if _is_object(leaf))
+    objects = tuple(leaves[i] for i in places)
+    graph, state = nnx.split(objects)
+    states = dict(state.items())
+    for number, i in enumerate(places):
+        leaves[i] = states.get(number, nnx.State({}))
+    filled = jax.tree.unflatten(tree, leaves)
+    return _Split(*filled, objects, graph, tree, places)
 
 
 @functools.lru_cache(maxsize=256)
-def _pure(fun: Any, graph: Any, count: int) -> Any:
+def _pure(fun: Any, graph: Any, tree: Any, places: tuple[int, ...]) -> Any:
     """The function on states: gives its result and the new states."""
     nnx = _nnx()
 
     @functools.wraps(fun)
     def pure(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        found: list[Any] = []
-
-        def collect(leaf: Any) -> Any:
-            if isinstance(leaf, nnx.State):
-                found.append(leaf)
-            return leaf
-
-        is_state = lambda x: isinstance(x, nnx.State)  # noqa: E731
-        jax.tree.map(collect, (args, kwargs), is_leaf=is_state)
-        modules = nnx.merge(graph, nnx.State(dict(enumerate(found))))
-        remaining = iter(modules)
-        full_args, full_kwargs = jax.tree.map(lambda leaf: next(remaining) if is_state(leaf) else leaf, (args, kwargs), is_leaf=is_state)
+        leaves = tree.flatten_up_to((args, kwargs))
+        objects = nnx.merge(graph, nnx.State({number: leaves[i] for number, i in enumerate(places)}))
+        for number, i in enumerate(places):
+            leaves[i] = objects[number]
+        full_args, full_kwargs = jax.tree.unflatten(tree, leaves)
         result = fun(*full_args, **full_kwargs)
-        after, state = nnx.split(modules)
+        after, state = nnx.split(objects)
         if after != graph:
             raise UserError(
                 "the function changes the structure of a module",
@@ -110,7 +109,7 @@ def as_pure(settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _pure_settings(settings: Settings, split: _Split) -> Settings:
     out = settings.out_shardings
     return dataclasses.replace(
-        settings, fun=_pure(settings.fun, split.graph, len(split.modules)), out_shardings=None if out is None else (out, None)
+        settings, fun=_pure(settings.fun, split.graph, split.tree, split.places), out_shardings=None if out is None else (out, None)
     )
 
 
@@ -119,5 +118,5 @@ def call(function: AutoSharded, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     split = _split(args, kwargs)
     settings = _pure_settings(function._settings, split)
     result, state = function._run(settings, split.args, split.kwargs, None)
-    _nnx().update(split.modules, state)
+    _nnx().update(split.objects, state)
     return result

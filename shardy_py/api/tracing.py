@@ -62,7 +62,8 @@ def _bound(fun: Callable[..., Any], request: PlanRequest) -> Callable[..., Any]:
     """The function with its static arguments filled in; keeps the names of the others for JAX's messages."""
     layout, slots = request.layout, request.slots
     if not layout.static:
-        return fun
+        # A function of its own per call: JAX remembers jaxprs by function, and this one may close over something else now.
+        return functools.wraps(fun)(lambda *args, **kwargs: fun(*args, **kwargs))
     static_names = {layout.keywords[i - layout.positional] for i in layout.static if i >= layout.positional}
     static_kwargs = {layout.keywords[i - layout.positional]: slots[i] for i in layout.static if i >= layout.positional}
 

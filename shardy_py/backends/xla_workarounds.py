@@ -5,7 +5,8 @@ Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
 * A convolution that is sharded along what it sums over, or whose result is cut in other places than its image: partial sums are
   added over devices that hold the same part, so the result is a multiple of the right one. Weight gradients of grouped (depthwise)
   convolutions under data parallelism on a mesh with a further axis are of this kind. Here: a `jax.shard_map` region with its own
-  `psum`; spatial dimensions are whole. An image that stays cut as it is (halo exchange) is left to XLA.
+  `psum`; spatial dimensions are whole. An image that stays cut as it is (halo exchange) is left to XLA; grouped convolutions are
+  regions forward too, so that gradients taken outside of the sharded function are those of regions.
 * Two cumulative ops of one array along a sharded dimension: the second one reads the first one's padding. Here: that dimension is
   not sharded where the op runs (the op needs all of it on every device anyway).
 * `pad` with interior padding, sharded along that dimension. Here: the same.
@@ -97,10 +98,27 @@ def _convolution(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> 
     numbers = params["dimension_numbers"]
     lhs, rhs, out = sharding_of(eqn.invars[0]), sharding_of(eqn.invars[1]), sharding_of(eqn.outvars[0])
     spatial_cut = any(_is_cut(s, dims[2:]) for s, dims in ((lhs, numbers.lhs_spec), (rhs, numbers.rhs_spec), (out, numbers.out_spec)))
-    grouped_cut = params["batch_group_count"] > 1 and any(_is_cut(s, range(s.rank)) for s in (lhs, rhs, out) if s is not None)
-    if not (spatial_cut or grouped_cut) or _is_halo_exchange(params, lhs, rhs, out):
+    grouped = params["batch_group_count"] > 1 or params["feature_group_count"] > 1
+    grouped_cut = grouped and any(_is_cut(s, range(s.rank)) for s in (lhs, rhs, out) if s is not None)
+    if not (spatial_cut or grouped_cut):
         return None
-    return _region(eqn, lhs, rhs, out, twin)
+    region = _region(eqn, lhs, rhs, out, twin)
+    return _with_tangents(eqn, region) if spatial_cut and _is_halo_exchange(params, lhs, rhs, out) else region
+
+
+def _with_tangents(eqn: JaxprEqn, region: Replacement) -> Replacement:
+    """The op as it is; its derivatives, where someone differentiates the sharded function, by regions."""
+
+    @jax.custom_jvp
+    def convolution(x: Any, k: Any) -> Any:
+        return eqn.primitive.bind(x, k, **eqn.params)
+
+    @convolution.defjvp
+    def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+        (x, k), (dx, dk) = primals, tangents
+        return convolution(x, k), region(dx, k)[0] + region(x, dk)[0]
+
+    return lambda x, k: [convolution(x, k)]
 
 
 def _is_halo_exchange(params: Any, lhs: TensorSharding | None, rhs: TensorSharding | None, out: TensorSharding | None) -> bool:

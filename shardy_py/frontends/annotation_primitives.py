@@ -14,14 +14,14 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardy_py.dialect import DimensionSharding, OpShardingRule, PropagationDirection, TensorSharding
 
 sharding_constraint_p = Primitive("sdy_sharding_constraint")
-"""One operand; `sharding` (TensorSharding, with priorities and open dimensions) and `named` (what JAX can say of it)."""
+"""One operand; `sharding` (TensorSharding, with priorities and open dimensions), `named` (what JAX can say of it) and `jaxpr`."""
 
 sharding_group_p = Primitive("sdy_sharding_group")
 """Any number of operands, given back; `group` is a name shared between equations, or None for a group of its own."""
@@ -44,23 +44,37 @@ def _same(x: Any, **_: Any) -> Any:
 sharding_constraint_p.def_abstract_eval(_same)
 
 
-def _constrain(x: Any, *, sharding: TensorSharding, named: NamedSharding) -> Any:
+def constrain(x: Any, sharding: TensorSharding, named: NamedSharding) -> Any:
+    """Binds the primitive on a traced value."""
+    aval = jax.typeof(x)
+    jaxpr = None if isinstance(named.mesh, AbstractMesh) else _constraint_jaxpr(tuple(aval.shape), aval.dtype, named)
+    return sharding_constraint_p.bind(x, sharding=sharding, named=named, jaxpr=jaxpr)
+
+
+@functools.lru_cache(maxsize=4096)
+def _constraint_jaxpr(shape: tuple[int, ...], dtype: Any, named: NamedSharding) -> Any:
+    # jax.jit looks for the devices to compile for in the shardings of the jaxpr, those of inner jaxprs included.
+    return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, named))(jax.ShapeDtypeStruct(shape, dtype))
+
+
+def _as_jax(x: Any, *, named: NamedSharding, **_: Any) -> Any:
     return jax.lax.with_sharding_constraint(x, named)
 
 
-sharding_constraint_p.def_impl(_constrain)
-mlir.register_lowering(sharding_constraint_p, mlir.lower_fun(_constrain, multiple_results=False))
+sharding_constraint_p.def_impl(_as_jax)
+mlir.register_lowering(sharding_constraint_p, mlir.lower_fun(_as_jax, multiple_results=False))
 ad.deflinear2(sharding_constraint_p, lambda ct, _, **params: [sharding_constraint_p.bind(ct, **params)])
 
 
-def _batch_constraint(args: Sequence[Any], dims: Sequence[int], *, sharding: TensorSharding, named: NamedSharding) -> tuple[Any, int]:
+def _batch_constraint(
+    args: Sequence[Any], dims: Sequence[int], *, sharding: TensorSharding, named: NamedSharding, jaxpr: Any
+) -> tuple[Any, int]:
     (x,), (d,) = args, dims
     entries = [*named.spec, *(None for _ in range(x.ndim - 1 - len(named.spec)))]
     entries.insert(d, PartitionSpec.UNCONSTRAINED)
     grown = [*sharding.dims]
     grown.insert(d, DimensionSharding((), False))
-    batched = NamedSharding(named.mesh, PartitionSpec(*entries))
-    return sharding_constraint_p.bind(x, sharding=sharding.with_dims(grown), named=batched), d
+    return constrain(x, sharding.with_dims(grown), NamedSharding(named.mesh, PartitionSpec(*entries))), d
 
 
 batching.primitive_batchers[sharding_constraint_p] = _batch_constraint
@@ -80,7 +94,7 @@ ad.primitive_jvps[sharding_group_p] = _group_jvp
 
 
 def _batch_group(args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[Any, Any]:
-    size = next(x.shape[d] for x, d in zip(args, dims) if d is not batching.not_mapped)
+    size = next(x.shape[d] for x, d in zip(args, dims) if d is not None)
     moved = [batching.bdim_at_front(x, d, size) for x, d in zip(args, dims)]
     return sharding_group_p.bind(*moved, **params), [0] * len(moved)
 
@@ -162,8 +176,8 @@ ad.primitive_jvps[ruled_call_p] = _ruled_jvp
 def _batch_ruled(
     args: Sequence[Any], dims: Sequence[int | None], *, call_jaxpr: Any, like_jaxpr: Any, rule: Any, name: str
 ) -> tuple[Any, Any]:
-    axes = [None if d is batching.not_mapped else 0 for d in dims]
-    moved = [x if d is batching.not_mapped else batching.moveaxis(x, d, 0) for x, d in zip(args, dims)]
+    axes = [None if d is None else 0 for d in dims]
+    moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
 
     def grown(closed: Any) -> Any:
         if closed is None:

@@ -41,7 +41,9 @@ def _group(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: B
 def _barrier(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     (x,) = importer.read(eqn, scope, block)
     attributes = {"allowed_direction": eqn.params["allowed_direction"]}
-    op = Op("sdy.propagation_barrier", (x,), (x.type,), attributes, rule_known=True, location=eqn.source_info, primitive="propagation_barrier")
+    op = Op(
+        "sdy.propagation_barrier", (x,), (x.type,), attributes, rule_known=True, location=eqn.source_info, primitive="propagation_barrier"
+    )
     importer.append(op, block)
     scope.env[eqn.outvars[0]] = op.result
 

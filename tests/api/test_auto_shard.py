@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+
+SIZES = {"data": 2, "model": 4}
+
+
+@pytest.fixture(scope="module")
+def auto():
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.fixture(scope="module")
+def explicit():
+    return jax.make_mesh((2, 4), ("data", "model"))
+
+
+def mlp(params, x):
+    return jnp.tanh(x @ params["up"]) @ params["down"]
+
+
+def arguments():
+    rng = np.random.default_rng(0)
+    make = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    return {"up": make(16, 32), "down": make(32, 16)}, make(8, 16)
+
+
+SPECS = ({"up": P(None, "model"), "down": None}, P("data"))
+
+
+def specs(tree):
+    return jax.tree.map(lambda s: tuple(s.spec), tree)
+
+
+def test_propagates_and_gives_the_numbers(auto):
+    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+    params, x = arguments()
+    plan = step.plan(params, x)
+    assert specs(plan.input_shardings) == ({"up": (None, "model"), "down": ("model",)}, ("data",))
+    assert specs(plan.output_shardings) == ("data",)
+    y = step(params, x)
+    assert y.sharding.is_equivalent_to(plan.output_shardings, 2)
+    np.testing.assert_allclose(y, mlp(params, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mapping", "abstract", "auto", "explicit", "context", "explicit context"])
+def test_every_kind_of_mesh_gives_one_plan(kind, auto, explicit):
+    meshes = {"mapping": SIZES, "abstract": AbstractMesh((2, 4), ("data", "model")), "auto": auto, "explicit": explicit}
+    params, x = arguments()
+    if kind in meshes:
+        plan = sp.auto_shard(mlp, mesh=meshes[kind], in_shardings=SPECS).plan(params, x)
+    else:
+        with jax.set_mesh(auto if kind == "context" else explicit):
+            plan = sp.auto_shard(mlp, in_shardings=SPECS).plan(params, x)
+    assert plan.as_text() == sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS).plan(params, x).as_text()
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_runs_on_an_explicit_mesh(explicit, context):
+    params, x = arguments()
+    want = mlp(params, x)
+    step = sp.auto_shard(mlp, mesh=explicit, in_shardings=SPECS)
+    with jax.set_mesh(explicit) if context else jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        y = step(params, x)
+        assert str(jax.typeof(y)) == "float32[8@data,16]"
+        np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(step(params, jax.device_put(x, NamedSharding(explicit, P("data")))), want, rtol=1e-4, atol=1e-4)
+    assert step.plan_count == 1
+
+
+def test_bare_decorator_takes_the_mesh_of_the_context(auto):
+    @sp.auto_shard
+    def double(x):
+        """Twice."""
+        return x * 2
+
+    assert (double.__name__, double.__doc__) == ("double", "Twice.")
+    assert double.__wrapped__(2) == 4
+    with jax.set_mesh(auto):
+        np.testing.assert_array_equal(double(np.ones(8)), 2 * np.ones(8))
+
+
+def test_plans_once_per_signature(auto):
+    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+    params, x = arguments()
+    for _ in range(3):
+        step(params, x)
+    assert step.plan_count == 1
+    step(params, x[:4])
+    assert step.plan_count == 2
+    step(params, x)
+    step(params, x[:4])
+    assert step.plan_count == 2
+    step(params, x.astype(jnp.bfloat16))
+    assert step.plan_count == 3
+
+
+def test_alternating_signatures_do_not_plan_again(auto):
+    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+    params, x = arguments()
+    for _ in range(20):
+        step(params, x)
+        step(params, x[:4])
+    for _ in range(20):
+        step(params, x)
+    assert step.plan_count == 2
+
+
+def test_a_loop_over_its_own_state_settles(auto):
+    @sp.auto_shard(mesh=auto, in_shardings=(None, P("data")), donate_argnums=0)
+    def train(params, x):
+        grads = jax.grad(lambda p: (mlp(p, x) ** 2).mean())(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params, x = arguments()
+    for _ in range(4):
+        params = train(params, x)
+    assert train.plan_count <= 2
+
+
+def test_shape_structs_and_their_shardings_are_enough(auto):
+    step = sp.auto_shard(mlp, mesh=SIZES)
+    params = {
+        "up": jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=NamedSharding(auto, P(None, "model"))),
+        "down": jax.ShapeDtypeStruct((32, 16), jnp.float32),
+    }
+    plan = step.plan(params, jax.ShapeDtypeStruct((8, 16), jnp.float32))
+    assert specs(plan.input_shardings[0]) == {"up": (None, "model"), "down": ("model",)}
+
+
+def test_sharding_of_committed_arrays_counts(auto):
+    params, x = arguments()
+    step = sp.auto_shard(mlp, mesh=auto)
+    x = jax.device_put(x, NamedSharding(auto, P("data")))
+    assert specs(step.plan(params, x).output_shardings) == ("data",)
+    assert tuple(step(params, x).sharding.spec) == ("data",)
+
+
+def test_open_and_replicated_specs(auto):
+    params, x = arguments()
+    step = sp.auto_shard(
+        mlp, mesh=auto, in_shardings=({"up": P(None, "model"), "down": P()}, P(P.UNCONSTRAINED, None)), out_shardings=P("data")
+    )
+    plan = step.plan(params, x)
+    assert specs(plan.input_shardings) == ({"up": (None, "model"), "down": ()}, ("data",))
+
+
+def test_specs_of_the_dialect_with_priorities():
+    def sharding(axis, priority):
+        return sp.TensorSharding("mesh", [sp.DimensionSharding([axis], True, priority), sp.DimensionSharding()])
+
+    for priorities, want in (((0, 1), "data"), ((1, 0), "model")):
+        given = (sharding("data", priorities[0]), sharding("model", priorities[1]))
+        plan = sp.auto_shard(lambda a, b: a + b, mesh=SIZES, in_shardings=given).plan(np.ones((8, 8)), np.ones((8, 8)))
+        assert specs(plan.output_shardings) == (want,)
+
+
+def test_keyword_arguments(auto):
+    def f(params, x, *, scale):
+        return mlp(params, x) * scale
+
+    params, x = arguments()
+    step = sp.auto_shard(f, mesh=auto, in_shardings=SPECS)
+    with pytest.raises(ValueError, match="no prefix"):
+        step.plan(params, x=x, scale=2.0)
+    plan = step.plan(params, x, scale=np.float32(2))
+    args, kwargs = plan.input_shardings
+    assert specs(args) == ({"up": (None, "model"), "down": ("model",)}, ("data",))
+    assert specs(kwargs) == {"scale": ()}
+    np.testing.assert_allclose(step(params, x, scale=2.0), 2 * mlp(params, x), rtol=1e-4, atol=1e-4)
+    by_name = sp.auto_shard(f, mesh=auto, in_shardings=(SPECS[0], None, SPECS[1]))
+    assert specs(by_name.plan(params, x=x, scale=2.0).output_shardings) == ("data",)
+
+
+def test_static_arguments(auto):
+    @functools.partial(sp.auto_shard, mesh=auto, in_shardings=P("data"), static_argnames=("n", "mode"))
+    def f(x, n, *, mode="add"):
+        return x + n if mode == "add" else x * n
+
+    x = np.ones((8, 4), np.float32)
+    assert f(x, 3)[0, 0] == 4
+    assert f(x, 3, mode="mul")[0, 0] == 3
+    assert f(x, n=5)[0, 0] == 6
+    assert f.plan_count == 3
+    assert f(x, 3)[0, 0] == 4
+    assert f.plan_count == 3
+
+
+def test_methods(auto):
+    class Model:
+        def __init__(self, scale):
+            self.scale = scale
+
+        @functools.partial(sp.auto_shard, mesh=auto, static_argnums=0, in_shardings=P("data"))
+        def apply(self, x):
+            """Scales."""
+            return x * self.scale
+
+    model = Model(3.0)
+    x = np.ones((8, 4), np.float32)
+    np.testing.assert_array_equal(model.apply(x), 3 * x)
+    assert model.apply.plan(x).inputs[0].path == "x"
+    assert model.apply.__doc__ == "Scales."
+    assert specs(model.apply.eval_shape(x).sharding) == ("data",)
+
+
+def test_composes_with_transformations(auto):
+    params, x = arguments()
+    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+    loss = lambda f: lambda p, x: (f(p, x) ** 2).sum()  # noqa: E731
+    want = jax.grad(loss(mlp))(params, x)
+    got = jax.jit(jax.grad(loss(step)))(params, x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), got, want)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), jax.grad(loss(step))(params, x), want)
+    xs = np.stack([x, 2 * x])
+    np.testing.assert_allclose(jax.vmap(step, (None, 0))(params, xs), jax.vmap(mlp, (None, 0))(params, xs), rtol=1e-3, atol=1e-3)
+    carried, _ = jax.lax.scan(lambda c, _: (step(params, c), None), x, None, length=2)
+    np.testing.assert_allclose(carried, mlp(params, mlp(params, x)), rtol=1e-3, atol=1e-3)
+
+
+def test_closing_over_an_outer_trace_keeps_nothing(auto):
+    def outer(w, x):
+        return sp.auto_shard(lambda x: x @ w, mesh=auto, in_shardings=P("data"))(x).sum()
+
+    w, x = np.ones((4, 4), np.float32), np.ones((8, 4), np.float32)
+    np.testing.assert_allclose(jax.grad(outer)(w, x), 8 * np.ones((4, 4)))
+    holder = {}
+    inner = sp.auto_shard(lambda x: x * holder["w"], mesh=auto)
+
+    def use(w):
+        holder["w"] = w
+        return inner(x).sum()
+
+    assert jax.grad(use)(2.0) == jax.grad(use)(3.0) == 32
+
+
+def test_inside_shard_map_it_is_the_function_itself(auto):
+    step = sp.auto_shard(lambda x: x * 2, mesh=auto)
+    mapped = jax.shard_map(step, mesh=auto, in_specs=P("data"), out_specs=P("data"))
+    np.testing.assert_array_equal(jax.jit(mapped)(np.ones(8)), 2 * np.ones(8))
+
+
+def test_weak_types_and_x64_are_part_of_the_signature(auto):
+    step = sp.auto_shard(lambda x, s: x * s, mesh=auto)
+    x = np.ones(8, np.float16)
+    assert step(x, 2.0).dtype == jnp.float16
+    assert step(x, np.float32(2)).dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert step(np.ones(8), 2.0).dtype == jnp.float64
+
+
+def test_stages(auto):
+    params, x = arguments()
+    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+    traced = step.trace(params, x)
+    assert traced.plan() is traced.plan()
+    assert len(traced.jaxpr.eqns) == 3
+    assert traced.in_tree == jax.tree.structure(((params, x), {}))
+    compiled = step.lower(params, x).compile()
+    assert tuple(compiled.output_shardings.spec) == ("data",)
+    assert "all-reduce" in compiled.as_text()
+    out = step.eval_shape(params, x)
+    assert (out.shape, specs(out.sharding)) == ((8, 16), ("data",))
+
+
+def test_donation(auto):
+    step = sp.auto_shard(
+        lambda s, b: jax.tree.map(lambda x: x + b.sum(), s), mesh=auto, in_shardings=(P("data"), None), donate_argnames="s"
+    )
+    state = {"a": jax.device_put(jnp.ones((8, 4)), NamedSharding(auto, P("data")))}
+    step(state, np.ones(8, np.float32))
+    assert state["a"].is_deleted()
+
+
+def test_prng_keys(auto):
+    def f(key, x):
+        return x + jax.random.normal(key, x.shape), jax.random.split(key, 8)
+
+    step = sp.auto_shard(f, mesh=auto, in_shardings=(None, P("data", "model")))
+    key, x = jax.random.key(3), np.zeros((8, 8), np.float32)
+    y, keys = step(key, x)
+    np.testing.assert_allclose(y, f(key, x)[0], rtol=1e-6)
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(f(key, x)[1]))
+    step(key, x)
+
+
+def test_large_mesh_needs_no_devices():
+    params, x = arguments()
+    big = jax.tree.map(lambda a: jax.ShapeDtypeStruct(tuple(64 * n for n in a.shape), a.dtype), (params, x))
+    plan = sp.auto_shard(mlp, mesh=AbstractMesh((64, 64), ("data", "model")), in_shardings=SPECS).plan(*big)
+    assert specs(plan.output_shardings) == ("data",)

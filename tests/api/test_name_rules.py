@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.api.name_rules import matches, slash_path
+
+STATE = {
+    "params": {"layers": [{"kernel": np.ones((8, 8)), "bias": np.ones(8)} for _ in range(2)], "embed": np.ones((16, 8))},
+    "mu": {"layers": [{"kernel": np.ones((8, 8)), "bias": np.ones(8)} for _ in range(2)], "embed": np.ones((16, 8))},
+}
+
+
+def plan(rules, in_shardings=None):
+    return sp.auto_shard(lambda state: 0, mesh={"fsdp": 2, "tp": 4}, rules=rules, in_shardings=in_shardings).plan(STATE)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "yes"),
+    [
+        ("layers/*/kernel", "state/params/layers/0/kernel", True),
+        ("layers/*/kernel", "layers/0/kernel", True),
+        ("layers/*/kernel", "layers/0/attn/kernel", False),
+        ("layers/**/kernel", "layers/0/attn/kernel", True),
+        ("kernel", "a/kernel", True),
+        ("kernel", "a/my_kernel", False),
+        ("*kernel", "a/my_kernel", True),
+        ("w?", "a/w1", True),
+        ("w.", "a/w1", False),
+        ("state/params/**", "state/params/a/b", True),
+        ("params", "params/a", False),
+    ],
+)
+def test_matches(pattern, path, yes):
+    assert matches(pattern, path) is yes
+
+
+def test_slash_path():
+    assert slash_path("state.params['layers'][0]['kernel'].value") == "state/params/layers/0/kernel/value"
+
+
+def test_first_match_wins_and_moments_follow():
+    p = plan([("layers/*/kernel", P("fsdp", "tp")), ("**/kernel", P("tp"))])
+    (state,) = p.input_shardings
+    for part in ("params", "mu"):
+        assert [tuple(layer["kernel"].spec) for layer in state[part]["layers"]] == [("fsdp", "tp")] * 2
+        assert tuple(state[part]["layers"][0]["bias"].spec) == ()
+
+
+def test_unmatched_and_unused_are_findings():
+    p = plan([("layers/*/kernel", P("fsdp", "tp")), ("**/kernel", P("tp")), ("head/kernel", P("tp"))])
+    kinds = [(f.kind, f.path) for f in p.findings]
+    assert ("unmatched-rule", "state['params']['embed']") in kinds
+    messages = [f.message for f in p.findings if f.kind == "unused-rule"]
+    assert messages == [
+        "rule 1, '**/kernel', is not used: every leaf it matches is taken by rule 0, 'layers/*/kernel'",
+        "rule 2, 'head/kernel', is not used: it matches no argument",
+    ]
+    with pytest.raises(ValueError, match="unused-rule"):
+        p.check(strict=True)
+    assert p.check() == p.findings
+
+
+def test_none_in_a_rule_leaves_it_to_propagation():
+    p = plan([("bias", None), ("**", P("tp"))])
+    (state,) = p.input_shardings
+    assert tuple(state["params"]["layers"][0]["bias"].spec) == ()
+    assert tuple(state["params"]["embed"].spec) == ("tp",)
+
+
+def test_a_rule_that_does_not_fit_names_itself():
+    with pytest.raises(ValueError, match=r"rules\[0\] \('bias'\): .*2 entries for a value of rank 1"):
+        plan([("bias", P("fsdp", "tp"))])
+
+
+def test_rules_as_a_mapping():
+    assert plan({"embed": P("fsdp")}).as_text() == plan([("embed", P("fsdp"))]).as_text()

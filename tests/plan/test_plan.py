@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.plan import Finding, Plan, PlanError
+
+MESH = {"data": 2, "model": 4}
+
+
+def block(params, x):
+    hidden = jnp.tanh(x @ params["up"])
+    return hidden @ params["down"]
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)  # noqa: E731
+    step = sp.auto_shard(block, mesh=MESH, in_shardings=({"up": P(None, "model"), "down": None}, P("data")))
+    return step.plan({"up": shape(16, 32), "down": shape(32, 16)}, shape(8, 16))
+
+
+TEXT = """\
+plan of block on mesh data=2, model=4
+inputs
+  params['down']  float32[32@model,16]
+  params['up']    float32[16,32@model]
+  x               float32[8@data,16]
+outputs
+  result  float32[8@data,16]
+values
+  test_plan.py:{0}
+    dot_general  float32[8@data,32@model]
+    tanh         float32[8@data,32@model]
+  test_plan.py:{1}
+    dot_general  float32[8@data,16]"""
+
+
+def test_text(plan: Plan) -> None:
+    line = block.__code__.co_firstlineno
+    assert plan.as_text() == str(plan) == TEXT.format(line + 1, line + 2)
+    assert repr(plan) == "<Plan of block on data=2, model=4: 3 inputs, 1 outputs, 0 findings>"
+
+
+def test_values(plan: Plan) -> None:
+    assert [v.kind for v in plan.values] == ["input"] * 3 + ["intermediate"] * 3 + ["output"]
+    hidden = plan.values[4]
+    assert (hidden.path, hidden.primitive, hidden.shape, hidden.dtype) == ("%1", "tanh", (8, 32), "float32")
+    assert hidden.location.endswith(f"test_plan.py:{block.__code__.co_firstlineno + 1}")
+
+
+def test_explain_goes_back_to_the_annotation(plan: Plan) -> None:
+    why = plan.explain("params['down']")
+    assert [(r.value, r.dim, r.axis) for r in why.chains[0]] == [
+        ("params['down']", 0, "model"),
+        ("%1", 1, "model"),
+        ("%0", 1, "model"),
+        ("params['up']", 1, "model"),
+    ]
+    assert why.chains[0][-1].cause == "annotation"
+    assert [r.through for r in why.chains[0][:-1]] == ["dot_general", "tanh", "dot_general"]
+    assert "through tanh at" in why.as_text()
+    assert plan.explain("result", axis="model").chains == ()
+    assert plan.explain("result", axis="data").chains[0][-1].value == "x"
+    assert plan.explain(f"test_plan.py:{block.__code__.co_firstlineno + 1}").target == "%1"
+    with pytest.raises(PlanError, match="one of params\\['down'\\]"):
+        plan.explain("params")
+
+
+def test_check(plan: Plan) -> None:
+    assert plan.check(strict=True) == ()
+
+
+def test_findings_read_well() -> None:
+    finding = Finding("no-rule", "shardings stop there.", "x", "a.py:3")
+    assert str(finding) == "warning: no-rule: shardings stop there. [x, a.py:3]"
+    assert pickle.loads(pickle.dumps(finding)) == finding
+
+
+def test_timings(plan: Plan) -> None:
+    assert {"read", "propagate"} <= plan.timings.keys()
+    assert plan.timings.total == pytest.approx(sum(plan.timings.values()))
+
+
+SCRIPT = """
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+import shardy_py as sp
+from jax.sharding import AbstractMesh
+
+def f(params, x):
+    def body(c, w):
+        return jnp.tanh(c @ w), c.sum()
+    c, s = jax.lax.scan(body, x, params["w"])
+    return jax.value_and_grad(lambda p: (c @ p["v"]).sum())(params), s
+
+args = {"w": np.ones((3, 16, 16), np.float32), "v": np.ones((16, 8), np.float32)}, np.ones((8, 16), np.float32)
+step = sp.auto_shard(f, mesh=AbstractMesh((2, 4), ("data", "model")), in_shardings=({"w": P(None, None, "model"), "v": None}, P("data")))
+plan = step.plan(*args)
+print(plan.as_text())
+print(plan.explain(plan.outputs[0].path).as_text())
+print(plan.explain(plan.outputs[1].path).as_text())
+"""
+
+
+def test_text_is_the_same_in_every_process() -> None:
+    texts = set()
+    for seed in ("0", "1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        texts.add(done.stdout)
+    assert len(texts) == 1
+
+
+def test_a_plan_of_nothing() -> None:
+    plan = sp.auto_shard(lambda: (), mesh=MESH).plan()
+    assert plan.as_text().splitlines()[1:] == ["inputs", "outputs"]
+    assert plan.input_shardings == () == plan.output_shardings
+
+
+def test_scalars_and_empty_arrays() -> None:
+    plan = sp.auto_shard(lambda x, e: (x + 1, e * 2, None), mesh=MESH).plan(1.0, np.ones((0, 4)))
+    assert plan.output_shardings[2] is None
+    assert len(plan.outputs) == 2
