@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from shardy_py.api.errors import SpecError
@@ -58,7 +59,7 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
     assert sharding is not None
     if priority is not None:
         sharding = with_priority(sharding, priority)
-    if not isinstance(value, jax.core.Tracer):
+    if not isinstance(value, Tracer):
         return jax.device_put(value, NamedShardings(view.runnable())(sharding, aval.ndim))
     context = jax.sharding.get_abstract_mesh()
     if context is not None and context.manual_axes:
@@ -124,7 +125,7 @@ def sharding_group(*trees: Any, name: str | None = None) -> Any:
                 why=f"{paths[0]} has shape {list(shapes[0])}, {path} has {list(shape)}; members share one sharding, dimension by dimension",
                 fix="make one group per shape",
             )
-    if values and any(isinstance(value, jax.core.Tracer) for value in values):
+    if values and any(isinstance(value, Tracer) for value in values):
         values = sharding_group_p.bind(*values, group=name)
     out = jax.tree.unflatten(tree, values)
     return out[0] if len(trees) == 1 else out
@@ -160,7 +161,7 @@ def propagation_barrier(x: Any, allowed_direction: Literal["forward", "backward"
         )
 
     def barrier(leaf: Any) -> Any:
-        return propagation_barrier_p.bind(leaf, allowed_direction=direction) if isinstance(leaf, jax.core.Tracer) else leaf
+        return propagation_barrier_p.bind(leaf, allowed_direction=direction) if isinstance(leaf, Tracer) else leaf
 
     return jax.tree.map(barrier, x)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from shardy_py.api.errors import SpecError
 from shardy_py.api.trees import location_of
@@ -69,7 +70,7 @@ def sharding_rule(
         @functools.wraps(fn)
         def ruled(*args: Any, **static: Any) -> Any:
             leaves, tree = jax.tree.flatten(args)
-            if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            if not any(isinstance(leaf, Tracer) for leaf in leaves):
                 return fn(*args, **static)
             return _bind(fn, spec, like, leaves, tree, static)
 
@@ -86,7 +87,7 @@ def _bind(
 
     def trace(call: Callable[..., Any]) -> tuple[Any, Any]:
         closed, out = jax.make_jaxpr(lambda *flat: call(*jax.tree.unflatten(tree, flat), **static), return_shape=True)(*avals)
-        if any(isinstance(const, jax.core.Tracer) for const in closed.consts):
+        if any(isinstance(const, Tracer) for const in closed.consts):
             raise SpecError(
                 f"{name} closes over a traced array",
                 where=location_of(call),

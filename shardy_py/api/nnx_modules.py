@@ -68,8 +68,8 @@ def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
     states = dict(state.items())
     for number, i in enumerate(places):
         leaves[i] = states.get(number, nnx.State({}))
-    filled = jax.tree.unflatten(tree, leaves)
-    return _Split(*filled, objects, graph, tree, places)
+    pure_args, pure_kwargs = jax.tree.unflatten(tree, leaves)
+    return _Split(pure_args, pure_kwargs, objects, graph, tree, places)
 
 
 @functools.lru_cache(maxsize=256)

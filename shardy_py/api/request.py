@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from shardy_py.api.errors import SpecError
@@ -182,7 +183,7 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
 
 
 def _is_committed(value: Any) -> bool:
-    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and bool(value.committed)
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and bool(value.committed)
 
 
 def _refines(asked: TensorSharding, has: TensorSharding) -> bool:

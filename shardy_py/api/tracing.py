@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh
 
@@ -34,7 +35,7 @@ class TracedCall:
     @property
     def closes_over_tracers(self) -> bool:
         """Whether constants belong to an outer trace, so that nothing of this call may be kept."""
-        return any(isinstance(const, jax.core.Tracer) for const in self.jaxpr.consts)
+        return any(isinstance(const, Tracer) for const in self.jaxpr.consts)
 
 
 def trace(request: PlanRequest) -> TracedCall:

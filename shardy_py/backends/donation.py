@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+from jax.core import Tracer
 
 Paths = Callable[[], Sequence[str]]
 
@@ -61,7 +62,7 @@ class Guard:
         return False
 
     def _learn(self, leaf: Any) -> Callable[[Any], bool]:
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return _not_deleted
         if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
             self._array_deleted = type(leaf).is_deleted
@@ -82,7 +83,7 @@ class Guard:
             for leaf in jax.tree.leaves(argument):
                 path = names[position]
                 position += 1
-                if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+                if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
                     continue
                 if leaf.is_deleted():
                     raise errors.deleted(path, leaf)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding
 
@@ -67,9 +68,9 @@ def executable(
     static = frozenset(static_slots)
 
     def replay(*leaves: Any) -> list[Any]:
-        return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves)
+        return eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves)
 
-    run = replay
+    run: Callable[..., Any] = replay
     if explicit:
         run = jax.sharding.auto_axes(replay, axes=mesh.axis_names, out_sharding=list(out_shardings))
 

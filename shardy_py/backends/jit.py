@@ -137,7 +137,7 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     return not wanted.is_equivalent(has)
 
 
-def _wanted(scope: Scope, v: Var) -> TensorSharding:
+def _wanted(scope: Scope, v: Any) -> TensorSharding:
     sharding = scope.env[v].sharding
     return TensorSharding.closed("mesh", v.aval.ndim) if sharding is None else sharding.with_dims(sharding.dims[: v.aval.ndim])
 
@@ -158,7 +158,7 @@ def _same(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement
 
 def _constraint(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
     """JAX's constraint, to the planned sharding: the open dimensions of the user's have been decided."""
-    (v,) = eqn.outvars
+    v: Any = eqn.outvars[0]
     planned = None if scope is None else scope.env[v].sharding
     sharding = eqn.params["sharding"] if planned is None else planned
     params = constraint_params(NamedShardings(twin)(sharding, v.aval.ndim))

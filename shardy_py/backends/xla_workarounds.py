@@ -141,7 +141,8 @@ def _region(
     """The convolution on shards: batch, output features or groups stay sharded, contracted features are summed over."""
     params = dict(eqn.params)
     numbers = params["dimension_numbers"]
-    left, right = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
+    operands: list[Any] = eqn.invars
+    left, right = (v.aval.shape for v in operands)
     taken: set[str] = set()
 
     def fresh(axes: Axes, *sizes: int) -> Axes:
