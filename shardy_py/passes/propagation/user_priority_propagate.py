@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
-from shardy_py.dialect.axis import sort_and_merge
 from shardy_py.ir import Program
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.driver import Propagation
@@ -47,7 +46,7 @@ def propagate(
     for priority in sorted(references):
         propagation.user_priority = priority
         for holder, original in references[priority]:
-            _restore(holder, original, priority, program, log)
+            _restore(holder, original, priority, log)
         propagation.run(strategy, op_priority=op_priority)
     propagation.finish()
 
@@ -78,24 +77,25 @@ def _take_priorities(propagation: Propagation, log: list[Step] | None) -> dict[i
             DimensionSharding((), is_closed=True) if dim.priority else DimensionSharding(dim.axes, dim.is_closed) for dim in original.dims
         )
         waiting = [axis for dim in original.dims if dim.priority for axis in dim.axes]
-        replicated = tuple(sort_and_merge([*original.replicated, *waiting], mesh)) if waiting else original.replicated
+        replicated = (
+            tuple(sorted((*original.replicated, *waiting), key=lambda axis: axis.sort_key(mesh))) if waiting else original.replicated
+        )
         holder.sharding = TensorSharding(original.mesh, dims, replicated, original.unreduced)
         if log is not None and waiting:
             log.append(Step(holder, original, holder.sharding, None, (), (), "priority", 0, -1))
     return references
 
 
-def _restore(holder: Holder, original: TensorSharding, priority: int, program: Program, log: list[Step] | None) -> None:
+def _restore(holder: Holder, original: TensorSharding, priority: int, log: list[Step] | None) -> None:
     now = holder.sharding
     assert now is not None
-    mesh = _mesh(program, original)
     freed: list[AxisRef] = []
     dims = list(now.dims)
     for d, dim in enumerate(original.dims):
         if (dim.priority or 0) == priority:
             dims[d] = DimensionSharding(dim.axes, dim.is_closed)
             freed.extend(dim.axes)
-    kept = tuple(axis for axis in now.replicated if axis not in sort_and_merge(freed, mesh) and axis not in freed)
+    kept = tuple(axis for axis in now.replicated if axis not in freed)
     holder.sharding = TensorSharding(now.mesh, tuple(dims), kept, now.unreduced)
     if log is not None:
         log.append(Step(holder, now, holder.sharding, None, (), (), "priority", priority, -1))
