@@ -91,7 +91,7 @@ class Arguments:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         positional = [p for p in self.parameters if p.kind in kinds]
         variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self.parameters) or not self.parameters
-        known = {p.name for p in self.parameters}
+        known = [p.name for p in self.parameters]
         if names is not None and self.parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
             for name in names:
                 if name not in known:

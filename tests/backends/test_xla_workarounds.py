@@ -77,7 +77,7 @@ def test_jit_is_wrong_and_ours_is_right(case, mesh):
     def agrees(got):
         try:
             return all(np.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-        except ValueError:  # a result of the wrong size
+        except (ValueError, RuntimeError):  # a result of the wrong size
             return False
 
     assert agrees(sp.auto_shard(f, mesh=mesh, in_shardings=ins, out_shardings=out)(*args))
