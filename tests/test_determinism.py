@@ -1,0 +1,64 @@
+"""The same program gives the same plan in every process: each process of a job plans on its own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HASH_SEEDS = ("0", "1", "2", "12345", "random")
+END = "<end of plan>"
+PLAN = f"""
+import sys
+import shardy_py
+from tests.random_programs import load, program_of_seed
+
+for seed in map(int, sys.argv[1:]):
+    loaded = load(program_of_seed(seed))
+    step = shardy_py.auto_shard(
+        loaded.program, mesh=loaded.mesh, in_shardings=loaded.in_shardings, out_shardings=loaded.out_shardings
+    )
+    print(step.plan(*loaded.arguments).as_text(), end={END!r})
+"""
+PROGRAMS = ("3", "703", "1750", "2746")
+"""Programs with gradients, loops, branches, calls and conflicts between constraints."""
+
+
+def start(hash_seed: str, programs: Sequence[str]) -> subprocess.Popen[str]:
+    """A process that writes the plans of some programs."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", PLAN, *programs]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def plans(process: subprocess.Popen[str]) -> list[str]:
+    """What it wrote."""
+    text, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
+    return text.split(END)[:-1]
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[list[str]]:
+    """The plans under each hash seed, and those of a process that plans in the reverse order, turned around."""
+    processes = [*(start(seed, PROGRAMS) for seed in HASH_SEEDS), start("0", PROGRAMS[::-1])]
+    found = [plans(process) for process in processes]
+    found[-1].reverse()
+    return found
+
+
+def test_plans_do_not_depend_on_the_hash_seed(answers: list[list[str]]) -> None:
+    first, *others = answers[: len(HASH_SEEDS)]
+    assert len(first) == len(PROGRAMS)
+    assert all(len(plan) > 100 for plan in first)
+    assert all(other == first for other in others)
+
+
+def test_plans_do_not_depend_on_earlier_plans(answers: list[list[str]]) -> None:
+    """Tables that remember steps and templates change nothing."""
+    assert answers[-1] == answers[0]
