@@ -114,7 +114,9 @@ def main(argv: list[str]) -> None:
     pairs = zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(unsharded)), strict=True)
     for got, want in pairs:
         np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-4)
-    print(f"experts' weights {model.experts.up[...].sharding.spec}; parameters agree with the unsharded run")
+    spec = model.experts.up[...].sharding.spec
+    assert spec[:1] == ("expert",), f"the experts are not split: {spec}"
+    print(f"experts' weights {spec}; parameters agree with the unsharded run")
 
 
 if __name__ == "__main__":

@@ -144,6 +144,12 @@ def test_import_touches_no_device() -> None:
     assert run(source) == "False"
 
 
+def test_private_jax_is_named_in_one_file() -> None:
+    """So that a new version of JAX is met in one place."""
+    found = [str(path.relative_to(PACKAGE)) for _, path in modules() if "jax._src" in path.read_text()]
+    assert found == ["frontends/_jax.py"]
+
+
 def test_every_module_imports_and_touches_no_device() -> None:
     names = [name for name, path in modules() if path.name != "__main__.py"]
     source = "import importlib, sys\nfor n in sys.argv[1:]: importlib.import_module(n)\n"
