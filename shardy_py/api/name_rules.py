@@ -73,8 +73,11 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def slash_path(path: str) -> str:
-    """`state.params['layers'][0]['kernel']` -> `state/params/layers/0/kernel`."""
-    return "/".join(part for part in re.split(r"\['|'\]\['|'\]|\[|\]|\.", path) if part)
+    """`state.params['layers'][0]['kernel']` -> `state/params/layers/0/kernel`.
+
+    A last `.value`, which every variable of Flax NNX has, is left out.
+    """
+    return "/".join(part for part in re.split(r"\['|'\]\['|'\]|\[|\]|\.", path.removesuffix(".value")) if part)
 
 
 def apply_rules(

@@ -38,7 +38,7 @@ def test_matches(pattern, path, yes):
 
 
 def test_slash_path():
-    assert slash_path("state.params['layers'][0]['kernel'].value") == "state/params/layers/0/kernel/value"
+    assert slash_path("state.params['layers'][0]['kernel'].value") == "state/params/layers/0/kernel"
 
 
 def test_first_match_wins_and_moments_follow():
