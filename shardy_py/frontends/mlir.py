@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from shardy_py.dialect import Mesh, TensorShardingPerValue
 from shardy_py.frontends._jax import ir, make_context
-from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
+from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, AttributeText, discardable, plain, read_type
+from shardy_py.frontends.mlir_text import KEPT, attribute_texts, module_resources, unread_attributes
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 
 KEPT_REGIONS = frozenset(
@@ -26,11 +27,13 @@ KEPT_REGIONS = frozenset(
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
 _OWN_FUNCTION_ATTRIBUTES = frozenset(("arg_attrs", "res_attrs", "function_type", "sym_name", "sym_visibility"))
+_READ_BY_PASSES = frozenset((_SHARDING, "execution_thread", "sdy.original_func_name", "sym_name"))
+_OWN_MESH_ATTRIBUTES = frozenset(("mesh", "sym_name"))
 _FILE_LOCATION = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
 _SCOPE = re.compile(r'loc\("((?:[^"\\]|\\.)*)"\(')
 
 
-def from_mlir(module: ir.Module | str) -> Program:
+def from_mlir(module: ir.Module | str, *, keep: bool = False) -> Program:
     """Reads a module into a `Program`; the module is not changed.
 
     An op keeps its name, operands, result types, shardings, an attached sharding rule, and the attributes listed in
@@ -38,6 +41,8 @@ def from_mlir(module: ir.Module | str) -> Program:
 
     Args:
         module: What `jax.jit(f).lower(...).compiler_ir()` returns, or the text of such a module.
+        keep: Whether everything else is kept too, so that `backends.mlir.to_mlir` can write the module again: other
+            attributes as their text, and the regions of all ops.
 
     Returns:
         A program in which values have their uses in the order in which the module has them.
@@ -52,7 +57,7 @@ def from_mlir(module: ir.Module | str) -> Program:
     """
     if isinstance(module, str):
         module = parse_module(module)
-    return _Reader().program(module)
+    return _Reader(keep).program(module)
 
 
 def read_module(module: ir.Module) -> tuple[Program, dict[ir.Operation, Op]]:
@@ -61,20 +66,26 @@ def read_module(module: ir.Module) -> tuple[Program, dict[ir.Operation, Op]]:
     return reader.program(module), reader.ops
 
 
-def parse_module(text: str) -> ir.Module:
+def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
     """Parses MLIR text with the dialects that JAX emits; ops of other dialects may stand in generic form.
+
+    Args:
+        text: The text.
+        context: The context of another module, so that none has to be made.
 
     Raises:
         ValueError: If the text is no valid module; the message is that of the MLIR parser.
     """
     try:
-        return ir.Module.parse(text, make_context(allow_unregistered=True))
+        return ir.Module.parse(text, make_context(allow_unregistered=True) if context is None else context)
     except ir.MLIRError as error:
         raise ValueError(str(error)) from None
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, keep: bool = False) -> None:
+        self.keep = keep
+        self.has_resources = False
         self.values: dict[ir.Value, Value] = {}
         self.ops: dict[ir.Operation, Op] = {}
         self.types: dict[ir.Type, Type] = {}
@@ -82,7 +93,7 @@ class _Reader:
     def program(self, module: ir.Module) -> Program:
         program = Program()
         for name in module.operation.attributes:
-            program.attributes[name] = plain(module.operation.attributes[name])
+            program.attributes[name] = self.attribute(name, module.operation.attributes[name])
         for view in module.body.operations:
             op = view.operation
             if op.name == "func.func":
@@ -90,7 +101,16 @@ class _Reader:
             elif op.name == "sdy.mesh":
                 mesh = plain(op.attributes["mesh"])
                 assert isinstance(mesh, Mesh)
-                program.meshes[plain(op.attributes["sym_name"])] = mesh
+                name = plain(op.attributes["sym_name"])
+                program.meshes[name] = mesh
+                found = {key: self.attribute(key, op.attributes[key]) for key in op.attributes if key not in _OWN_MESH_ATTRIBUTES}
+                if found:
+                    program.mesh_attributes[name] = found
+            elif self.keep:
+                text = AttributeText(op.get_asm(print_generic_op_form=True))
+                program.attributes[KEPT] = (*program.attributes.get(KEPT, ()), text)
+        if self.has_resources:
+            program.attributes |= module_resources(module)
         self.order_uses()
         program.locate = locate
         return program
@@ -107,14 +127,31 @@ class _Reader:
         else:
             body = self.block(region, f"function '{name}'")
         function = Function(name, body, results, visibility=visibility)
-        function.attributes = {key: plain(value) for key, value in attributes.items() if key not in _OWN_FUNCTION_ATTRIBUTES}
-        for argument, found in zip(function.arguments, _dictionaries(attributes.get("arg_attrs"), len(function.arguments)), strict=True):
+        function.attributes = {key: self.attribute(key, value) for key, value in attributes.items() if key not in _OWN_FUNCTION_ATTRIBUTES}
+        stated = self.dictionaries(attributes.get("arg_attrs"), len(function.arguments))
+        for argument, found in zip(function.arguments, stated, strict=True):
             argument.sharding = found.pop(_SHARDING, None)
             function.argument_attributes[argument.index] = found
-        for i, found in enumerate(_dictionaries(attributes.get("res_attrs"), len(results))):
+        for i, found in enumerate(self.dictionaries(attributes.get("res_attrs"), len(results))):
             function.result_shardings[i] = found.pop(_SHARDING, None)
             function.result_attributes[i] = found
         return function
+
+    def attribute(self, name: str, attribute: ir.Attribute) -> Any:
+        """The value of an attribute of a module, mesh or function; where everything is kept, the text of what no pass reads."""
+        return AttributeText(attribute) if self.keep and name not in _READ_BY_PASSES else plain(attribute)
+
+    def dictionaries(self, attribute: ir.Attribute | None, count: int) -> Sequence[dict[str, Any]]:
+        """The attributes of arguments or results, of which the sharding is read in any case."""
+        if attribute is None:
+            return [{} for _ in range(count)]
+        if not self.keep:
+            return plain(attribute)
+        found: list[dict[str, Any]] = []
+        for dictionary in cast(ir.ArrayAttr, attribute):
+            entries = [cast(ir.DictAttr, dictionary)[i] for i in range(len(cast(ir.DictAttr, dictionary)))]
+            found.append({entry.name: self.attribute(entry.name, entry.attr) for entry in entries})
+        return found
 
     def type(self, type_: ir.Type) -> Type:
         found = self.types.get(type_)
@@ -124,6 +161,8 @@ class _Reader:
 
     def block(self, region: ir.Region, where: str) -> Block:
         blocks = list(region.blocks)
+        if not blocks and self.keep:
+            return Block()
         if len(blocks) != 1:
             raise ValueError(f"{where} has {len(blocks)} blocks; only structured control flow with one block per region can be read")
         source = blocks[0]
@@ -138,7 +177,7 @@ class _Reader:
         source = view.operation
         name = source.name
         regions = []
-        if name in KEPT_REGIONS:
+        if self.keep or name in KEPT_REGIONS:
             regions = [self.block(region, f"a region of '{name}'") for region in source.regions]
         operands = [self.values[operand] for operand in source.operands]
         reader = READERS.get(name)
@@ -154,11 +193,18 @@ class _Reader:
         named = SHARDING_ATTRIBUTE.get(op.name)
         if named is not None and named in view.attributes:
             op.result.sharding = plain(view.attributes[named])
-        found = discardable(view)
+        if self.keep:
+            texts, found = attribute_texts(view)
+            unread = unread_attributes(op.name, texts)
+            if unread:
+                op.attributes = {**op.attributes, KEPT: unread}
+            self.has_resources |= any("dense_resource<" in text for text in texts.values())
+        else:
+            found = discardable(view)
         if not found:
             return
         shardings = found.get(_SHARDING)
-        if isinstance(shardings, TensorShardingPerValue) and len(shardings.shardings) == len(op.results):
+        if isinstance(shardings, TensorShardingPerValue) and op.results and len(shardings.shardings) == len(op.results):
             del found[_SHARDING]
             for result, sharding in zip(op.results, shardings.shardings, strict=True):
                 result.sharding = sharding
@@ -174,10 +220,6 @@ class _Reader:
             if len(ours.uses) > 1:
                 uses = [(self.ops.get(cast(ir.OpView, use.owner).operation), use.operand_number) for use in theirs.uses]
                 ours.uses = [(op, i) for op, i in reversed(uses) if op is not None]
-
-
-def _dictionaries(attribute: ir.Attribute | None, count: int) -> Sequence[dict[str, Any]]:
-    return [{} for _ in range(count)] if attribute is None else plain(attribute)
 
 
 def locate(location: object) -> Location | None:

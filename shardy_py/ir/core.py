@@ -231,14 +231,16 @@ class Program:
     Attributes:
         functions: In order; `main` is the entry (or the only one).
         meshes: Name -> mesh, in order of definition.
+        mesh_attributes: Name of a mesh -> attributes of its definition, where it has any.
         locate: Turns `Op.location` into a `Location`; set by the front end.
     """
 
-    __slots__ = ("attributes", "functions", "locate", "meshes")
+    __slots__ = ("attributes", "functions", "locate", "mesh_attributes", "meshes")
 
     def __init__(self, functions: Iterable[Function] = (), meshes: dict[str, Mesh] | None = None) -> None:
         self.functions = list(functions)
         self.meshes: dict[str, Mesh] = dict(meshes or {})
+        self.mesh_attributes: dict[str, dict[str, Any]] = {}
         self.attributes: dict[str, Any] = {}
         self.locate: Callable[[object], Location | None] = _located
 

@@ -1,0 +1,118 @@
+"""Texts of the attributes of an op in generic form: those it was read with, and those that passes set.
+
+`WRITERS`, at the foot, says how the attributes are written that `frontends.mlir_text.MODELLED` takes out of the kept text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shardy_py.dialect import ManualAxes, TensorSharding, TensorShardingPerValue
+from shardy_py.errors import ShardyError
+from shardy_py.frontends.mlir_attributes import AttributeText
+from shardy_py.frontends.mlir_text import KEPT, PROPERTIES
+from shardy_py.ir import Op
+from shardy_py.ir.attribute_text import attribute_text
+from shardy_py.ir.type_text import type_text
+
+_PLACED = frozenset((KEPT, PROPERTIES))
+
+Writer = Callable[[Op], list[str]]
+
+
+def op_entries(op: Op) -> list[str]:
+    """`name = value` of all attributes of an op but the shardings of its results and its rule."""
+    attributes = op.attributes
+    writer = WRITERS.get(op.name)
+    entries = writer(op) if writer is not None else []
+    if not attributes:
+        return entries
+    kept = attributes.get(KEPT)
+    if kept is not None:
+        entries.append(kept[1:-1])
+    elif writer is None:
+        entries += [f"{name} = {_typed(value)}" for name, value in attributes.items() if "." not in name and value is not None]
+    for name, value in attributes.items():
+        if "." in name and name not in _PLACED and value is not None:
+            entries.append(f"{name} = {attribute_text(value)}")
+    return entries
+
+
+def _typed(value: Any) -> str:
+    """An attribute of an op that was not read from MLIR; integers are as wide as StableHLO has them."""
+    if isinstance(value, bool | AttributeText):
+        return attribute_text(value)
+    if isinstance(value, int):
+        return f"{value} : i64"
+    if isinstance(value, tuple | list) and all(type(each) is int for each in value):
+        return f"array<i64: {', '.join(map(str, value))}>" if value else "array<i64>"
+    return attribute_text(value)
+
+
+def _callee(op: Op) -> list[str]:
+    name = op.attributes["callee"]
+    return [f"callee = @{name}" if name.replace("_", "a").isalnum() else f"callee = @{attribute_text(str(name))}"]
+
+
+def _constant(op: Op) -> list[str]:
+    value = op.attributes.get("value")
+    if not isinstance(value, str):
+        raise ShardyError(
+            "the value of a constant is not held as MLIR text",
+            where=op.name,
+            fix="write programs that were read with from_mlir(module, keep=True)",
+        )
+    suffix = type_text(op.results[0].type)
+    return [f"value = {value}" if value.endswith(suffix) else f"value = {value} : {suffix}"]
+
+
+def _computation(op: Op) -> list[str]:
+    attributes = op.attributes
+    entries = [f"{name} = {_per_value(attributes[name])}" for name in ("in_shardings", "out_shardings") if attributes.get(name) is not None]
+    if "name" in attributes:
+        entries.append(f"name = {attribute_text(str(attributes['name']))}")
+    if "manual_axes" in attributes:
+        entries.append(f"manual_axes = {attribute_text(ManualAxes(tuple(attributes['manual_axes'])))}")
+    return entries
+
+
+def _per_value(shardings: Sequence[TensorSharding]) -> str:
+    return str(TensorShardingPerValue(tuple(shardings)))
+
+
+def _group(op: Op) -> list[str]:
+    return [f"group_id = {op.attributes['group_id']} : i64"]
+
+
+def _barrier(op: Op) -> list[str]:
+    return [f"allowed_direction = {int(op.attributes['allowed_direction'])} : i32"]
+
+
+def _collective(attribute: str) -> Writer:
+    def write(op: Op) -> list[str]:
+        entries = [f"{attribute} = {attribute_text(op.attributes[attribute])}"]
+        if op.attributes.get("reduction_op"):
+            entries.append(f"reduction_op = {op.attributes['reduction_op']} : i32")
+        return entries
+
+    return write
+
+
+WRITERS: Mapping[str, Writer] = {
+    "func.call": _callee,
+    "sdy.all_gather": _collective("gathering_axes"),
+    "sdy.all_reduce": _collective("reduction_axes"),
+    "sdy.all_slice": _collective("slicing_axes"),
+    "sdy.all_to_all": _collective("params"),
+    "sdy.constant": _constant,
+    "sdy.manual_computation": _computation,
+    "sdy.named_computation": _computation,
+    "sdy.propagation_barrier": _barrier,
+    "sdy.reduce_scatter": _collective("reduce_scatter_axes"),
+    "sdy.replicated_to_unreduced": _collective("axes"),
+    "sdy.sharded_to_unreduced": _collective("axes"),
+    "sdy.sharding_group": _group,
+    "stablehlo.constant": _constant,
+}
+"""Name of an op -> what writes the attributes that passes may have set."""

@@ -1,0 +1,127 @@
+"""What a `Program` has no form for, kept as the text MLIR prints for it.
+
+An op keeps the attributes that no pass sets as one text under `KEPT`, so that copies of the op share it. `MODELLED` says
+which attributes are written from the `Program` instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardy_py.frontends._jax import ir
+from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, AttributeText, plain
+
+KEPT = "mlir.kept"
+"""Name under which an op keeps the text of attributes, and a program its top-level ops that are neither function nor mesh."""
+
+PROPERTIES = "mlir.properties"
+"""Name under which an op of an unknown dialect keeps the text of its properties."""
+
+RESOURCES = "mlir.resources"
+"""Name under which a program keeps the data of constants that its text refers to by name."""
+
+_SHARDING = "sdy.sharding"
+_RULE = "sdy.sharding_rule"
+
+_COLLECTIVES = {
+    "sdy.all_gather": ("gathering_axes",),
+    "sdy.all_reduce": ("reduction_axes", "reduction_op"),
+    "sdy.all_slice": ("slicing_axes",),
+    "sdy.all_to_all": ("params",),
+    "sdy.reduce_scatter": ("reduce_scatter_axes", "reduction_op"),
+    "sdy.replicated_to_unreduced": ("axes",),
+    "sdy.sharded_to_unreduced": ("axes",),
+}
+
+MODELLED: Mapping[str, frozenset[str]] = {
+    "func.call": frozenset(("callee",)),
+    "sdy.constant": frozenset(("value",)),
+    "sdy.manual_computation": frozenset(("in_shardings", "manual_axes", "out_shardings")),
+    "sdy.named_computation": frozenset(("in_shardings", "name", "out_shardings")),
+    "sdy.propagation_barrier": frozenset(("allowed_direction",)),
+    "sdy.sharding_group": frozenset(("group_id",)),
+    "stablehlo.constant": frozenset(("value",)),
+    **{name: frozenset((attribute, *_COLLECTIVES.get(name, ()))) for name, attribute in SHARDING_ATTRIBUTE.items()},
+}
+"""Name of an op -> its attributes that are read into the `Program` and may be set by passes."""
+
+
+def attribute_texts(op: ir.OpView) -> tuple[dict[str, str], dict[str, Any]]:
+    """The attributes of an op: texts of those without a dialect prefix; those with one, of which SDY's are read."""
+    texts: dict[str, str] = {}
+    prefixed: dict[str, Any] = {}
+    attributes = op.attributes
+    for name in attributes:
+        if "." not in name:
+            texts[name] = attribute_text(op, name)
+        elif name in (_SHARDING, _RULE):
+            prefixed[name] = plain(attributes[name])
+        else:
+            prefixed[name] = AttributeText(attribute_text(op, name))
+    if not op.operation.context.is_registered_operation(op.operation.name):
+        head = str(op.operation.get_asm(print_generic_op_form=True)).partition("\n")[0]
+        _, mark, rest = head.partition(") <{")
+        if mark:
+            prefixed[PROPERTIES] = AttributeText(f"<{{{', '.join(split_entries(rest))}}}>")
+    return texts, prefixed
+
+
+def attribute_text(op: ir.OpView, name: str) -> str:
+    """The text of one attribute, also where jaxlib has no class for it, as for elements of complex numbers."""
+    try:
+        return str(op.attributes[name])
+    except TypeError:
+        text = str(op.operation.get_asm(print_generic_op_form=True))
+        start = re.search(rf"[<{{ ]{re.escape(name)} = ", text)
+        if start is None:
+            raise
+        return next(split_entries(text[start.end() :]))
+
+
+def unread_attributes(op_name: str, texts: Mapping[str, str]) -> AttributeText | None:
+    """`{a = 1, b = 2}` with the attributes that a `Program` does not set; None where there are none."""
+    modelled = MODELLED.get(op_name, frozenset())
+    entries = [f"{name if _BARE.match(name) else _quoted(name)} = {text}" for name, text in texts.items() if name not in modelled]
+    return AttributeText(f"{{{', '.join(entries)}}}") if entries else None
+
+
+def module_resources(module: ir.Module) -> dict[str, AttributeText]:
+    """The data of constants that the text of a module refers to by name, as the section at the end of the text."""
+    _, mark, section = str(module).rpartition("\n{-#")
+    return {RESOURCES: AttributeText(f"{{-#{section}")} if mark and "dialect_resources" in section else {}
+
+
+def split_entries(text: str) -> Iterator[str]:
+    """Splits at commas outside of brackets and strings, up to the first bracket that closes what is open around the text.
+
+    Example:
+        >>> list(split_entries('array<i64: 1, 2>, "a,b" }>'))
+        ['array<i64: 1, 2>', '"a,b"']
+    """
+    depth = start = 0
+    for token in _TOKEN.finditer(text):
+        found = token[0]
+        if found in _OPEN:
+            depth += 1
+        elif found in _CLOSE:
+            depth -= 1
+            if depth < 0:
+                yield text[start : token.start()].strip()
+                return
+        elif found == "," and depth == 0:
+            yield text[start : token.start()].strip()
+            start = token.end()
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[<>(){}\[\],]')
+_OPEN = frozenset("<({[")
+_CLOSE = frozenset(">)}]")
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
