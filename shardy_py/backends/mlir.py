@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from shardy_py.backends.mlir_attributes import op_entries
 from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.errors import ShardyError
-from shardy_py.frontends._jax import ir
 from shardy_py.frontends.mlir import parse_module
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE
-from shardy_py.frontends.mlir_text import KEPT, PROPERTIES, RESOURCES
+from shardy_py.frontends.mlir_text import KEPT, PROPERTIES, RESOURCES, location_text
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
 from shardy_py.ir.attribute_text import attribute_text, entries_text
 from shardy_py.ir.type_text import type_text
@@ -22,7 +22,7 @@ _BARE_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
 _OWN_MODULE_ATTRIBUTES = frozenset((KEPT, RESOURCES, "sym_name"))
 
 
-def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, context: ir.Context | None = None) -> str:
+def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, context: Any = None) -> str:
     """The text of a program, which jaxlib reads as a module.
 
     What a `Program` has no form for is written as it was read, so a program from MLIR must have been read with
@@ -173,7 +173,7 @@ class _Writer:
             head += f" {{{', '.join(entries)}}}"
         types = ", ".join([self.type(value.type) for value in op.operands])
         outs = ", ".join([self.type(value.type) for value in results])
-        tail = f" {op.location}" if self.locations and isinstance(op.location, ir.Location) else ""
+        tail = location_text(op.location) if self.locations else ""
         self.lines.append(f"{head} : ({types}) -> ({outs}){tail}")
 
     def annotate(self, op: Op, entries: list[str]) -> None:

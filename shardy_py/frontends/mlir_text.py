@@ -93,6 +93,11 @@ def module_resources(module: ir.Module) -> dict[str, AttributeText]:
     return {RESOURCES: AttributeText(f"{{-#{section}")} if mark and "dialect_resources" in section else {}
 
 
+def location_text(location: object) -> str:
+    """` loc(...)` of an op that was read from MLIR, else nothing."""
+    return f" {location}" if isinstance(location, ir.Location) else ""
+
+
 def split_entries(text: str) -> Iterator[str]:
     """Splits at commas outside of brackets and strings, up to the first bracket that closes what is open around the text.
 
