@@ -85,7 +85,7 @@ def _update(
         def fit_across(axis: AxisRef, before: int, f: int = f) -> AxisRef | None:
             return fit_across_factors(axis, tensor, f)
 
-        axes = truncate(axes, mesh, fit_across)
+        axes = truncate(axes, mesh, fit_across, conservative)
         if is_strict_prefix(state.axes, axes):
             state.axes = axes
             state.overflow = ()
