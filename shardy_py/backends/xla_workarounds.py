@@ -10,6 +10,8 @@ Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
 * Two cumulative ops of one array along a sharded dimension: the second one reads the first one's padding. Here: that dimension is
   not sharded where the op runs (the op needs all of it on every device anyway).
 * `pad` with interior padding, sharded along that dimension. Here: the same.
+* `reduce` with a computation of the user's, and `reduce_xor`, along a sharded dimension: not wrong, but no program on CPU
+  ("Unsupported reduction computation"). Here: the same.
 """
 
 from __future__ import annotations
@@ -91,6 +93,21 @@ def _cumulative(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> R
 def _pad(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
     dims = [d for d, (_, _, interior) in enumerate(eqn.params["padding_config"]) if interior]
     return _unsharded_along(eqn, dims, sharding_of, twin) if dims else None
+
+
+def _reduction(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    """The reduced dimensions whole: some back ends reduce across devices by sums, products, extrema, and, or only."""
+    dims = eqn.params.get("dimensions", eqn.params.get("axes", ()))
+    shardings = [sharding_of(v) for v in eqn.invars]
+    if not any(_is_cut(s, dims) for s in shardings):
+        return None
+
+    def call(*xs: Any) -> list[Any]:
+        whole = [_constrained(x, _without(s, dims, x.ndim), twin) if x.ndim else x for x, s in zip(xs, shardings)]
+        made = eqn.primitive.bind(*whole, **eqn.params)
+        return list(made) if eqn.primitive.multiple_results else [made]
+
+    return call
 
 
 def _convolution(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
@@ -208,5 +225,7 @@ WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacemen
     "cumprod": _cumulative,
     "cumsum": _cumulative,
     "pad": _pad,
+    "reduce": _reduction,
+    "reduce_xor": _reduction,
 }
 """Primitive -> what to emit instead, if anything."""

@@ -120,3 +120,12 @@ def test_image_parallel_convolution_is_left_to_xla(mesh):
 def test_pad_without_interior_is_left_alone(mesh):
     step = sp.auto_shard(lambda x: jnp.pad(x, 1), mesh=mesh, in_shardings=P("x"))
     assert "sharding_constraint" not in step.lower(random(8)).as_text()
+
+
+def test_reductions_that_cpu_cannot_do_across_devices(mesh):
+    x = random(8, 4)
+    logsum = sp.auto_shard(lambda x: lax.reduce(x, -np.inf, jnp.logaddexp, (0,)), mesh=mesh, in_shardings=P("x", "y"))
+    np.testing.assert_allclose(logsum(x), np.logaddexp.reduce(x, 0), rtol=1e-5)
+    bits = np.arange(32, dtype=np.int32).reshape(8, 4)
+    xor = sp.auto_shard(lambda x: jax.lax.reduce(x, np.int32(0), lax.bitwise_xor, (0,)), mesh=mesh, in_shardings=P("x"))
+    np.testing.assert_array_equal(xor(bits), np.bitwise_xor.reduce(bits, 0))
