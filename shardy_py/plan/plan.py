@@ -13,7 +13,7 @@ from shardy_py.ir import Op, Program, Value
 from shardy_py.plan.explain import Explanation, chain_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.timings import Timings
-from shardy_py.plan.values import PlannedValue, intermediates, typed
+from shardy_py.plan.values import PlannedValue, intermediates, location_of, typed
 
 
 class PlanError(ShardyError):
@@ -126,8 +126,7 @@ class Plan:
         return Explanation(planned.path, typed(planned.type, sharding), tuple(chains))
 
     def _locate(self, op: Op) -> str:
-        where = self.program.locate(op.location)
-        return "" if where is None else f"{where.file}:{where.line}"
+        return location_of(self.program, op)
 
     def _find(self, target: str) -> tuple[Any, PlannedValue]:
         for value, planned in zip(self.program.main.arguments, self.inputs):
@@ -153,15 +152,21 @@ class Plan:
                 return step.target
         return self.program.main.body.terminator.operands[index]
 
-    def as_text(self) -> str:
-        """The plan as text; the same plan gives the same text in every process."""
+    def as_text(self, *, values: bool = True) -> str:
+        """The plan as text; the same plan gives the same text in every process.
+
+        Args:
+            values: Whether to list the intermediates too.
+        """
         from shardy_py.view.text import plan_text
 
-        return plan_text(self)
+        return plan_text(self, values=values)
 
     def __str__(self) -> str:
         return self.as_text()
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        return f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {len(self.findings)} findings>"
+        grave = sum(finding.severity != "info" for finding in self.findings)
+        found = f"{grave} findings, {len(self.findings) - grave} notes"
+        return f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {found}>"

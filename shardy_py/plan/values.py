@@ -59,6 +59,18 @@ def typed(type: Type, sharding: TensorSharding | None) -> str:
     return format_type(type.dtype, type.shape, sharding)
 
 
+def location_of(program: Program, op: Op) -> str:
+    """`file:line` of the user's code that an op comes from; inside a library's function, of the call of it."""
+    inner: Op | None = op
+    while isinstance(inner, Op):
+        where = program.locate(inner.location)
+        if where is not None:
+            return f"{where.file}:{where.line}"
+        parent = None if inner.block is None else inner.block.parent
+        inner = parent if isinstance(parent, Op) else None
+    return ""
+
+
 _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.return", "sdy.data_flow_edge"})
 
 
@@ -73,8 +85,7 @@ def intermediates(program: Program) -> Iterator[tuple[Value, PlannedValue]]:
             stack.pop()
             continue
         if op.name not in _PLUMBING:
-            where = program.locate(op.location)
-            location = "" if where is None else f"{where.file}:{where.line}"
+            location = location_of(program, op)
             for value in op.results:
                 yield (
                     value,

@@ -8,19 +8,38 @@ from typing import TYPE_CHECKING
 from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
+    from shardy_py.plan.findings import Finding
     from shardy_py.plan.plan import Plan
 
 
-def plan_text(plan: Plan) -> str:
+NOTES_SHOWN = 3
+"""Of notes of one kind, that many are listed; warnings and errors always are."""
+
+
+def plan_text(plan: Plan, *, values: bool = True) -> str:
     """Inputs and outputs by path, intermediates by source line, findings; no timings, so that equal plans are equal texts."""
     axes = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     lines = [f"plan of {plan.name} on mesh {axes}"]
     lines += _table("inputs", plan.inputs)
     lines += _table("outputs", plan.outputs)
-    lines += _by_line([value for value in plan.values if value.kind == "intermediate" and value.shape])
+    if values:
+        lines += _by_line([value for value in plan.values if value.kind == "intermediate" and value.shape])
     if plan.findings:
-        lines += ["findings", *(f"  {finding}" for finding in plan.findings)]
+        lines += ["findings", *_findings(plan.findings)]
     return "\n".join(lines)
+
+
+def _findings(findings: Sequence[Finding]) -> list[str]:
+    lines = [f"  {finding}" for finding in findings if finding.severity != "info"]
+    notes: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.severity == "info":
+            notes.setdefault(finding.kind, []).append(finding)
+    for kind, group in notes.items():
+        lines += [f"  {finding}" for finding in group[:NOTES_SHOWN]]
+        if len(group) > NOTES_SHOWN:
+            lines.append(f"  ... and {len(group) - NOTES_SHOWN} more notes of kind {kind}")
+    return lines
 
 
 def _table(title: str, values: Sequence[PlannedValue]) -> list[str]:

@@ -48,7 +48,7 @@ values
 def test_text(plan: Plan) -> None:
     line = block.__code__.co_firstlineno
     assert plan.as_text() == str(plan) == TEXT.format(line + 1, line + 2)
-    assert repr(plan) == "<Plan of block on data=2, model=4: 3 inputs, 1 outputs, 0 findings>"
+    assert repr(plan) == "<Plan of block on data=2, model=4: 3 inputs, 1 outputs, 0 findings, 0 notes>"
 
 
 def test_values(plan: Plan) -> None:
