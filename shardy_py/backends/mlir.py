@@ -11,9 +11,9 @@ from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import parse_module
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE
-from shardy_py.frontends.mlir_text import KEPT, PROPERTIES, RESOURCES, location_text
+from shardy_py.frontends.mlir_text import PROPERTIES, RESOURCES, location_text
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
-from shardy_py.ir.attribute_text import attribute_text, entries_text
+from shardy_py.ir.attribute_text import KEPT, attribute_text, entries_text
 from shardy_py.ir.type_text import type_text
 
 _SHARDING = "sdy.sharding"

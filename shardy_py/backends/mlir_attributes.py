@@ -10,10 +10,9 @@ from typing import Any
 
 from shardy_py.dialect import ManualAxes, TensorSharding, TensorShardingPerValue
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir_attributes import AttributeText
-from shardy_py.frontends.mlir_text import KEPT, PROPERTIES
+from shardy_py.frontends.mlir_text import PROPERTIES
 from shardy_py.ir import Op
-from shardy_py.ir.attribute_text import attribute_text
+from shardy_py.ir.attribute_text import KEPT, AttributeText, attribute_text
 from shardy_py.ir.type_text import type_text
 
 _PLACED = frozenset((KEPT, PROPERTIES))

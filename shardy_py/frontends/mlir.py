@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from shardy_py.dialect import Mesh, TensorShardingPerValue
 from shardy_py.frontends._jax import ir, make_context
-from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, AttributeText, discardable, plain, read_type
-from shardy_py.frontends.mlir_text import KEPT, attribute_texts, module_resources, unread_attributes
+from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
+from shardy_py.frontends.mlir_text import attribute_texts, module_resources, unread_attributes
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
+from shardy_py.ir.attribute_text import KEPT, AttributeText
 
 KEPT_REGIONS = frozenset(
     (

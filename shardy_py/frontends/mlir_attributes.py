@@ -12,13 +12,7 @@ from typing import Any, cast
 from shardy_py import dialect
 from shardy_py.frontends._jax import ir, stablehlo
 from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
-
-
-class AttributeText(str):
-    """An attribute kept as its MLIR text, as opposed to a string attribute."""
-
-    __slots__ = ()
-
+from shardy_py.ir.attribute_text import AttributeText
 
 Attributes = dict[str, Any]
 Reader = Callable[[ir.OpView], Attributes]

@@ -1,6 +1,7 @@
 """What a `Program` has no form for, kept as the text MLIR prints for it.
 
-An op keeps the attributes that no pass sets as one text under `KEPT`, so that copies of the op share it. `MODELLED` says
+An op keeps the attributes that no pass sets as one text under `ir.attribute_text.KEPT`, so that copies of the op share it; a
+program keeps its top-level ops that are neither function nor mesh there. `MODELLED` says
 which attributes are written from the `Program` instead.
 """
 
@@ -11,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardy_py.frontends._jax import ir
-from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, AttributeText, plain
-
-KEPT = "mlir.kept"
-"""Name under which an op keeps the text of attributes, and a program its top-level ops that are neither function nor mesh."""
+from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
+from shardy_py.ir.attribute_text import AttributeText
 
 PROPERTIES = "mlir.properties"
 """Name under which an op of an unknown dialect keeps the text of its properties."""

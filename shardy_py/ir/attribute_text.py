@@ -30,11 +30,20 @@ from shardy_py.ir.types import OpaqueType, TensorType, Type
 ELIDED = "dense_resource<__elided__>"
 """Stands for a constant that is too long to read, or whose value is not in this process' memory."""
 
+KEPT = "mlir.kept"
+"""Name under which an op that was read from MLIR keeps the attributes that no pass sets, as one text `{a = 1, b = 2}`."""
+
 _MOST_ELEMENTS = 16
 _LONGEST_TEXT = 400
 _WITH_PREFIX = (AllToAllParam, AllToAllParamList, AxisRefList, ListOfAxisRefLists, ManualAxes)
 _DIALECT = (AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding, TensorShardingPerValue)
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
+
+
+class AttributeText(str):
+    """An attribute kept as its MLIR text, as opposed to a string attribute."""
+
+    __slots__ = ()
 
 
 def attribute_text(value: Any) -> str:

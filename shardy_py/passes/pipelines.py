@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.export import (
@@ -9,6 +11,7 @@ from shardy_py.passes.export import (
     constant_or_scalar_merger,
     drop_sharding_rules,
     export_named_computations,
+    insert_explicit_reshards,
     insert_func_call_reshards,
     propagate_to_func_results,
     remove_sharding_groups,
@@ -16,7 +19,9 @@ from shardy_py.passes.export import (
     sharding_constraint_to_reshard,
     sink_data_flow_edges,
     unflatten_call_graph,
-    update_non_divisible_input_output_shardings,
+)
+from shardy_py.passes.export import (
+    update_non_divisible_input_output_shardings as update_non_divisible,
 )
 from shardy_py.passes.import_ import (
     add_data_flow_edges,
@@ -71,7 +76,7 @@ def plan_pipeline(
     sink_data_flow_edges.run(program, block_arguments=True)
     remove_sharding_groups.run(program)
     sharding_constraint_to_reshard.run(program, order_all_uses=False)
-    update_non_divisible_input_output_shardings.run(program, record=record)
+    update_non_divisible.run(program, record=record)
     remove_sub_axes_in_input_output_shardings.run(program, record=record)
     close_shardings.run(program, every_value=True)
 
@@ -100,19 +105,23 @@ def import_pipeline(program: Program, *, dedup_functions_fully: bool = False, re
 def propagation_pipeline(
     program: Program,
     *,
-    strategy: Strategy = "aggressive",
-    conservative: bool = False,
-    op_priority: bool = True,
+    propagation_strategy: Strategy = "aggressive",
+    conservative_propagation: bool = False,
+    run_op_priority_propagation: bool = True,
+    dedup_functions_fully: bool = False,
     log: list[Step] | None = None,
+    **export_options: Any,
 ) -> None:
-    """`sdy-propagation-pipeline` up to where it inserts reshards, for a program that was read from MLIR.
+    """`sdy-propagation-pipeline`, for a program that was read from MLIR.
 
     Args:
         program: Changed in place.
-        strategy: How conflicts are settled.
-        conservative: Never propagate sub-axes.
-        op_priority: Whether ops that move no data go first.
+        propagation_strategy: How conflicts are settled.
+        conservative_propagation: Never propagate sub-axes.
+        run_op_priority_propagation: Whether ops that move no data go first.
+        dedup_functions_fully: Keep calls as they are instead of propagating through a copy of the function per call.
         log: Where each change of a sharding is written, with its cause; None to keep none.
+        **export_options: Those of `export_pipeline`.
     """
     record = None if log is None else _recorder(log)
     import_pipeline(program)
@@ -124,26 +133,54 @@ def propagation_pipeline(
     sharding_group_import.run(program)
     pre_order_funcs.run(program)
     user_priority_propagate.run(
-        program, propagation_strategy=strategy, conservative_propagation=conservative, run_op_priority_propagation=op_priority, log=log
+        program,
+        propagation_strategy=propagation_strategy,
+        conservative_propagation=conservative_propagation,
+        run_op_priority_propagation=run_op_priority_propagation,
+        log=log,
     )
     export_named_computations.run(program)
     propagate_to_func_results.run(program)
     unflatten_call_graph.run(program)
     symbol_dce.run(program)
     insert_func_call_reshards.run(program)
-    close_pipeline(program, record=record)
+    export_pipeline(program, record=record, **export_options)
 
 
-def close_pipeline(program: Program, *, record: Record | None = None) -> None:
-    """The part of `sdy-export-pipeline` that settles shardings, before reshards are inserted."""
+def export_pipeline(
+    program: Program,
+    *,
+    avoid_export_for_partitioning: bool = False,
+    enable_insert_explicit_collectives: bool = False,
+    keep_sharding_rules: bool = False,
+    update_non_divisible_input_output_shardings: bool = True,
+    record: Record | None = None,
+    **_: object,
+) -> None:
+    """`sdy-export-pipeline`: makes shardings final and inserts what moves data.
+
+    Args:
+        program: Changed in place.
+        avoid_export_for_partitioning: Leave groups, constraints and rules, and insert nothing.
+        enable_insert_explicit_collectives: Settle every disagreement between shardings, by collectives.
+        keep_sharding_rules: Leave rules attached to ops.
+        update_non_divisible_input_output_shardings: Cut shardings of inputs and outputs to axes that divide their dimensions.
+        record: Told of each sharding that changes.
+    """
     constant_or_scalar_merger.run(program)
     sink_data_flow_edges.run(program)
-    remove_sharding_groups.run(program)
-    sharding_constraint_to_reshard.run(program)
-    update_non_divisible_input_output_shardings.run(program, record=record)
-    remove_sub_axes_in_input_output_shardings.run(program, record=record)
+    if not avoid_export_for_partitioning:
+        remove_sharding_groups.run(program)
+        sharding_constraint_to_reshard.run(program)
+    if update_non_divisible_input_output_shardings:
+        update_non_divisible.run(program, record=record)
+        remove_sub_axes_in_input_output_shardings.run(program, record=record)
     close_shardings.run(program)
-    drop_sharding_rules.run(program)
+    if avoid_export_for_partitioning:
+        return
+    insert_explicit_reshards.run(program, enable_full_version=enable_insert_explicit_collectives)
+    if not keep_sharding_rules:
+        drop_sharding_rules.run(program)
 
 
 def _recorder(log: list[Step]) -> Record:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shardy_py.dialect import TensorSharding
+from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.ir import Block, Function, Op, Program, Value
 
 CALL = "func.call"
+SHARDING = "sdy.sharding"
+"""Attribute that holds the sharding of an op without results."""
 
 Record = Callable[[Value, TensorSharding | None, TensorSharding | None, str, Op | None], None]
 """`record(value, old, new, why, op)`: called where a pass changes a sharding that a user may ask about."""
@@ -105,8 +107,14 @@ def functions_in_order(program: Program, *, post: bool) -> list[Function]:
     return found
 
 
-def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSharding]) -> None:
-    """Replaces every sharding: of arguments and results of functions, of op results, and of what computations state."""
+def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSharding], visit: Callable[[Op], None] | None = None) -> None:
+    """Replaces every sharding: of arguments and results of functions, of op results, and of what computations state.
+
+    Args:
+        program: Changed in place.
+        change: Gives the new sharding for an old one.
+        visit: Called with each op after its shardings.
+    """
     for function in program.functions:
         for argument in function.arguments:
             if argument.sharding is not None:
@@ -120,10 +128,15 @@ def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSha
                 stated = op.attributes.get(name)
                 if stated:
                     op.attributes = {**op.attributes, name: tuple(map(change, stated))}
+            alone = op.attributes.get(SHARDING)
+            if isinstance(alone, TensorShardingPerValue):
+                op.attributes = {**op.attributes, SHARDING: TensorShardingPerValue(tuple(map(change, alone.shardings)))}
             for region in op.regions:
                 for argument in region.arguments:
                     if argument.sharding is not None:
                         argument.sharding = change(argument.sharding)
+            if visit is not None:
+                visit(op)
 
 
 def _add_ops(block: Block, skip: frozenset[str], found: list[Op]) -> None:

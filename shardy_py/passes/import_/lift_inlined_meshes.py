@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.ir import Program
+from shardy_py.ir import Op, Program
+from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.passes.replica_groups import MESH_AXES, replace_meshes
 from shardy_py.passes.symbols import SymbolNames
 from shardy_py.passes.walk import map_shardings
 
 NAME = "sdy-lift-inlined-meshes"
 
+_TAG = "stablehlo.mesh"
+
 
 def run(program: Program, **_: object) -> None:
-    """Makes all shardings refer to meshes by name.
+    """Makes all shardings, and replica groups that are axes of a mesh, refer to meshes by name.
 
     Of equal meshes the first name stays. A mesh without a name becomes `maximal_mesh_<id>`, `empty_mesh`, or the first
-    free one of `mesh`, `mesh_0`, ...
+    free one of `mesh`, `mesh_0`, ... Every mesh is described in StableHLO's terms, too.
 
     Source: Shardy's lift_inlined_meshes.cc.
     """
@@ -25,21 +31,39 @@ def run(program: Program, **_: object) -> None:
     program.meshes = {name: mesh for mesh, name in names.items()}
     symbols = SymbolNames(program)
 
-    def named(sharding: TensorSharding) -> TensorSharding:
-        mesh = sharding.mesh
+    def name_of(mesh: str | Mesh) -> str:
         if isinstance(mesh, str):
-            name = renamed.get(mesh, mesh)
-            return sharding if name == mesh else sharding.with_mesh(name)
+            return renamed.get(mesh, mesh)
         name = names.get(mesh)
         if name is None:
             name = names[mesh] = symbols.take(_prefix(mesh))
             program.meshes[name] = mesh
-        return sharding.with_mesh(name)
+        return name
 
-    map_shardings(program, named)
+    def named(sharding: TensorSharding) -> TensorSharding:
+        name = name_of(sharding.mesh)
+        return sharding if name == sharding.mesh else sharding.with_mesh(name)
+
+    def visit(op: Op) -> None:
+        kept = op.attributes.get(KEPT, "")
+        if MESH_AXES in kept:
+            op.attributes = {**op.attributes, KEPT: AttributeText(replace_meshes(kept, name_of))}
+
+    map_shardings(program, named, visit)
+    stated = program.mesh_attributes
+    program.mesh_attributes = {name: {**stated.get(name, {}), _TAG: _described(mesh)} for name, mesh in program.meshes.items()}
 
 
 def _prefix(mesh: Mesh) -> str:
     if mesh.is_maximal:
         return f"maximal_mesh_{mesh.device_ids[0]}"
     return "empty_mesh" if mesh.is_empty else "mesh"
+
+
+def _described(mesh: Mesh) -> dict[str, Any]:
+    found: dict[str, Any] = {"axes": [{"name": name, "size": size} for name, size in mesh.shape.items()]}
+    ids = mesh.device_ids
+    if ids:
+        elements = str(ids[0]) if len(ids) == 1 else f"[{', '.join(map(str, ids))}]"
+        found["device_ids"] = AttributeText(f"dense<{elements}> : tensor<{len(ids)}xi64>")
+    return found

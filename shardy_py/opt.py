@@ -1,0 +1,156 @@
+"""Runs passes on MLIR modules, as `sdy_opt` does.
+
+python -m shardy_py.opt --pass-pipeline='sdy-propagation-pipeline' model.mlir
+python -m shardy_py.opt --list
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import TextIO
+
+from shardy_py.backends.mlir import to_mlir
+from shardy_py.frontends.mlir import from_mlir, parse_module
+from shardy_py.ir import Program
+from shardy_py.passes.pass_info import Option
+from shardy_py.passes.run_pipeline import run_pipeline
+from shardy_py.passes.table import PASSES
+from shardy_py.rules import is_known
+
+
+class UnknownOpWarning(UserWarning):
+    """An op that no pass knows: it is kept, and nothing propagates through it."""
+
+
+def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = False, locations: bool = False) -> str:
+    """Runs a pass pipeline on a module.
+
+    Args:
+        module_text: A module of StableHLO and SDY ops; ops of other dialects stand in their generic form.
+        pipeline: As MLIR writes it, such as `sdy-add-data-flow-edges,func.func(sdy-sink-data-flow-edges)`; "" reads, verifies
+            and prints the module. A pass on functions may also stand outside of `func.func(...)`.
+        verify_each: Whether the program is verified after each pass.
+        locations: Whether ops say where they come from.
+
+    Returns:
+        The module as MLIR prints it.
+
+    Raises:
+        ValueError: If the module is invalid, a pass or option does not exist, or a pass finds the module wrong. Where Shardy
+            checks the same, the message has Shardy's words.
+
+    Example:
+        >>> text = "func.func @f(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
+        >>> print(run_passes(text, "sdy-close-shardings"))
+        module {
+          func.func @f(%arg0: tensor<8xf32>) -> tensor<8xf32> {
+            return %arg0 : tensor<8xf32>
+          }
+        }
+        <BLANKLINE>
+    """
+    module = parse_module(module_text)
+    program = from_mlir(module, keep=True)
+    _warn_of_unknown_ops(program)
+    run_pipeline(program, pipeline, verify_each=verify_each)
+    return to_mlir(program, locations=locations, context=module.context)
+
+
+def _warn_of_unknown_ops(program: Program) -> None:
+    known: dict[str, bool] = {}
+    for op in program.walk():
+        if op.name not in known:
+            known[op.name] = is_known(op.name) or op.name.partition(".")[0] in _DIALECTS
+            if not known[op.name]:
+                warnings.warn(UnknownOpWarning(f"op '{op.name}' is not known: it is kept and nothing propagates through it"), stacklevel=3)
+
+
+_DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        print(_list())
+        return 0
+    try:
+        text = sys.stdin.read() if options.file == "-" else pathlib.Path(options.file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"error: cannot read '{options.file}': {error}", file=sys.stderr)
+        return 1
+    name = "<stdin>" if options.file == "-" else options.file
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = _show_warning
+            result = run_passes(text, options.pass_pipeline, verify_each=options.verify_each, locations=options.mlir_print_debuginfo)
+    except ValueError as error:
+        print(diagnostics(error, name), file=sys.stderr)
+        return 1
+    if options.output == "-":
+        sys.stdout.write(result)
+    else:
+        try:
+            pathlib.Path(options.output).write_text(result, encoding="utf-8")
+        except OSError as error:
+            print(f"error: cannot write '{options.output}': {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def diagnostics(error: ValueError, name: str) -> str:
+    """An error as MLIR prints it, with the name of the file where there is a place in it.
+
+    Args:
+        error: What `run_passes` raised.
+        name: Name of the file.
+
+    Example:
+        >>> print(diagnostics(ValueError('error: "-":3:5: expected operation name'), "f.mlir"))
+        f.mlir:3:5: error: expected operation name
+    """
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    text = text.removeprefix("Unable to parse module assembly:\n")
+    placed = _PLACE.sub(lambda match: f"{match[1]}{name}:{match[3]}:{match[4]}: {match[2]}: ", text)
+    return placed if placed != text else f"{name}: error: {text}"
+
+
+_PLACE = re.compile(r'^( *)(error|warning|note|remark): "-":(\d+):(\d+): ', re.MULTILINE)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m shardy_py.opt", description="Run Shardy's passes on an MLIR module.")
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="the module; - is standard input (the default)")
+    parser.add_argument("--pass-pipeline", default="", metavar="PIPELINE", help="passes to run, such as 'sdy-propagation-pipeline'")
+    parser.add_argument("-o", dest="output", default="-", metavar="FILE", help="where the result goes; - is standard output (the default)")
+    parser.add_argument("--list", action="store_true", help="print all passes with their options, and stop")
+    parser.add_argument("--verify-each", action="store_true", help="verify the program after each pass")
+    parser.add_argument("--mlir-print-debuginfo", action="store_true", help="print locations of ops")
+    return parser
+
+
+def _list() -> str:
+    width = max(map(len, PASSES))
+    return "\n".join(f"{name:{width}}  {_summary(pass_.doc, pass_.options)}" for name, pass_ in PASSES.items())
+
+
+def _summary(doc: str, options: Sequence[Option]) -> str:
+    if not options:
+        return doc
+    return f"{doc} {{{' '.join(f'{option.name}={option.shown_default}' for option in options)}}}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
