@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shardy_py.dialect import OpShardingRule, TensorSharding
+from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, before_edge, get_sharding, set_sharding, sources
-from shardy_py.passes.export.explicit_reshards.decision import NOTHING, Decision, decide
+from shardy_py.passes.export.explicit_reshards.decision import Decision, decide
+from shardy_py.passes.export.explicit_reshards.dot_case import DOTS
 from shardy_py.passes.export.explicit_reshards.edits import Edits
-from shardy_py.passes.export.explicit_reshards.unreduced import RESHARD, Collective, all_reduce, more_unreduced, reduce_to
+from shardy_py.passes.export.explicit_reshards.unreduced import RESHARD, Collective, all_reduce, more_unreduced, reduce_to, unreduced_of
 from shardy_py.passes.walk import CALL, functions_by_name
 from shardy_py.rules import rule_for
 
@@ -19,6 +20,7 @@ Record = Callable[[Op, str], None]
 """`record(op, why)`: called for every op that is inserted."""
 
 _BARRIER = "sdy.propagation_barrier"
+_CONCATENATE = "stablehlo.concatenate"
 _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 
 
@@ -49,7 +51,7 @@ class _Inserter:
         self.meshes = program.meshes
         self.functions = functions_by_name(program)
         self.edits = Edits()
-        self.known: dict[tuple[object, ...], Decision] = {}
+        self.known: dict[tuple[object, ...], Decision | None] = {}
 
     def visit(self, block: Block) -> None:
         """Visits the ops of a block, those in the regions of an op before it."""
@@ -63,16 +65,11 @@ class _Inserter:
         name = op.name
         if name in DATA_FLOW_OPS:
             self.data_flow(op)
-            return
-        if name == CALL:
+        elif name == CALL:
             self.call(op)
-            return
-        if name == RESHARD and self.reshard(op):
-            return
-        self.reduce_operands(op)
-        rule = op.rule if op.rule_known else rule_for(op)
-        if rule is not None and not rule.is_custom:
-            self.settle(op, rule)
+        elif name != RESHARD or not self.reshard(op):
+            self.reduce_operands(op)
+            self.settle(op)
 
     def data_flow(self, op: Op) -> None:
         """Gives every source of an edge the sharding of the edge."""
@@ -106,12 +103,9 @@ class _Inserter:
             source = get_sharding(user.operands[i])
             self.convert(user, i, find(source, target, self.meshes), why)
         source = get_sharding(user.operands[i])
-        if not full or (source is None and target is None):
-            return
-        if source is None or not source.is_equivalent(target):
-            wanted = target if target is not None else source.fully_closed_like()  # type: ignore[union-attr]
-            if source is not None or not wanted.is_fully_replicated:
-                self.convert(user, i, [Collective(RESHARD, wanted)], why)
+        known, other = (source, target) if source is not None else (target, None)
+        if full and known is not None and not known.is_equivalent(other):
+            self.convert(user, i, [Collective(RESHARD, target if target is not None else known.fully_closed_like())], why)
 
     def convert(self, user: Op, i: int, steps: Sequence[Collective], why: str) -> None:
         """Inserts collectives between a value and one use of it, right after the value."""
@@ -142,7 +136,7 @@ class _Inserter:
         """All-reduces operands along unreduced axes that the first result does not have."""
         for i, operand in enumerate(op.operands):
             sharding = get_sharding(operand)
-            if sharding is None or not sharding.unreduced:
+            if not unreduced_of(sharding):
                 continue
             kept = get_sharding(op.results[0]) if op.results else None
             for step in reduce_to(sharding, kept, self.meshes):
@@ -150,26 +144,33 @@ class _Inserter:
                 self.edits.before(op, made)
                 op.set_operand(i, made.results[0])
 
-    def settle(self, op: Op, rule: OpShardingRule) -> None:
+    def settle(self, op: Op) -> None:
         """Inserts what the op needs to run under one sharding per factor."""
+        full = self.full or op.name == _CONCATENATE
+        if not full and op.name not in DOTS and not (op.results and unreduced_of(get_sharding(op.results[0]))):
+            return
+        rule = op.rule if op.rule_known else rule_for(op)
+        if rule is None or rule.is_custom:
+            return
         values = (*op.operands, *op.results)
         shardings = tuple([_seen_sharding(value) for value in values])
-        full = self.full or (op.name == "stablehlo.concatenate" and any(s is not shardings[-1] for s in shardings))
+        if not self.full and op.name == _CONCATENATE:
+            full = any(sharding is not shardings[-1] for sharding in shardings)
         key = (op.name, rule, full, shardings, tuple([value.type for value in values]))
-        decision = self.known.get(key)
-        if decision is None:
-            decision = NOTHING
-            if any(sharding is not None for sharding in shardings):
-                decision = decide(op.name, rule, shardings, [value.type.size for value in values], self.meshes, full)
+        if key in self.known:
+            decision = self.known[key]
+        else:
+            decision = decide(op.name, rule, shardings, [value.type.size for value in values], self.meshes, full)
             self.known[key] = decision
-        if decision is not NOTHING:
+        if decision is not None:
             self.carry_out(op, decision)
 
     def carry_out(self, op: Op, decision: Decision) -> None:
+        """Inserts reshards before and after an op, and all-reduces between the op and the reshards of its results."""
         for i, sharding in decision.operands:
             if decision.unless_equal and sharding.is_equivalent(get_sharding(op.operands[i])):
                 continue
-            made = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} runs under other axes")
+            made = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} reads it so")
             self.edits.before(op, made)
             op.set_operand(i, made.results[0])
         back: list[Op] = []
@@ -177,15 +178,16 @@ class _Inserter:
             result = op.results[i]
             wanted = get_sharding(result) or sharding.fully_closed_like()
             set_sharding(result, sharding)
-            back.append(self.follow(result, Collective(RESHARD, wanted), f"{op.name} runs under other axes"))
+            back.append(self.follow(result, Collective(RESHARD, wanted), f"{op.name} makes it otherwise"))
         if back:
             self.edits.after(op, *back)
-        if decision.reduced:
-            sums: list[Op] = []
-            for result in op.results:
-                sharding = get_sharding(result) or _replicated_like(result, op)
-                sums.append(self.follow(result, all_reduce(decision.reduced, sharding), f"{op.name} reduces along sharded dimensions"))
-            self.edits.after(op, *sums)
+        if not decision.reduced:
+            return
+        sums: list[Op] = []
+        for result in op.results:
+            sharding = get_sharding(result) or TensorSharding.closed(decision.mesh, result.type.rank)
+            sums.append(self.follow(result, all_reduce(decision.reduced, sharding), f"{op.name} makes parts of the sum"))
+        self.edits.after(op, *sums)
 
     def follow(self, value: Value, step: Collective, why: str) -> Op:
         """Makes a collective on a value that all its users use instead."""
@@ -194,6 +196,7 @@ class _Inserter:
         return made
 
     def make(self, step: Collective, value: Value, why: str) -> Op:
+        """Makes the op and tells of it; the caller says where it stands."""
         defining = value.defining_op
         made = Op(step.name, (value,), (value.type,), dict(step.attributes), location=None if defining is None else defining.location)
         made.results[0].sharding = step.sharding
@@ -207,9 +210,3 @@ def _seen_sharding(value: Value) -> TensorSharding | None:
     while (op := value.defining_op) is not None and op.name == _BARRIER:
         value = op.operands[0]
     return get_sharding(value)
-
-
-def _replicated_like(value: Value, op: Op) -> TensorSharding:
-    """The replicated sharding of a value, over the mesh of an operand of its op."""
-    mesh = next(sharding.mesh for sharding in map(get_sharding, op.operands) if sharding is not None)
-    return TensorSharding.closed(mesh, value.type.rank)

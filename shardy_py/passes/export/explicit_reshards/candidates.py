@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,7 @@ def _predecessors(rule: OpShardingRule) -> list[set[int]]:
     before: list[set[int]] = [set() for _ in rule.factor_sizes]
     for mapping in rule.mappings:
         for dim in mapping:
-            for major, minor in zip(dim, dim[1:], strict=False):
+            for major, minor in itertools.pairwise(dim):
                 before[minor].add(major)
     return before
 

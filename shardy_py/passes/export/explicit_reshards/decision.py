@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import set_difference, sort_and_merge
+from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 from shardy_py.passes.export.explicit_reshards.common_sharding import find_common_axes
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS, result_axes_of_dot
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, factor_axes
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, factor_axes
 from shardy_py.passes.export.explicit_reshards.reshape_redistribution import redistribute
+from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
 from shardy_py.passes.propagation.factors import TensorFactors, project, unproject
 
 
@@ -20,6 +22,7 @@ class Decision:
     """What has to be inserted around one op.
 
     Attributes:
+        mesh: The mesh on which the op runs, as shardings name it.
         operands: `(operand number, sharding)` of operands that are resharded before the op.
         results: `(result number, sharding)` of results that the op makes with another sharding than it had; a reshard
             back follows.
@@ -28,18 +31,32 @@ class Decision:
             propagation barrier, where the choice looks at another sharding than the operand's own.
     """
 
+    mesh: str | Mesh
     operands: tuple[tuple[int, TensorSharding], ...] = ()
     results: tuple[tuple[int, TensorSharding], ...] = ()
     reduced: Axes = ()
     unless_equal: bool = False
 
-    @property
-    def is_nothing(self) -> bool:
-        """Whether the op can run as it is."""
-        return not (self.operands or self.results or self.reduced)
+
+@dataclass(frozen=True)
+class _Setting:
+    """An op with the axes of its tensors dealt out to factors."""
+
+    op_name: str
+    rule: OpShardingRule
+    shardings: Sequence[TensorSharding | None]
+    tensor_sizes: Sequence[int]
+    mesh_name: str | Mesh
+    mesh: Mesh
+    tensors: Sequence[TensorFactors]
+
+    def dimensions(self, i: int) -> TensorSharding:
+        """The sharding that the factors of a tensor make up."""
+        return unproject(self.rule.mappings[i], self.tensors[i], self.shardings[i], self.rule.factor_sizes, self.mesh, self.mesh_name)
 
 
-NOTHING = Decision()
+_Changes = list[tuple[int, TensorSharding]]
+"""`(tensor number, new sharding)`, operands before results."""
 
 
 def decide(
@@ -49,7 +66,7 @@ def decide(
     tensor_sizes: Sequence[int],
     meshes: Mapping[str, Mesh],
     full: bool,
-) -> Decision:
+) -> Decision | None:
     """Chooses the axes under which an op runs, and what that asks of its operands and results.
 
     Args:
@@ -59,32 +76,30 @@ def decide(
         tensor_sizes: Their numbers of elements.
         meshes: Name -> mesh.
         full: Whether all conflicts are settled, or only that of `dot_case` and reductions.
+
+    Returns:
+        None where the op runs as it is.
     """
     found = common_mesh(shardings, meshes)
     if found is None:
-        return NOTHING
+        return None
     mesh_name, mesh = found
     tensors = [project(m, s, rule.factor_sizes, mesh, True) for m, s in zip(rule.mappings, shardings, strict=True)]
-    count = len(rule.operand_mappings)
-    dealt_anew = False
+    setting = _Setting(op_name, rule, shardings, tensor_sizes, mesh_name, mesh, tensors)
+    dealt_anew = full and op_name == "stablehlo.reshape" and any(map(_overflows, tensors))
     if full:
-        dealt_anew = op_name == "stablehlo.reshape" and any(map(_overflows, tensors))
-        if dealt_anew:
-            common = redistribute(rule, tensors, mesh_name, mesh)
-        else:
-            common = find_common_axes(rule, factor_axes(tensors), tensor_sizes, mesh)
-        changed = _changes(rule, tensors, shardings, common, meshes, mesh_name, mesh)
-        if dealt_anew:
-            changed = [(i, sharding) for i, sharding in changed if i < count or not sharding.is_equivalent(shardings[i])]
-        reduced = tuple(axis for factor in rule.reduction for axis in common[factor])
+        changes, reduced = _settled(setting, meshes, dealt_anew)
     else:
-        changed = _dot_change(op_name, rule, tensors, shardings, tensor_sizes, mesh_name, mesh)
-        reduced = _reduced_by_choice(rule, tensors, shardings)
-    unreduced = _unreduced(shardings[count])
+        changes, reduced = _dot_change(setting), _reduced_by_choice(setting)
+    count = len(rule.operand_mappings)
+    reduced = set_difference(reduced, unreduced_of(shardings[count]), mesh)
+    if not changes and not reduced:
+        return None
     return Decision(
-        tuple((i, sharding) for i, sharding in changed if i < count),
-        tuple((i - count, sharding) for i, sharding in changed if i >= count),
-        sort_and_merge(set_difference(reduced, unreduced, mesh), mesh) if reduced else (),
+        mesh_name,
+        tuple((i, sharding) for i, sharding in changes if i < count),
+        tuple((i - count, sharding) for i, sharding in changes if i >= count),
+        sort_and_merge(reduced, mesh),
         dealt_anew,
     )
 
@@ -96,7 +111,7 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
     taken, and of several the one that was first on so many.
     """
     found: tuple[str | Mesh, Mesh] | None = None
-    counts: dict[Mesh, int] = {}
+    counts: dict[str | Mesh, int] = {}
     most = 0
     for sharding in shardings:
         if sharding is None:
@@ -106,73 +121,65 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
             continue
         if mesh.is_maximal or (found is not None and not mesh.same_axes(found[1])):
             return None
-        count = counts[mesh] = counts.get(mesh, 0) + (not sharding.is_fully_replicated)
+        name = sharding.mesh
+        count = counts[name] = counts.get(name, 0) + (not sharding.is_fully_replicated)
         if found is None or count > most:
-            found, most = (sharding.mesh, mesh), count
+            found, most = (name, mesh), count
     return found
 
 
-def _changes(
-    rule: OpShardingRule,
-    tensors: Sequence[TensorFactors],
-    shardings: Sequence[TensorSharding | None],
-    common: AxesPerFactor,
-    meshes: Mapping[str, Mesh],
-    mesh_name: str | Mesh,
-    mesh: Mesh,
-) -> list[tuple[int, TensorSharding]]:
-    """The tensors that are not sharded by the common axes, or over devices in another order, with their new shardings."""
-    found: list[tuple[int, TensorSharding]] = []
-    for i, (tensor, old) in enumerate(zip(tensors, shardings, strict=True)):
-        moved = old is not None and not old.is_fully_replicated and old.mesh_in(meshes) is not mesh
-        changed = _overflows(tensor)
+def _settled(setting: _Setting, meshes: Mapping[str, Mesh], dealt_anew: bool) -> tuple[_Changes, Axes]:
+    """What changes when all tensors get the common axes, and the axes of the reduction factors."""
+    rule, mesh = setting.rule, setting.mesh
+    if dealt_anew:
+        common = redistribute(rule, setting.tensors, setting.mesh_name, mesh)
+    else:
+        common = find_common_axes(rule, factor_axes(setting.tensors), setting.tensor_sizes, mesh)
+    changes: _Changes = []
+    for i, (tensor, old) in enumerate(zip(setting.tensors, setting.shardings, strict=True)):
+        other_order = old is not None and not old.is_fully_replicated and old.mesh_in(meshes) is not mesh
+        changed = other_order or _overflows(tensor)
         for factor, sharding in tensor.factors.items():
             changed = changed or sharding.axes != common[factor]
             sharding.axes, sharding.overflow = common[factor], ()
-        if changed or moved:
-            found.append((i, unproject(rule.mappings[i], tensor, old, rule.factor_sizes, mesh, mesh_name)))
-    return found
+        if not changed:
+            continue
+        new = setting.dimensions(i)
+        is_result = i >= len(rule.operand_mappings)
+        if not (dealt_anew and is_result and new.is_equivalent(old)):
+            changes.append((i, new))
+    return changes, tuple(axis for factor in rule.reduction for axis in common[factor])
 
 
-def _dot_change(
-    op_name: str,
-    rule: OpShardingRule,
-    tensors: Sequence[TensorFactors],
-    shardings: Sequence[TensorSharding | None],
-    tensor_sizes: Sequence[int],
-    mesh_name: str | Mesh,
-    mesh: Mesh,
-) -> list[tuple[int, TensorSharding]]:
-    if op_name not in DOTS:
+def _dot_change(setting: _Setting) -> _Changes:
+    """The result of a dot that is resharded after the op rather than have an operand resharded."""
+    if setting.op_name not in DOTS:
         return []
-    found = result_axes_of_dot(rule, factor_axes(tensors), tensor_sizes)
+    found = result_axes_of_dot(setting.rule, factor_axes(setting.tensors), setting.tensor_sizes)
     if found is None:
         return []
     factor, axes = found
-    tensors[2].factors[factor].axes = axes
-    return [(2, unproject(rule.mappings[2], tensors[2], shardings[2], rule.factor_sizes, mesh, mesh_name))]
+    setting.tensors[2].factors[factor].axes = axes
+    return [(2, setting.dimensions(2))]
 
 
-def _reduced_by_choice(rule: OpShardingRule, tensors: Sequence[TensorFactors], shardings: Sequence[TensorSharding | None]) -> Axes:
+def _reduced_by_choice(setting: _Setting) -> Axes:
     """The axes of reduction factors of an op whose result has unreduced axes; of another one, the partitioner sees to them."""
-    if not rule.reduction or not _unreduced(shardings[len(rule.operand_mappings)]):
+    rule = setting.rule
+    if not rule.reduction or not unreduced_of(setting.shardings[len(rule.operand_mappings)]):
         return ()
     reduced: list[AxisRef] = []
     for factor in rule.reduction:
-        stated = [tensor.factors[factor].axes for tensor in tensors if factor in tensor.factors]
+        stated = [tensor.factors[factor].axes for tensor in setting.tensors if factor in tensor.factors]
         if any(axes != stated[0] for axes in stated):
             raise ShardyError(
-                f"operands are sharded differently along reduction factor {factor}",
-                where=f"{rule}",
-                why="the result has unreduced axes, so they must say along which axes it is reduced",
+                f"operands are sharded differently along reduction factor {factor_symbol(factor)}",
+                where=f"'{setting.op_name}' with {rule}",
+                why="the result has unreduced axes, so the operands must say along which axes it is reduced",
                 fix="shard the operands alike, or leave the result without unreduced axes",
             )
         reduced.extend(stated[0] if stated else ())
     return tuple(reduced)
-
-
-def _unreduced(sharding: TensorSharding | None) -> Axes:
-    return () if sharding is None else sharding.unreduced
 
 
 def _overflows(tensor: TensorFactors) -> bool:

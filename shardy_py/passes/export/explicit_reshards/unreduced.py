@@ -23,6 +23,11 @@ class Collective:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
+def unreduced_of(sharding: TensorSharding | None) -> Axes:
+    """The unreduced axes of a sharding, none where it is missing."""
+    return () if sharding is None else sharding.unreduced
+
+
 def all_reduce(axes: Axes, sharding: TensorSharding) -> Collective:
     """The all-reduce along some axes that ends in a sharding."""
     return Collective(ALL_REDUCE, sharding, {"reduction_axes": AxisRefList(axes)})
@@ -72,7 +77,7 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
         steps.append(Collective(RESHARD, before))
     if replicated:
         unreduced = sort_and_merge((*source.unreduced, *replicated), mesh)
-        before = TensorSharding(target.mesh, dims, target.replicated, unreduced)
+        before = TensorSharding(source.mesh, dims, target.replicated, unreduced)
         steps.append(Collective("sdy.replicated_to_unreduced", before, {"axes": AxisRefList(replicated)}))
     if from_dims:
         steps.append(Collective("sdy.sharded_to_unreduced", target, {"axes": ListOfAxisRefLists(given_up)}))
