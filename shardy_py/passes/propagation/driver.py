@@ -139,10 +139,11 @@ class Propagation:
                 self._push(self.graph.concerned(node.tensors[i]), stack, node)
             if self.groups:
                 for member in self.groups.get(value, ()):
-                    if member.sharding is not new:
+                    held = self.graph.holder(member)
+                    if held is not None and held.sharding is not new:
                         if log is not None:
-                            log.append(Step(member, member.sharding, new, None, (value,), (new,), "group", self.user_priority, stage))
-                        member.sharding = new
+                            log.append(Step(held, held.sharding, new, None, (value,), (new,), "group", self.user_priority, stage))
+                        held.sharding = new
                         if stack is not None:
                             self._push(self.graph.concerned(member), stack, node)
 

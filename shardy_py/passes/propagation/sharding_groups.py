@@ -18,20 +18,21 @@ class ShardingGroupConflictWarning(UserWarning):
 def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Holder, tuple[Value, ...]]:
     """Value -> other members of its group, after giving all members their common sharding.
 
-    A group whose members have different shardings is cut: an open constraint after each member takes its place
+    Members are the values themselves: one whose sharding an edge holds takes changes of the group, but does not make any,
+    as in the reference. A group whose members have different shardings is cut: an open constraint after each member takes its place
     (`ShardingGroupMap` of the reference), with a warning.
     """
     members: dict[int, list[Value]] = {}
     for op in list(program.walk()):
         if op.name == "sdy.sharding_group":
-            holder = dataflow.shardable_value(op.operands[0])
             group = members.setdefault(op.attributes["group_id"], [])
-            if holder is not None and holder not in group:
-                group.append(holder)
+            if op.operands[0] not in group:
+                group.append(op.operands[0])
     groups: dict[Holder, tuple[Value, ...]] = {}
     for group_id in sorted(members):
         group = members[group_id]
-        given = [v.sharding for v in group if v.sharding is not None and not (v.sharding.is_fully_open and v.sharding.is_fully_replicated)]
+        known = [s for v in group if (s := dataflow.get_sharding(v)) is not None]
+        given = [s for s in known if not (s.is_fully_open and s.is_fully_replicated)]
         if any(s is not given[0] for s in given[1:]):
             different = ", ".join(map(str, dict.fromkeys(given)))
             message = (
@@ -41,10 +42,11 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
             group = [_cut(value, given[0].mesh) for value in group]
         elif given:
             for value in group:
-                if value.sharding is not given[0]:
+                held = dataflow.shardable_value(value)
+                if held is not None and held.sharding is not given[0]:
                     if log is not None:
-                        log.append(Step(value, value.sharding, given[0], None, tuple(group), (given[0],), "group", 0, -1))
-                    value.sharding = given[0]
+                        log.append(Step(held, held.sharding, given[0], None, tuple(group), (given[0],), "group", 0, -1))
+                    held.sharding = given[0]
         for value in group:
             groups[value] = tuple(v for v in group if v is not value)
     return groups
