@@ -8,16 +8,7 @@ from shardy_py.passes.walk import SHARDING, blocks_of
 
 NAME = "sdy-drop-sharding-and-mesh"
 
-_OWN_SHARDING = (
-    "sdy.all_",
-    "sdy.collective",
-    "sdy.data_",
-    "sdy.reduce_",
-    "sdy.replicated_",
-    "sdy.reshard",
-    "sdy.sharded_",
-    "sdy.sharding_",
-)
+_OWN_SHARDING = tuple(f"sdy.{prefix}" for prefix in "all_ collective data_ reduce_ replicated reshard sharded_ sharding_".split())
 """How the names of ops begin that state a sharding as an attribute of their own."""
 
 
