@@ -93,3 +93,33 @@ def test_the_log_names_the_group() -> None:
     aggressive_propagate.run(program, log=log)
     by_group = [step for step in log if step.reason == "group"]
     assert [(step.target, step.tensors) for step in by_group] == [(program.main.arguments[1], (program.main.arguments[0],))]
+
+
+IN_A_LOOP = """
+func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>, %n: tensor<i32>) -> (tensor<8xf32>, tensor<8xf32>) {
+  %w:2 = stablehlo.while(%i = %n, %c = %x) : tensor<i32>, tensor<8xf32>
+  cond {
+    %p = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %p : tensor<i1>
+  } do {
+    sdy.sharding_group %c group_id=0 : tensor<8xf32>
+    sdy.sharding_group %y group_id=0 : tensor<8xf32>
+    stablehlo.return %i, %c : tensor<i32>, tensor<8xf32>
+  }
+  %w0 = sdy.data_flow_edge %w#0 : tensor<i32>
+  %w1 = sdy.data_flow_edge %w#1 : tensor<8xf32>
+  %u = stablehlo.sine %w1 LOOP : tensor<8xf32>
+  %v = stablehlo.cosine %y OUTSIDE : tensor<8xf32>
+  return %u, %v : tensor<8xf32>, tensor<8xf32>
+}
+"""
+STATED = '{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}]>]>}'
+
+
+def test_an_argument_of_a_loop_takes_changes_of_the_group_but_makes_none() -> None:
+    """Its own sharding is kept by the loop's edge, which is no member."""
+    from_loop = propagated(IN_A_LOOP.replace("LOOP", STATED).replace("OUTSIDE", ""))
+    assert 'argument 0 [{"a", ?}]' in from_loop
+    assert not any(line.startswith("argument 1") for line in from_loop)
+    from_outside = propagated(IN_A_LOOP.replace("LOOP", "").replace("OUTSIDE", STATED))
+    assert {'argument 1 [{"a", ?}]', 'data_flow_edge [{"a", ?}]'} <= set(from_outside)
