@@ -118,16 +118,15 @@ class Propagation:
             update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
         if not update:
             return
-        if node.transform is not None:
-            last = len(stored) - 1
-            update = tuple((i, node.transform[1](new)) if i == last else (i, new) for i, new in update)
         self._apply(node, update, stored, stage, stack)
 
     def _apply(self, node: Node, update: Update, before: Shardings, stage: int, stack: list[Node] | None) -> None:
         log = self.log
-        for i, new in update:
+        last = len(node.tensors) - 1
+        for i, given in update:
             value = node.tensors[i]
             old = value.sharding
+            new = given if node.transform is None or i != last else node.transform[1](given)
             if old is new:
                 continue
             value.sharding = new
@@ -140,10 +139,10 @@ class Propagation:
             if self.groups:
                 for member in self.groups.get(value, ()):
                     held = self.graph.holder(member)
-                    if held is not None and held.sharding is not new:
+                    if held is not None and held.sharding is not given:
                         if log is not None:
-                            log.append(Step(held, held.sharding, new, None, (value,), (new,), "group", self.user_priority, stage))
-                        held.sharding = new
+                            log.append(Step(held, held.sharding, given, None, (value,), (given,), "group", self.user_priority, stage))
+                        held.sharding = given
                         if stack is not None:
                             self._push(self.graph.concerned(member), stack, node)
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
-from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.ir import Block, Function, Op, Program, TensorType, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.propagation.schedule import Directions, everything, schedule
+from shardy_py.passes.walk import CALL, functions_by_name, ops_of
 from shardy_py.rules import identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
 
 Holder = Value | FunctionResult
@@ -31,7 +32,7 @@ class Node:
         transform: For edges of manual computations: sharding as stored -> as the edge compares it, and back.
         queued: Whether it is on the worklist.
         erased: Whether the op was dead and is gone.
-        is_edge: Whether it is a data-flow edge; these are never conservative.
+        is_edge: Whether it is a data-flow edge or a barrier; these are never conservative.
     """
 
     __slots__ = (
@@ -98,8 +99,14 @@ class PropagationGraph:
         self._concerned: dict[Holder, list[Node]] = {}
         self._holders: dict[Value, Value] = {}
         self._leaves: list[Op] = []
+        self._calls: dict[str, list[Op]] = {}
+        self._functions: dict[str, Function] = {}
         self.main = program.main
         self.results = [FunctionResult(i, s) for i, s in enumerate(self.main.result_shardings)]
+        if len(program.functions) > 1:
+            self._functions = functions_by_name(program)
+            for call in ops_of(program, (CALL,)):
+                self._calls.setdefault(call.attributes["callee"], []).append(call)
         for function in program.functions:
             for op in walk_blocks(function.body):
                 self._add(op, conservative)
@@ -141,9 +148,7 @@ class PropagationGraph:
     def _edge(self, op: Op) -> Node:
         result = op.results[0]
         owner = op.operands[0]
-        if op.name != dataflow.EDGE:
-            return Node(op, None)
-        sources = [user.operands[i] for user, i in dataflow.sources(owner)]
+        sources = [user.operands[i] for user, i in self._sources(op, owner)]
         holders = [held for source in sources if (held := self.holder(source)) is not None]
         if not isinstance(result.type, TensorType) or result.type.rank == 0:
             return Node(op, None)
@@ -155,6 +160,16 @@ class PropagationGraph:
         if _is_manual(owner):
             node.transform = (partial(dataflow.before_edge, owner), partial(dataflow.after_edge, owner))  # pyright: ignore[reportAttributeAccessIssue]
         return node
+
+    def _sources(self, edge: Op, owner: Value) -> list[tuple[Op, int]]:
+        """The `(op, operand number)` that flow into an edge; into that of a function's argument, the operands of all its calls."""
+        if edge.name == dataflow.EDGE:
+            return dataflow.sources(owner)
+        if isinstance(owner.owner, Op):
+            callee = self._functions.get(owner.owner.attributes.get("callee", ""))
+            return [(callee.body.terminator, owner.index)] if callee is not None and callee.body.ops else []
+        function = owner.owner.parent
+        return [(call, owner.index) for call in self._calls.get(function.name, ())] if isinstance(function, Function) else []
 
     def _barrier(self, op: Op) -> Node:
         result = op.results[0]
@@ -169,6 +184,7 @@ class PropagationGraph:
             node.stages = (directions,) * 5
             node.all_directions = directions
         node.elementwise = True
+        node.is_edge = True
         return node
 
     def _result_nodes(self) -> list[Node]:
@@ -220,12 +236,23 @@ class PropagationGraph:
 
     def _push_users(self, value: Value, pushed: list[Node]) -> None:
         for op, i in reversed(value.uses):
+            if self._calls and op.name in (CALL, "func.return"):
+                for other in self._across_call(op, i):
+                    self._push_users(other, pushed)
             # an edge that a block argument owns is not told of its operand's change, only one that a result owns
             owner = None if op.name in dataflow.COMPUTATIONS else dataflow.owner_fed_by(op, i)
             edge = None if owner is None else dataflow.edge_of_owner(owner)
             node = self.node_of.get(op if edge is None else edge)
             if node is not None:
                 pushed.append(node)
+
+    def _across_call(self, op: Op, i: int) -> list[Value]:
+        """What an operand of a call or of the return of a function is on the other side: an argument, or results of calls."""
+        if op.name == CALL:
+            callee = self._functions.get(op.attributes["callee"])
+            return [] if callee is None else [callee.arguments[i]]
+        function = op.block.parent if op.block is not None else None
+        return [call.results[i] for call in self._calls.get(function.name, ())] if isinstance(function, Function) else []
 
     def erase(self, node: Node) -> list[Node]:
         """Erases a dead op; returns the nodes of those operands that may have become dead, as MLIR's driver pushes them."""
