@@ -14,6 +14,7 @@ from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.ir import Block, Function, Op, TensorType, Value
 
 EDGE = "sdy.data_flow_edge"
+FUNC_EDGE = "sdy.func_data_flow_edge"
 WHILE = "stablehlo.while"
 CASE = "stablehlo.case"
 NAMED_COMPUTATION = "sdy.named_computation"

@@ -18,6 +18,7 @@ from shardy_py.passes.export import (
     remove_sub_axes_in_input_output_shardings,
     sharding_constraint_to_reshard,
     sink_data_flow_edges,
+    sink_func_data_flow_edges,
     unflatten_call_graph,
 )
 from shardy_py.passes.export import (
@@ -25,6 +26,7 @@ from shardy_py.passes.export import (
 )
 from shardy_py.passes.import_ import (
     add_data_flow_edges,
+    add_func_data_flow_edges,
     apply_sharding_constraints,
     constant_or_scalar_splitter,
     flatten_call_graph,
@@ -124,13 +126,16 @@ def propagation_pipeline(
         **export_options: Those of `export_pipeline`.
     """
     record = None if log is None else _recorder(log)
-    import_pipeline(program)
-    flatten_call_graph.run(program)
-    symbol_dce.run(program)
-    import_func_calls.run(program)
-    symbol_dce.run(program)
-    apply_sharding_constraints.run(program, record=record)
-    sharding_group_import.run(program)
+    import_pipeline(program, dedup_functions_fully=dedup_functions_fully, record=record)
+    if dedup_functions_fully:
+        add_func_data_flow_edges.run(program)
+    else:
+        flatten_call_graph.run(program)
+        symbol_dce.run(program)
+        import_func_calls.run(program)
+        symbol_dce.run(program)
+        apply_sharding_constraints.run(program, record=record)
+        sharding_group_import.run(program)
     pre_order_funcs.run(program)
     user_priority_propagate.run(
         program,
@@ -139,8 +144,11 @@ def propagation_pipeline(
         run_op_priority_propagation=run_op_priority_propagation,
         log=log,
     )
-    export_named_computations.run(program)
+    if not dedup_functions_fully:
+        export_named_computations.run(program)
     propagate_to_func_results.run(program)
+    if dedup_functions_fully:
+        sink_func_data_flow_edges.run(program)
     unflatten_call_graph.run(program)
     symbol_dce.run(program)
     insert_func_call_reshards.run(program)

@@ -21,11 +21,13 @@ from shardy_py.passes.export import (
     remove_sub_axes_in_input_output_shardings,
     sharding_constraint_to_reshard,
     sink_data_flow_edges,
+    sink_func_data_flow_edges,
     unflatten_call_graph,
     update_non_divisible_input_output_shardings,
 )
 from shardy_py.passes.import_ import (
     add_data_flow_edges,
+    add_func_data_flow_edges,
     apply_sharding_constraints,
     constant_or_scalar_splitter,
     flatten_call_graph,
@@ -103,6 +105,7 @@ _EXPORT_OPTIONS = (
 
 _IMPORT = {
     add_data_flow_edges.NAME: Pass(add_data_flow_edges.run, "add an edge to every value that a loop, branch or computation passes on"),
+    add_func_data_flow_edges.NAME: Pass(add_func_data_flow_edges.run, "add an edge to what calls pass on, for programs whose calls stay"),
     apply_sharding_constraints.NAME: Pass(
         apply_sharding_constraints.run, "copy closed sharding constraints to the values they constrain", _DEBUG
     ),
@@ -170,6 +173,9 @@ _EXPORT = {
     ),
     sink_data_flow_edges.NAME: Pass(
         sink_data_flow_edges.run, "write the shardings of edges back to the ops they belong to", _SINK_DEBUG, FUNCTION
+    ),
+    sink_func_data_flow_edges.NAME: Pass(
+        sink_func_data_flow_edges.run, "write the shardings of edges back to arguments and calls", anchor=FUNCTION
     ),
     unflatten_call_graph.NAME: Pass(unflatten_call_graph.run, "let calls of equal copies of a function share one", (_DEDUP,)),
     update_non_divisible_input_output_shardings.NAME: Pass(

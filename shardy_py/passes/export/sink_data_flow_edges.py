@@ -6,11 +6,22 @@ from collections.abc import Sequence
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.passes.dataflow import COMPUTATIONS, EDGE, WHILE, edge_of_owner, fill, owner_of, set_in_shardings, without_manual_axes
+from shardy_py.passes.dataflow import (
+    COMPUTATIONS,
+    EDGE,
+    FUNC_EDGE,
+    WHILE,
+    edge_of_owner,
+    fill,
+    owner_of,
+    set_in_shardings,
+    without_manual_axes,
+)
 from shardy_py.passes.dataflow import manual_axes as manual_axes_of
 from shardy_py.passes.walk import ops_of
 
 NAME = "sdy-sink-data-flow-edges"
+EDGES = frozenset((EDGE, FUNC_EDGE))
 
 
 def run(program: Program, *, block_arguments: bool = False, **_: object) -> None:
@@ -99,4 +110,4 @@ def erase_edges(edges: list[Op]) -> None:
         blocks[edge.block] = None
         edge.block = None
     for block in blocks:
-        block.ops = [op for op in block.ops if op.name != EDGE or op.block is block]
+        block.ops = [op for op in block.ops if op.name not in EDGES or op.block is block]

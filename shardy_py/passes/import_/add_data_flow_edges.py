@@ -39,7 +39,7 @@ def add_edges(blocks: Sequence[Block], names: frozenset[str]) -> None:
         block.ops = ops + block.ops[begin:]
 
 
-def edges_on(owners: Sequence[Value], block: Block) -> list[Op]:
+def edges_on(owners: Sequence[Value], block: Block, name: str = EDGE) -> list[Op]:
     """Edges that have taken over the uses of their owners, to be put into the block right after them."""
     made: list[Op] = []
     for owner in owners:
@@ -47,7 +47,7 @@ def edges_on(owners: Sequence[Value], block: Block) -> list[Op]:
             continue
         sharding = get_sharding(owner)
         uses, owner.uses = owner.uses, []
-        edge = Op(EDGE, (owner,), (owner.type,))
+        edge = Op(name, (owner,), (owner.type,))
         edge.block = block
         result = edge.results[0]
         result.sharding = sharding
