@@ -115,12 +115,14 @@ class _Writer:
                 function.result_types, function.result_shardings, function.result_attributes, strict=True
             )
         ]
-        visibility = "" if function.visibility == "public" else f"{function.visibility} "
+        said = function.visibility != "public" or "sym_visibility" in function.attributes
+        visibility = f"{function.visibility} " if said else ""
         head = f"func.func {visibility}{_symbol(function.name)}({', '.join(inputs)})"
         if results:
             head += f" -> ({', '.join(results)})"
-        if function.attributes:
-            head += f" attributes {entries_text((name, attribute_text(value)) for name, value in function.attributes.items())}"
+        entries = [(name, attribute_text(value)) for name, value in function.attributes.items() if name != "sym_visibility"]
+        if entries:
+            head += f" attributes {entries_text(entries)}"
         if declared:
             self.lines.append(head)
             return

@@ -129,6 +129,8 @@ class _Reader:
             body = self.block(region, f"function '{name}'")
         function = Function(name, body, results, visibility=visibility)
         function.attributes = {key: self.attribute(key, value) for key, value in attributes.items() if key not in _OWN_FUNCTION_ATTRIBUTES}
+        if self.keep and visibility == "public" and "sym_visibility" in attributes:
+            function.attributes["sym_visibility"] = visibility
         stated = self.dictionaries(attributes.get("arg_attrs"), len(function.arguments))
         for argument, found in zip(function.arguments, stated, strict=True):
             argument.sharding = found.pop(_SHARDING, None)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from shardy_py import dialect
 from shardy_py.frontends._jax import ir, stablehlo
+from shardy_py.frontends.mlir_entries import attribute_text
 from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
 from shardy_py.ir.attribute_text import AttributeText
 
@@ -145,10 +146,7 @@ def _array(op: ir.OpView, name: str, default: tuple[Any, ...]) -> tuple[Any, ...
 
 
 def _constant(op: ir.OpView) -> Attributes:
-    try:
-        return {"value": AttributeText(op.attributes["value"])}
-    except TypeError:  # jaxlib has no class for elements of complex numbers
-        return {"value": AttributeText(str(op).partition(".constant ")[2])}
+    return {"value": AttributeText(attribute_text(op, "value"))}
 
 
 def _reduce(op: ir.OpView) -> Attributes:

@@ -8,11 +8,12 @@ which attributes are written from the `Program` instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from shardy_py.frontends._jax import ir
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
+from shardy_py.frontends.mlir_entries import attribute_text, split_entries
 from shardy_py.ir.attribute_text import AttributeText
 
 PROPERTIES = "mlir.properties"
@@ -67,18 +68,6 @@ def attribute_texts(op: ir.OpView) -> tuple[dict[str, str], dict[str, Any]]:
     return texts, prefixed
 
 
-def attribute_text(op: ir.OpView, name: str) -> str:
-    """The text of one attribute, also where jaxlib has no class for it, as for elements of complex numbers."""
-    try:
-        return str(op.attributes[name])
-    except TypeError:
-        text = str(op.operation.get_asm(print_generic_op_form=True))
-        start = re.search(rf"[<{{ ]{re.escape(name)} = ", text)
-        if start is None:
-            raise
-        return next(split_entries(text[start.end() :]))
-
-
 def unread_attributes(op_name: str, texts: Mapping[str, str]) -> AttributeText | None:
     """`{a = 1, b = 2}` with the attributes that a `Program` does not set; None where there are none."""
     modelled = MODELLED.get(op_name, frozenset())
@@ -97,33 +86,6 @@ def location_text(location: object) -> str:
     return f" {location}" if isinstance(location, ir.Location) else ""
 
 
-def split_entries(text: str) -> Iterator[str]:
-    """Splits at commas outside of brackets and strings, up to the first bracket that closes what is open around the text.
-
-    Example:
-        >>> list(split_entries('array<i64: 1, 2>, "a,b" }>'))
-        ['array<i64: 1, 2>', '"a,b"']
-    """
-    depth = start = 0
-    for token in _TOKEN.finditer(text):
-        found = token[0]
-        if found in _OPEN:
-            depth += 1
-        elif found in _CLOSE:
-            depth -= 1
-            if depth < 0:
-                yield text[start : token.start()].strip()
-                return
-        elif found == "," and depth == 0:
-            yield text[start : token.start()].strip()
-            start = token.end()
-    if text[start:].strip():
-        yield text[start:].strip()
-
-
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[<>(){}\[\],]')
-_OPEN = frozenset("<({[")
-_CLOSE = frozenset(">)}]")
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
 
 
