@@ -1,0 +1,86 @@
+"""Parts of mesh axes as plain tuples, for the search for collectives, which takes axes apart and puts them together a lot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardy_py.dialect import AxisRef, Mesh
+
+Part = tuple[str, int, int]
+"""`(axis, pre_size, size)`, as in `"x":(2)4`; a full axis has the pre-size 1 and its full size."""
+
+
+def size_of(parts: Iterable[Part]) -> int:
+    """Into how many pieces the parts cut a dimension."""
+    product = 1
+    for part in parts:
+        product *= part[2]
+    return product
+
+
+def parts_of(axes: Iterable[AxisRef], mesh: Mesh) -> list[Part]:
+    """The parts that axes are."""
+    return [(axis.name, axis.pre_size or 1, axis.size_in(mesh)) for axis in axes]
+
+
+def axes_of(parts: Iterable[Part], mesh: Mesh) -> tuple[AxisRef, ...]:
+    """The axes that parts are, neighbouring parts of one axis merged."""
+    merged: list[Part] = []
+    for name, pre, size in parts:
+        if merged and merged[-1][0] == name and merged[-1][1] * merged[-1][2] == pre:
+            _, pre, before = merged.pop()
+            size *= before
+        merged.append((name, pre, size))
+    return tuple(AxisRef(name) if size == mesh.shape[name] else AxisRef(name, pre, size) for name, pre, size in merged)
+
+
+def split_to_fit(part: Part, room: int) -> tuple[Part | None, Part | None]:
+    """What of a part fits where `room` more pieces may be cut, and what is left.
+
+    All of it where its size divides the room, the major part where the room divides its size, else nothing.
+
+    Example:
+        >>> split_to_fit(("x", 1, 8), 2)
+        (('x', 1, 2), ('x', 2, 4))
+    """
+    name, pre, size = part
+    if room == 1:
+        return None, part
+    if room % size == 0:
+        return part, None
+    if size % room == 0:
+        return (name, pre, room), (name, pre * room, size // room)
+    return None, part
+
+
+def aligned(per_dim: Sequence[list[Part]], other: Sequence[list[Part]]) -> list[list[Part]] | None:
+    """The parts of `per_dim`, cut wherever a part of `other` begins or ends within one; None where that cannot be done.
+
+    It cannot where sizes do not divide each other, as with `"x":(1)2` and `"x":(1)3`.
+    """
+    cuts: dict[str, set[int]] = {}
+    for parts in other:
+        for name, pre, size in parts:
+            cuts.setdefault(name, set()).update((pre, pre * size))
+    result: list[list[Part]] = []
+    for parts in per_dim:
+        found: list[Part] = []
+        for name, pre, size in parts:
+            end = pre * size
+            for cut in sorted(cuts.get(name, ())):
+                if pre < cut < end:
+                    if cut % pre or end % cut:
+                        return None
+                    found.append((name, pre, cut // pre))
+                    pre = cut
+            found.append((name, pre, end // pre))
+        result.append(found)
+    return result
+
+
+def without_common_prefix(parts: list[Part], other: list[Part]) -> tuple[list[Part], list[Part]]:
+    """Both lists without the parts that both begin with."""
+    i = 0
+    while i < len(parts) and i < len(other) and parts[i] == other[i]:
+        i += 1
+    return parts[i:], other[i:]
