@@ -13,8 +13,11 @@ DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
 def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> tuple[int, Axes] | None:
     """The factor that the result of a dot must have as its operand has it, so that only the result is resharded.
 
-    This is where `{i: "x"}, {k: "y"}` times `{k: "y"}` is to be `{i: "y"}`: the all-reduce over "y" and the reshard of
-    the result become one reduce-scatter, if neither operand moves.
+    A result that is to be sharded by the very axes along which the dot sums, on a factor where the operand has others,
+    is made with the operand's axes: its all-reduce and the reshard behind become one reduce-scatter, and no operand moves.
+
+    Example:
+        `[{"x"}, {"y"}]` times `[{"y"}, {}]`, wanted as `[{"y"}, {}]`, is made as `[{"x"}, {}]`.
 
     Args:
         rule: The rule of the dot.

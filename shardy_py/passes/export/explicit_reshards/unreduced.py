@@ -8,6 +8,7 @@ from typing import Any
 
 from shardy_py.dialect import AxisRef, AxisRefList, ListOfAxisRefLists, Mesh, TensorSharding
 from shardy_py.dialect.axis import set_difference, sort_and_merge, suffix_without_overlap
+from shardy_py.errors import ShardyError
 from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, is_strict_prefix
 
 RESHARD = "sdy.reshard"
@@ -34,10 +35,14 @@ def all_reduce(axes: Axes, sharding: TensorSharding) -> Collective:
 
 
 def reduce_to(source: TensorSharding | None, kept: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
-    """The all-reduce of the unreduced axes that `kept` does not have; empty where there are none."""
+    """The all-reduce of the unreduced axes that `kept` does not have; empty where there are none.
+
+    Raises:
+        ShardyError: They are over different meshes.
+    """
     if source is None or not source.unreduced:
         return []
-    mesh = source.mesh_in(meshes)
+    mesh = _mesh_of_both(source, kept, meshes)
     axes = set_difference(source.unreduced, () if kept is None else kept.unreduced, mesh)
     if not axes:
         return []
@@ -57,13 +62,16 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
         target: The sharding wanted.
         meshes: Name -> mesh.
 
+    Raises:
+        ShardyError: They are over different meshes.
+
     Example:
         `[{"y"}, {"z"}]` to `[{}, {}], unreduced={"x", "y"}` is a reshard to `[{"y"}, {}]`, then `"x"` from replicated to
         unreduced, then `"y"` from sharded to unreduced.
     """
     if source is None or target is None or not target.unreduced:
         return []
-    mesh = target.mesh_in(meshes)
+    mesh = _mesh_of_both(source, target, meshes)
     added = set_difference(target.unreduced, source.unreduced, mesh)
     if not added:
         return []
@@ -87,6 +95,18 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
 def with_unreduced(sharding: TensorSharding, axes: Axes) -> TensorSharding:
     """The sharding with other unreduced axes."""
     return TensorSharding(sharding.mesh, sharding.dims, sharding.replicated, axes)
+
+
+def _mesh_of_both(source: TensorSharding, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Mesh:
+    mesh = source.mesh_in(meshes)
+    if target is not None and target.mesh_in(meshes) is not mesh:
+        raise ShardyError(
+            "source and user shardings must have the same mesh",
+            where=f"{source} and {target}",
+            why="unreduced axes of one mesh say nothing about another",
+            fix="reduce the value before it moves to another mesh",
+        )
+    return mesh
 
 
 def _given_up(old: Axes, new: Axes, added: Axes, mesh: Mesh) -> Axes:
