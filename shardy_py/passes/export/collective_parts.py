@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh
 
@@ -51,6 +51,50 @@ def split_to_fit(part: Part, room: int) -> tuple[Part | None, Part | None]:
     if size % room == 0:
         return (name, pre, room), (name, pre * room, size // room)
     return None, part
+
+
+def distribute(parts: Iterable[Part], room: list[int], split: Callable[[Part, Part, Part], None] | None = None) -> list[list[Part]]:
+    """Puts parts into the first dimensions that have room for them, which gets less in place.
+
+    Args:
+        parts: Parts without a dimension, the most urgent first; what is left of one that is split goes first in the next dimension.
+        room: Into how many more pieces each dimension may be cut.
+        split: Told of a part that is split and of what it becomes.
+
+    Returns:
+        What each dimension got.
+    """
+    left = list(parts)
+    return [fill(left, room, dim, split) for dim in range(len(room))]
+
+
+def fill(left: list[Part], room: list[int], dim: int, split: Callable[[Part, Part, Part], None] | None = None) -> list[Part]:
+    """Takes from a list what fits into a dimension, as `distribute` does for each."""
+    placed: list[Part] = []
+    i = 0
+    while i < len(left) and room[dim] > 1:
+        part = left[i]
+        fitting, rest = split_to_fit(part, room[dim])
+        if fitting is None:
+            i += 1
+            continue
+        del left[i]
+        if rest is not None:
+            left.insert(0, rest)
+            if split is not None:
+                split(part, fitting, rest)
+        room[dim] //= fitting[2]
+        placed.append(fitting)
+    return placed
+
+
+def split_in(orders: Sequence[list[Part]], part: Part, first: Part, second: Part) -> None:
+    """Replaces a part by two, in whichever list has it."""
+    for order in orders:
+        if part in order:
+            i = order.index(part)
+            order[i : i + 1] = [first, second]
+            return
 
 
 def aligned(per_dim: Sequence[list[Part]], other: Sequence[list[Part]]) -> list[list[Part]] | None:

@@ -6,8 +6,9 @@ A permute keeps into how many pieces each dimension is cut and can change everyt
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-from shardy_py.passes.export.collective_parts import Part, size_of, split_to_fit
+from shardy_py.passes.export.collective_parts import Part, distribute, fill, size_of, split_in, split_to_fit
 from shardy_py.passes.export.collective_search import Search
 
 
@@ -34,7 +35,7 @@ def permute(search: Search) -> bool:
     """
     old, target, current = search.source, [list(order) for order in search.target], search.current
     room = [size_of(parts) for parts in old]
-    stays, ends, replaced = _place_wanted(search, room, target)
+    stays, ends, replaced = _place_wanted(room, target)
     fronts, middles = _place_unwanted(search, room, replaced)
     new = [[*front, *middle, *end] for front, middle, end in zip(fronts, middles, ends, strict=True)]
     if any(size_of(parts) != size_of(a) * size_of(b) for parts, a, b in zip(old, stays, new, strict=True)):
@@ -44,20 +45,19 @@ def permute(search: Search) -> bool:
     search.source = new
     search.target = target
     search.other_mesh = False
+    search.renew_present()
     search.index()
     search.emit("collective_permute")
     return True
 
 
-def _place_wanted(search: Search, room: list[int], target: list[list[Part]]) -> tuple[list[list[Part]], list[list[Part]], list[int]]:
+def _place_wanted(room: list[int], target: list[list[Part]]) -> tuple[list[list[Part]], list[list[Part]], list[int]]:
     """Puts axes that are wanted into place, and the rest of them at the ends of the first dimensions with room.
 
     Returns:
         Per dimension: the axes in their final place, those at the end, and how many pieces the former make.
     """
-    rank = len(room)
-    stays: list[list[Part]] = [[] for _ in range(rank)]
-    ends: list[list[Part]] = [[] for _ in range(rank)]
+    stays: list[list[Part]] = [[] for _ in target]
     for dim, order in enumerate(target):
         while order and room[dim] > 1:
             fitting, rest = split_to_fit(order[0], room[dim])
@@ -66,23 +66,7 @@ def _place_wanted(search: Search, room: list[int], target: list[list[Part]]) -> 
             order[:1] = [] if rest is None else [rest]
             room[dim] //= fitting[2]
             stays[dim].append(fitting)
-    left = [part for order in target for part in order]
-    for dim in range(rank):
-        i = 0
-        while i < len(left) and room[dim] > 1:
-            part = left[i]
-            fitting, rest = split_to_fit(part, room[dim])
-            if fitting is None:
-                i += 1
-                continue
-            del left[i]
-            if rest is not None:
-                left.insert(0, rest)
-                order = next(order for order in target if part in order)
-                at = order.index(part)
-                order[at : at + 1] = [fitting, rest]
-            room[dim] //= fitting[2]
-            ends[dim].append(fitting)
+    ends = distribute([part for order in target for part in order], room, partial(split_in, target))
     return stays, ends, [size_of(parts) for parts in stays]
 
 
@@ -94,30 +78,15 @@ def _place_unwanted(search: Search, room: list[int], replaced: list[int]) -> tup
     Returns:
         Per dimension: axes that came from other dimensions, and its own.
     """
-    rank = len(room)
-    own: list[list[Part]] = [[] for _ in range(rank)]
-    foreign: list[list[Part]] = [[] for _ in range(rank)]
+    own: list[list[Part]] = []
     homeless: list[Part] = []
     for dim, parts in enumerate(search.source):
         unwanted = [part for part in parts if part not in search.wanted]
         first, last = _split_after(unwanted, replaced[dim])
-        for part in (*last, *first):
-            fitting, rest = split_to_fit(part, room[dim])
-            if fitting is not None:
-                room[dim] //= fitting[2]
-                own[dim].append(fitting)
-            if rest is not None:
-                homeless.append(rest)
-    for part in homeless:
-        rest = part
-        for dim in range(rank):
-            if rest is None:
-                break
-            fitting, rest = split_to_fit(rest, room[dim])
-            if fitting is not None:
-                room[dim] //= fitting[2]
-                foreign[dim].append(fitting)
-    return foreign, own
+        left = last + first
+        own.append(fill(left, room, dim))
+        homeless += left
+    return distribute(homeless, room), own
 
 
 def _split_after(parts: list[Part], pieces: int) -> tuple[list[Part], list[Part]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from shardy_py.passes.export.collective_parts import Part, size_of, split_to_fit
+from shardy_py.passes.export.collective_parts import Part, distribute, size_of, split_in, split_to_fit
 
 Emit = Callable[["Search", str, Sequence[Sequence[Part]], tuple[int, int] | None], None]
 
@@ -28,6 +29,7 @@ class Search:
 
     Attributes:
         wanted: Where each axis still to be got has to go, as `(dimension, index)`.
+        present: The axes there to be moved. As in the reference, one that has been gathered still counts until the next permute.
     """
 
     __slots__ = ("_emit", "current", "other_mesh", "present", "shape", "source", "target", "wanted")
@@ -46,7 +48,9 @@ class Search:
         self.current = current
         self.shape = shape
         self.other_mesh = other_mesh
+        self.present: set[Part] = set()
         self._emit = emit
+        self.renew_present()
         self.index()
 
     @property
@@ -55,9 +59,12 @@ class Search:
         return not (self.other_mesh or any(self.source) or any(self.target))
 
     def index(self) -> None:
-        """Finds anew which axes are there to be moved, and where each has to go."""
-        self.present = {part for parts in self.source for part in parts}
+        """Finds anew where each axis has to go."""
         self.wanted = {part: (dim, i) for dim, parts in enumerate(self.target) for i, part in enumerate(parts)}
+
+    def renew_present(self) -> None:
+        """Finds anew which axes are there to be moved."""
+        self.present = {part for parts in self.source for part in parts}
 
     def emit(self, kind: str, per_dim: Sequence[Sequence[Part]] = (), move: tuple[int, int] | None = None) -> None:
         """Reports a step after which the axes are as `current` says."""
@@ -79,8 +86,10 @@ class Search:
         homeless: list[Part] = []
         for dim in range(rank):
             self._slice_in_place(dim, room, sliced, homeless)
-        for part in homeless:
-            self._slice_anywhere(part, room, sliced)
+        for dim, parts in enumerate(distribute(homeless, room, partial(split_in, self.target))):
+            sliced[dim] += parts
+            for part in parts:
+                self.add(dim, part)
         self.index()
         if any(sliced):
             self.emit("all_slice", sliced)
@@ -135,30 +144,6 @@ class Search:
             else:
                 self.add(dim, fitting)
                 i += 1
-
-    def _slice_anywhere(self, part: Part, room: list[int], sliced: list[list[Part]]) -> None:
-        """Cuts whichever dimensions have room along an axis, which will be moved later."""
-        rest: Part | None = part
-        for dim in range(len(room)):
-            fitting, left = split_to_fit(rest, room[dim])
-            if fitting is None:
-                continue
-            if left is not None:
-                self.split_wanted(rest, fitting, left)
-            room[dim] //= fitting[2]
-            sliced[dim].append(fitting)
-            self.add(dim, fitting)
-            rest = left
-            if rest is None:
-                return
-
-    def split_wanted(self, part: Part, first: Part, second: Part) -> None:
-        """Takes an axis that has to come apart into two."""
-        for order in self.target:
-            if part in order:
-                i = order.index(part)
-                order[i : i + 1] = [first, second]
-                return
 
     def all_to_alls(self) -> None:
         """Moves axes from the ends of dimensions to other dimensions, first where they arrive in their final place."""
