@@ -118,9 +118,13 @@ def diagnostics(error: ValueError, name: str) -> str:
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     text = text.removeprefix("Unable to parse module assembly:\n")
     placed = _PLACE.sub(lambda match: f"{match[1]}{name}:{match[3]}:{match[4]}: {match[2]}: ", text)
-    return placed if placed != text else f"{name}: error: {text}"
+    if placed != text:
+        return placed
+    line = _LINE.match(getattr(error, "where", None) or "")
+    return f"{name}:{line[1]}: error: {text}" if line else f"{name}: error: {text}"
 
 
+_LINE = re.compile(r"-:(\d+)")
 _PLACE = re.compile(r'^( *)(error|warning|note|remark): "-":(\d+):(\d+): ', re.MULTILINE)
 
 

@@ -14,12 +14,17 @@ from shardy_py.passes.export import (
     insert_explicit_reshards,
     insert_func_call_reshards,
     propagate_to_func_results,
+    remove_propagation_debug_info,
     remove_sharding_groups,
     remove_sub_axes_in_input_output_shardings,
+    reshard_to_collectives,
     sharding_constraint_to_reshard,
     sink_data_flow_edges,
     sink_func_data_flow_edges,
     unflatten_call_graph,
+)
+from shardy_py.passes.export import (
+    remove_all_gather_reduce_scatter_for_cmv1 as remove_for_cmv1,
 )
 from shardy_py.passes.export import (
     update_non_divisible_input_output_shardings as update_non_divisible,
@@ -160,7 +165,10 @@ def export_pipeline(
     *,
     avoid_export_for_partitioning: bool = False,
     enable_insert_explicit_collectives: bool = False,
+    remove_all_gather_reduce_scatter_for_cmv1: bool = False,
     keep_sharding_rules: bool = False,
+    dump_sharding_origins: bool = False,
+    dump_propagation_edges: bool = False,
     update_non_divisible_input_output_shardings: bool = True,
     record: Record | None = None,
     **_: object,
@@ -171,7 +179,10 @@ def export_pipeline(
         program: Changed in place.
         avoid_export_for_partitioning: Leave groups, constraints and rules, and insert nothing.
         enable_insert_explicit_collectives: Settle every disagreement between shardings, by collectives.
+        remove_all_gather_reduce_scatter_for_cmv1: Remove collectives that XLA fuses with a dot.
         keep_sharding_rules: Leave rules attached to ops.
+        dump_sharding_origins: Remove `sdy.sharding_origins`, which the reference only writes to files.
+        dump_propagation_edges: As for `sdy.propagation_edges`; either removes both.
         update_non_divisible_input_output_shardings: Cut shardings of inputs and outputs to axes that divide their dimensions.
         record: Told of each sharding that changes.
     """
@@ -187,6 +198,12 @@ def export_pipeline(
     if avoid_export_for_partitioning:
         return
     insert_explicit_reshards.run(program, enable_full_version=enable_insert_explicit_collectives)
+    if enable_insert_explicit_collectives:
+        reshard_to_collectives.run(program)
+    if remove_all_gather_reduce_scatter_for_cmv1:
+        remove_for_cmv1.run(program)
+    if dump_sharding_origins or dump_propagation_edges:
+        remove_propagation_debug_info.run(program)
     if not keep_sharding_rules:
         drop_sharding_rules.run(program)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardy_py.ir import Program
 from shardy_py.passes import pipelines
+from shardy_py.passes.debug.recording import recorder, recording
 from shardy_py.passes.export import (
     close_shardings,
     constant_or_scalar_merger,
@@ -17,8 +18,11 @@ from shardy_py.passes.export import (
     insert_explicit_reshards,
     insert_func_call_reshards,
     propagate_to_func_results,
+    remove_all_gather_reduce_scatter_for_cmv1,
+    remove_propagation_debug_info,
     remove_sharding_groups,
     remove_sub_axes_in_input_output_shardings,
+    reshard_to_collectives,
     sharding_constraint_to_reshard,
     sink_data_flow_edges,
     sink_func_data_flow_edges,
@@ -51,11 +55,26 @@ from shardy_py.passes.propagation import (
 )
 
 
-def _propagation(run: Callable[..., None]) -> Callable[..., None]:
-    """A propagation pass that drops the rules it attached, unless asked to keep them."""
+def _apply_constraints(program: Program, *, debug_sharding_origins: bool = False, debug_propagation_edge_sharding: bool = False) -> None:
+    """`sdy-apply-sharding-constraints` with its debug attributes."""
+    with recording(program, sharding_origins=debug_sharding_origins, propagation_edges=debug_propagation_edge_sharding) as log:
+        apply_sharding_constraints.run(program, record=recorder(log))
 
-    def propagate(program: Program, *, keep_sharding_rules: bool = False, module_dump_directory: str = "", **options: Any) -> None:
-        run(program, **options)
+
+def _propagation(run: Callable[..., None]) -> Callable[..., None]:
+    """A propagation pass that drops the rules it attached, unless asked to keep them, with its debug attributes."""
+
+    def propagate(
+        program: Program,
+        *,
+        keep_sharding_rules: bool = False,
+        module_dump_directory: str = "",
+        debug_sharding_origins: bool = False,
+        debug_propagation_edge_sharding: bool = False,
+        **options: Any,
+    ) -> None:
+        with recording(program, sharding_origins=debug_sharding_origins, propagation_edges=debug_propagation_edge_sharding) as log:
+            run(program, log=log, **options)
         if not keep_sharding_rules:
             drop_sharding_rules.run(program)
 
@@ -97,8 +116,8 @@ _EXPORT_OPTIONS = (
     Option("enable-insert-explicit-collectives", False, "settle all disagreements between shardings by collectives"),
     Option("remove-all-gather-reduce-scatter-for-cmv1", False, "remove collectives that XLA fuses with a dot"),
     Option("keep-sharding-rules", False, "leave sharding rules attached to ops"),
-    Option("dump-sharding-origins", False, "write back where axes come from"),
-    Option("dump-propagation-edges", False, "write back the steps of the propagation"),
+    Option("dump-sharding-origins", False, "remove where axes come from"),
+    Option("dump-propagation-edges", False, "remove the steps of the propagation"),
     Option("avoid-reshards-on-calls", False, "accepted and not used"),
     Option("update-non-divisible-input-output-shardings", True, "cut shardings of inputs and outputs to axes that divide their dimensions"),
 )
@@ -106,9 +125,7 @@ _EXPORT_OPTIONS = (
 _IMPORT = {
     add_data_flow_edges.NAME: Pass(add_data_flow_edges.run, "add an edge to every value that a loop, branch or computation passes on"),
     add_func_data_flow_edges.NAME: Pass(add_func_data_flow_edges.run, "add an edge to what calls pass on, for programs whose calls stay"),
-    apply_sharding_constraints.NAME: Pass(
-        apply_sharding_constraints.run, "copy closed sharding constraints to the values they constrain", _DEBUG
-    ),
+    apply_sharding_constraints.NAME: Pass(_apply_constraints, "copy closed sharding constraints to the values they constrain", _DEBUG),
     constant_or_scalar_splitter.NAME: Pass(constant_or_scalar_splitter.run, "give each user of a constant its own copy"),
     flatten_call_graph.NAME: Pass(flatten_call_graph.run, "give each call its own copy of the function"),
     import_func_calls.NAME: Pass(
@@ -145,7 +162,7 @@ _PROPAGATION = {
     "sdy-propagation-pipeline": Pass(
         pipelines.propagation_pipeline,
         "import, propagate and export",
-        (_DEDUP, _CONSERVATIVE, _STRATEGY, _OP_PRIORITY, *_DEBUG, *_EXPORT_OPTIONS),
+        (_DEDUP, _CONSERVATIVE, _STRATEGY, _OP_PRIORITY, *_EXPORT_OPTIONS),
     ),
 }
 
@@ -164,9 +181,19 @@ _EXPORT = {
     ),
     insert_func_call_reshards.NAME: Pass(insert_func_call_reshards.run, "give calls the result shardings of their functions"),
     propagate_to_func_results.NAME: Pass(propagate_to_func_results.run, "copy shardings of returned values to function results"),
+    remove_all_gather_reduce_scatter_for_cmv1.NAME: Pass(
+        remove_all_gather_reduce_scatter_for_cmv1.run, "remove collectives around dots that XLA fuses with them", anchor=FUNCTION
+    ),
+    remove_propagation_debug_info.NAME: Pass(remove_propagation_debug_info.run, "remove what the debug options added"),
     remove_sharding_groups.NAME: Pass(remove_sharding_groups.run, "remove sharding groups"),
     remove_sub_axes_in_input_output_shardings.NAME: Pass(
         remove_sub_axes_in_input_output_shardings.run, "cut open dimensions of inputs and outputs before parts of axes"
+    ),
+    reshard_to_collectives.NAME: Pass(
+        reshard_to_collectives.run,
+        "replace reshards by collectives",
+        (Option("keep-redundant-reshards", False, "keep reshards that change nothing"),),
+        FUNCTION,
     ),
     sharding_constraint_to_reshard.NAME: Pass(
         sharding_constraint_to_reshard.run, "replace sharding constraints by reshards", anchor=FUNCTION

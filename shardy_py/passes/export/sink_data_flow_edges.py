@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
@@ -24,7 +24,14 @@ NAME = "sdy-sink-data-flow-edges"
 EDGES = frozenset((EDGE, FUNC_EDGE))
 
 
-def run(program: Program, *, block_arguments: bool = False, **_: object) -> None:
+def run(
+    program: Program,
+    *,
+    block_arguments: bool = False,
+    sink_debug_sharding_origins: bool = False,
+    sink_debug_propagation_edge_sharding: bool = False,
+    **_: object,
+) -> None:
     """Replaces every `sdy.data_flow_edge` by its operand.
 
     Where at least one edge of an op has a sharding, the op gets the shardings of its edges, fully open where an edge
@@ -34,6 +41,8 @@ def run(program: Program, *, block_arguments: bool = False, **_: object) -> None
         program: Changed in place.
         block_arguments: Also sets `Value.sharding` of the results of computations and of the arguments of while bodies
             and computations, which MLIR has no place for.
+        sink_debug_sharding_origins: Also writes back where axes come from.
+        sink_debug_propagation_edge_sharding: Also writes back the steps of the propagation.
 
     Source: Shardy's sink_data_flow_edges.cc.
     """
@@ -61,7 +70,21 @@ def run(program: Program, *, block_arguments: bool = False, **_: object) -> None
         shardings = _shardings(op.results)
         if shardings is not None:
             _sink_to_results(op, shardings, block_arguments)
+    if sink_debug_sharding_origins:
+        _sink_debug({**arguments, **results}, "sharding_origins")
+    if sink_debug_propagation_edge_sharding:
+        _sink_debug({**arguments, **results}, "propagation_edges")
     erase_edges(edges)
+
+
+def _sink_debug(ops: Iterable[Op], kind: str) -> None:
+    """Moves a debug attribute of edges to their ops, if any op has it: a list for block arguments, one for results."""
+    for op in ops:
+        inside = op.regions[0].arguments if op.name in COMPUTATIONS else ()
+        for prefix, owners in (("block_arg", inside), ("result", op.results)):
+            edges = [edge for edge in map(edge_of_owner, owners) if edge is not None]
+            found = tuple(edge.attributes[f"sdy.{kind}"] for edge in edges if f"sdy.{kind}" in edge.attributes)
+            op.attributes = {**op.attributes, f"sdy.{prefix}_{kind}": found}
 
 
 def _shardings(owners: Sequence[Value]) -> list[TensorSharding] | None:

@@ -11,6 +11,7 @@ from shardy_py.passes.propagation.driver import Propagation
 from shardy_py.passes.propagation.graph import Holder, walk_blocks
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.sharding_groups import sharding_groups
+from shardy_py.passes.propagation.static_shapes import check_static_shapes
 from shardy_py.passes.propagation.step import Strategy
 
 NAME = "sdy-user-priority-propagate"
@@ -39,6 +40,7 @@ def propagate(
     program: Program, *, strategy: Strategy, op_priority: bool, user_priority: bool, conservative: bool, log: list[Step] | None
 ) -> None:
     """The propagation passes in one: sharding groups agree, then rounds of `Propagation.run`, then results are written back."""
+    check_static_shapes(program)
     groups = sharding_groups(program, log)
     propagation = Propagation(program, groups=groups, conservative=conservative, log=log)
     references = _take_priorities(propagation, log) if user_priority else {}
