@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
+from jax.sharding import NamedSharding
 
 from shardy_py.api.errors import DeletedBufferError, DonationError, OrderedEffectError
 from shardy_py.api.meshes import MESH_NAME, MeshView
@@ -70,6 +71,7 @@ class Entry:
         plan: The plan.
         pinned: What runs.
         jitted: Takes slots.
+        in_shardings: Where the leaves of the dynamic slots belong; None where `jax.jit` is to place them (Explicit axes).
         layout: The slots.
         guard: Looks at buffers before dispatch.
         may_be_kept: Whether later calls may use it; not where the function closes over values of an outer trace.
@@ -79,6 +81,7 @@ class Entry:
     planned: Planned
     pinned: Pinned
     jitted: Any
+    in_shardings: tuple[NamedSharding, ...] | None
     layout: Layout
     guard: Guard
     errors: BufferErrors
@@ -91,8 +94,20 @@ class Entry:
         return self.planned.plan
 
     def __call__(self, slots: Sequence[Any]) -> Any:
-        """Runs."""
-        return self.jitted(*slots)
+        """Runs, with uncommitted arrays that are donated put where the plan wants them.
+
+        `jax.jit` would place them too, but donate nothing, and compile once more when the next call brings the results of this one.
+        """
+        if self.in_shardings is None or not self.layout.donated:
+            return self.jitted(*slots)
+        placed = list(slots)
+        wanted = iter(self.in_shardings)
+        for i in self.layout.dynamic:
+            leaves, tree = jax.tree.flatten(slots[i])
+            shardings = [next(wanted) for _ in leaves]
+            if i in self.layout.donated:
+                placed[i] = jax.tree.unflatten(tree, [_put(leaf, sharding) for leaf, sharding in zip(leaves, shardings)])
+        return self.jitted(*placed)
 
     def check(self, slots: Sequence[Any]) -> None:
         """Raises where a buffer may not be passed."""
@@ -101,6 +116,12 @@ class Entry:
     def lower(self) -> Any:
         """The `jax.stages.Lowered`."""
         return self.jitted.lower(*self.planned.traced.request.slots)
+
+
+def _put(leaf: Any, sharding: NamedSharding) -> Any:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer) or leaf.committed or not sharding.is_fully_addressable:
+        return leaf
+    return jax.device_put(leaf, sharding)
 
 
 def make_entry(planned: Planned) -> Entry:
@@ -124,6 +145,7 @@ def make_entry(planned: Planned) -> Entry:
     named = NamedShardings(mesh)
     tree = jax.tree.structure(tuple(request.slots[i] for i in layout.dynamic))
     types, statics = request.key[2], request.key[4]
+    in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)
     jitted = executable(
         request.name,
         ready.jaxpr,
@@ -131,14 +153,15 @@ def make_entry(planned: Planned) -> Entry:
         Signature(tree, types, statics, configuration()),
         mesh=mesh,
         explicit=view.explicit,
-        in_shardings=[named(v.sharding, len(v.shape)) for v in plan.inputs],
+        in_shardings=in_shardings,
         out_shardings=[named(v.sharding, len(v.shape)) for v in plan.outputs],
         static_slots=layout.static,
         donated_slots=layout.donated,
         configuration=configuration,
     )
     guard, errors = guard_of(layout, request.settings.fun)
-    return Entry(planned, ready, jitted, layout, guard, errors, not traced.closes_over_tracers)
+    placed = None if view.explicit else in_shardings
+    return Entry(planned, ready, jitted, placed, layout, guard, errors, not traced.closes_over_tracers)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:

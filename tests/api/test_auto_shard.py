@@ -298,3 +298,15 @@ def test_large_mesh_needs_no_devices():
     big = jax.tree.map(lambda a: jax.ShapeDtypeStruct(tuple(64 * n for n in a.shape), a.dtype), (params, x))
     plan = sp.auto_shard(mlp, mesh=AbstractMesh((64, 64), ("data", "model")), in_shardings=SPECS).plan(*big)
     assert specs(plan.output_shardings) == ("data",)
+
+
+def test_the_results_of_the_first_call_do_not_compile_again(caplog: pytest.LogCaptureFixture) -> None:
+    @sp.auto_shard(mesh={"data": 2, "model": 4}, in_shardings=({"w": P(None, "model")}, P("data")), donate_argnums=0)
+    def step(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        return {"w": params["w"] - jax.grad(lambda w: jnp.tanh(x @ w).sum())(params["w"])}
+
+    params, x = {"w": jnp.ones((16, 16))}, jnp.ones((8, 16))
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
+        for _ in range(3):
+            params = step(params, x)
+    assert sum("Compiling jit(step)" in record.getMessage() for record in caplog.records) == 1
