@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 from jax.sharding import NamedSharding
@@ -119,7 +120,7 @@ class Entry:
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> Any:
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer) or leaf.committed or not sharding.is_fully_addressable:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or leaf.committed or not sharding.is_fully_addressable:
         return leaf
     return jax.device_put(leaf, sharding)
 
