@@ -1,0 +1,113 @@
+"""Simplifies a program as MLIR's canonicalizer does with the patterns of the SDY dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.export.canonicalization import collectives, manual_computations, reshards
+from shardy_py.passes.export.canonicalization.rewriting import Pattern, erase
+from shardy_py.passes.walk import blocks_in
+from shardy_py.rules import is_pure
+
+NAME = "canonicalize"
+
+RESHARDS = "sdy-reshard"
+COLLECTIVES = "sdy-collective"
+
+_Patterns = dict[str, tuple[Pattern, ...]]
+
+
+def run(program: Program, *, enable_patterns: Sequence[str] | None = None, **_: object) -> None:
+    """Applies patterns and removes dead ops until nothing changes.
+
+    Patterns of other dialects and the folding and merging of constants are left out.
+
+    Args:
+        program: Changed in place.
+        enable_patterns: Labels of the patterns to apply, `sdy-reshard` and `sdy-collective`; None or nothing for all of them, those
+            without a label included. Dead ops go in any case.
+
+    Source: MLIR's Canonicalizer.cpp, and Shardy's patterns in ir/canonicalization.
+
+    Example:
+        >>> run(program, enable_patterns=("sdy-collective",))  # as the export pipeline does
+    """
+    tables = LABELLED.values() if not enable_patterns else [LABELLED[label] for label in LABELLED if label in enable_patterns]
+    patterns = _joined(tables if enable_patterns else (*tables, *UNLABELLED))
+    for function in program.functions:
+        driver = _Driver(program, patterns)
+        while driver.sweep(function.body):
+            pass
+
+
+class _Driver:
+    def __init__(self, program: Program, patterns: _Patterns) -> None:
+        self.program = program
+        self.patterns = patterns
+
+    def sweep(self, body: Block) -> bool:
+        """Visits every op once, and again while it changes; returns whether anything has changed."""
+        changed = False
+        for block in blocks_in(body):
+            for op in list(block.ops):
+                while op.block is block and self.visit(op):
+                    changed = True
+        if changed:
+            for block in blocks_in(body):
+                block.ops = [op for op in block.ops if op.block is not None]
+        return changed
+
+    def visit(self, op: Op) -> bool:
+        """Erases an op if it is dead, with operands that die with it; else applies the first pattern that matches."""
+        if _is_dead(op):
+            self.erase(op)
+            return True
+        operands = list(op.operands)
+        if not any(pattern(op, self.program) for pattern in self.patterns.get(op.name, ())):
+            return False
+        for operand in operands:
+            if operand.defining_op is not None and operand.defining_op.block is not None and _is_dead(operand.defining_op):
+                self.erase(operand.defining_op)
+        return True
+
+    def erase(self, op: Op) -> None:
+        """Erases a dead op, and what only it has used."""
+        dead = [op]
+        for current in dead:
+            operands = [operand for inner in current.walk() for operand in inner.operands]
+            erase(current)
+            for operand in operands:
+                found = operand.defining_op
+                if found is not None and found.block is not None and found not in dead and _is_dead(found):
+                    dead.append(found)
+
+
+_KEPT = frozenset(
+    f"sdy.{name}"
+    for name in "all_gather all_reduce all_slice collective_permute reduce_scatter replicated_to_unreduced sharded_to_unreduced".split()
+)
+"""Ops that MLIR does not know to be free of effects."""
+
+
+def _is_dead(op: Op) -> bool:
+    if any(result.uses for result in op.results) or not is_pure(op):
+        return False
+    return not any(inner.name in _KEPT for inner in op.walk())
+
+
+def _joined(tables: Iterable[_Patterns]) -> _Patterns:
+    joined: _Patterns = {}
+    for table in tables:
+        for name, patterns in table.items():
+            joined[name] = (*joined.get(name, ()), *patterns)
+    return joined
+
+
+LABELLED: Mapping[str, _Patterns] = {
+    RESHARDS: reshards.LABELLED,
+    COLLECTIVES: collectives.PATTERNS,
+}
+"""Label -> op name -> patterns in the order in which they are tried."""
+
+UNLABELLED: Sequence[_Patterns] = (reshards.UNLABELLED, manual_computations.PATTERNS)
