@@ -1,0 +1,42 @@
+"""Export passes that remove or rewrite attributes do what jaxlib's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardy_py.frontends.mlir import from_mlir
+from shardy_py.ir import Program
+from shardy_py.passes.export import (
+    drop_sharding_and_mesh,
+    drop_sharding_rules,
+    inline_meshes,
+    remove_all_gather_reduce_scatter_for_cmv1,
+    remove_propagation_debug_info,
+)
+from tests.passes.oracle import corpus, dump
+
+PASSES: tuple[Any, ...] = (
+    drop_sharding_and_mesh,
+    drop_sharding_rules,
+    inline_meshes,
+    remove_all_gather_reduce_scatter_for_cmv1,
+    remove_propagation_debug_info,
+)
+CASES = [pytest.param(pass_, case, id=case["id"]) for pass_ in PASSES for case in corpus(pass_.NAME)]
+
+
+def shown(program: Program) -> str:
+    """All that these passes may change: ops, shardings, rules, and attributes of arguments and results."""
+    lines = [dump(program, uses=False)]
+    lines += [f"{function.name} {function.argument_attributes} {function.result_attributes}" for function in program.functions]
+    lines += [f"{op.name} {op.rule}" for op in program.walk() if op.rule is not None]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("pass_", "case"), CASES)
+def test_golden(pass_: Any, case: dict[str, Any]) -> None:
+    program = from_mlir(case["input"])
+    pass_.run(program)
+    assert shown(program) == shown(from_mlir(case["output"]))
