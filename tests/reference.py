@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jaxlib
+import pytest
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
@@ -16,6 +18,13 @@ PROPAGATION = "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagat
 """What XLA runs on a module before it partitions."""
 
 LEGALIZE_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+
+SAME_SHARDY = jaxlib.__version__.startswith("0.10.")
+"""Whether jaxlib carries the Shardy that this package follows; passes and messages of later ones differ."""
+
+NEEDS_SAME_SHARDY = pytest.mark.skipif(
+    not SAME_SHARDY, reason=f"this follows the Shardy in jaxlib 0.10, not the later one in {jaxlib.__version__}"
+)
 
 _CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant"))
 _UNCOMPARED = frozenset(("value", "has_side_effect", "text"))

@@ -33,16 +33,19 @@ from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 from shardy_py.ir import TensorType
 
+_new_context = getattr(_mlir, "_create_ir_context", _mlir.make_ir_context)
+"""Later versions of JAX hand out one context several times, so its settings are not ours to change, and they have this function."""
+
 _LOWER_PARAMETERS = frozenset(inspect.signature(_mlir.lower_jaxpr_to_module).parameters)
 
 
 def make_context(*, allow_unregistered: bool = False) -> ir.Context:
-    """An MLIR context that knows the dialects JAX emits: func, stablehlo, chlo, mhlo and sdy.
+    """A new MLIR context that knows the dialects JAX emits: func, stablehlo, chlo, mhlo and sdy.
 
     Args:
         allow_unregistered: Whether text may hold ops of dialects that jaxlib does not ship.
     """
-    context = _mlir.make_ir_context()
+    context = _new_context()
     context.allow_unregistered_dialects = allow_unregistered
     return context
 

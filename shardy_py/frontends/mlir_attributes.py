@@ -255,6 +255,16 @@ def _computation(op: ir.OpView) -> Attributes:
     return found
 
 
+def _reducing(axes: str) -> Reader:
+    """For sums no `reduction_op` is read: some versions of Shardy state it, some do not know it."""
+
+    def read(op: ir.OpView) -> Attributes:
+        kind = plain(op.attributes["reduction_op"]) if "reduction_op" in op.attributes else 0
+        return {axes: plain(op.attributes[axes])} | ({"reduction_op": kind} if kind else {})
+
+    return read
+
+
 def _barrier(op: ir.OpView) -> Attributes:
     return {"allowed_direction": dialect.PropagationDirection(plain(op.attributes["allowed_direction"]))}
 
@@ -292,14 +302,14 @@ READERS: Mapping[str, Reader] = {
     "stablehlo.triangular_solve": _named("left_side", "lower", "unit_diagonal", "transpose_a"),
     "chlo.top_k": _named("k"),
     "sdy.all_gather": _named("gathering_axes"),
-    "sdy.all_reduce": _both(_named("reduction_axes"), _optional("reduction_op")),
+    "sdy.all_reduce": _reducing("reduction_axes"),
     "sdy.all_slice": _named("slicing_axes"),
     "sdy.all_to_all": _named("params"),
     "sdy.constant": _constant,
     "sdy.manual_computation": _computation,
     "sdy.named_computation": _computation,
     "sdy.propagation_barrier": _barrier,
-    "sdy.reduce_scatter": _both(_named("reduce_scatter_axes"), _optional("reduction_op")),
+    "sdy.reduce_scatter": _reducing("reduce_scatter_axes"),
     "sdy.replicated_to_unreduced": _named("axes"),
     "sdy.sharded_to_unreduced": _named("axes"),
     "sdy.sharding_group": _named("group_id"),

@@ -13,11 +13,12 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from shardy_py.backends.mlir import to_mlir
 from shardy_py.dialect import PropagationDirection, TensorSharding
 from shardy_py.frontends.mlir import from_mlir, locate, parse_module
 from shardy_py.frontends.mlir_attributes import AttributeText
 from shardy_py.ir import TOKEN, Op, OpaqueType, Program
-from tests.reference import lower, programs_equal, run_pipeline
+from tests.reference import SAME_SHARDY, lower, programs_equal, run_pipeline
 
 MESH = 'sdy.mesh @mesh = <["a"=2, "b"=4]>\n'
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).parents[3] / "shared")
@@ -293,6 +294,30 @@ def test_pipelines_run_on_text() -> None:
       return %0 : tensor<8x8xf32>
     }"""
     assert str(from_mlir(run_pipeline(MESH + text)).main.result_shardings[0]) == '#sdy.sharding<@mesh, [{"a"}, {}]>'
+
+
+@pytest.mark.parametrize(("kind", "number"), [("", None), ("max ", 1), ("min ", 2)])
+def test_kinds_of_reductions(kind: str, number: int | None) -> None:
+    if kind and SAME_SHARDY:
+        pytest.skip("only later versions of Shardy have reductions other than sums")
+    text = f'''{MESH}func.func @f(%x: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}) -> tensor<8x8xf32> {{
+      %0 = sdy.all_reduce {kind}{{"b"}} %x out_sharding=<@mesh, [{{"a"}}, {{}}]> : tensor<8x8xf32>
+      %1 = sdy.reduce_scatter {kind}[{{}}, {{"b"}}] %0 out_sharding=<@mesh, [{{"a"}}, {{"b"}}]> : tensor<8x8xf32>
+      return %1 : tensor<8x8xf32>
+    }}'''
+    program = from_mlir(text, keep=True)
+    assert [op.attributes.get("reduction_op") for op in program.walk()][:2] == [number, number]
+    assert to_mlir(program) == str(parse_module(text))
+    assert str(parse_module(to_mlir(program, pretty=False))) == str(parse_module(text))
+
+
+def test_every_module_has_its_own_context() -> None:
+    text = '"other.op"() : () -> ()'
+    one, other = parse_module(text), parse_module(text)
+    assert one.context is not other.context
+    lowered = lower(jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32))
+    assert one.context.allow_unregistered_dialects
+    assert not lowered.context.allow_unregistered_dialects
 
 
 @pytest.mark.skipif(not (SHARED / "corpus").is_dir(), reason="the golden corpus is not here")
