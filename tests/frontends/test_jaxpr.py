@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive, jaxprs_in_params
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.dialect import Mesh, TensorSharding, parse_sharding
@@ -198,7 +198,7 @@ def test_functions_are_named_as_jax_names_them() -> None:
 
 
 def test_a_second_mesh_gets_a_name_of_its_own() -> None:
-    other = AbstractMesh((8,), ("z",))
+    other = AbstractMesh((8,), ("z",), axis_types=(AxisType.Auto,))
     got = imported(lambda x: jax.shard_map(jnp.sin, mesh=other, in_specs=P("z"), out_specs=P("z"))(x), (X,))
     assert got.program.meshes == {"mesh": MESH, "mesh_0": Mesh((("z", 8),))}
     (region,) = (op for op in got.program.walk() if op.name == "sdy.manual_computation")

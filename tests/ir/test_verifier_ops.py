@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import pytest
 
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import parse_module
 from shardy_py.ir.verifier import problems, verify
 from tests.ir.unverified import read_unverified
+from tests.reference import NEEDS_SAME_SHARDY
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED", pathlib.Path(__file__).resolve().parents[3] / "shared"))
 CASES = SHARED / "corpus" / "ir-verify.jsonl"
@@ -387,7 +387,7 @@ def test_a_broken_rule_is_found(name: str) -> None:
     assert [problem.what for problem in found][:1] == [what]
 
 
-@pytest.mark.skipif(jax.__version_info__[:3] != (0, 10, 2), reason="later versions of Shardy have other words")
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("name", BROKEN)
 def test_jaxlib_says_the_same(name: str) -> None:
     text, what = BROKEN[name]

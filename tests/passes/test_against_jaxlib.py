@@ -39,6 +39,7 @@ from shardy_py.passes.import_ import (
 )
 from tests.passes.oracle import corpus, dump, jaxlib_program, options_of
 from tests.passes.random_modules import module
+from tests.reference import NEEDS_SAME_SHARDY
 
 Pass = Any
 
@@ -101,11 +102,13 @@ def test_every_pass_has_the_name_of_its_file() -> None:
         assert each.__name__.startswith((import_.__name__, export.__name__))
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("seed", range(20))
 def test_import_of_random_modules(seed: int) -> None:
     check(module(seed), IMPORT)
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("seed", range(40, 56))
 def test_import_and_export_of_random_modules(seed: int) -> None:
     check(module(seed), (*IMPORT, *EXPORT))
@@ -116,6 +119,7 @@ def test_splitter_alone(seed: int) -> None:
     check(module(seed, size=20), (constant_or_scalar_splitter,))
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("seed", range(90, 100))
 def test_edges_and_constraints_alone(seed: int) -> None:
     check(module(seed, size=16), (add_data_flow_edges, apply_sharding_constraints))

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-import jaxlib
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op
 from shardy_py.rules import rule_for
+from tests.reference import NEEDS_SAME_SHARDY, SAME_SHARDY
 
 POPULATE = "func.func(chlo-legalize-to-stablehlo,sdy-populate-op-sharding-rules)"
 
@@ -46,8 +46,8 @@ def stop_worker() -> None:
 
 def run_passes(module: str, pipeline: str) -> str:
     """What jaxlib's pipeline makes of a module; skips the test where jaxlib has a later Shardy with other rules."""
-    if not jaxlib.__version__.startswith("0.10."):
-        pytest.skip(f"the reference is the Shardy in jaxlib 0.10, not in {jaxlib.__version__}")
+    if not SAME_SHARDY:
+        pytest.skip(NEEDS_SAME_SHARDY.kwargs["reason"])
     worker = _worker()
     assert worker.stdin is not None
     assert worker.stdout is not None

@@ -13,6 +13,7 @@ from shardy_py.dialect.verify_ops import verify_collective
 from shardy_py.errors import DialectError
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
 from tests.passes.export.reshards import Reshard, jaxlib_steps, random_reshard, texts
+from tests.reference import NEEDS_SAME_SHARDY
 
 POWERS_OF_TWO = (2, 4, 8)
 MIXED = (1, 2, 3, 4, 5, 6, 8, 12)
@@ -94,6 +95,7 @@ def test_errors() -> None:
         steps_of('@m, [{"x"}, {}]', '@m, [{"x"}]')
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("sizes", [POWERS_OF_TWO, MIXED])
 @pytest.mark.parametrize("count", [100, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_steps_are_those_of_jaxlib(sizes: tuple[int, ...], count: int) -> None:

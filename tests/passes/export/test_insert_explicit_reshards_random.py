@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jaxlib
 import pytest
 from jaxlib.mlir import passmanager
 
@@ -11,8 +10,9 @@ from shardy_py.passes.export import insert_explicit_reshards
 from tests.passes.export.random_ops import function
 from tests.passes.oracle import dump
 from tests.passes.random_modules import module
+from tests.reference import NEEDS_SAME_SHARDY
 
-pytestmark = pytest.mark.skipif(not jaxlib.__version__.startswith("0.10."), reason="later versions of Shardy insert other reshards")
+pytestmark = NEEDS_SAME_SHARDY
 
 PREPARED = ",".join(
     (
