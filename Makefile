@@ -11,11 +11,12 @@ BENCH_FLAGS ?=
 py := $(VENV)/bin/python
 pip := $(py) -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo test test-slow lint bench clean help
 
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
 	@echo "make test    ruff, pyright and the tests"
+	@echo "make test-slow  the long sweeps: 1,000 random programs, 40,000 random reshards"
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
 	@echo "make clean   remove the virtual environment and everything that was made"
@@ -25,6 +26,9 @@ demo: $(VENV)/.ready-demo
 
 test: lint
 	$(py) -m pytest $(PYTEST_FLAGS)
+
+test-slow: $(VENV)/.ready-test
+	$(py) -m pytest -m slow $(PYTEST_FLAGS)
 
 lint: $(VENV)/.ready-test
 	$(py) -m ruff check .

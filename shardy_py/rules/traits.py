@@ -58,16 +58,9 @@ PURE = frozenset(
                 " triangular_solve tuple unary_einsum while"
             ).split()
         ),
-        "sdy.all_gather",
-        "sdy.all_reduce",
-        "sdy.all_slice",
         "sdy.all_to_all",
-        "sdy.collective_permute",
         "sdy.manual_computation",
         "sdy.named_computation",
-        "sdy.reduce_scatter",
-        "sdy.replicated_to_unreduced",
-        "sdy.sharded_to_unreduced",
     ]
 )
 """Ops without effects of their own; they can still hold ops that have some."""

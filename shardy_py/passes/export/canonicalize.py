@@ -83,17 +83,8 @@ class _Driver:
                     dead.append(found)
 
 
-_KEPT = frozenset(
-    f"sdy.{name}"
-    for name in "all_gather all_reduce all_slice collective_permute reduce_scatter replicated_to_unreduced sharded_to_unreduced".split()
-)
-"""Ops that MLIR does not know to be free of effects."""
-
-
 def _is_dead(op: Op) -> bool:
-    if any(result.uses for result in op.results) or not is_pure(op):
-        return False
-    return not any(inner.name in _KEPT for inner in op.walk())
+    return not any(result.uses for result in op.results) and is_pure(op)
 
 
 def _joined(tables: Iterable[_Patterns]) -> _Patterns:
