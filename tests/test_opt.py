@@ -237,7 +237,7 @@ def normal(text: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(PASSES.keys() - {"sdy-export-pipeline", "sdy-propagation-pipeline"}))
+@pytest.mark.parametrize("name", sorted(PASSES))
 def test_golden_cases(name: str) -> None:
     path = SHARED / "corpus" / f"{name}.jsonl"
     cases = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

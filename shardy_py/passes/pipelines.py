@@ -7,6 +7,7 @@ from typing import Any
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.export import (
+    canonicalize,
     close_shardings,
     constant_or_scalar_merger,
     drop_sharding_rules,
@@ -199,7 +200,9 @@ def export_pipeline(
         return
     insert_explicit_reshards.run(program, enable_full_version=enable_insert_explicit_collectives)
     if enable_insert_explicit_collectives:
+        canonicalize.run(program, enable_patterns=(canonicalize.RESHARDS,))
         reshard_to_collectives.run(program)
+    canonicalize.run(program, enable_patterns=(canonicalize.COLLECTIVES,))
     if remove_all_gather_reduce_scatter_for_cmv1:
         remove_for_cmv1.run(program)
     if dump_sharding_origins or dump_propagation_edges:

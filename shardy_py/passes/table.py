@@ -9,6 +9,7 @@ from shardy_py.ir import Program
 from shardy_py.passes import pipelines
 from shardy_py.passes.debug.recording import recorder, recording
 from shardy_py.passes.export import (
+    canonicalize,
     close_shardings,
     constant_or_scalar_merger,
     drop_sharding_and_mesh,
@@ -167,6 +168,21 @@ _PROPAGATION = {
 }
 
 _EXPORT = {
+    canonicalize.NAME: Pass(
+        canonicalize.run,
+        "simplify reshards, collectives and manual computations, and remove dead ops",
+        (
+            Option("enable-patterns", (), "labels of the patterns to apply; all without"),
+            Option("disable-patterns", (), "accepted and not used"),
+            Option("max-iterations", 10, "accepted and not used"),
+            Option("max-num-rewrites", -1, "accepted and not used"),
+            Option("region-simplify", "normal", "accepted and not used", ("disabled", "normal", "aggressive")),
+            Option("top-down", True, "accepted and not used"),
+            Option("test-convergence", False, "accepted and not used"),
+            Option("cse-between-iterations", False, "accepted and not used"),
+        ),
+        FUNCTION,
+    ),
     close_shardings.NAME: Pass(close_shardings.run, "close all dimensions of all shardings"),
     constant_or_scalar_merger.NAME: Pass(constant_or_scalar_merger.run, "merge equal constants", anchor=FUNCTION),
     drop_sharding_and_mesh.NAME: Pass(drop_sharding_and_mesh.run, "remove all shardings and meshes"),
