@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.clone import move_terminator
-from shardy_py.passes.dataflow import NAMED_COMPUTATION, edge_of_owner
+from shardy_py.passes.dataflow import NAMED_COMPUTATION, edge_of_owner, fill
 from shardy_py.passes.export.sink_data_flow_edges import erase_edges
 from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames
 from shardy_py.passes.walk import CALL, ops_of_post
@@ -17,7 +17,7 @@ def run(program: Program, **_: object) -> None:
     """Outlines computations, inner ones first, into private functions at the end of the program.
 
     A function is named after its computation and remembers that name. Arguments have the shardings of the computation's
-    arguments, the call those of its results; results of the function get none.
+    arguments, the call those of its results, open where only others have one; results of the function get none.
 
     Source: Shardy's export_named_computations.cc.
     """
@@ -36,7 +36,8 @@ def _shardings(owners: list[Value], stated: tuple[TensorSharding, ...] | None) -
     for i, owner in enumerate(owners):
         edge = edge_of_owner(owner)
         found.append(edge.results[0].sharding if edge is not None else stated[i] if stated else None)
-    return found
+    mesh = next((sharding.mesh for sharding in found if sharding is not None), None)
+    return found if mesh is None else [*fill(owners, found, mesh)]
 
 
 def _erase_edges(owners: list[Value]) -> None:
@@ -61,10 +62,9 @@ def _call(op: Op, callee: str, shardings: list[TensorSharding | None]) -> None:
     own = ("name", "in_shardings", "out_shardings", "execution_thread")
     attributes = {"callee": callee, **{name: value for name, value in op.attributes.items() if name not in own}}
     made = Op(CALL, op.operands, [result.type for result in op.results], attributes, location=op.location, primitive=op.primitive)
-    mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
     for old, new, sharding in zip(op.results, made.results, shardings, strict=True):
         new.name = old.name
-        new.sharding = TensorSharding.open(mesh, new.type.rank) if sharding is None and mesh is not None else sharding
+        new.sharding = sharding
         old.replace_uses(new)
     op.drop_uses()
     block = op.block
