@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +15,7 @@ from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
 from shardy_py.ir import TensorType
 from shardy_py.passes import pipelines
+from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.timings import Timings
@@ -59,25 +57,6 @@ class Planned:
     traced: TracedCall
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection inside.
-
-    A plan is a few hundred thousand small objects that live on; looking at all of them for garbage again and again would cost more
-    than the propagation. Freezing and unfreezing moves them to the oldest generation, where a collection looks at them seldom.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
-
-
 def result_leaves(traced: TracedCall) -> list[Leaf]:
     """Path, shape and type of each leaf of the result."""
     structs = jax.tree.leaves(traced.out_info)
@@ -104,7 +83,7 @@ def make_plan(traced: TracedCall) -> Planned:
     request = traced.request
     timings = Timings()
     log: list[Step] | None = [] if request.settings.options.provenance else None
-    with _no_collection():
+    with no_collection():
         with timings.step("describe"):
             results = result_leaves(traced)
             wanted = out_shardings(traced, results)

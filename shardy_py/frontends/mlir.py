@@ -13,6 +13,7 @@ from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, dis
 from shardy_py.frontends.mlir_text import attribute_texts, module_resources, unread_attributes
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.passes.collection import no_collection
 
 KEPT_REGIONS = frozenset(
     (
@@ -58,7 +59,10 @@ def from_mlir(module: ir.Module | str, *, keep: bool = False) -> Program:
     """
     if isinstance(module, str):
         module = parse_module(module)
-    return _Reader(keep).program(module)
+    if not keep:
+        return _Reader().program(module)
+    with no_collection():
+        return _Reader(keep=True).program(module)
 
 
 def read_module(module: ir.Module) -> tuple[Program, dict[ir.Operation, Op]]:

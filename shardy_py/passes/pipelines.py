@@ -6,6 +6,7 @@ from typing import Any
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
+from shardy_py.passes.collection import no_collection
 from shardy_py.passes.export import (
     canonicalize,
     close_shardings,
@@ -110,6 +111,7 @@ def import_pipeline(program: Program, *, dedup_functions_fully: bool = False, re
         sharding_group_import.run(program)
 
 
+@no_collection()
 def propagation_pipeline(
     program: Program,
     *,

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardy_py.ir import Program
 from shardy_py.ir.verifier import verify
+from shardy_py.passes.collection import no_collection
 from shardy_py.passes.pass_info import Pass
 from shardy_py.passes.pipeline_text import FUNCTION, MODULE, PassCall, PipelineError, parse_pipeline
 from shardy_py.passes.table import OLD_NAMES, OLD_OPTIONS, PASSES
@@ -26,14 +27,15 @@ def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) 
     """
     calls = parse_pipeline(pipeline)
     bound = [(name, pass_, bind(pass_, call, pipeline)) for call in calls for name, pass_ in (lookup(call, pipeline),)]
-    for name, pass_, options in bound:
-        pass_.run(program, **options)
-        if verify_each:
-            try:
-                verify(program)
-            except ValueError as error:
-                error.add_note(f"found after pass '{name}'")
-                raise
+    with no_collection():
+        for name, pass_, options in bound:
+            pass_.run(program, **options)
+            if verify_each:
+                try:
+                    verify(program)
+                except ValueError as error:
+                    error.add_note(f"found after pass '{name}'")
+                    raise
 
 
 def lookup(call: PassCall, pipeline: str) -> tuple[str, Pass]:

@@ -32,8 +32,11 @@ def _merge(block: Block) -> None:
         if op.name not in CONSTANTS and (op.name != _BROADCAST or op.operands[0].type.rank):
             continue
         result = op.results[0]
-        attributes = tuple((name, _hashable(value)) for name, value in op.attributes.items())
-        kept = first.setdefault((op.name, *op.operands, result.type, result.sharding, attributes), op)
+        key = (op.name, *op.operands, result.type, result.sharding, *op.attributes.items())
+        try:
+            kept = first.setdefault(key, op)
+        except TypeError:  # an attribute that has no hash
+            kept = first.setdefault((*key[: -len(op.attributes)], _hashable(op.attributes)), op)
         if kept is not op:
             result.replace_uses(kept.results[0])
             op.drop_uses()

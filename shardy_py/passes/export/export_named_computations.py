@@ -5,8 +5,8 @@ from __future__ import annotations
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.clone import move_terminator
-from shardy_py.passes.dataflow import NAMED_COMPUTATION, edge_of_owner, fill
-from shardy_py.passes.export.sink_data_flow_edges import erase_edges
+from shardy_py.passes.dataflow import EDGE, NAMED_COMPUTATION, edge_of_owner, fill
+from shardy_py.passes.export.sink_data_flow_edges import bypass_edges
 from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames
 from shardy_py.passes.walk import CALL, ops_of_post
 
@@ -22,13 +22,20 @@ def run(program: Program, **_: object) -> None:
     Source: Shardy's export_named_computations.cc.
     """
     names = SymbolNames(program)
+    blocks: dict[Block, None] = {}
+    calls: dict[Op, Op] = {}
     for op in ops_of_post(program, NAMED_COMPUTATION):
         ins = _shardings(op.regions[0].arguments, op.attributes.get("in_shardings"))
         outs = _shardings(op.results, op.attributes.get("out_shardings"))
-        _erase_edges(op.regions[0].arguments)
-        _erase_edges(op.results)
+        blocks |= bypass_edges([edge for edge in map(edge_of_owner, (*op.regions[0].arguments, *op.results)) if edge is not None])
         program.functions.append(_function(op, names, ins))
-        _call(op, program.functions[-1].name, outs)
+        assert op.block is not None
+        blocks[op.block] = None
+        calls[op] = _call(op, program.functions[-1].name, outs)
+    for block in blocks:
+        block.set_ops([calls.get(op, op) for op in block.ops if op.name != EDGE or op.block is not None])
+    for op in calls:
+        op.block = None
 
 
 def _shardings(owners: list[Value], stated: tuple[TensorSharding, ...] | None) -> list[TensorSharding | None]:
@@ -38,10 +45,6 @@ def _shardings(owners: list[Value], stated: tuple[TensorSharding, ...] | None) -
         found.append(edge.results[0].sharding if edge is not None else stated[i] if stated else None)
     mesh = next((sharding.mesh for sharding in found if sharding is not None), None)
     return found if mesh is None else [*fill(owners, found, mesh)]
-
-
-def _erase_edges(owners: list[Value]) -> None:
-    erase_edges([edge for edge in map(edge_of_owner, owners) if edge is not None])
 
 
 def _function(op: Op, names: SymbolNames, shardings: list[TensorSharding | None]) -> Function:
@@ -58,7 +61,7 @@ def _function(op: Op, names: SymbolNames, shardings: list[TensorSharding | None]
     return made
 
 
-def _call(op: Op, callee: str, shardings: list[TensorSharding | None]) -> None:
+def _call(op: Op, callee: str, shardings: list[TensorSharding | None]) -> Op:
     own = ("name", "in_shardings", "out_shardings", "execution_thread")
     attributes = {"callee": callee, **{name: value for name, value in op.attributes.items() if name not in own}}
     made = Op(CALL, op.operands, [result.type for result in op.results], attributes, location=op.location, primitive=op.primitive)
@@ -67,7 +70,4 @@ def _call(op: Op, callee: str, shardings: list[TensorSharding | None]) -> None:
         new.sharding = sharding
         old.replace_uses(new)
     op.drop_uses()
-    block = op.block
-    assert isinstance(block, Block)
-    block.ops[block.ops.index(op)] = made
-    made.block, op.block = block, None
+    return made

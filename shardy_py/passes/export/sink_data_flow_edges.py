@@ -117,6 +117,13 @@ def _sink_to_results(op: Op, shardings: list[TensorSharding], block_arguments: b
 
 def erase_edges(edges: list[Op]) -> None:
     """Lets the users of edges use the owners again."""
+    blocks = bypass_edges(edges)
+    for block in blocks:
+        block.ops = [op for op in block.ops if op.name not in EDGES or op.block is block]
+
+
+def bypass_edges(edges: list[Op]) -> dict[Block, None]:
+    """As `erase_edges`, but for taking the edges, which stand nowhere any more, out of the lists of the blocks that are returned."""
     blocks: dict[Block, None] = {}
     for edge in edges:
         source, result = edge.operands[0], edge.results[0]
@@ -132,5 +139,4 @@ def erase_edges(edges: list[Op]) -> None:
         assert edge.block is not None
         blocks[edge.block] = None
         edge.block = None
-    for block in blocks:
-        block.ops = [op for op in block.ops if op.name not in EDGES or op.block is block]
+    return blocks

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from shardy_py.ir import Function, Program
-from shardy_py.passes.walk import functions_by_name
+from shardy_py.ir.attribute_text import KEPT
+from shardy_py.passes.walk import functions_by_name, ops_in
 
 NAME = "symbol-dce"
 
@@ -27,7 +30,17 @@ def run(program: Program, **_: object) -> None:
 
 def _mentioned(function: Function, functions: dict[str, Function]) -> list[str]:
     found: list[str] = []
-    for op in function.body.walk():
-        if op.attributes:
-            found += [value for value in op.attributes.values() if isinstance(value, str) and value in functions]
-    return found
+    for op in ops_in(function.body):
+        attributes = op.attributes
+        if not attributes:
+            continue
+        if op.name in _CALLERS:
+            found.append(attributes[_CALLERS[op.name]])
+        kept = attributes.get(KEPT)
+        if kept is not None and "@" in kept:
+            found += [quoted or name for quoted, name in _SYMBOL.findall(kept)]
+    return [name for name in found if name in functions]
+
+
+_CALLERS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+_SYMBOL = re.compile(r'@(?:"([^"]*)"|([\w.$-]+))')

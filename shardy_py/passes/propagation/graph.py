@@ -8,11 +8,12 @@ from functools import lru_cache, partial
 
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, TensorType, Value
+from shardy_py.ir.attribute_text import KEPT as KEPT_TEXT
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.propagation.schedule import Directions, everything, schedule
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of
-from shardy_py.rules import identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
+from shardy_py.rules import context_of, identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
 
 Holder = Value | FunctionResult
 EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
@@ -99,6 +100,7 @@ class PropagationGraph:
         self._concerned: dict[Holder, list[Node]] = {}
         self._holders: dict[Value, Value] = {}
         self._leaves: list[Op] = []
+        self._rules: dict[tuple[object, ...], OpShardingRule | None] = {}
         self._calls: dict[str, list[Op]] = {}
         self._functions: dict[str, Function] = {}
         self.main = program.main
@@ -122,8 +124,8 @@ class PropagationGraph:
             if op.rule_known and not (conservative and op.rule is not None and not op.rule.is_custom):
                 rule = op.rule
             else:
-                rule = rule_for(op, conservative=conservative)
-                op.rule, op.rule_known = rule, True
+                rule = op.rule = self._rule(op, conservative)
+                op.rule_known = True
             if rule is None or not _connects(rule):
                 if not op.regions and not (op.operands and op.results):
                     if op.results:
@@ -144,6 +146,19 @@ class PropagationGraph:
         node.removable = name not in KEPT and is_pure(op)
         self.nodes.append(node)
         self.node_of[op] = node
+
+    def _rule(self, op: Op, conservative: bool) -> OpShardingRule | None:
+        """The rule of an op; that of an op whose attributes were kept as text is remembered under it."""
+        attributes = op.attributes
+        kept = attributes.get(KEPT_TEXT)
+        if kept is None and attributes:
+            return rule_for(op, conservative=conservative)
+        types = (*[value.type for value in op.operands], None, *[value.type for value in op.results])
+        key = (op.name, kept, attributes.get("body"), context_of(op), types)
+        rule = self._rules.get(key, self)
+        if rule is self:
+            rule = self._rules[key] = rule_for(op, conservative=conservative)
+        return rule  # pyright: ignore[reportReturnType]
 
     def _edge(self, op: Op) -> Node:
         result = op.results[0]
