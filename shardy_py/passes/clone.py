@@ -41,6 +41,24 @@ def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
     return made
 
 
+def clone_program(program: Program) -> tuple[Program, dict[Value, Value]]:
+    """A copy of a program that passes may change, and the copy of each value."""
+    mapping: dict[Value, Value] = {}
+    functions: list[Function] = []
+    for original in program.functions:
+        made = Function(original.name, clone_block(original.body, mapping), original.result_types, visibility=original.visibility)
+        made.result_shardings = list(original.result_shardings)
+        made.attributes = dict(original.attributes)
+        made.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
+        made.result_attributes = [dict(attributes) for attributes in original.result_attributes]
+        functions.append(made)
+    copy = Program(functions, program.meshes)
+    copy.mesh_attributes = {name: dict(attributes) for name, attributes in program.mesh_attributes.items()}
+    copy.attributes = dict(program.attributes)
+    copy.locate = program.locate
+    return copy, mapping
+
+
 class FunctionCloner:
     """Adds copies of functions to a program, each with copies of all that it calls."""
 

@@ -3,7 +3,9 @@
 from shardy_py.plan.explain import Explanation as Explanation
 from shardy_py.plan.explain import Reason as Reason
 from shardy_py.plan.findings import Finding as Finding
+from shardy_py.plan.movements import Movement as Movement
 from shardy_py.plan.plan import Plan as Plan
 from shardy_py.plan.plan import PlanError as PlanError
+from shardy_py.plan.reshards import Reshard as Reshard
 from shardy_py.plan.timings import Timings as Timings
 from shardy_py.plan.values import PlannedValue as PlannedValue

@@ -12,6 +12,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, Program, Value
 from shardy_py.plan.explain import Explanation, chain_of
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.reshards import Reshard, find_reshards
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue, intermediates, location_of, typed
 
@@ -76,6 +77,21 @@ class Plan:
         """Every value: inputs, intermediates in program order, outputs."""
         return (*self.inputs, *(planned for _, planned in self._intermediates), *self.outputs)
 
+    @functools.cached_property
+    def reshards(self) -> tuple[Reshard, ...]:
+        """Where data moves, in program order: values that change their sharding, and sums over devices.
+
+        Found when first asked for. They are what Shardy makes explicit for the plan's shardings; under `lowering="jit"` XLA's
+        partitioner may move data otherwise.
+        """
+        return find_reshards(self.program, self._names, tuple(output.path for output in self.outputs))
+
+    @functools.cached_property
+    def _names(self) -> dict[Value, str]:
+        names = {value: described.path for value, described in self._intermediates}
+        names.update((value, described.path) for value, described in zip(self.program.main.arguments, self.inputs))
+        return names
+
     def check(self, strict: bool = False) -> tuple[Finding, ...]:
         """The findings; raises where one is an error.
 
@@ -103,12 +119,10 @@ class Plan:
             PlanError: There is no such value.
         """
         holder, planned = self._find(target)
-        names = {id(value): described.path for value, described in self._intermediates}
-        names |= {id(value): described.path for value, described in zip(self.program.main.arguments, self.inputs)}
 
         def name(value: Any) -> str:
             index = getattr(value, "index", 0)
-            known = names.get(id(value))
+            known = self._names.get(value)
             if known is not None:
                 return known
             if isinstance(value, Value):

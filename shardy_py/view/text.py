@@ -10,23 +10,43 @@ from shardy_py.plan.values import PlannedValue, typed
 if TYPE_CHECKING:
     from shardy_py.plan.findings import Finding
     from shardy_py.plan.plan import Plan
+    from shardy_py.plan.reshards import Reshard
 
 
 NOTES_SHOWN = 3
 """Of notes of one kind, that many are listed; warnings and errors always are."""
 
+RESHARDS_SHOWN = 20
+"""That many lines of reshards are shown, those that move the most bytes."""
+
 
 def plan_text(plan: Plan, *, values: bool = True) -> str:
-    """Inputs and outputs by path, intermediates by source line, findings; no timings, so that equal plans are equal texts."""
+    """Inputs and outputs by path, intermediates by source line, reshards, findings; no timings, so that equal plans are equal texts."""
     axes = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     lines = [f"plan of {plan.name} on mesh {axes}"]
     lines += _table("inputs", plan.inputs)
     lines += _table("outputs", plan.outputs)
     if values:
         lines += _by_line([value for value in plan.values if value.kind == "intermediate" and value.shape])
+    if plan.reshards:
+        lines += ["reshards", *_reshards(plan.reshards)]
     if plan.findings:
         lines += ["findings", *_findings(plan.findings)]
     return "\n".join(lines)
+
+
+def _reshards(reshards: Sequence[Reshard]) -> list[str]:
+    """Those that move the most bytes first; those that differ in nothing but the value share a line."""
+    groups: dict[str, list[Reshard]] = {}
+    for reshard in reshards:
+        groups.setdefault(reshard.text("_"), []).append(reshard)
+    ordered = sorted(groups.values(), key=lambda group: -len(group) * group[0].bytes_per_device * (group[0].trips or 1))
+    lines: list[str] = []
+    for group in ordered[:RESHARDS_SHOWN]:
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        lines.append("  " + group[0].text(group[0].value + more))
+    left = sum(map(len, ordered[RESHARDS_SHOWN:]))
+    return [*lines, f"  ... and {left} more reshards"] if left else lines
 
 
 def _findings(findings: Sequence[Finding]) -> list[str]:

@@ -42,7 +42,9 @@ values
     dot_general  float32[8@data,32@model]
     tanh         float32[8@data,32@model]
   test_plan.py:{1}
-    dot_general  float32[8@data,16]"""
+    dot_general  float32[8@data,16]
+reshards
+  %2 float32[8@data,16]{{U:model}} -> float32[8@data,16]: all_reduce(model)  384 B  test_plan.py:{1}  reduction in dot_general over model"""
 
 
 def test_text(plan: Plan) -> None:

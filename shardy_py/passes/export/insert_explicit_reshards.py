@@ -16,8 +16,8 @@ from shardy_py.rules import rule_for
 
 NAME = "sdy-insert-explicit-reshards"
 
-Record = Callable[[Op, str], None]
-"""`record(op, why)`: called for every op that is inserted."""
+Record = Callable[[Op, str, Op], None]
+"""`record(op, why, cause)`: called for every op that is inserted, with the op that it is inserted for."""
 
 _BARRIER = "sdy.propagation_barrier"
 _CONCATENATE = "stablehlo.concatenate"
@@ -33,7 +33,7 @@ def run(program: Program, *, enable_full_version: bool = False, record: Record |
     Args:
         program: Changed in place; shardings must be final.
         enable_full_version: Whether every disagreement is settled.
-        record: Told of every op inserted, and why.
+        record: Told of every op inserted, why, and for which op.
 
     Source: Shardy's insert_explicit_reshards.cc.
     """
@@ -111,7 +111,7 @@ class _Inserter:
         """Inserts collectives between a value and one use of it, right after the value."""
         for step in steps:
             value = user.operands[i]
-            made = self.make(step, value, why)
+            made = self.make(step, value, why, user)
             if user.name == "func.return":
                 self.edits.before(user, made)
             else:
@@ -125,7 +125,7 @@ class _Inserter:
         if not steps:
             return False
         for step in steps:
-            made = self.make(step, value, "the reshard makes axes unreduced")
+            made = self.make(step, value, "the reshard makes axes unreduced", op)
             self.edits.before(op, made)
             value = made.results[0]
         op.results[0].replace_uses(value)
@@ -140,7 +140,7 @@ class _Inserter:
                 continue
             kept = get_sharding(op.results[0]) if op.results else None
             for step in reduce_to(sharding, kept, self.meshes):
-                made = self.make(step, operand, f"{op.name} needs the sum")
+                made = self.make(step, operand, f"{op.name} needs the sum", op)
                 self.edits.before(op, made)
                 op.set_operand(i, made.results[0])
 
@@ -170,7 +170,7 @@ class _Inserter:
         for i, sharding in decision.operands:
             if decision.unless_equal and sharding.is_equivalent(get_sharding(op.operands[i])):
                 continue
-            made = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} reads it so")
+            made = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} reads it so", op)
             self.edits.before(op, made)
             op.set_operand(i, made.results[0])
         back: list[Op] = []
@@ -178,7 +178,7 @@ class _Inserter:
             result = op.results[i]
             wanted = get_sharding(result) or sharding.fully_closed_like()
             set_sharding(result, sharding)
-            back.append(self.follow(result, Collective(RESHARD, wanted), f"{op.name} makes it otherwise"))
+            back.append(self.follow(result, Collective(RESHARD, wanted), f"{op.name} makes it otherwise", op))
         if back:
             self.edits.after(op, *back)
         if not decision.reduced:
@@ -186,22 +186,22 @@ class _Inserter:
         sums: list[Op] = []
         for result in op.results:
             sharding = get_sharding(result) or TensorSharding.closed(decision.mesh, result.type.rank)
-            sums.append(self.follow(result, all_reduce(decision.reduced, sharding), f"{op.name} makes parts of the sum"))
+            sums.append(self.follow(result, all_reduce(decision.reduced, sharding), f"{op.name} makes parts of the sum", op))
         self.edits.after(op, *sums)
 
-    def follow(self, value: Value, step: Collective, why: str) -> Op:
+    def follow(self, value: Value, step: Collective, why: str, cause: Op) -> Op:
         """Makes a collective on a value that all its users use instead."""
-        made = self.make(step, value, why)
+        made = self.make(step, value, why, cause)
         value.replace_uses(made.results[0], lambda user, _: user is made)
         return made
 
-    def make(self, step: Collective, value: Value, why: str) -> Op:
+    def make(self, step: Collective, value: Value, why: str, cause: Op) -> Op:
         """Makes the op and tells of it; the caller says where it stands."""
         defining = value.defining_op
         made = Op(step.name, (value,), (value.type,), dict(step.attributes), location=None if defining is None else defining.location)
         made.results[0].sharding = step.sharding
         if self.record is not None:
-            self.record(made, why)
+            self.record(made, why, cause)
         return made
 
 

@@ -265,7 +265,7 @@ def test_every_insertion_is_recorded() -> None:
     program = from_mlir(MESHES + CALLED)
     program.functions[0].result_shardings[0] = parse_sharding('#sdy.sharding<@mesh, [{"x"}]>')
     log: list[tuple[str, str]] = []
-    insert_explicit_reshards.run(program, enable_full_version=True, record=lambda op, why: log.append((op.name, why)))
+    insert_explicit_reshards.run(program, enable_full_version=True, record=lambda op, why, _: log.append((op.name, why)))
     assert log == [("sdy.reshard", "the function returns it")]
 
 

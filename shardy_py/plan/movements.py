@@ -1,0 +1,125 @@
+"""The collectives of a plan, and how many bytes each brings to a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect.axis import sort_and_merge
+from shardy_py.dialect.format import format_axis
+from shardy_py.ir import Op, TensorType, Type
+from shardy_py.ir.types import element_bits
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """One collective.
+
+    Attributes:
+        kind: `all_slice`, `all_gather`, `all_to_all`, `collective_permute`, `all_reduce`, `reduce_scatter`, `reshard` where a value goes to
+            a mesh with other axes, `sharded_to_unreduced` or `replicated_to_unreduced`.
+        axes: The mesh axes it is over, in mesh order; none for a `collective_permute`, which exchanges pieces between any devices.
+        group: How many devices exchange data with each other.
+        bytes_per_device: What each device receives; see `Reshard`.
+    """
+
+    kind: str
+    axes: tuple[AxisRef, ...]
+    group: int
+    bytes_per_device: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}({','.join(map(format_axis, self.axes))})" if self.axes else self.kind
+
+
+_PER_DIM = {
+    "sdy.all_gather": "gathering_axes",
+    "sdy.all_slice": "slicing_axes",
+    "sdy.reduce_scatter": "reduce_scatter_axes",
+    "sdy.sharded_to_unreduced": "axes",
+}
+_FLAT = {"sdy.all_reduce": "reduction_axes", "sdy.replicated_to_unreduced": "axes"}
+
+MOVING_OPS = frozenset((*_PER_DIM, *_FLAT, "sdy.all_to_all", "sdy.collective_permute", "sdy.reshard"))
+"""Ops that `movement_of` describes."""
+
+
+def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
+    """What a collective of the SDY dialect does.
+
+    Args:
+        op: One named in `MOVING_OPS`.
+        source: The sharding of its operand.
+        meshes: Where named meshes are looked up.
+    """
+    target = op.result.sharding
+    mesh = None if target is None else target.mesh_in(meshes)
+    axes = _axes(op) if mesh is None else sort_and_merge(_axes(op), mesh)
+    group = 1
+    if mesh is not None:
+        group = math.prod(axis.size_in(mesh) for axis in axes) if axes else mesh.size
+    kind = op.name.removeprefix("sdy.")
+    before, after = local_bytes(op.operands[0].type, source, meshes), local_bytes(op.result.type, target, meshes)
+    return Movement(kind, axes, group, received(kind, group, before, after))
+
+
+def received(kind: str, group: int, before: int, after: int) -> int:
+    """Bytes that a device receives in a collective.
+
+    Args:
+        kind: As in `Movement`.
+        group: Devices that take part.
+        before: Bytes of the device's piece before it.
+        after: Bytes of the device's piece afterwards.
+
+    Example:
+        >>> received("all_gather", 4, 256, 1024), received("all_reduce", 4, 1024, 1024)
+        (768, 1536)
+    """
+    if kind in ("all_gather", "all_to_all"):
+        return after * (group - 1) // group
+    if kind == "reduce_scatter":
+        return before * (group - 1) // group
+    if kind == "all_reduce":
+        return 2 * before * (group - 1) // group
+    return after if kind in ("collective_permute", "reshard") else 0
+
+
+def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
+    """Bytes of the largest piece of a tensor that a device has."""
+    if not isinstance(type_, TensorType):
+        return 0
+    shape = type_.shape
+    if sharding is not None:
+        mesh = sharding.mesh_in(meshes)
+        shape = tuple(-(-n // math.prod(a.size_in(mesh) for a in d.axes)) for n, d in zip(shape, sharding.dims, strict=False))
+    return -(-math.prod(shape) * element_bits(type_.dtype) // 8)
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes in binary units.
+
+    Example:
+        >>> format_bytes(0), format_bytes(1536), format_bytes(5 << 30)
+        ('0 B', '1.5 KiB', '5 GiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if value < 1024:
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return f"{value / 1024:.4g} TiB"
+
+
+def _axes(op: Op) -> tuple[AxisRef, ...]:
+    if op.name in _PER_DIM:
+        return tuple(axis for axes in op.attributes[_PER_DIM[op.name]].lists for axis in axes.axes)
+    if op.name in _FLAT:
+        return op.attributes[_FLAT[op.name]].axes
+    if op.name == "sdy.all_to_all":
+        return tuple(axis for param in op.attributes["params"].params for axis in param.axes)
+    return ()

@@ -1,0 +1,284 @@
+"""Where data moves in a planned program: each reshard and reduction, what asks for it, what it becomes, what it costs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.format import format_axis
+from shardy_py.ir import Block, Op, Program, Type, Value
+from shardy_py.passes.clone import clone_program
+from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE, get_sharding
+from shardy_py.passes.export import canonicalize, insert_explicit_reshards, reshard_to_collectives
+from shardy_py.passes.export.canonicalization.reshards import skip_reshard
+from shardy_py.passes.export.canonicalization.rewriting import erase
+from shardy_py.plan.movements import MOVING_OPS, Movement, format_bytes, movement_of
+from shardy_py.plan.trips import trip_count
+from shardy_py.plan.values import location_of, typed
+
+_RESHARD = "sdy.reshard"
+_RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """One movement of data: a value goes from one sharding to another, or parts of a sum are added up.
+
+    `bytes_per_device` is what each device receives when it happens once, summed over the collectives. With n devices in a group, and
+    the pieces that a device has before and after a collective:
+
+    * `all_gather` and `all_to_all`: (n-1)/n of the piece afterwards
+    * `reduce_scatter`: (n-1)/n of the piece before
+    * `all_reduce`: 2 (n-1)/n of the piece, as a reduce-scatter and an all-gather
+    * `collective_permute`, and a `reshard` to a mesh with other axes: the whole piece afterwards
+    * `all_slice`: nothing; each device keeps a part of what it has
+
+    Attributes:
+        value: Path or name of the value that moves, as in `Plan.values`. An argument of a computation, and what a loop carries unchanged,
+            is called as what is passed to it.
+        type: Its global type; inside a `shard_map`, that of one shard.
+        source: The sharding before; axes of a sum still to be taken are its unreduced axes.
+        target: The sharding afterwards.
+        collectives: What is done, in order.
+        bytes_per_device: Bytes that each device receives, once; see above.
+        reason: What asks for it: `operand of dot_general`, `sharding constraint`, `function result result[0]`, ...
+        location: `file:line` of the user's code; empty where unknown.
+        primitive: The JAX primitive that asks for it; empty for results of the function.
+        depth: How many bodies (scan, while, cond, computations) it stands in.
+        trips: How often it happens in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown.
+            Each branch of a cond counts as if it ran.
+    """
+
+    value: str
+    type: Type
+    source: TensorSharding | None
+    target: TensorSharding | None
+    collectives: tuple[Movement, ...]
+    bytes_per_device: int
+    reason: str
+    location: str = ""
+    primitive: str = ""
+    depth: int = 0
+    trips: int | None = 1
+
+    @property
+    def total_bytes_per_device(self) -> int | None:
+        """Bytes that each device receives in one call; None where the number of trips is unknown."""
+        return None if self.trips is None else self.bytes_per_device * self.trips
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, value: str = "") -> str:
+        """One line: value, types, collectives, bytes, trips, source line, reason.
+
+        Args:
+            value: What to write in place of the value's name.
+        """
+        steps = ", ".join(map(str, self.collectives))
+        often = "  each trip" if self.trips is None else f" x{self.trips}" if self.trips != 1 else ""
+        where = self.location.rpartition("/")[2]
+        head = f"{value or self.value} {typed(self.type, self.source)} -> {typed(self.type, self.target)}: {steps}"
+        return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + often, where, self.reason) if part)
+
+
+@dataclass(eq=False, slots=True)
+class _Origin:
+    """Why an op moves data. It stands in place of the op's location, which passes hand on to the collectives they make of it."""
+
+    value: str
+    reason: str
+    location: str
+    primitive: str
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection while a program is copied: it would look at all objects of the plan again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
+def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[str, ...]) -> tuple[Reshard, ...]:
+    """The data movements of a program with final shardings, in program order.
+
+    They are those of Shardy's explicit collectives: `sdy-insert-explicit-reshards` in its full version, then reshards are made
+    collectives, and a reduction whose result is only sliced a reduce-scatter. Collectives that the user wrote in a `shard_map` are not
+    listed.
+
+    Args:
+        program: Left as it is; a copy is changed.
+        names: Names of values.
+        results: Paths of the function's results.
+    """
+    copy, mapping = clone_program(program)
+    namer = _Namer({mapping[value]: name for value, name in names.items() if value in mapping})
+    inserted: list[tuple[Op, str, Op]] = []
+    asked = [op for op in copy.walk() if op.name == _RESHARD]
+    insert_explicit_reshards.run(copy, enable_full_version=True, record=lambda *entry: inserted.append(entry))
+    made = {op for op, _, _ in inserted}
+    origins: list[tuple[Op, _Origin]] = []
+    for op in asked:
+        if op.block is not None:
+            primitive = op.primitive or "sharding_constraint"
+            origins.append((op, _Origin(namer.of(op.operands[0], made), "sharding constraint", location_of(copy, op), primitive)))
+    for op, why, cause in inserted:
+        reason = _reason(op, why, cause, results)
+        value = op.operands[0]
+        by = value.defining_op if cause.name in _RETURNS else cause
+        while by is not None and by in made:
+            by = by.operands[0].defining_op
+        location = location_of(copy, by) if by is not None else location_of(copy, cause)
+        origins.append((op, _Origin(namer.of(value, made), reason, location, _primitive(cause))))
+    for op, origin in origins:
+        op.location = origin
+    _merge([op for op, _ in origins], copy)
+    reshard_to_collectives.run(copy)
+    canonicalize.run(copy, enable_patterns=(canonicalize.COLLECTIVES,))
+    found: dict[_Origin, _Found] = {}
+    _collect(copy.main.body, 0, 1, found)
+    return tuple(_entry(origin, entry, copy) for origin, entry in found.items())
+
+
+def _merge(ops: list[Op], program: Program) -> None:
+    """Reshards at once what would be resharded twice in a row."""
+    blocks: dict[Block, None] = {}
+    for op in ops:
+        first = op.operands[0].defining_op
+        while op.name == _RESHARD and first is not None and skip_reshard(op, program):
+            assert first.block is not None
+            blocks[first.block] = None
+            erase(first)
+            first = op.operands[0].defining_op
+    for block in blocks:
+        block.ops = [op for op in block.ops if op.block is block]
+
+
+@dataclass(slots=True)
+class _Found:
+    ops: list[Op]
+    depth: int
+    trips: int | None
+
+
+def _collect(block: Block, depth: int, trips: int | None, found: dict[_Origin, _Found]) -> None:
+    """The collectives of a block and those inside it, by what asks for them."""
+    for op in block.ops:
+        if op.name in MOVING_OPS and isinstance(op.location, _Origin):
+            found.setdefault(op.location, _Found([], depth, trips)).ops.append(op)
+        if op.regions:
+            within = trips
+            if op.name == WHILE:
+                count = trip_count(op)
+                within = None if count is None or trips is None else count * trips
+            for region in op.regions:
+                _collect(region, depth + 1, within, found)
+
+
+def _entry(origin: _Origin, found: _Found, program: Program) -> Reshard:
+    first, last = found.ops[0], found.ops[-1]
+    steps = tuple(movement_of(op, get_sharding(op.operands[0]), program.meshes) for op in found.ops)
+    source = get_sharding(first.operands[0])
+    reason = origin.reason
+    if steps[0].kind in ("all_reduce", "reduce_scatter"):
+        axes = steps[0].axes
+        reason = f"{reason} over {','.join(map(format_axis, axes))}"
+        if source is not None and not source.unreduced:
+            source = TensorSharding(source.mesh, source.dims, source.replicated, axes)
+    return Reshard(
+        origin.value,
+        first.result.type,
+        source,
+        last.result.sharding,
+        steps,
+        sum(step.bytes_per_device for step in steps),
+        reason,
+        origin.location,
+        origin.primitive,
+        found.depth,
+        found.trips,
+    )
+
+
+def _primitive(op: Op) -> str:
+    if op.name == "func.return":
+        return ""
+    if op.name in _RETURNS and op.block is not None and isinstance(op.block.parent, Op):
+        op = op.block.parent
+    return op.primitive or op.name.rpartition(".")[2]
+
+
+def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:
+    """Why an op was inserted, in the words of JAX."""
+    if cause.name == "func.return":
+        index = next((i for user, i in _final_uses(op) if user is cause), None)
+        return "function result" + (f" {results[index]}" if index is not None and index < len(results) else "")
+    name = _primitive(cause)
+    if op.name == "sdy.all_reduce":
+        return f"reduction in {name}"
+    if cause.name in _RETURNS:
+        parent = cause.block.parent if cause.block is not None else None
+        if isinstance(parent, Op) and parent.name == WHILE:
+            return f"next trip of {name}"
+        return f"result of {_title(parent, name)}"
+    if cause.name == WHILE:
+        return f"entry of {name}"
+    if cause.name in COMPUTATIONS:
+        return f"argument of {_title(cause, name)}"
+    if why.endswith("makes it otherwise"):
+        return f"result of {name}"
+    return f"operand of {name}"
+
+
+def _title(op: object, name: str) -> str:
+    """What a computation or branch is called."""
+    if not isinstance(op, Op):
+        return name
+    if op.name == MANUAL_COMPUTATION:
+        return "shard_map"
+    if op.name == CASE:
+        return "cond"
+    return op.attributes.get("name") or name
+
+
+def _final_uses(op: Op) -> list[tuple[Op, int]]:
+    """Uses of what an inserted op makes, behind further ops inserted for the same use."""
+    uses = op.results[0].uses
+    while len(uses) == 1 and uses[0][0].name in MOVING_OPS:
+        uses = uses[0][0].results[0].uses
+    return uses
+
+
+class _Namer:
+    """Names of values in the copy."""
+
+    def __init__(self, names: Mapping[Value, str]) -> None:
+        self.names = names
+
+    def of(self, value: Value, made: set[Op]) -> str:
+        """The name of a value, behind inserted ops; an argument of a body is called as what is passed to it."""
+        while True:
+            known = self.names.get(value)
+            if known is not None:
+                return known
+            owner = value.owner
+            if isinstance(owner, Op):
+                if owner in made:
+                    value = owner.operands[0]
+                    continue
+                return "constant" if owner.name == "sdy.constant" else value.name or owner.primitive or owner.name
+            parent = owner.parent
+            if not isinstance(parent, Op) or value.index >= len(parent.operands):
+                return value.name or f"argument {value.index}"
+            if parent.name == WHILE and parent.regions[1].terminator.operands[value.index] is not parent.regions[1].arguments[value.index]:
+                return f"argument {value.index} of {parent.primitive or 'while'}"
+            value = parent.operands[value.index]
