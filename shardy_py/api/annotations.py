@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 from jax.core import Tracer
+from jax.extend import source_info_util
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from shardy_py.api.errors import SpecError
@@ -17,6 +18,7 @@ from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import DimensionSharding, PropagationDirection, TensorSharding
 from shardy_py.frontends.annotation_primitives import constrain, propagation_barrier_p, sharding_group_p
+from shardy_py.frontends.context import is_tracing
 
 _SOURCE = "with_sharding_constraint"
 
@@ -55,16 +57,18 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
     aval = jax.typeof(value)
     leaf = Leaf(path, tuple(aval.shape), str(aval.dtype))
     view = _view_for(spec)
-    sharding = to_tensor_sharding(spec, view, leaf, _SOURCE, uneven=True)
+    sharding = to_tensor_sharding(spec, view, leaf, _SOURCE, uneven=True, location=_user_line)
     assert sharding is not None
     if priority is not None:
         sharding = with_priority(sharding, priority)
-    if not isinstance(value, Tracer):
+    if not isinstance(value, Tracer) and not is_tracing():
         return jax.device_put(value, NamedShardings(view.runnable())(sharding, aval.ndim))
     context = jax.sharding.get_abstract_mesh()
     if context is not None and context.manual_axes:
         return _inside_manual(value, sharding, context, leaf)
     mesh = view.given if isinstance(view.given, Mesh) and not view.explicit else view.twin
+    if view.explicit and isinstance(view.given, Mesh) and (context is None or context.empty):
+        mesh = _auto(view)
     return constrain(value, sharding, NamedShardings(mesh, open_dims=True)(sharding, aval.ndim))
 
 
@@ -73,7 +77,11 @@ def _view_for(spec: Any) -> MeshView:
         context = jax.sharding.get_abstract_mesh()
         if context is None or context.empty:
             return view_of(spec.mesh)
-    return view_of(None)
+    return view_of(None, _SOURCE)
+
+
+def _user_line() -> str:
+    return source_info_util.summarize(source_info_util.current())
 
 
 def _inside_manual(value: Any, sharding: TensorSharding, context: AbstractMesh, leaf: Leaf) -> Any:
@@ -189,7 +197,7 @@ def manual_computation(
     *,
     in_specs: Any,
     out_specs: Any,
-    manual_axes: tuple[str, ...] | None = None,
+    manual_axes: str | Sequence[str] | None = None,
     mesh: Mesh | AbstractMesh | Mapping[str, int] | None = None,
     check_vma: bool = True,
 ) -> Any:
@@ -208,10 +216,12 @@ def manual_computation(
             manual_computation, in_specs=in_specs, out_specs=out_specs, manual_axes=manual_axes, mesh=mesh, check_vma=check_vma
         )
 
+    axes = (manual_axes,) if isinstance(manual_axes, str) else manual_axes
+
     @functools.wraps(fn)
     def manual(*args: Any) -> Any:
-        view = view_of(mesh)
-        unknown = [name for name in manual_axes or () if name not in view.sizes]
+        view = view_of(mesh, "manual_computation")
+        unknown = [name for name in axes or () if name not in view.sizes]
         if unknown:
             raise SpecError(f"unknown mesh axis {unknown[0]!r}", where="manual_axes", why=f"the mesh has {view.describe()}",
                             fix="name axes of the mesh")  # fmt: skip
@@ -222,7 +232,7 @@ def manual_computation(
             mesh=over,
             in_specs=in_specs,
             out_specs=out_specs,
-            axis_names=frozenset(view.sizes if manual_axes is None else manual_axes),
+            axis_names=frozenset(view.sizes if axes is None else axes),
             check_vma=check_vma,
         )
         return mapped(*args)
@@ -231,6 +241,7 @@ def manual_computation(
 
 
 def _auto(view: MeshView) -> Mesh | AbstractMesh:
+    """The mesh with all axes of type Auto, and with devices where it has some."""
     if view.from_mapping:
         return view.runnable()
     if isinstance(view.given, Mesh) and view.explicit:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import MeshError
 from shardy_py.dialect import Mesh
+from shardy_py.frontends.context import context_devices, is_tracing
 
 MESH_NAME = "mesh"
 
@@ -49,13 +51,13 @@ class MeshView:
         """`data=4, model=2`."""
         return ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "no axes"
 
-    def runnable(self) -> JaxMesh:
-        """A mesh with devices; a mapping takes the first ones there are.
+    def runnable(self) -> JaxMesh | AbstractMesh:
+        """A mesh with devices; a mapping takes the first ones there are. Under a trace the outermost function finds the devices.
 
         Raises:
             MeshError: The mesh is abstract, or there are too few devices.
         """
-        if isinstance(self.given, JaxMesh):
+        if isinstance(self.given, JaxMesh) or (not self.from_mapping and is_tracing()):
             return self.given
         need = math.prod(self.twin.axis_sizes)
         if not self.from_mapping:
@@ -63,9 +65,22 @@ class MeshView:
                 "an AbstractMesh can be planned for, not run on",
                 where=f"mesh={self.given}",
                 why="it names no devices",
-                fix="pass jax.make_mesh(...) or a mapping of axis names to sizes; `.plan(...)` and `.eval_shape(...)` work as they are",
+                fix="pass jax.make_mesh(...) or a mapping of axis names to sizes; `.plan(...)`, `.eval_shape(...)` and "
+                '`.trace(...).lower(lowering_platforms=("tpu",))` work as they are',
             )
         return _first_devices(self.twin, need)
+
+    def holding(self, arrays: Iterable[object]) -> MeshView:
+        """The view for these arguments: a mapping names no devices and no axis types, so that those of the arguments' mesh count."""
+        if not self.from_mapping:
+            return self
+        for array in arrays:
+            if not isinstance(array, jax.Array) or isinstance(array, Tracer) or not array.committed:
+                continue
+            mesh = array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None
+            if isinstance(mesh, JaxMesh) and same_axes(self, mesh):
+                return self if mesh == self.runnable() else _view(mesh)
+        return self
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,17 +97,18 @@ def _first_devices(twin: AbstractMesh, need: int) -> JaxMesh:
     return jax.make_mesh(twin.axis_sizes, twin.axis_names, axis_types=twin.axis_types, devices=devices[:need])
 
 
-def view_of(mesh: AnyMesh | None) -> MeshView:
+def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
     """The view of a mesh; None takes the mesh of `jax.set_mesh`.
 
     Args:
         mesh: `Mesh` (Auto or Explicit axes), `AbstractMesh`, or an ordered mapping such as `{"data": 4, "model": 2}`.
+        user: The function that needs it, for messages.
 
     Raises:
         MeshError: There is no mesh, or it is not a mesh, or a size is no positive integer.
     """
     if mesh is None:
-        return _context_mesh()
+        return _context_mesh(user)
     if isinstance(mesh, (JaxMesh, AbstractMesh)):
         return _view(mesh)
     if isinstance(mesh, Mapping):
@@ -113,21 +129,31 @@ def view_of(mesh: AnyMesh | None) -> MeshView:
     )
 
 
-def _context_mesh() -> MeshView:
-    # jax.set_mesh sets a concrete mesh; inside a traced function only the abstract one can be read.
+def _context_mesh(user: str) -> MeshView:
     abstract = jax.sharding.get_abstract_mesh()
     if abstract is None or abstract.empty:
         raise MeshError(
             "no mesh",
-            where="auto_shard(mesh=None)",
-            why="mesh= was not given and no mesh is set",
-            fix='pass mesh={"data": 4, "model": 2} or call inside `with jax.set_mesh(mesh):`',
+            where=_WITHOUT_MESH[user][0],
+            why=_WITHOUT_MESH[user][1],
+            fix=f"{_WITHOUT_MESH[user][2]} or call it inside `with jax.set_mesh(mesh):`",
         )
-    try:
-        concrete = jax.sharding.get_mesh()
-    except ValueError:  # under a trace
-        concrete = None
-    return _view(abstract if concrete is None or concrete.empty else concrete)
+    concrete = context_devices()
+    if concrete is None or abstract.manual_axes or (concrete.axis_names, concrete.axis_sizes) != (abstract.axis_names, abstract.axis_sizes):
+        return _view(abstract)
+    return _view(concrete if concrete.axis_types == abstract.axis_types else concrete.update(axis_types=abstract.axis_types))
+
+
+_NOT_GIVEN = "mesh= was not given and no mesh is set"
+_WITHOUT_MESH = {
+    "auto_shard": ("auto_shard(mesh=None)", _NOT_GIVEN, 'pass mesh={"data": 4, "model": 2}'),
+    "manual_computation": ("manual_computation(mesh=None)", _NOT_GIVEN, "use it in a function under auto_shard, pass mesh="),
+    "with_sharding_constraint": (
+        "with_sharding_constraint",
+        "a PartitionSpec names axes of the mesh that is planned for or set, and there is none",
+        "use it in a function under auto_shard, pass a NamedSharding",
+    ),
+}
 
 
 @functools.lru_cache(maxsize=256)

@@ -37,7 +37,7 @@ def is_spec_leaf(x: object) -> bool:
 
 
 def to_tensor_sharding(
-    spec: object, view: MeshView, leaf: Leaf, source: str, *, uneven: bool = False, location: str = ""
+    spec: object, view: MeshView, leaf: Leaf, source: str, *, uneven: bool = False, location: str | Callable[[], str] = ""
 ) -> TensorSharding | None:
     """The sharding a user's spec stands for on one value.
 
@@ -47,7 +47,7 @@ def to_tensor_sharding(
         leaf: The value it is for.
         source: The argument that holds the spec, for messages: `in_shardings`.
         uneven: Accept dimensions that the mesh axes do not divide.
-        location: `file:line` for messages.
+        location: `file:line` for messages, or what gives it.
 
     Raises:
         SpecError: The spec does not fit the value or the mesh.
@@ -57,7 +57,8 @@ def to_tensor_sharding(
     try:
         return _convert(spec, view, leaf.shape, uneven)
     except _Wrong as wrong:
-        where = f"{source} of {leaf}" + (f", {location}" if location else "")
+        line = location() if callable(location) else location
+        where = f"{source} of {leaf}" + (f", {line}" if line else "")
         raise SpecError(f"{source}: {wrong.what}", where=where, why=wrong.why, fix=wrong.fix) from None
 
 
@@ -231,7 +232,8 @@ def _no_prefix(specs: object, tree: object, source: str, root: Callable[[str], s
         parts = [f"not in the value: {', '.join(extra)}"] if extra else []
         parts += [f"missing from the specs: {', '.join(missing)}"] if missing else []
         why = "; ".join(parts) or "the two have different structure"
-    return SpecError(f"{source} is no prefix of the {'arguments' if source == 'in_shardings' else 'result'}", where=where, why=why, fix=fix)
+    whole = {"in_shardings": "the arguments", "out_shardings": "the result"}.get(source, root("") or "the value")
+    return SpecError(f"{source} is no prefix of {whole}", where=where, why=why, fix=fix)
 
 
 def _first_difference(spec: object, value: object, path: str) -> tuple[str, object, object]:

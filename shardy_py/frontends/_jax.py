@@ -17,6 +17,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_partitioning_sharding_rule as _sharding_rules
 from jax._src import linear_util as _linear_util
+from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -27,7 +28,7 @@ from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
@@ -90,6 +91,17 @@ def lowering_rules() -> Mapping[str, tuple[str, ...]]:
 def trace_context() -> Hashable:
     """Everything in JAX's configuration on which a lowering can depend, for use in the key of a cache."""
     return _config.trace_context()
+
+
+def is_tracing() -> bool:
+    """Whether this code runs under `jax.jit`, `jax.grad`, `jax.vmap` or the like."""
+    return not _core.trace_state_clean()
+
+
+def context_devices() -> Mesh | None:
+    """The mesh of `jax.set_mesh`; unlike `jax.sharding.get_mesh`, under a trace too."""
+    mesh = _mesh.get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh
 
 
 def abstract_argument(aval: Any) -> jax.ShapeDtypeStruct:

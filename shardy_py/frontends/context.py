@@ -1,0 +1,17 @@
+"""Where code runs: under which trace, on which mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from shardy_py.frontends import _jax
+from shardy_py.frontends._jax import context_devices as context_devices
+from shardy_py.frontends._jax import is_tracing as is_tracing
+
+
+def explicit_sharding(tracer: Any) -> Any:
+    """The sharding that a tracer has in its type, over axes of type Explicit; None where it has none."""
+    aval = jax.typeof(tracer)
+    return _jax.sharding_of(aval) if _jax.has_explicit_axes(aval) else None
