@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
@@ -19,6 +21,7 @@ from shardy_py.api.running import Entry, make_entry
 from shardy_py.api.signature import Arguments, Layout
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.backends.executable import SignatureChanged
+from shardy_py.frontends.context import is_tracing
 from shardy_py.plan.plan import Plan
 
 _HITS_BEFORE_FAST = 16
@@ -52,9 +55,14 @@ class Traced:
         """The plan; made on the first call, the same object afterwards."""
         return self._planned.plan
 
-    def lower(self) -> Any:
-        """The `jax.stages.Lowered` of the planned function: `.compile()`, `.as_text()`, ..."""
-        return make_entry(self._planned).lower()
+    def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Any:
+        """The `jax.stages.Lowered` of the planned function: `.compile()`, `.as_text()`, ...
+
+        Args:
+            lowering_platforms: As in `jax.stages.Traced.lower`; with it, an `AbstractMesh` will do.
+        """
+        platforms = None if lowering_platforms is None else tuple(lowering_platforms)
+        return make_entry(self._planned, abstract=platforms is not None).lower(platforms)
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class AutoSharded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function as planned; plans and compiles on the first call of a signature."""
         last = self._last
-        if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords:
+        if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords and self._is_for_here(last):
             if last.guard.bad(args):
                 last.check(args)
             try:
@@ -103,6 +111,10 @@ class AutoSharded:
                 self._misses += 1
                 return self._slow(args, kwargs, (last, error))
         return self._slow(args, kwargs, None)
+
+    def _is_for_here(self, entry: Entry) -> bool:
+        """Whether an entry is of the mesh that is set, where that decides."""
+        return self._decoration.mesh is not None or entry.planned.traced.request.view is view_of(None)
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
         if nnx_modules.present(args, kwargs):
@@ -114,6 +126,9 @@ class AutoSharded:
         if _is_manual(view):
             # Inside a shard_map over this mesh there is nothing left to shard.
             return settings.fun(*args, **kwargs)
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            with _context(view):
+                return settings.fun(*args, **kwargs)
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         _check_buffers(layout, slots, settings)
@@ -217,6 +232,11 @@ class BoundAutoSharded:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """See `AutoSharded.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+
+def _context(view: MeshView) -> AbstractContextManager[Any]:
+    mesh = view.runnable()
+    return jax.set_mesh(mesh) if isinstance(mesh, Mesh) and not is_tracing() else jax.sharding.use_abstract_mesh(view.twin)
 
 
 def _is_manual(view: MeshView) -> bool:

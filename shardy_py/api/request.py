@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
-from shardy_py.api.errors import SpecError
+from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView, same_axes
 from shardy_py.api.name_rules import apply_rules
 from shardy_py.api.options import Options
@@ -18,6 +20,7 @@ from shardy_py.api.signature import Layout, abstract, configuration, static_key
 from shardy_py.api.specs import broadcast_specs, is_spec_leaf, to_tensor_sharding
 from shardy_py.api.trees import Leaf, argument_paths, location_of
 from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.context import explicit_sharding
 from shardy_py.plan.findings import Finding
 
 
@@ -66,8 +69,11 @@ class PlanRequest:
 
     @property
     def name(self) -> str:
-        """The function's name."""
-        return getattr(self.settings.fun, "__name__", type(self.settings.fun).__name__)
+        """The function's name; that of the function inside a `functools.partial`."""
+        fun = self.settings.fun
+        while isinstance(fun, functools.partial):
+            fun = fun.func
+        return getattr(fun, "__name__", type(fun).__name__)
 
 
 def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[Any]) -> PlanRequest:
@@ -89,7 +95,8 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
         structs.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
         leaves.append(Leaf(path, shape, str(dtype)))
     location = location_of(settings.fun)
-    shardings, decided = _given(settings, view, labels, args, kwargs, values, leaves, location)
+    view = view.holding(values)
+    shardings, decided = _given(settings, view, layout, labels, args, kwargs, values, leaves, location)
     shardings, findings = apply_rules(settings.rules, leaves, shardings, decided, view, location)
     described = jax.tree.unflatten(in_tree, structs)
     abstract_slots = _with_statics(layout, slots, described)
@@ -117,6 +124,7 @@ def _with_statics(layout: Layout, slots: Sequence[Any], described: tuple[tuple[A
 def _given(
     settings: Settings,
     view: MeshView,
+    layout: Layout,
     labels: list[str],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -125,7 +133,7 @@ def _given(
     location: str,
 ) -> tuple[list[TensorSharding | None], list[bool]]:
     """What `in_shardings` and the arguments say of each leaf, and whether it was `in_shardings`."""
-    specs = _specs(settings.in_shardings, labels, args, kwargs, location)
+    specs = _specs(settings.in_shardings, layout, labels, args, kwargs, location)
     out: list[TensorSharding | None] = []
     for value, spec, leaf in zip(values, specs, leaves):
         asked = None if spec is None else to_tensor_sharding(spec, view, leaf, "in_shardings", location=location)
@@ -133,7 +141,9 @@ def _given(
     return out, [spec is not None for spec in specs]
 
 
-def _specs(in_shardings: Any, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str) -> list[object]:
+def _specs(
+    in_shardings: Any, layout: Layout, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str
+) -> list[object]:
     if in_shardings is None:
         return [None] * jax.tree.structure((args, kwargs)).num_leaves
 
@@ -145,19 +155,47 @@ def _specs(in_shardings: Any, labels: list[str], args: tuple[Any, ...], kwargs: 
     if is_spec_leaf(in_shardings):
         return [in_shardings] * jax.tree.structure((args, kwargs)).num_leaves
     specs = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
+    specs, by_name = _by_parameter(specs, layout, labels, kwargs, location)
     named: list[object] = []
-    if isinstance(specs, tuple) and len(specs) == len(args) + len(kwargs) and kwargs:
-        for (name, value), spec in zip(sorted(kwargs.items()), specs[len(args) :]):
-            named += broadcast_specs(spec, value, "in_shardings", lambda path, name=name: name + path, location)
-        specs = specs[: len(args)]
-    else:
-        named = [None] * jax.tree.structure(kwargs).num_leaves
+    for name, value in sorted(kwargs.items()):
+        named += broadcast_specs(by_name.get(name), value, "in_shardings", lambda path, name=name: name + path, location)
     return broadcast_specs(specs, args, "in_shardings", root, location) + named
+
+
+def _by_parameter(specs: Any, layout: Layout, labels: list[str], kwargs: dict[str, Any], location: str) -> tuple[Any, dict[str, Any]]:
+    """Splits in_shardings into a tuple for the positional arguments and a mapping for the others.
+
+    A tuple stands for the parameters in the order of the signature, however they are passed; those with a default may be missing from the
+    call. A dict names parameters; those it does not name are left to propagation.
+    """
+    if type(specs) is dict:
+        known = [*dict.fromkeys((*labels, *layout.parameters, *kwargs))]
+        for name in specs:
+            if name not in known:
+                raise SpecError(
+                    f"in_shardings names {name!r}, which is no argument",
+                    where=f"in_shardings, {location}",
+                    why=f"the arguments are {', '.join(map(repr, known)) or 'none'}",
+                    fix=did_you_mean(str(name), known),
+                )
+        return tuple(specs.get(label) for label in labels), specs
+    if not isinstance(specs, tuple) or not len(labels) <= len(specs) <= len(layout.parameters):
+        return specs, {}
+    return specs[: len(labels)], dict(zip(layout.parameters, specs))
 
 
 def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, location: str) -> TensorSharding | None:
     """The sharding of a leaf by its spec and by its own sharding, which counts where it is committed to the mesh."""
     own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
+    if isinstance(value, Tracer) and asked is None:
+        own = explicit_sharding(value)
+    if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.twin.axis_sizes) > 1:
+        raise SpecError(
+            "the argument is committed to a single device",
+            where=f"{leaf}, argument of {location}",
+            why=f"it was put on {next(iter(own.device_set))}; the function runs on {view.describe()}; JAX moves uncommitted arrays only",
+            fix="put it where the plan wants it, jax.device_put(x, plan.input_shardings[i]), or pass numpy or uncommitted arrays",
+        )
     if not isinstance(own, NamedSharding) or own.mesh.empty:
         return asked
     if not same_axes(view, own.mesh):
@@ -168,6 +206,13 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
             where=f"{leaf}, argument of {location}",
             why=f"its mesh has {', '.join(f'{n}={s}' for n, s in own.mesh.shape.items())}; the mesh of the function has {view.describe()}",
             fix="move it with jax.device_put, or plan for its mesh",
+        )
+    if isinstance(value, jax.Array) and isinstance(view.given, Mesh) and not view.explicit and AxisType.Explicit in own.mesh.axis_types:
+        raise SpecError(
+            "the argument lies on a mesh with Explicit axes",
+            where=f"{leaf}, argument of {location}",
+            why="the axes of the function's mesh are Auto, and JAX does not mix the two; jax.make_mesh makes Explicit axes by default",
+            fix="pass the argument's mesh as mesh=, or make it with axis_types=(AxisType.Auto,) * number of axes",
         )
     has = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
     if asked is None or has is None or asked is has:

@@ -114,9 +114,10 @@ class Entry:
         """Raises where a buffer may not be passed."""
         self.guard.explain(slots, functools.partial(self.errors.paths, slots), self.errors)
 
-    def lower(self) -> Any:
-        """The `jax.stages.Lowered`."""
-        return self.jitted.lower(*self.planned.traced.request.slots)
+    def lower(self, platforms: tuple[str, ...] | None = None) -> Any:
+        """The `jax.stages.Lowered`, for other platforms than this machine's where they are named."""
+        slots = self.planned.traced.request.slots
+        return self.jitted.lower(*slots) if platforms is None else self.jitted.trace(*slots).lower(lowering_platforms=platforms)
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> Any:
@@ -125,8 +126,12 @@ def _put(leaf: Any, sharding: NamedSharding) -> Any:
     return jax.device_put(leaf, sharding)
 
 
-def make_entry(planned: Planned) -> Entry:
+def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     """Pins a plan and jits it.
+
+    Args:
+        planned: The plan.
+        abstract: Accept a mesh without devices; what is made can be lowered only.
 
     Raises:
         MeshError: The mesh has no devices.
@@ -135,7 +140,7 @@ def make_entry(planned: Planned) -> Entry:
     traced = planned.traced
     request = traced.request
     view, layout, plan = request.view, request.layout, planned.plan
-    mesh = view.runnable()
+    mesh = view.given if abstract else view.runnable()
     _refuse_ordered(traced.jaxpr, view, request.location)
 
     def again(copy: ClosedJaxpr) -> Imported:

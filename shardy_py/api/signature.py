@@ -28,6 +28,7 @@ class Layout:
         labels: Name of each slot, for messages.
         static: Slots of static arguments.
         donated: Slots of donated arguments.
+        parameters: The parameters that are not static, in the order of the signature; empty where that is unknown or takes `*args`.
     """
 
     positional: int
@@ -35,6 +36,7 @@ class Layout:
     labels: tuple[str, ...]
     static: tuple[int, ...]
     donated: tuple[int, ...]
+    parameters: tuple[str, ...] = ()
 
     @functools.cached_property
     def dynamic(self) -> tuple[int, ...]:
@@ -80,9 +82,10 @@ class Arguments:
     ) -> None:
         self.fun = fun
         try:
-            self.parameters = list(inspect.signature(fun).parameters.values())
+            self.signature = inspect.signature(fun)
         except (ValueError, TypeError):
-            self.parameters = []
+            self.signature = None
+        self.parameters = [] if self.signature is None else list(self.signature.parameters.values())
         self.static = self._resolved("static", _numbers(static_argnums), _names(static_argnames))
         self.donated = self._resolved("donate", _numbers(donate_argnums), _names(donate_argnames))
         self._layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
@@ -110,14 +113,45 @@ class Arguments:
         return frozenset(numbers or ()), frozenset(names or ())
 
     def layout(self, positional: int, keywords: Iterable[str]) -> Layout:
-        """The layout of a call with so many positional and these keyword arguments."""
+        """The layout of a call with so many positional and these keyword arguments.
+
+        Raises:
+            ArgumentTypeError: The function takes other arguments.
+        """
         key = (positional, tuple(sorted(keywords)))
         found = self._layouts.get(key)
         if found is None:
+            self._check(*key)
             labels = (*parameter_names(self.fun, positional), *key[1])
             static, donated = self._slots(self.static, *key), self._slots(self.donated, *key)
-            found = self._layouts[key] = Layout(positional, key[1], labels, static, tuple(i for i in donated if i not in static))
+            donated = tuple(i for i in donated if i not in static)
+            found = self._layouts[key] = Layout(positional, key[1], labels, static, donated, self._dynamic_parameters())
         return found
+
+    def _check(self, positional: int, keywords: tuple[str, ...]) -> None:
+        if self.signature is None:
+            return
+        try:
+            self.signature.bind(*(None,) * positional, **dict.fromkeys(keywords))
+        except TypeError as error:
+            name = getattr(self.fun, "__name__", type(self.fun).__name__)
+            given = f"{positional} positional" + (f", and {', '.join(f'{k}=' for k in keywords)}" if keywords else "")
+            raise ArgumentTypeError(
+                str(error),
+                where=f"call of {location_of(self.fun)}",
+                why=f"the function is {name}{self.signature}; the arguments are {given}",
+                fix="pass the arguments that the function takes",
+            ) from None
+
+    def _dynamic_parameters(self) -> tuple[str, ...]:
+        if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self.parameters):
+            return ()
+        numbers, names = self.static
+        named = [p for p in self.parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        count = sum(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in named)
+        return tuple(
+            p.name for i, p in enumerate(named) if p.name not in names and i not in numbers and not (i < count and i - count in numbers)
+        )
 
     def _slots(self, chosen: tuple[frozenset[int], frozenset[str]], positional: int, keywords: tuple[str, ...]) -> tuple[int, ...]:
         numbers, names = chosen

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 
 class SignatureChanged(Exception):
@@ -39,7 +39,7 @@ def executable(
     out_tree: Any,
     signature: Signature,
     *,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     explicit: bool,
     in_shardings: Sequence[NamedSharding],
     out_shardings: Sequence[NamedSharding],
@@ -57,7 +57,7 @@ def executable(
         jaxpr: What to run.
         out_tree: Structure of the result.
         signature: What the jaxpr was traced for.
-        mesh: The mesh with its devices.
+        mesh: The mesh with its devices, or an abstract one to lower for other platforms.
         explicit: Whether the mesh has Explicit axes, so that arguments and results carry their shardings in their types.
         in_shardings: Of the leaves of the dynamic slots.
         out_shardings: Of the leaves of the result.
@@ -75,13 +75,14 @@ def executable(
         run = jax.sharding.auto_axes(replay, axes=mesh.axis_names, out_sharding=list(out_shardings))
 
     def body(*slots: Any) -> Any:
+        if configuration() != signature.configuration:
+            raise SignatureChanged
         statics = tuple((type(slots[i]), slots[i]) for i in static_slots)
         leaves, tree = jax.tree.flatten(tuple(slot for i, slot in enumerate(slots) if i not in static))
         if (
             tree != signature.tree
             or tuple((x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in leaves) != signature.types
             or statics != signature.statics
-            or configuration() != signature.configuration
         ):
             raise SignatureChanged
         return jax.tree.unflatten(out_tree, run(*leaves))

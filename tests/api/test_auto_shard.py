@@ -170,15 +170,94 @@ def test_keyword_arguments(auto):
 
     params, x = arguments()
     step = sp.auto_shard(f, mesh=auto, in_shardings=SPECS)
-    with pytest.raises(ValueError, match="no prefix"):
-        step.plan(params, x=x, scale=2.0)
     plan = step.plan(params, x, scale=np.float32(2))
     args, kwargs = plan.input_shardings
     assert specs(args) == ({"up": (None, "model"), "down": ("model",)}, ("data",))
     assert specs(kwargs) == {"scale": ()}
     np.testing.assert_allclose(step(params, x, scale=2.0), 2 * mlp(params, x), rtol=1e-4, atol=1e-4)
-    by_name = sp.auto_shard(f, mesh=auto, in_shardings=(SPECS[0], None, SPECS[1]))
-    assert specs(by_name.plan(params, x=x, scale=2.0).output_shardings) == ("data",)
+
+
+def test_specs_follow_the_parameters_however_they_are_passed(auto):
+    def f(b, a, scale=1.0, *, extra=None):
+        return a * scale
+
+    x = np.ones((8, 8), np.float32)
+    step = sp.auto_shard(f, mesh=auto, in_shardings=(P("data"), P("model"), None))
+    for args, kwargs in (((x, x), {}), ((x,), {"a": x}), ((), {"a": x, "b": x}), ((x, x, 2.0), {}), ((x, x), {"extra": x})):
+        plan = step.plan(*args, **kwargs)
+        assert specs(plan.output_shardings) == ("model",)
+        assert [v.sharding.dims[0].axes[0].name for v in plan.inputs if v.path in "ab"] == [
+            {"a": "model", "b": "data"}[v.path] for v in plan.inputs if v.path in "ab"
+        ]
+    named = sp.auto_shard(f, mesh=auto, in_shardings={"a": P("model")})
+    assert specs(named.plan(x, x).output_shardings) == ("model",)
+    assert specs(named(b=x, a=x).sharding) == ("model",)
+    static = sp.auto_shard(f, mesh=auto, in_shardings=(P("data"), P("model")), static_argnames="scale")
+    assert specs(static.plan(x, a=x, scale=3.0).output_shardings) == ("model",)
+
+
+def test_a_mapping_takes_the_mesh_of_the_arguments(auto, explicit):
+    x = np.ones((8, 8), np.float32)
+    step = sp.auto_shard(lambda x: x * 2, mesh=SIZES)
+    for mesh in (auto, explicit):
+        result = step(jax.device_put(x, NamedSharding(mesh, P("data"))))
+        assert result.sharding == NamedSharding(mesh, P("data"))
+    turned = NamedSharding(jax.sharding.Mesh(auto.devices[::-1], auto.axis_names), P("data"))
+    assert sp.auto_shard(lambda x: x * 2, mesh=SIZES)(jax.device_put(x, turned)).sharding == turned
+
+
+def test_the_mesh_of_the_context_may_change(auto):
+    f = sp.auto_shard(lambda x: x * 2, in_shardings=P("data"))
+    x = np.ones((8, 8), np.float32)
+    line = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    for mesh in (auto, line, auto):
+        with jax.set_mesh(mesh):
+            assert f(x).sharding == NamedSharding(mesh, P("data"))
+    with pytest.raises(ValueError, match="no mesh"):
+        f(x)
+
+
+def test_explicit_axes_under_transformations(explicit):
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    with jax.set_mesh(explicit):
+        given = jax.device_put(x, P("data", "model"))
+        f = sp.auto_shard(lambda x: (x**2).sum())
+        gradient = jax.grad(f)(given)
+        assert gradient.sharding == given.sharding
+        np.testing.assert_array_equal(gradient, 2 * x)
+        np.testing.assert_array_equal(jax.jit(lambda x: sp.auto_shard(lambda x: x * 2)(x) + x)(given), 3 * x)
+
+
+def test_the_mesh_of_the_context_reaches_traced_functions(auto):
+    x = np.ones((8, 8), np.float32)
+    inner = sp.auto_shard(lambda x: x * 2, in_shardings=P("data"))
+    assert specs(sp.auto_shard(lambda x: inner(x) + 1, mesh=SIZES)(x).sharding) == ("data",)
+    with jax.set_mesh(auto):
+        assert specs(jax.jit(lambda x: inner(x) + 1)(x).sharding) == ("data",)
+        np.testing.assert_array_equal(jax.vmap(inner)(x[None]), 2 * x[None])
+
+
+def test_disabled_jit_runs_the_function_itself(auto):
+    @functools.partial(sp.auto_shard, mesh=SIZES)
+    def f(x):
+        y = sp.with_sharding_constraint(x, P("data"))
+        return y * 2 if y.sum() > 0 else y  # needs a value
+
+    x = np.ones((8, 8), np.float32)
+    with jax.disable_jit():
+        np.testing.assert_array_equal(f(x), 2 * x)
+    g = sp.auto_shard(lambda x: x * 2, mesh=SIZES)
+    g(2.0)
+    with jax.disable_jit():
+        assert g(2.0) == 4
+
+
+def test_abstract_mesh_lowers_for_named_platforms():
+    f = sp.auto_shard(lambda x: x * 2, mesh=AbstractMesh((4, 8), ("data", "model")), in_shardings=P("data"))
+    text = f.trace(jax.ShapeDtypeStruct((8, 8), np.float32)).lower(lowering_platforms=("tpu",)).as_text()
+    assert '["data"=4, "model"=8]' in text
+    with pytest.raises(ValueError, match="lowering_platforms"):
+        f.lower(np.ones((8, 8), np.float32))
 
 
 def test_static_arguments(auto):

@@ -88,7 +88,35 @@ def argument_disagrees():
     sp.auto_shard(lambda x: x * 2, mesh=mesh, in_shardings=P("model"))(x)
 
 
+def on_one_device():
+    sp.auto_shard(lambda x: x, mesh=MESH)(jax.device_put(jnp.ones(8), jax.devices()[3]))
+
+
+def explicit_argument():
+    axes = ("data", "model")
+    auto, explicit = (jax.make_mesh((4, 2), axes, axis_types=(kind,) * 2) for kind in (AxisType.Auto, AxisType.Explicit))
+    sp.auto_shard(lambda x: x, mesh=auto)(jax.device_put(jnp.ones(8), NamedSharding(explicit, P("data"))))
+
+
+def constraint_in_a_function():
+    sp.auto_shard(lambda x: sp.with_sharding_constraint(x, P("dta")), mesh=MESH)(X)
+
+
 CASES = {
+    "one device": (on_one_device, ValueError, ["committed to a single device", "x float32[8]", "data=4, model=2", "jax.device_put"]),
+    "explicit argument": (explicit_argument, ValueError, ["Explicit axes", "x float32[8]", "mesh=", "AxisType.Auto"]),
+    "constraint": (constraint_in_a_function, ValueError, ["'dta'", "of x float32[8,512]", "test_errors.py:", "did you mean 'data'?"]),
+    "constraint without a mesh": (
+        lambda: sp.with_sharding_constraint(X, P("data")),
+        ValueError,
+        ["no mesh", "with_sharding_constraint", "jax.set_mesh"],
+    ),
+    "too many arguments": (
+        lambda: plan(args=(1.0, X, X)),
+        TypeError,
+        ["too many positional", "test_errors.py", "step(params, x)", "3 positional"],
+    ),
+    "spec for no argument": (lambda: plan({"parms": None}), ValueError, ["'parms', which is no argument", "did you mean 'params'?"]),
     "unknown axis": (
         lambda: plan(({"mlp": {"w": P(None, "modle")}, "norm": None}, None)),
         ValueError,
