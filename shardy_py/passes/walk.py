@@ -85,7 +85,10 @@ def calls_in(function: Function) -> list[Op]:
 
 
 def functions_in_order(program: Program, *, post: bool) -> list[Function]:
-    """All functions in pre- or post-order of the call graph, which is entered from those that nobody calls first."""
+    """All functions in post-order of the call graph, entered from each function as they stand, or in the reverse of that.
+
+    The reverse is what the reference takes as pre-order: callers come before those they call.
+    """
     by_name = functions_by_name(program)
     found: list[Function] = []
     seen: set[str] = set()
@@ -94,17 +97,13 @@ def functions_in_order(program: Program, *, post: bool) -> list[Function]:
         if function.name in seen:
             return
         seen.add(function.name)
-        if not post:
-            found.append(function)
         for call in calls_in(function):
             visit(by_name[call.attributes["callee"]])
-        if post:
-            found.append(function)
+        found.append(function)
 
-    called = {call.attributes["callee"] for function in program.functions for call in calls_in(function)}
-    for function in sorted(program.functions, key=lambda function: function.name in called):
+    for function in program.functions:
         visit(function)
-    return found
+    return found if post else found[::-1]
 
 
 def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSharding], visit: Callable[[Op], None] | None = None) -> None:

@@ -9,5 +9,5 @@ NAME = "sdy-pre-order-funcs"
 
 
 def run(program: Program, **_: object) -> None:
-    """Orders functions in pre-order of the call graph. Source: Shardy's pre_order_funcs.cc."""
+    """Orders functions in the reverse of post-order of the call graph. Source: Shardy's pre_order_funcs.cc."""
     program.functions = functions_in_order(program, post=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shardy_py.ir import Op, Program, Value
+from shardy_py.passes.walk import blocks_in
 
 Pattern = Callable[[Op, Program], bool]
 """Rewrites the ops around the given one and returns True, or leaves all as it is and returns False.
@@ -15,6 +16,9 @@ A rewritten op that is gone has no block any more; it may still be in the list o
 
 def erase(op: Op) -> None:
     """Forgets an op without uses, and those in its regions."""
+    for region in op.regions:
+        for block in blocks_in(region):
+            block.ops = [inner for inner in block.ops if inner.block is not None]
     op.drop_uses()
     for inner in op.walk():
         inner.block = None
