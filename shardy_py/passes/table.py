@@ -35,6 +35,7 @@ from shardy_py.passes.import_ import (
     add_func_data_flow_edges,
     apply_sharding_constraints,
     constant_or_scalar_splitter,
+    explicit_gather_scatter_batching,
     flatten_call_graph,
     import_func_calls,
     lift_inlined_meshes,
@@ -128,6 +129,9 @@ _IMPORT = {
     add_func_data_flow_edges.NAME: Pass(add_func_data_flow_edges.run, "add an edge to what calls pass on, for programs whose calls stay"),
     apply_sharding_constraints.NAME: Pass(_apply_constraints, "copy closed sharding constraints to the values they constrain", _DEBUG),
     constant_or_scalar_splitter.NAME: Pass(constant_or_scalar_splitter.run, "give each user of a constant its own copy"),
+    explicit_gather_scatter_batching.NAME: Pass(
+        explicit_gather_scatter_batching.run, "make batch dimensions of gathers and scatters explicit", anchor=FUNCTION
+    ),
     flatten_call_graph.NAME: Pass(flatten_call_graph.run, "give each call its own copy of the function"),
     import_func_calls.NAME: Pass(
         import_func_calls.run,

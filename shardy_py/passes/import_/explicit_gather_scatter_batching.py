@@ -1,0 +1,154 @@
+"""Turns implicit batch dimensions of gathers and scatters, whose index is an iota, into explicit ones."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.passes.export import canonicalize
+from shardy_py.passes.walk import blocks_of
+
+NAME = "sdy-explicit-gather-scatter-batching"
+
+_CONCATENATE = "stablehlo.concatenate"
+_FIELDS = {
+    "stablehlo.gather": ("collapsed_slice_dims", "operand_batching_dims", "start_indices_batching_dims", "start_index_map"),
+    "stablehlo.scatter": ("inserted_window_dims", "input_batching_dims", "scatter_indices_batching_dims", "scatter_dims_to_operand_dims"),
+}
+"""Names of the same four lists of dimensions in either op."""
+
+_NUMBERS = re.compile(r"(#stablehlo\.(?:gather|scatter)<)([^<>]*)(>)")
+_LIST = re.compile(r"(\w+) = (\[[^\]]*\]|\d+)")
+
+
+def run(program: Program, **_: object) -> None:
+    """Makes dimension 0 of the operand and of the indices a batching dimension where its index is an iota along dimension 0.
+
+    Such an op looks up row i for batch i. Its index component goes away, so that propagation sees one dimension instead of a gather
+    along it. The iota is found in an operand of the concatenation that makes the indices, behind broadcasts, reshapes,
+    clamps and selects. Unlike in the reference, a reshape must leave dimension 0 as it is. Dead ops are removed.
+
+    Source: Shardy's explicit_gather_scatter_batching.cc.
+    """
+    for block in blocks_of(program):
+        for op in list(block.ops):
+            if op.name in _FIELDS:
+                _make_explicit(op, block)
+    canonicalize.run(program, enable_patterns=("dead-code",))
+
+
+def _make_explicit(op: Op, block: Block) -> None:
+    dropped, batching, indices_batching, index_map = _FIELDS[op.name]
+    attributes = op.attributes
+    position = (len(op.operands) - 1) // 2 if op.name == "stablehlo.scatter" else 1
+    operand, indices = op.operands[0], op.operands[position]
+    vector, mapped = attributes["index_vector_dim"], tuple(attributes[index_map])
+    if attributes[batching] or 0 not in mapped or 0 not in attributes[dropped] or not 0 < vector < indices.type.rank:
+        return
+    if len(mapped) < 2 or operand.type.shape[0] != indices.type.shape[0]:
+        return
+    component = mapped.index(0)
+    if not _is_iota(_component(indices, vector, component)):
+        return
+    op.set_operand(position, _without(indices, vector, component, op, block))
+    changed: dict[str, tuple[int, ...]] = {
+        dropped: tuple(d for d in attributes[dropped] if d != 0),
+        batching: (0,),
+        indices_batching: (0,),
+        index_map: tuple(d for i, d in enumerate(mapped) if i != component),
+    }
+    op.attributes = {**attributes, **changed}
+    if KEPT in attributes:
+        text = _NUMBERS.sub(lambda match: f"{match[1]}{_numbers(match[2], changed)}{match[3]}", attributes[KEPT], count=1)
+        op.attributes[KEPT] = AttributeText(text)
+    op.rule, op.rule_known = (op.rule, True) if op.rule is not None and op.rule.is_custom else (None, False)
+
+
+def _component(indices: Value, vector: int, component: int) -> Value:
+    """The operand of the concatenation that a component of the indices lies in; else the indices."""
+    made = indices.defining_op
+    if made is None or made.name != _CONCATENATE or made.attributes["dimension"] != vector:
+        return indices
+    end = 0
+    for operand in made.operands:
+        end += operand.type.shape[vector]
+        if component < end:
+            return operand
+    return indices
+
+
+def _is_iota(value: Value) -> bool:
+    """Whether a value counts up along dimension 0."""
+    op = value.defining_op
+    if op is None:
+        return False
+    if op.name == "stablehlo.iota":
+        return op.attributes["iota_dimension"] == 0
+    first = op.operands[0] if op.operands else None
+    keeps = first is not None and first.type.shape[:1] == value.type.shape[:1]
+    if op.name == "stablehlo.broadcast_in_dim":
+        return keeps and tuple(op.attributes["broadcast_dimensions"])[:1] == (0,) and _is_iota(op.operands[0])
+    if op.name == "stablehlo.reshape":
+        return keeps and _is_iota(op.operands[0])
+    if op.name == "stablehlo.clamp":
+        return _is_iota(op.operands[1])
+    return op.name == "stablehlo.select" and any(map(_is_iota, op.operands[1:]))
+
+
+def _without(indices: Value, vector: int, component: int, user: Op, block: Block) -> Value:
+    """The indices without a component; what has to be made for it stands right before the user."""
+    count = indices.type.shape[vector]
+    made = indices.defining_op
+    if made is not None and made.name == _CONCATENATE and made.attributes["dimension"] == vector and len(made.operands) == count:
+        parts = [operand for i, operand in enumerate(made.operands) if i != component]
+    else:
+        bounds = [(start, end) for start, end in ((0, component), (component + 1, count)) if start < end]
+        parts = [_slice(indices, vector, start, end, user, block) for start, end in bounds]
+    if len(parts) == 1:
+        return parts[0]
+    return _insert(_CONCATENATE, parts, _resized(indices, vector, count - 1), {"dimension": vector}, user, block)
+
+
+def _slice(value: Value, dim: int, start: int, end: int, user: Op, block: Block) -> Value:
+    shape = value.type.shape
+    attributes = {
+        "start_indices": tuple(start if d == dim else 0 for d in range(len(shape))),
+        "limit_indices": tuple(end if d == dim else size for d, size in enumerate(shape)),
+        "strides": (1,) * len(shape),
+    }
+    return _insert("stablehlo.slice", [value], _resized(value, dim, end - start), attributes, user, block)
+
+
+def _insert(name: str, operands: list[Value], type_: TensorType, attributes: dict[str, Any], user: Op, block: Block) -> Value:
+    made = Op(name, operands, (type_,), attributes, location=user.location)
+    block.insert(block.ops.index(user), made)
+    return made.results[0]
+
+
+def _resized(value: Value, dim: int, size: int) -> TensorType:
+    shape = value.type.shape
+    return TensorType((*shape[:dim], size, *shape[dim + 1 :]), value.type.dtype)
+
+
+def _numbers(text: str, changed: dict[str, tuple[int, ...]]) -> str:
+    """The text of dimension numbers with some lists replaced."""
+    fields = {**dict(_LIST.findall(text)), **{name: f"[{', '.join(map(str, dims))}]" for name, dims in changed.items()}}
+    return ", ".join(f"{name} = {fields[name]}" for name in _ORDER if fields.get(name, "[]") != "[]")
+
+
+_ORDER = (
+    "offset_dims",
+    "update_window_dims",
+    "collapsed_slice_dims",
+    "inserted_window_dims",
+    "operand_batching_dims",
+    "input_batching_dims",
+    "start_indices_batching_dims",
+    "scatter_indices_batching_dims",
+    "start_index_map",
+    "scatter_dims_to_operand_dims",
+    "index_vector_dim",
+)
+"""In which order MLIR writes the fields."""
