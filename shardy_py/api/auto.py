@@ -94,6 +94,7 @@ class AutoSharded:
             fun, decoration.static_argnums, decoration.static_argnames, decoration.donate_argnums, decoration.donate_argnames
         )
         self._entries: dict[tuple[Any, ...], Entry] = {}
+        self._alike: dict[tuple[Any, ...], list[Entry]] = {}
         self._last: Entry | None = None
         self._keyed_hits = 0
         self._misses = 0
@@ -137,9 +138,13 @@ class AutoSharded:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                entry = self._new_entry(asked)
+                alike = self._alike.setdefault(asked.signature, [])
+                found = next((entry for entry in alike if entry.serves(asked.shardings)), None)
+                entry = self._new_entry(asked) if found is None else found
                 if entry.may_be_kept:
                     self._entries[key] = entry
+                    if found is None:
+                        alike.append(entry)
             elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
                 raise tried[1]
         self._remember(entry, layout)
@@ -195,7 +200,16 @@ class AutoSharded:
         """Forgets all plans and compiled programs."""
         with self._lock:
             self._entries.clear()
+            self._alike.clear()
             self._last = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AutoSharded:
+        """Itself, as for any function."""
+        return self
+
+    def __reduce__(self) -> str:
+        """By name, as any function."""
+        return self.__qualname__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds a method, with its stages."""

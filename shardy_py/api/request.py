@@ -63,6 +63,11 @@ class PlanRequest:
     key: tuple[Any, ...]
 
     @property
+    def signature(self) -> tuple[Any, ...]:
+        """The key without shardings."""
+        return (self.settings.fun, *self.key[:3], *self.key[4:])
+
+    @property
     def location(self) -> str:
         """`file:line (name)` of the user's function."""
         return location_of(self.settings.fun)

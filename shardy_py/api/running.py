@@ -110,6 +110,18 @@ class Entry:
                 placed[i] = jax.tree.unflatten(tree, [_put(leaf, sharding) for leaf, sharding in zip(leaves, shardings)])
         return self.jitted(*placed)
 
+    @functools.cached_property
+    def _placed(self) -> list[TensorSharding]:
+        return _closed(self.plan.inputs)
+
+    def serves(self, shardings: Sequence[TensorSharding | None]) -> bool:
+        """Whether arguments that are known to be sharded so need no plan of their own: as planned for, or as planned.
+
+        The results of one call come back as arguments of the next, committed to what was planned.
+        """
+        planned_for = self.planned.traced.request.shardings
+        return all(now is then or now is placed for now, then, placed in zip(shardings, planned_for, self._placed))
+
     def check(self, slots: Sequence[Any]) -> None:
         """Raises where a buffer may not be passed."""
         self.guard.explain(slots, functools.partial(self.errors.paths, slots), self.errors)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -389,3 +391,25 @@ def test_the_results_of_the_first_call_do_not_compile_again(caplog: pytest.LogCa
         for _ in range(3):
             params = step(params, x)
     assert sum("Compiling jit(step)" in record.getMessage() for record in caplog.records) == 1
+
+
+@functools.partial(sp.auto_shard, mesh=SIZES)
+def doubled(x):
+    return x * 2
+
+
+def test_copies_and_pickles_as_a_function():
+    assert copy.deepcopy({"f": doubled})["f"] is doubled
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+    with pytest.raises(Exception, match="lambda"):
+        pickle.dumps(sp.auto_shard(lambda x: x, mesh=SIZES))
+
+
+def test_keyword_state_settles(auto):
+    f = sp.auto_shard(lambda state, x: state + x.sum(), mesh=auto, in_shardings=(None, P("data")))
+    state = np.zeros((8, 8), np.float32)
+    for _ in range(3):
+        state = f(state=state, x=np.ones((8, 8), np.float32))
+    assert f.plan_count == 1
+    f(state=jax.device_put(state, NamedSharding(auto, P("model"))), x=np.ones((8, 8), np.float32))
+    assert f.plan_count == 2

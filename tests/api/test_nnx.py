@@ -63,6 +63,20 @@ def test_mutations_are_kept(mesh):
     assert float(jnp.abs(ours[0].norm.mean[...]).sum()) > 0
 
 
+def test_one_plan_serves_a_loop(mesh):
+    model = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+
+    @sp.auto_shard(mesh=mesh, in_shardings=(None, P("data")), rules=[("kernel", P(None, "model"))])
+    def shift(model, x):
+        model.bias[...] = model.bias[...] + 1
+        return model(x)
+
+    for _ in range(3):
+        shift(model, jnp.ones((8, 8)))
+    assert shift.plan_count == 1
+    assert model.bias[...][0] == 3
+
+
 def test_plan_names_the_variables(mesh):
     step = sp.auto_shard(train_step, mesh=mesh, in_shardings=(None, None, P("data")), rules=[("up/kernel", P(None, "model"))])
     plan = step.plan(*build(), np.ones((16, 8), np.float32))
