@@ -57,17 +57,19 @@ class Explanation:
         target: The value that was asked about.
         sharding: Its type with its sharding.
         chains: One per axis; each goes back from the value to an annotation.
+        axis: The only axis that was asked about; None for all.
     """
 
     target: str
     sharding: str
     chains: tuple[tuple[Reason, ...], ...]
+    axis: str | None = None
 
     def as_text(self) -> str:
         """The chains, one reason per line."""
         lines = [f"{self.target}: {self.sharding}"]
         if not self.chains:
-            lines.append("  no axis reached it: it is replicated")
+            lines.append("  no axis reached it: it is replicated" if self.axis is None else f"  {self.axis!r} did not reach it")
         for chain in self.chains:
             lines += ["  " * (i + 1) + str(reason) for i, reason in enumerate(chain)]
         return "\n".join(lines)

@@ -107,17 +107,24 @@ class Plan:
             raise PlanError(f"the plan of {self.name} has {len(bad)} finding{'s' if len(bad) > 1 else ''}\n{listed}")
         return self.findings
 
-    def explain(self, target: str, axis: str | None = None) -> Explanation:
+    def explain(self, target: str | PlannedValue, axis: str | None = None) -> Explanation:
         """Why a value has the sharding it has, back to the annotations.
 
         Args:
-            target: A path (`params['w']`, `result[0]`), the name of an intermediate (`%12`), or `file.py:line`, which
-                means the last value made there.
+            target: A path (`params['w']`, `result[0]`), the name of an intermediate (`%12`), one of `plan.values`, or
+                `file.py:line`, which means the last value made there.
             axis: Only this mesh axis.
 
         Raises:
-            PlanError: There is no such value.
+            PlanError: There is no such value or axis.
         """
+        if axis is not None and axis not in self.mesh.shape:
+            raise PlanError(
+                f"unknown mesh axis {axis!r}",
+                where=f"plan of {self.name}",
+                why=f"the mesh has {', '.join(f'{name}={size}' for name, size in self.mesh.shape.items())}",
+                fix=f"use one of {', '.join(map(repr, self.mesh.shape))}",
+            )
         holder, planned = self._find(target)
 
         def name(value: Any) -> str:
@@ -137,12 +144,14 @@ class Plan:
             for a in dim.axes
             if axis is None or a.name == axis
         ]
-        return Explanation(planned.path, typed(planned.type, sharding), tuple(chains))
+        return Explanation(planned.path, typed(planned.type, sharding), tuple(chains), axis)
 
     def _locate(self, op: Op) -> str:
         return location_of(self.program, op)
 
-    def _find(self, target: str) -> tuple[Any, PlannedValue]:
+    def _find(self, target: str | PlannedValue) -> tuple[Any, PlannedValue]:
+        if isinstance(target, PlannedValue):
+            target = target.path
         for value, planned in zip(self.program.main.arguments, self.inputs):
             if planned.path == target:
                 return value, planned

@@ -13,7 +13,9 @@ class Timings(dict[str, float]):
     Example:
         >>> timings = Timings()
         >>> with timings.step("propagate"):
-        ...     propagate(program)
+        ...     pass
+        >>> list(timings)
+        ['propagate']
     """
 
     @contextmanager

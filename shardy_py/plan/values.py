@@ -51,6 +51,7 @@ def typed(type: Type, sharding: TensorSharding | None) -> str:
     """A type with its sharding; dimensions that the sharding has beyond the type's (those of a PRNG key) are left out.
 
     Example:
+        >>> from shardy_py.ir import TensorType
         >>> typed(TensorType((1024, 512), "float32"), TensorSharding("mesh", [["data"], ["model"]]))
         'float32[1024@data,512@model]'
     """

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, before_edge, get_sharding, set_sharding, sources
+from shardy_py.passes.export.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
 from shardy_py.passes.export.explicit_reshards.decision import Decision, decide
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS
 from shardy_py.passes.export.explicit_reshards.edits import Edits
@@ -24,7 +25,9 @@ _CONCATENATE = "stablehlo.concatenate"
 _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 
 
-def run(program: Program, *, enable_full_version: bool = False, record: Record | None = None, **_: object) -> None:
+def run(
+    program: Program, *, enable_full_version: bool = False, choose_by_bytes: bool = False, record: Record | None = None, **_: object
+) -> None:
     """Makes the shardings around every op compatible with its sharding rule.
 
     Without `enable_full_version` only what XLA's partitioner would do worse is inserted: collectives for unreduced axes,
@@ -33,11 +36,14 @@ def run(program: Program, *, enable_full_version: bool = False, record: Record |
     Args:
         program: Changed in place; shardings must be final.
         enable_full_version: Whether every disagreement is settled.
+        choose_by_bytes: Whether an op runs so that the fewest bytes move, instead of what tensors with the most elements agree
+            on, whatever their element types, which is what Shardy does. An op on a small type may then be computed on more
+            devices than needed: a replicated conversion from bfloat16 to float32 gathers its operand, not its result.
         record: Told of every op inserted, why, and for which op.
 
     Source: Shardy's insert_explicit_reshards.cc.
     """
-    inserter = _Inserter(program, enable_full_version, record)
+    inserter = _Inserter(program, enable_full_version, BY_BYTES if choose_by_bytes else BY_ELEMENTS, record)
     for function in program.functions:
         inserter.visit(function.body)
         inserter.returns(function)
@@ -45,8 +51,9 @@ def run(program: Program, *, enable_full_version: bool = False, record: Record |
 
 
 class _Inserter:
-    def __init__(self, program: Program, full: bool, record: Record | None) -> None:
+    def __init__(self, program: Program, full: bool, choice: Choice, record: Record | None) -> None:
         self.full = full
+        self.choice = choice
         self.record = record
         self.meshes = program.meshes
         self.functions = functions_by_name(program)
@@ -69,7 +76,8 @@ class _Inserter:
             self.call(op)
         elif name != RESHARD or not self.reshard(op):
             self.reduce_operands(op)
-            self.settle(op)
+            if name != RESHARD:  # one that was a constraint may still have the rule of that
+                self.settle(op)
 
     def data_flow(self, op: Op) -> None:
         """Gives every source of an edge the sharding of the edge."""
@@ -160,7 +168,7 @@ class _Inserter:
         if key in self.known:
             decision = self.known[key]
         else:
-            decision = decide(op.name, rule, shardings, [value.type.size for value in values], self.meshes, full)
+            decision = decide(op.name, rule, shardings, [value.type for value in values], self.meshes, full, self.choice)
             self.known[key] = decision
         if decision is not None:
             self.carry_out(op, decision)
