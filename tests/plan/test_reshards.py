@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import functools
+import gc
+import pickle
+import time
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.frontends.mlir import from_mlir
+from shardy_py.ir import Function
+from shardy_py.passes.dataflow import get_sharding
+from shardy_py.passes.export import canonicalize
+from shardy_py.plan import Movement, Plan, Reshard
+from shardy_py.plan.movements import MOVING_OPS, format_bytes, movement_of, received
+from tests.reference import NEEDS_SAME_SHARDY, PROPAGATION, lower, run_pipeline
+
+MESH = {"data": 2, "model": 4}
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+W, X = f32(32, 32), f32(8, 32)
+
+
+def planned(fun, *args, shardings, **options) -> Plan:
+    return sp.auto_shard(fun, mesh=MESH, in_shardings=shardings, **options).plan(*args)
+
+
+def shown(plan: Plan) -> list[str]:
+    """The reshards as text, lines counted from the `def` of the test's function."""
+    return [str(reshard) for reshard in plan.reshards]
+
+
+def line(fun, offset=1) -> str:
+    return f"test_reshards.py:{fun.__code__.co_firstlineno + offset}"
+
+
+def test_nothing_moves() -> None:
+    plan = planned(lambda w, x: jnp.tanh(x @ w), W, X, shardings=(P(None, "model"), P("data")))
+    assert plan.reshards == ()
+    assert "reshards" not in plan.as_text().splitlines()
+
+
+def test_a_sharded_contraction_is_an_all_reduce() -> None:
+    def dot(w, x):
+        return x @ w
+
+    (found,) = planned(dot, W, X, shardings=(P("model"), P("data", "model"))).reshards
+    assert str(found) == (
+        "%0 float32[8@data,32]{U:model} -> float32[8@data,32]: all_reduce(model)  768 B  "
+        + line(dot)
+        + "  reduction in dot_general over model"
+    )
+    (step,) = found.collectives
+    assert (step.kind, [str(axis) for axis in step.axes], step.group, step.bytes_per_device) == ("all_reduce", ['"model"'], 4, 768)
+    assert (found.value, found.primitive, found.depth, found.trips) == ("%0", "dot_general", 0, 1)
+    assert found.location.endswith(line(dot))
+
+
+def test_conflicts_are_gathers_and_all_to_alls() -> None:
+    def add(x, y):
+        return x + y
+
+    gathered = planned(add, X, X, shardings=(P("data"), P("model")), out_shardings=P("data")).reshards
+    assert [r.value for r in gathered] == ["y"]
+    assert gathered[0].reason == "operand of add"
+    exchanged = planned(add, X, X, shardings=(P("data"), P(None, "data")), out_shardings=P("data"))
+    assert shown(exchanged) == [
+        f"y float32[8,32@data] -> float32[8@data,32]: all_to_all(data)  256 B  {line(add)}  operand of add",
+    ]
+
+
+def test_a_result_that_is_wanted_otherwise() -> None:
+    def double(x):
+        return x * 2
+
+    plan = planned(double, X, shardings=(P("data"),), out_shardings=P())
+    assert shown(plan) == [f"%0 float32[8@data,32] -> float32[8,32]: all_gather(data)  512 B  {line(double)}  function result result"]
+    assert plan.explain("%0").target == "%0"
+
+
+def test_a_constraint_of_the_user() -> None:
+    def constrained(w, x):
+        h = x @ w
+        h = sp.with_sharding_constraint(h, P("data", "model"))
+        return sp.with_sharding_constraint(h, P("data", None))
+
+    (found,) = planned(constrained, W, X, shardings=(P(None, "model"), P("data"))).reshards
+    assert (found.reason, found.primitive) == ("sharding constraint", "sharding_constraint")
+    assert found.location.endswith(line(constrained, 3))
+    assert [str(step) for step in found.collectives] == ["all_gather(model)"]
+    assert found.bytes_per_device == 4 * 32 * 4 * 3 // 4
+
+
+def test_slices_cost_nothing() -> None:
+    def cut(x):
+        return sp.with_sharding_constraint(x, P("data", "model"))
+
+    (found,) = planned(cut, X, shardings=(P("data"),)).reshards
+    assert str(found) == f"x float32[8@data,32] -> float32[8@data,32@model]: all_slice(model)  0 B  {line(cut)}  sharding constraint"
+
+
+def test_a_body_of_a_scan_counts_every_trip() -> None:
+    def scanned(w, x):
+        def body(c, wi):
+            return jnp.tanh(c @ wi), None
+
+        return lax.scan(body, x, w)[0]
+
+    (found,) = planned(scanned, f32(6, 32, 32), X, shardings=(P(None, "model"), P("data", "model"))).reshards[-1:]
+    assert found.location.endswith(line(scanned, 2))
+    assert (found.trips, found.depth > 0) == (6, True)
+    assert found.total_bytes_per_device == 6 * found.bytes_per_device > 0
+    assert " x6  " in str(found)
+
+
+def test_loops_inside_loops_and_loops_without_a_count() -> None:
+    def nested(w, x):
+        return lax.fori_loop(0, 3, lambda _, x: lax.fori_loop(2, 7, lambda _, x: jnp.sin(x @ w), x), x)
+
+    def until(w, x):
+        return lax.while_loop(lambda c: c.sum() < 10, lambda c: jnp.sin(c @ w), x)
+
+    shardings = (P("model"), P("data", "model"))
+    assert {r.trips for r in planned(nested, W, X, shardings=shardings).reshards if r.primitive == "dot_general"} == {15}
+    found = [r for r in planned(until, W, X, shardings=shardings).reshards if r.primitive == "dot_general"]
+    assert found
+    assert all(r.trips is None and r.total_bytes_per_device is None and " each trip" in str(r) for r in found)
+
+
+def test_parameters_that_are_sharded_over_the_data_axis() -> None:
+    def step(w, x):
+        def loss(w):
+            full = sp.with_sharding_constraint(w, P())
+            return jnp.sum(jnp.tanh(x @ full) ** 2)
+
+        gradient = jax.grad(loss)(w)
+        return w - sp.with_sharding_constraint(gradient, P("data"))
+
+    found = planned(step, W, X, shardings=(P("data"), P("data"))).reshards
+    gather = next(r for r in found if r.value == "w")
+    assert [str(s) for s in gather.collectives] == ["all_gather(data)"]
+    assert gather.bytes_per_device == 32 * 32 * 4 // 2
+    assert gather.location.endswith(line(step, 2))
+    total = next(r for r in found if r.reason == "reduction in dot_general over data")
+    assert total.bytes_per_device == 32 * 32 * 4  # twice half of it
+    assert str(found[-1]).endswith(f"all_slice(data)  0 B  {line(step, 6)}  sharding constraint")
+
+
+def test_a_sum_that_is_only_sliced_is_a_reduce_scatter() -> None:
+    def scattered(x, y):
+        return sp.with_sharding_constraint(jnp.einsum("bi,bo->io", x, y), P("data", None))
+
+    (found,) = planned(scattered, f32(64, 32), f32(64, 32), shardings=(P("data"), P("data"))).reshards
+    assert str(found) == (
+        "%0 float32[32,32]{U:data} -> float32[32@data,32]: reduce_scatter(data)  2 KiB  "
+        f"{line(scattered)}  reduction in dot_general over data"
+    )
+
+
+def test_a_shard_map_takes_its_arguments_as_it_says() -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def mapped(x):
+        return jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=P(None, "data"), out_specs=P(None, "data"))(x)
+
+    found = sp.auto_shard(mapped, mesh=mesh, in_shardings=(P("data"),)).plan(X).reshards
+    assert [(r.value, r.reason) for r in found][:1] == [("x", "argument of shard_map")]
+
+
+def test_calls_are_named() -> None:
+    def outer(x):
+        inner = jax.jit(lambda y: sp.with_sharding_constraint(jnp.tanh(y), P(None, "data")))
+        return inner(x)
+
+    (found,) = planned(outer, X, shardings=(P("data"),)).reshards
+    assert found.depth == 1
+    assert found.location.endswith(line(outer, 1))
+
+
+def test_the_program_of_the_plan_stays_as_it_is() -> None:
+    plan = planned(lambda w, x: x @ w, W, X, shardings=(P("model"), P("data", "model")))
+    before = str(plan.program)
+    assert plan.reshards is plan.reshards
+    assert str(plan.program) == before
+    copied: Reshard = pickle.loads(pickle.dumps(plan.reshards[0]))
+    assert copied == plan.reshards[0]
+
+
+def test_text_puts_the_largest_first_and_counts_the_rest() -> None:
+    def many(w, x):
+        x = jnp.tanh(jnp.tanh(x @ w) @ w) @ w  # on one line
+        return x @ w
+
+    text = planned(many, W, X, shardings=(P("model"), P("data", "model"))).as_text(values=False)
+    assert f"  {line(many)}  reduction in dot_general over model" in text
+    assert " and 2 more float32" in text
+
+    source = (
+        "def wide(*xs):\n"
+        + "".join(f"    a{i} = xs[{i}].sum()\n" for i in range(23))
+        + "    return a0, "
+        + ", ".join(f"a{i}" for i in range(1, 23))
+    )
+    names: dict = {}
+    exec(compile(source, "wide.py", "exec"), names)
+    sizes = [f32(8, 8 * (i + 1)) for i in range(23)]
+    lines = planned(names["wide"], *sizes, shardings=P("data")).as_text(values=False).splitlines()
+    start = lines.index("reshards")
+    assert len(lines) - start == 22
+    assert lines[-1] == "  ... and 3 more reshards"
+
+
+def test_bytes() -> None:
+    assert [received(kind, 4, 100, 400) for kind in ("all_gather", "all_slice")] == [300, 0]
+    assert [received(kind, 4, 400, 400) for kind in ("all_to_all", "collective_permute", "all_reduce")] == [300, 400, 600]
+    assert received("reduce_scatter", 4, 400, 100) == 300
+    assert [format_bytes(n) for n in (0, 1023, 1024, 1023 << 10, 3 << 40)] == ["0 B", "1023 B", "1 KiB", "1023 KiB", "3 TiB"]
+
+
+def test_a_large_model_is_quick() -> None:
+    def model(ws, x):
+        for _ in range(24):
+            for w in ws:
+                x = jnp.tanh(x @ w) + 1
+        return x
+
+    plan = planned(model, [W] * 8, X, shardings=([P("model")] * 8, P("data", "model")))
+    gc.collect()
+    start = time.perf_counter()
+    assert len(plan.reshards) >= 24 * 8
+    assert time.perf_counter() - start < 2
+
+
+# What jaxlib inserts and makes of it. It keeps functions apart, so a reshard of an argument and one inside do not become one.
+
+
+def dot(w, x):
+    return x @ w
+
+
+def constrained(w, x):
+    return sp.with_sharding_constraint(x @ w, P("model", None)) * 2
+
+
+def called(w, x):
+    return jax.jit(lambda a: a @ a.T)(x @ w)
+
+
+def called_twice(w, x):
+    layer = jax.jit(lambda a, b: jax.nn.relu(a @ b))
+    return layer(layer(x, w), w)
+
+
+def gradient(w, x):
+    return w - jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+
+
+def branch(w, x):
+    return lax.cond(x[0, 0] > 0, lambda w: w @ w.T, lambda w: w + 1, w)
+
+
+def softmax(w, x):
+    return jax.nn.softmax(x @ w, axis=-1)
+
+
+def loop(w, x):
+    return lax.while_loop(lambda c: c[0].sum() < 10, lambda c: (c[0] @ c[1], c[1]), (x, w))
+
+
+def heads(w, x):
+    q = (x @ w).reshape(8, 4, 8)
+    return jnp.einsum("bhd,chd->hbc", q, q)
+
+
+def sorts(w, x):
+    return jnp.sort(x, axis=0), jnp.cumsum(w, axis=0)
+
+
+def layers(w, x):
+    return lax.scan(lambda c, wi: (jnp.tanh(c @ wi), c.sum()), x, jnp.stack([w, w]))
+
+
+INSERT = "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}),canonicalize{enable-patterns=sdy-reshard})"
+COLLECTIVES = "builtin.module(func.func(sdy-reshard-to-collectives))"
+
+
+@functools.cache
+def _mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def moved_by_jaxlib(fun, *args, shardings) -> Counter:
+    with jax.set_mesh(_mesh()):
+        module = lower(fun, *args, in_shardings=tuple(NamedSharding(_mesh(), spec) for spec in shardings))
+    for pipeline in (PROPAGATION, INSERT, COLLECTIVES):
+        module = run_pipeline(module, pipeline)
+    program = from_mlir(module)
+    canonicalize.run(program, enable_patterns=(canonicalize.COLLECTIVES,))
+    functions = {function.name: function for function in program.functions}
+    found: Counter = Counter()
+
+    def visit(function: Function) -> None:
+        for op in function.body.walk():
+            if op.name == "func.call":
+                visit(functions[op.attributes["callee"]])
+            elif op.name in MOVING_OPS:
+                found[_key(movement_of(op, get_sharding(op.operands[0]), program.meshes), op.result.type)] += 1
+
+    visit(program.main)
+    return found
+
+
+def _key(step: Movement, type_) -> tuple[str, str, int]:
+    return str(step), str(type_), step.bytes_per_device
+
+
+@NEEDS_SAME_SHARDY
+@pytest.mark.parametrize(
+    "fun", [dot, constrained, called, called_twice, gradient, branch, softmax, loop, heads, sorts, layers], ids=lambda fun: fun.__name__
+)
+def test_moves_what_jaxlib_moves(fun) -> None:
+    for shardings in (
+        (P("model"), P("data", "model")),
+        (P("data"), P("data")),
+        (P(None, "model"), P("data")),
+        (P("model", "data"), P(None, ("data", "model"))),
+        (P(("data", "model")), P()),
+    ):
+        plan = sp.auto_shard(fun, mesh=_mesh(), in_shardings=shardings).plan(W, X)
+        ours = Counter(_key(step, reshard.type) for reshard in plan.reshards for step in reshard.collectives)
+        assert ours == moved_by_jaxlib(fun, W, X, shardings=shardings), f"{fun.__name__} {shardings}"
