@@ -196,7 +196,10 @@ _EXPORT = {
     insert_explicit_reshards.NAME: Pass(
         insert_explicit_reshards.run,
         "insert reshards where the shardings around an op disagree",
-        (Option("enable-full-version", False, "settle every disagreement, not only those that XLA handles badly"),),
+        (
+            Option("enable-full-version", False, "settle every disagreement, not only those that XLA handles badly"),
+            Option("choose-by-bytes", False, "run ops so that the fewest bytes move, not by numbers of elements (not in Shardy)"),
+        ),
         FUNCTION,
     ),
     insert_func_call_reshards.NAME: Pass(insert_func_call_reshards.run, "give calls the result shardings of their functions"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ class Candidate:
     Attributes:
         factor: The factor.
         axes: What may still be had of the axes proposed.
-        total: Elements of all tensors that have these axes on the factor, or more behind them.
+        total: Sizes of all tensors that have these axes on the factor, or more behind them.
         precedence: The kind of the factor: what costs less communication when sharded comes first.
         shards: Into how many parts the axes cut the factor beyond what it has been given.
     """
@@ -38,7 +38,23 @@ class Candidate:
         return (self.total, self.precedence, self.shards, self.factor, len(self.axes), self.axes)
 
 
-def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
+Total = Callable[[Candidate, Sequence[FactorAxes], Sequence[int]], int]
+"""`total(candidate, tensors, tensor_sizes)`: what a candidate counts after it has lost axes."""
+
+
+def total_as_proposed(candidate: Candidate, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> int:
+    """What the candidate counted when it was proposed, which is what Shardy compares."""
+    return candidate.total
+
+
+def total_of_present_axes(candidate: Candidate, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> int:
+    """What the tensors count that have the axes that are left, or more behind them; never less than when they were proposed."""
+    return _total(candidate.factor, candidate.axes, tensors, tensor_sizes)
+
+
+def vote(
+    rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh, total: Total = total_as_proposed
+) -> AxesPerFactor:
     """Gives factors the best candidate, one after the other, until none is left.
 
     A candidate of a factor that stands behind another one in a dimension waits until that one is cut into single
@@ -47,8 +63,9 @@ def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequ
     Args:
         rule: The op's rule.
         tensors: Axes of operands, then results.
-        tensor_sizes: Their numbers of elements.
+        tensor_sizes: What they count: their numbers of elements, or whatever else is compared.
         mesh: The mesh of the op.
+        total: What a candidate counts after it has lost axes.
 
     Returns:
         Axes for each factor that do not overlap.
@@ -64,25 +81,32 @@ def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequ
             for others in waiting:
                 others.discard(factor)
         candidates = [candidate for candidate in candidates if _update(candidate, factor, axes, chosen, mesh)]
+        for candidate in candidates:
+            candidate.total = total(candidate, tensors, tensor_sizes)
     return chosen
 
 
 def _proposals(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> list[Candidate]:
     """Every prefix of the axes that any tensor has on a factor, once."""
-    proposed: dict[tuple[int, Axes], int] = {}
+    proposed: dict[tuple[int, Axes], None] = {}
     for tensor in tensors:
         for factor, axes in tensor.items():
             for end in range(1, len(axes) + 1):
-                proposed[factor, axes[:end]] = 0
-    for tensor, size in zip(tensors, tensor_sizes, strict=True):
-        for factor, axes in tensor.items():
-            for proposal in proposed:
-                if proposal[0] == factor and (proposal[1] == axes or is_strict_prefix(proposal[1], axes)):
-                    proposed[proposal] += size
+                proposed[factor, axes[:end]] = None
     return [
-        Candidate(factor, axes, total, _PRECEDENCE[rule.factor_types[factor]], shards(axes, mesh))
-        for (factor, axes), total in proposed.items()
+        Candidate(factor, axes, _total(factor, axes, tensors, tensor_sizes), _PRECEDENCE[rule.factor_types[factor]], shards(axes, mesh))
+        for factor, axes in proposed
     ]
+
+
+def _total(factor: int, axes: Axes, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> int:
+    """The sizes of the tensors that have the axes on the factor, or more behind them."""
+    total = 0
+    for tensor, size in zip(tensors, tensor_sizes, strict=True):
+        stated = tensor.get(factor)
+        if stated is not None and (axes == stated or is_strict_prefix(axes, stated)):
+            total += size
+    return total
 
 
 def _predecessors(rule: OpShardingRule) -> list[set[int]]:

@@ -9,12 +9,14 @@ from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import set_difference, sort_and_merge
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
-from shardy_py.passes.export.explicit_reshards.common_sharding import find_common_axes
+from shardy_py.ir import Type
+from shardy_py.passes.export.collective_bytes import local_bytes, received, reshard_bytes
+from shardy_py.passes.export.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS, result_axes_of_dot
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, factor_axes
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, factor_axes, shards
 from shardy_py.passes.export.explicit_reshards.reshape_redistribution import redistribute
 from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
-from shardy_py.passes.propagation.factors import TensorFactors, project, unproject
+from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, project, unproject
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,22 @@ class _Setting:
     op_name: str
     rule: OpShardingRule
     shardings: Sequence[TensorSharding | None]
-    tensor_sizes: Sequence[int]
+    types: Sequence[Type]
     mesh_name: str | Mesh
     mesh: Mesh
+    meshes: Mapping[str, Mesh]
     tensors: Sequence[TensorFactors]
 
-    def dimensions(self, i: int) -> TensorSharding:
-        """The sharding that the factors of a tensor make up."""
-        return unproject(self.rule.mappings[i], self.tensors[i], self.shardings[i], self.rule.factor_sizes, self.mesh, self.mesh_name)
+    def with_axes(self, i: int, axes: Mapping[int, Axes] | AxesPerFactor) -> TensorSharding:
+        """The sharding of a tensor whose factors have the given axes and no overflow."""
+        factors = {f: FactorSharding(axes[f], old.closed, old.minor_most) for f, old in self.tensors[i].factors.items()}
+        tensor = TensorFactors(factors, ())
+        return unproject(self.rule.mappings[i], tensor, self.shardings[i], self.rule.factor_sizes, self.mesh, self.mesh_name)
+
+    def reduced(self, common: AxesPerFactor) -> Axes:
+        """The axes along which results are summed up if the op runs under the given axes."""
+        axes = [axis for factor in self.rule.reduction for axis in common[factor]]
+        return set_difference(axes, unreduced_of(self.shardings[len(self.rule.operand_mappings)]), self.mesh)
 
 
 _Changes = list[tuple[int, TensorSharding]]
@@ -63,9 +73,10 @@ def decide(
     op_name: str,
     rule: OpShardingRule,
     shardings: Sequence[TensorSharding | None],
-    tensor_sizes: Sequence[int],
+    types: Sequence[Type],
     meshes: Mapping[str, Mesh],
     full: bool,
+    choice: Choice = BY_ELEMENTS,
 ) -> Decision | None:
     """Chooses the axes under which an op runs, and what that asks of its operands and results.
 
@@ -73,9 +84,10 @@ def decide(
         op_name: Its name; reshapes and dots have rules of their own.
         rule: Its sharding rule.
         shardings: Of operands, then results; None is replicated.
-        tensor_sizes: Their numbers of elements.
+        types: Their types.
         meshes: Name -> mesh.
         full: Whether all conflicts are settled, or only that of `dot_case` and reductions.
+        choice: How conflicts are settled.
 
     Returns:
         None where the op runs as it is.
@@ -85,12 +97,13 @@ def decide(
         return None
     mesh_name, mesh = found
     tensors = [project(m, s, rule.factor_sizes, mesh, True) for m, s in zip(rule.mappings, shardings, strict=True)]
-    setting = _Setting(op_name, rule, shardings, tensor_sizes, mesh_name, mesh, tensors)
+    setting = _Setting(op_name, rule, shardings, types, mesh_name, mesh, meshes, tensors)
     dealt_anew = full and op_name == "stablehlo.reshape" and any(map(_overflows, tensors))
     if full:
-        changes, reduced = _settled(setting, meshes, dealt_anew)
+        common = _common_axes(setting, dealt_anew, choice)
+        changes, reduced = _changes(setting, common, dealt_anew), setting.reduced(common)
     else:
-        changes, reduced = _dot_change(setting), _reduced_by_choice(setting)
+        changes, reduced = _dot_change(setting, choice), _reduced_by_choice(setting)
     count = len(rule.operand_mappings)
     reduced = set_difference(reduced, unreduced_of(shardings[count]), mesh)
     if not changes and not reduced:
@@ -128,39 +141,57 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
     return found
 
 
-def _settled(setting: _Setting, meshes: Mapping[str, Mesh], dealt_anew: bool) -> tuple[_Changes, Axes]:
-    """What changes when all tensors get the common axes, and the axes of the reduction factors."""
+def _common_axes(setting: _Setting, dealt_anew: bool, choice: Choice) -> AxesPerFactor:
+    """The axes of each factor that all tensors get."""
     rule, mesh = setting.rule, setting.mesh
     if dealt_anew:
-        common = redistribute(rule, setting.tensors, setting.mesh_name, mesh)
-    else:
-        common = find_common_axes(rule, factor_axes(setting.tensors), setting.tensor_sizes, mesh)
+        return redistribute(rule, setting.tensors, setting.mesh_name, mesh)
+    return choice.axes(Conflict(rule, factor_axes(setting.tensors), setting.types, mesh, lambda common: _moved(setting, common)))
+
+
+def _changes(setting: _Setting, common: AxesPerFactor, dealt_anew: bool) -> _Changes:
+    """What changes when all tensors get the common axes."""
     changes: _Changes = []
     for i, (tensor, old) in enumerate(zip(setting.tensors, setting.shardings, strict=True)):
-        other_order = old is not None and not old.is_fully_replicated and old.mesh_in(meshes) is not mesh
-        changed = other_order or _overflows(tensor)
-        for factor, sharding in tensor.factors.items():
-            changed = changed or sharding.axes != common[factor]
-            sharding.axes, sharding.overflow = common[factor], ()
+        other_order = old is not None and not old.is_fully_replicated and old.mesh_in(setting.meshes) is not setting.mesh
+        changed = other_order or _overflows(tensor) or any(sharding.axes != common[f] for f, sharding in tensor.factors.items())
         if not changed:
             continue
-        new = setting.dimensions(i)
-        is_result = i >= len(rule.operand_mappings)
+        new = setting.with_axes(i, common)
+        is_result = i >= len(setting.rule.operand_mappings)
         if not (dealt_anew and is_result and new.is_equivalent(old)):
             changes.append((i, new))
-    return changes, tuple(axis for factor in rule.reduction for axis in common[factor])
+    return changes
 
 
-def _dot_change(setting: _Setting) -> _Changes:
+def _moved(setting: _Setting, common: AxesPerFactor) -> int:
+    """Bytes that a device receives in all that is inserted around the op if it runs under the given axes."""
+    count, types, meshes = len(setting.rule.operand_mappings), setting.types, setting.meshes
+    runs_with = dict(enumerate(setting.shardings))
+    total = 0
+    for i, new in _changes(setting, common, False):
+        old = setting.shardings[i]
+        source = None if old is None or old.is_fully_replicated else old
+        back = new.fully_closed_like() if old is None else old
+        total += reshard_bytes(source, new, types[i], meshes) if i < count else reshard_bytes(new, back, types[i], meshes)
+        runs_with[i] = new
+    reduced = setting.reduced(common)
+    for i in range(count, len(types)):
+        piece = local_bytes(types[i], runs_with[i], meshes)
+        total += received("all_reduce", shards(reduced, setting.mesh), piece, piece)
+    return total
+
+
+def _dot_change(setting: _Setting, choice: Choice) -> _Changes:
     """The result of a dot that is resharded after the op rather than have an operand resharded."""
     if setting.op_name not in DOTS:
         return []
-    found = result_axes_of_dot(setting.rule, factor_axes(setting.tensors), setting.tensor_sizes)
+    tensors = factor_axes(setting.tensors)
+    found = result_axes_of_dot(setting.rule, tensors, [choice.size(type_) for type_ in setting.types])
     if found is None:
         return []
     factor, axes = found
-    setting.tensors[2].factors[factor].axes = axes
-    return [(2, setting.dimensions(2))]
+    return [(2, setting.with_axes(2, {**tensors[2], factor: axes}))]
 
 
 def _reduced_by_choice(setting: _Setting) -> Axes:

@@ -22,7 +22,7 @@ def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
     Args:
         rule: The rule of the dot.
         tensors: Axes of left side, right side and result.
-        tensor_sizes: Their numbers of elements.
+        tensor_sizes: What they count: their numbers of elements, or whatever else is compared.
 
     Returns:
         `(factor, axes)`, or None where this is not the case at hand.

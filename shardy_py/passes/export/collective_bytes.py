@@ -1,0 +1,72 @@
+"""How many bytes collectives bring to a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.ir import TensorType, Type
+from shardy_py.ir.types import element_bits
+from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
+
+
+def received(kind: str, group: int, before: int, after: int) -> int:
+    """Bytes that a device receives in a collective.
+
+    Args:
+        kind: The op without `sdy.`: `all_gather`, `all_to_all`, `reduce_scatter`, `all_reduce`, `collective_permute` or
+            `reshard` (to other devices); any other moves nothing.
+        group: Devices that take part.
+        before: Bytes of the device's piece before it.
+        after: Bytes of the device's piece afterwards.
+
+    Example:
+        >>> received("all_gather", 4, 256, 1024), received("all_reduce", 4, 1024, 1024)
+        (768, 1536)
+    """
+    if kind in ("all_gather", "all_to_all"):
+        return after * (group - 1) // group
+    if kind == "reduce_scatter":
+        return before * (group - 1) // group
+    if kind == "all_reduce":
+        return 2 * before * (group - 1) // group
+    return after if kind in ("collective_permute", "reshard") else 0
+
+
+def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
+    """Bytes of the largest piece of a tensor that a device has."""
+    if not isinstance(type_, TensorType):
+        return 0
+    shape = type_.shape
+    if sharding is not None:
+        mesh = sharding.mesh_in(meshes)
+        shape = tuple(-(-n // math.prod(a.size_in(mesh) for a in d.axes)) for n, d in zip(shape, sharding.dims, strict=False))
+    return -(-math.prod(shape) * element_bits(type_.dtype) // 8)
+
+
+def reshard_bytes(source: TensorSharding | None, target: TensorSharding, type_: Type, meshes: Mapping[str, Mesh]) -> int:
+    """Bytes that a device receives in the collectives of a reshard, see `collectives_for`.
+
+    Args:
+        source: The sharding before; None is replicated.
+        target: The sharding afterwards, over a mesh with the same axes.
+        type_: The tensor's type.
+        meshes: Where named meshes are looked up.
+
+    Example:
+        >>> mesh = Mesh([("x", 4)])
+        >>> reshard_bytes(TensorSharding("m", [["x"]]), TensorSharding("m", [[]]), TensorType((64,), "bfloat16"), {"m": mesh})
+        96
+    """
+    total = 0
+    for step in collectives_for(source, target, type_.shape, meshes):
+        before, after = local_bytes(type_, source, meshes), local_bytes(type_, step.result, meshes)
+        total += received(step.kind, _group(step, step.result.mesh_in(meshes)), before, after)
+        source = step.result
+    return total
+
+
+def _group(step: CollectiveStep, mesh: Mesh) -> int:
+    axes = (*(axis for dim in step.axes for axis in dim), *(axis for move in step.moves for axis in move.axes))
+    return math.prod(axis.size_in(mesh) for axis in axes)
