@@ -69,10 +69,14 @@ def auto_shard(
         NotAvailableError: A planner or another lowering is asked for.
 
     Example:
-        >>> @sp.auto_shard(mesh={"data": 4, "model": 2}, in_shardings=(None, P("data")))
-        ... def step(params, batch):
-        ...     return loss(params, batch)
-        >>> print(step.plan(params, batch))
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> @sp.auto_shard(mesh={"data": 4, "model": 2}, in_shardings=(P(None, "model"), P("data")))
+        ... def layer(w, x):
+        ...     return jnp.tanh(x @ w)
+        >>> plan = layer.plan(jax.ShapeDtypeStruct((64, 256), "float32"), jax.ShapeDtypeStruct((32, 64), "float32"))
+        >>> print(plan.outputs[0])
+        result: float32[32@data,256@model]
     """
     if fun is None:
         return functools.partial(

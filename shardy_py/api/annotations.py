@@ -43,7 +43,13 @@ def with_sharding_constraint(x: Any, shardings: Any, *, priority: int | None = N
         MeshError: A `PartitionSpec` is given and there is no mesh.
 
     Example:
-        >>> h = sp.with_sharding_constraint(h, P("data", P.UNCONSTRAINED), priority=1)
+        >>> import numpy as np, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> @sp.auto_shard(mesh={"data": 4, "model": 2})
+        ... def double(x):
+        ...     return sp.with_sharding_constraint(x * 2, P("data", P.UNCONSTRAINED), priority=1)
+        >>> print(double.plan(np.ones((8, 8), "float32")).inputs[0])
+        x: float32[8@data,8]
     """
     specs = broadcast_specs(shardings, x, "shardings", lambda path: "x" + path)
     pairs, tree = jax.tree_util.tree_flatten_with_path(x)
@@ -120,6 +126,13 @@ def sharding_group(*trees: Any, name: str | None = None) -> Any:
 
     Raises:
         SpecError: Leaves differ in shape.
+
+    Example:
+        >>> import numpy as np, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> group = sp.auto_shard(lambda x, y: sp.sharding_group(x, y), mesh={"data": 4}, in_shardings=(P("data"), None))
+        >>> print(group.plan(np.ones(8, "float32"), np.ones(8, "float32")).inputs[1])
+        y: float32[8@data]
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(trees)
     paths = [f"trees{jax.tree_util.keystr(path)}" for path, _ in leaves]
@@ -158,6 +171,13 @@ def propagation_barrier(x: Any, allowed_direction: Literal["forward", "backward"
 
     Raises:
         SpecError: Another direction is named.
+
+    Example:
+        >>> import numpy as np, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> stop = sp.auto_shard(lambda x: sp.propagation_barrier(x) * 2, mesh={"data": 4}, in_shardings=P("data"))
+        >>> print(stop.plan(np.ones(8, "float32")).outputs[0])
+        result: float32[8]
     """
     direction = _DIRECTIONS.get(allowed_direction)
     if direction is None:
@@ -180,6 +200,12 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     Args:
         fn: The function; without it, a decorator is returned.
         name: The name; the function's own by default.
+
+    Example:
+        >>> import numpy as np, shardy_py as sp
+        >>> scale = sp.named_computation(lambda x: x * 2, name="scale")
+        >>> float(scale(np.float32(2)))
+        4.0
     """
     if fn is None:
         return functools.partial(named_computation, name=name)
@@ -210,6 +236,13 @@ def manual_computation(
         manual_axes: The axes that are manual inside; all by default. The others stay with the propagation.
         mesh: By default the mesh that `auto_shard` plans for.
         check_vma: As in `jax.shard_map`.
+
+    Example:
+        >>> import jax, numpy as np, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> total = sp.manual_computation(lambda x: jax.lax.psum(x, "data"), in_specs=P("data"), out_specs=P())
+        >>> print(sp.auto_shard(total, mesh={"data": 4}).plan(np.ones(8, "float32")).inputs[0])
+        x: float32[8@data]
     """
     if fn is None:
         return functools.partial(

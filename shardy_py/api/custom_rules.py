@@ -44,9 +44,14 @@ def sharding_rule(
         ShardingRuleError: The rule cannot be read; a caret shows where.
 
     Example:
+        >>> import jax, numpy as np, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
         >>> @sp.sharding_rule("i k, k j -> i j", reduction="k")
-        ... def my_matmul(x, y):
-        ...     return jax.pure_callback(numpy_matmul, jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), x.dtype), x, y)
+        ... def matmul(x, y):
+        ...     return jax.pure_callback(np.matmul, jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), x.dtype), x, y)
+        >>> step = sp.auto_shard(matmul, mesh={"data": 4}, in_shardings=(P("data"), None))
+        >>> print(step.plan(np.ones((8, 4), "float32"), np.ones((4, 2), "float32")).outputs[0])
+        result: float32[8@data,2]
     """
     if (rule is None) == (like is None):
         raise SpecError(

@@ -140,3 +140,11 @@ def test_scalars_and_empty_arrays() -> None:
     plan = sp.auto_shard(lambda x, e: (x + 1, e * 2, None), mesh=MESH).plan(1.0, np.ones((0, 4)))
     assert plan.output_shardings[2] is None
     assert len(plan.outputs) == 2
+
+
+def test_explaining_one_axis_or_a_value(plan: Plan) -> None:
+    assert str(plan.explain(plan.values[4])) == str(plan.explain("%1"))
+    assert str(plan.explain("x", axis="model")).endswith("'model' did not reach it")
+    assert str(plan.explain("x", axis="data")).endswith("annotated")
+    with pytest.raises(PlanError, match="unknown mesh axis 'modle'"):
+        plan.explain("x", axis="modle")

@@ -26,12 +26,9 @@ def run(program: Program, *, enable_patterns: Sequence[str] | None = None, **_: 
     Args:
         program: Changed in place.
         enable_patterns: Labels of the patterns to apply, `sdy-reshard` and `sdy-collective`; None or nothing for all of them, those
-            without a label included. Dead ops go in any case.
+            without a label included. Dead ops go in any case. The export pipeline takes `("sdy-collective",)`.
 
     Source: MLIR's Canonicalizer.cpp, and Shardy's patterns in ir/canonicalization.
-
-    Example:
-        >>> run(program, enable_patterns=("sdy-collective",))  # as the export pipeline does
     """
     tables = LABELLED.values() if not enable_patterns else [LABELLED[label] for label in LABELLED if label in enable_patterns]
     patterns = _joined(tables if enable_patterns else (*tables, *UNLABELLED))
