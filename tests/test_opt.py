@@ -180,7 +180,7 @@ def test_list_has_one_line_per_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert opt.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PASSES)
-    assert any("{enable-full-version=false}" in line for line in lines)
+    assert any("{enable-full-version=false choose-by-bytes=false}" in line for line in lines)
 
 
 @pytest.mark.parametrize(
