@@ -148,14 +148,19 @@ class PropagationGraph:
         self.node_of[op] = node
 
     def _rule(self, op: Op, conservative: bool) -> OpShardingRule | None:
-        """The rule of an op; that of an op whose attributes were kept as text is remembered under it."""
+        """The rule of an op, remembered under all that it depends on; where attributes were kept as text, that stands for them."""
+        if not op.operands or not op.results:
+            return None
         attributes = op.attributes
         kept = attributes.get(KEPT_TEXT)
         if kept is None and attributes:
-            return rule_for(op, conservative=conservative)
+            kept = tuple(attributes.items())
         types = (*[value.type for value in op.operands], None, *[value.type for value in op.results])
         key = (op.name, kept, attributes.get("body"), context_of(op), types)
-        rule = self._rules.get(key, self)
+        try:
+            rule = self._rules.get(key, self)
+        except TypeError:  # an attribute that has no hash
+            return rule_for(op, conservative=conservative)
         if rule is self:
             rule = self._rules[key] = rule_for(op, conservative=conservative)
         return rule  # pyright: ignore[reportReturnType]
