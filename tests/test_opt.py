@@ -19,6 +19,8 @@ from shardy_py.opt import UnknownOpWarning, run_passes
 from shardy_py.passes.pipeline_text import PipelineError, parse_pipeline
 from shardy_py.passes.run_pipeline import run_pipeline
 from shardy_py.passes.table import OLD_NAMES, PASSES
+from tests import reference
+from tests.passes.random_modules import module
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).parents[2] / "shared")
 MODULE = """sdy.mesh @mesh = <["a"=2, "b"=4]>
@@ -149,6 +151,22 @@ def test_unknown_ops_are_kept_with_a_warning() -> None:
     with pytest.warns(UnknownOpWarning, match=r"op 'other\.op' is not known"):
         out = run_passes(text, "sdy-propagation-pipeline")
     assert '"other.op"(%arg0) <{p = 1 : i32}>' in out
+
+
+def test_functions_that_call_themselves_are_an_error() -> None:
+    text = "func.func @main() {\n  call @f() : () -> ()\n  return\n}\n" + "".join(
+        f"func.func private @{a}() {{\n  call @{b}() : () -> ()\n  return\n}}\n" for a, b in (("f", "g"), ("g", "f"))
+    )
+    with pytest.raises(ValueError, match="cannot be copied") as error:
+        run_passes(text, "sdy-propagation-pipeline")
+    assert "@f calls @g calls @f" in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.parametrize("seed", range(8))
+def test_calls_that_stay_calls(seed: int) -> None:
+    passes = "builtin.module(sdy-propagation-pipeline{dedup-functions-fully=true})"
+    assert run_passes(module(seed), passes) == str(reference.run_pipeline(module(seed), passes))
 
 
 def test_locations_on_request() -> None:

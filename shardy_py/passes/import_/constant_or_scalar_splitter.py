@@ -126,6 +126,7 @@ class _Splitter:
             return self.is_preserving_body(op.regions[0])
         callee = op.attributes["callee"]
         if callee not in self.preserving:
+            self.preserving[callee] = False  # for calls of it inside of it
             self.preserving[callee] = self.is_preserving_body(self.functions[callee].body)
         return self.preserving[callee]
 

@@ -80,6 +80,20 @@ def test_later_passes_go_on_counting() -> None:
     assert "step-1" in run_passes(text, "sdy-basic-propagate{debug-propagation-edge-sharding=true}")
 
 
+def test_an_axis_from_the_sharding_of_an_op_has_no_origin() -> None:
+    text = (
+        MESH
+        + """func.func @main() -> tensor<8xf32> {
+      %0 = stablehlo.constant {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a", ?}]>]>} dense<1.0> : tensor<8xf32>
+      %1 = stablehlo.abs %0 : tensor<8xf32>
+      return %1 : tensor<8xf32>
+    }"""
+    )
+    out = run_passes(text, pipeline("debug-sharding-origins"))
+    assert 'stablehlo.abs %cst {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a", ?}]>]>}' in out
+    assert "sharding_origins" not in out
+
+
 def test_text_of_edges() -> None:
     text = '#sdy.propagation_edges<[{step-1 = [{"a":(1)2 = operand-0 -> [operand-1, result-0]}, {"b" = result-0 -> [operand-0]}]}, {step-3 = [{"c" = operand-1 -> [result-0]}]}]>'  # noqa: E501
     edges = EdgesOfOp(text)
