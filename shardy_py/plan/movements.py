@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import sort_and_merge
 from shardy_py.dialect.format import format_axis
-from shardy_py.ir import Op, TensorType, Type
-from shardy_py.ir.types import element_bits
+from shardy_py.ir import Op
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.passes.export.collective_bytes import received as received
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +64,6 @@ def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh
     kind = op.name.removeprefix("sdy.")
     before, after = local_bytes(op.operands[0].type, source, meshes), local_bytes(op.result.type, target, meshes)
     return Movement(kind, axes, group, received(kind, group, before, after))
-
-
-def received(kind: str, group: int, before: int, after: int) -> int:
-    """Bytes that a device receives in a collective.
-
-    Args:
-        kind: As in `Movement`.
-        group: Devices that take part.
-        before: Bytes of the device's piece before it.
-        after: Bytes of the device's piece afterwards.
-
-    Example:
-        >>> received("all_gather", 4, 256, 1024), received("all_reduce", 4, 1024, 1024)
-        (768, 1536)
-    """
-    if kind in ("all_gather", "all_to_all"):
-        return after * (group - 1) // group
-    if kind == "reduce_scatter":
-        return before * (group - 1) // group
-    if kind == "all_reduce":
-        return 2 * before * (group - 1) // group
-    return after if kind in ("collective_permute", "reshard") else 0
-
-
-def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
-    """Bytes of the largest piece of a tensor that a device has."""
-    if not isinstance(type_, TensorType):
-        return 0
-    shape = type_.shape
-    if sharding is not None:
-        mesh = sharding.mesh_in(meshes)
-        shape = tuple(-(-n // math.prod(a.size_in(mesh) for a in d.axes)) for n, d in zip(shape, sharding.dims, strict=False))
-    return -(-math.prod(shape) * element_bits(type_.dtype) // 8)
 
 
 def format_bytes(count: int) -> str:
