@@ -6,7 +6,7 @@ import pytest
 
 from shardy_py.opt import run_passes
 from shardy_py.passes.debug.propagation_edges import EdgesOfOp
-from tests.reference import run_pipeline
+from tests.reference import NEEDS_SAME_SHARDY, run_pipeline
 
 MESH = 'sdy.mesh @mesh = <["a"=2, "b"=2, "c"=8]>\n'
 
@@ -56,6 +56,7 @@ def pipeline(option: str) -> str:
     return f"sdy-add-data-flow-edges,sdy-apply-sharding-constraints{{{option}=true}},sdy-aggressive-propagate{{{option}=true}},{sink}"
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("option", ["debug-sharding-origins", "debug-propagation-edge-sharding"])
 @pytest.mark.parametrize("name", MODULES)
 def test_as_in_jaxlib(name: str, option: str) -> None:
