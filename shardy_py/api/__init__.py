@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.source_info_util import register_exclusion
+from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api.annotations import manual_computation as manual_computation
 from shardy_py.api.annotations import named_computation as named_computation
@@ -23,6 +24,7 @@ from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options as Options
 from shardy_py.api.request import Settings
+from shardy_py.api.specs import mesh_of
 
 # Source lines of a program are those of its author, not of this package.
 register_exclusion(str(pathlib.Path(__file__).parent.parent))
@@ -49,9 +51,11 @@ def auto_shard(
     Args:
         fun: The function; without it, a decorator is returned.
         mesh: `jax.sharding.Mesh` (Auto or Explicit axes), `AbstractMesh`, or a mapping `{"data": 4, "model": 2}`; by default the mesh
-            of `jax.set_mesh`. Planning needs no devices; running on a mapping takes the first devices there are.
-        in_shardings: A prefix of the tuple of arguments that are not static: `PartitionSpec`, `NamedSharding` or `TensorSharding`. None
-            lets propagation decide, `P()` replicates, `P.UNCONSTRAINED` leaves one dimension open.
+            of the `NamedSharding`s below or of `jax.set_mesh`. Planning needs no devices; running on a mapping takes the mesh of the
+            arguments, or the first devices there are.
+        in_shardings: A prefix of the tuple of parameters that are not static, however they are passed, or a dict by their names:
+            `PartitionSpec`, `NamedSharding` or `TensorSharding`. None lets propagation decide, `P()` replicates, `P.UNCONSTRAINED`
+            leaves one dimension open.
         out_shardings: The same for the result.
         rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches an argument's path wins.
         options: How to propagate.
@@ -94,6 +98,8 @@ def auto_shard(
             donate_argnames=donate_argnames,
         )
     _check(fun, options, planner, lowering)
+    if mesh is None:
+        mesh = mesh_of((in_shardings, out_shardings))
     if mesh is not None:
         view_of(mesh)
     settings = Settings(fun, in_shardings, out_shardings, check_rules(rules), options or Options())
@@ -101,7 +107,7 @@ def auto_shard(
 
 
 def _check(fun: object, options: object, planner: object, lowering: object) -> None:
-    if not callable(fun):
+    if not callable(fun) or isinstance(fun, (Mesh, AbstractMesh)):
         raise ArgumentTypeError(
             f"auto_shard got a {type(fun).__name__}, no function",
             where="auto_shard(fun, ...)",

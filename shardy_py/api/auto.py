@@ -209,7 +209,7 @@ class AutoSharded:
 
     def __reduce__(self) -> str:
         """By name, as any function."""
-        return self.__qualname__
+        return getattr(self.__wrapped__, "__qualname__", repr(self))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds a method, with its stages."""

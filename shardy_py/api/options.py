@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.rules.rule_table import RuleTable
 
 
@@ -27,3 +28,18 @@ class Options:
     rule_table: RuleTable = field(default_factory=RuleTable)
     provenance: bool = True
     platform: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise SpecError(
+                    f"{name} is {value!r}",
+                    where=f"Options({name}=...)",
+                    why=f"the {name} is one of {', '.join(map(repr, known))}",
+                    fix=did_you_mean(str(value), known),
+                )
+
+
+_STRATEGIES = ("basic", "aggressive", "basic-then-aggressive")
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MESH_NAME, MeshView, same_axes
@@ -73,6 +74,12 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
                 f"it refers to {_axes(spec.mesh)}; the mesh of this function has {view.describe()}",
                 "build all shardings over one mesh, or pass a bare PartitionSpec",
             )
+        if not _in_device_memory(spec):
+            raise _Wrong(
+                f"memory kind {spec.memory_kind!r}",
+                "a plan says which part of a value each device has, not in which memory; the kind would be lost",
+                "move the value with jax.device_put inside or outside of the function, and give the sharding without memory_kind",
+            )
         made = _from_partition_spec(spec.spec, view, len(shape))
     elif isinstance(spec, TensorSharding):
         made = _from_tensor_sharding(spec, view, shape)
@@ -92,15 +99,29 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
     return made
 
 
+def _in_device_memory(sharding: NamedSharding) -> bool:
+    kind, mesh = sharding.memory_kind, sharding.mesh
+    return kind in (None, "device") or (isinstance(mesh, JaxMesh) and kind == mesh.devices.flat[0].default_memory().kind)
+
+
+def mesh_of(specs: object) -> JaxMesh | AbstractMesh | None:
+    """The mesh of the first `NamedSharding` in a tree of specs; None where there is none."""
+    for spec in jax.tree.leaves(specs, is_leaf=is_spec_leaf):
+        if isinstance(spec, NamedSharding):
+            return spec.mesh
+    return None
+
+
 def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> TensorSharding:
-    if len(spec) > rank:
+    given = spec.partitions
+    if len(given) > rank:
         raise _Wrong(
-            f"{_spec_text(spec)} has {len(spec)} entries for a value of rank {rank}",
+            f"{_spec_text(spec)} has {len(given)} entries for a value of rank {rank}",
             "a spec has at most one entry per dimension",
-            f"drop {len(spec) - rank} of them" + (", or use None to let propagation decide" if rank == 0 else ""),
+            f"drop {len(given) - rank} of them" + (", or use None to let propagation decide" if rank == 0 else ""),
         )
     dims = []
-    for entry in (*spec, *(None for _ in range(rank - len(spec)))):
+    for entry in (*given, *(None for _ in range(rank - len(given)))):
         if entry is PartitionSpec.UNCONSTRAINED:
             dims.append(DimensionSharding((), False))
             continue
@@ -182,7 +203,7 @@ def _axes(mesh: Any) -> str:
 
 
 def _spec_text(spec: PartitionSpec) -> str:
-    entries = ("P.UNCONSTRAINED" if e is PartitionSpec.UNCONSTRAINED else repr(e) for e in spec)
+    entries = ("P.UNCONSTRAINED" if e is PartitionSpec.UNCONSTRAINED else repr(e) for e in spec.partitions)
     return f"P({', '.join(entries)})"
 
 

@@ -413,3 +413,14 @@ def test_keyword_state_settles(auto):
     assert f.plan_count == 1
     f(state=jax.device_put(state, NamedSharding(auto, P("model"))), x=np.ones((8, 8), np.float32))
     assert f.plan_count == 2
+
+
+def test_the_mesh_of_named_shardings_is_enough(auto):
+    f = sp.auto_shard(lambda tree, x: x * tree["a"], in_shardings=({"a": None}, NamedSharding(auto, P("data"))))
+    x = np.ones((8, 8), np.float32)
+    assert f({"a": x}, x).sharding == NamedSharding(auto, P("data"))
+
+
+def test_unreduced_axes_of_a_spec_are_planned():
+    plan = sp.auto_shard(lambda x: x * 2, mesh=SIZES, in_shardings=P("data", unreduced={"model"})).plan(np.ones((8, 8), np.float32))
+    assert plan.inputs[0].sharding == sp.TensorSharding.parse('#sdy.sharding<@mesh, [{"data"}, {}], unreduced={"model"}>')

@@ -102,7 +102,16 @@ def constraint_in_a_function():
     sp.auto_shard(lambda x: sp.with_sharding_constraint(x, P("dta")), mesh=MESH)(X)
 
 
+def host_memory():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    sp.auto_shard(lambda x: x, out_shardings=NamedSharding(mesh, P("data"), memory_kind="pinned_host"))(jnp.ones(8))
+
+
 CASES = {
+    "host memory": (host_memory, ValueError, ["memory kind 'pinned_host'", "result float32[8]", "jax.device_put"]),
+    "unknown strategy": (lambda: sp.Options(strategy="bsic"), ValueError, ["strategy is 'bsic'", "did you mean 'basic'?"]),  # pyright: ignore
+    "unknown platform": (lambda: sp.Options(platform="tpus"), ValueError, ["platform is 'tpus'", "did you mean 'tpu'?"]),
+    "mesh for a function": (lambda: sp.auto_shard(jax.make_mesh((8,), ("data",))), TypeError, ["no function", "mesh="]),
     "one device": (on_one_device, ValueError, ["committed to a single device", "x float32[8]", "data=4, model=2", "jax.device_put"]),
     "explicit argument": (explicit_argument, ValueError, ["Explicit axes", "x float32[8]", "mesh=", "AxisType.Auto"]),
     "constraint": (constraint_in_a_function, ValueError, ["'dta'", "of x float32[8,512]", "test_errors.py:", "did you mean 'data'?"]),
