@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,23 +38,7 @@ class Candidate:
         return (self.total, self.precedence, self.shards, self.factor, len(self.axes), self.axes)
 
 
-Total = Callable[[Candidate, Sequence[FactorAxes], Sequence[int]], int]
-"""`total(candidate, tensors, tensor_sizes)`: what a candidate counts after it has lost axes."""
-
-
-def total_as_proposed(candidate: Candidate, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> int:
-    """What the candidate counted when it was proposed, which is what Shardy compares."""
-    return candidate.total
-
-
-def total_of_present_axes(candidate: Candidate, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> int:
-    """What the tensors count that have the axes that are left, or more behind them; never less than when they were proposed."""
-    return _total(candidate.factor, candidate.axes, tensors, tensor_sizes)
-
-
-def vote(
-    rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh, total: Total = total_as_proposed
-) -> AxesPerFactor:
+def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
     """Gives factors the best candidate, one after the other, until none is left.
 
     A candidate of a factor that stands behind another one in a dimension waits until that one is cut into single
@@ -65,7 +49,6 @@ def vote(
         tensors: Axes of operands, then results.
         tensor_sizes: What they count: their numbers of elements, or whatever else is compared.
         mesh: The mesh of the op.
-        total: What a candidate counts after it has lost axes.
 
     Returns:
         Axes for each factor that do not overlap.
@@ -81,8 +64,6 @@ def vote(
             for others in waiting:
                 others.discard(factor)
         candidates = [candidate for candidate in candidates if _update(candidate, factor, axes, chosen, mesh)]
-        for candidate in candidates:
-            candidate.total = total(candidate, tensors, tensor_sizes)
     return chosen
 
 

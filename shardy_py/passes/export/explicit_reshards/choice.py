@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.ir import Type
-from shardy_py.passes.export.explicit_reshards.candidates import total_of_present_axes
 from shardy_py.passes.export.explicit_reshards.common_sharding import compatible_axes, find_common_axes
 from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes
 
@@ -60,8 +59,8 @@ def _by_elements(conflict: Conflict) -> AxesPerFactor:
 def _cheapest(conflict: Conflict) -> AxesPerFactor:
     """Of several proposals the one that moves the fewest bytes, the earliest on ties.
 
-    The proposals: what Shardy takes; what it would take if it compared bytes and counted again what candidates are worth
-    after they lost axes; and, for each tensor, the same if that tensor outweighed all others together.
+    The proposals: what Shardy takes; what it would take if it compared bytes; and, for each tensor, the same if that tensor
+    outweighed all others together. Votes do not see that a tensor moves although it keeps some of its axes; the bytes do.
     """
     rule, tensors, mesh = conflict.rule, conflict.tensors, conflict.mesh
     agreed = compatible_axes(rule, tensors)
@@ -72,7 +71,7 @@ def _cheapest(conflict: Conflict) -> AxesPerFactor:
     votes = [weights, *([*weights[:i], heaviest, *weights[i + 1 :]] for i in range(len(weights)))]
     proposals = [_by_elements(conflict)]
     for vote in votes:
-        proposal = find_common_axes(rule, tensors, vote, mesh, total=total_of_present_axes)
+        proposal = find_common_axes(rule, tensors, vote, mesh)
         if proposal not in proposals:
             proposals.append(proposal)
     return min(proposals, key=conflict.moved)

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.dialect.axis import add_axis_or_merge, truncate_by_removing_overlaps
-from shardy_py.passes.export.explicit_reshards.candidates import Total, total_as_proposed, vote
+from shardy_py.passes.export.explicit_reshards.candidates import vote
 from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, FactorAxes, any_overlap, shards
 from shardy_py.passes.propagation.factors import axis_size
 
 
-def find_common_axes(
-    rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh, *, total: Total = total_as_proposed
-) -> AxesPerFactor:
+def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
     """The axes under which an op runs: those its tensors agree on, else those that cost least.
 
     Cost is estimated by the sizes of the tensors that need not move. Of two tensors the preferred one wins; of more,
@@ -24,7 +22,6 @@ def find_common_axes(
         tensors: Axes of operands, then results.
         tensor_sizes: What they count: their numbers of elements, or whatever else is compared.
         mesh: The mesh of the op.
-        total: What a candidate of the vote counts after it has lost axes.
 
     Returns:
         Axes for each factor.
@@ -36,7 +33,7 @@ def find_common_axes(
         return agreed
     if len(rule.non_scalar_tensors) == 2 and not rule.need_replication and not rule.has_compound_dims:
         return _axes_of_preferred(rule, tensors, tensor_sizes, mesh)
-    chosen = vote(rule, tensors, tensor_sizes, mesh, total)
+    chosen = vote(rule, tensors, tensor_sizes, mesh)
     for factor in rule.need_replication:
         if rule.is_in_all_non_scalar_tensors(factor):
             _give_to_batching_factors(rule, chosen[factor], chosen, mesh)
