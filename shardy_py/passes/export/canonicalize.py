@@ -48,6 +48,8 @@ class _Driver:
         changed = False
         for block in blocks_in(body):
             for op in list(block.ops):
+                if op.results and op.results[0].uses and op.name not in self.patterns:
+                    continue
                 while op.block is block and self.visit(op):
                     changed = True
         if changed:
