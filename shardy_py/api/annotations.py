@@ -197,6 +197,8 @@ def propagation_barrier(x: Any, allowed_direction: Literal["forward", "backward"
 def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
     """A function that stands in the plan under a name of its own; it propagates as if it were inlined.
 
+    Arguments that are no arrays, such as strings and functions, are taken as they are.
+
     Args:
         fn: The function; without it, a decorator is returned.
         name: The name; the function's own by default.
@@ -215,7 +217,34 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         return fn(*args, **kwargs)
 
     named.__name__ = named.__qualname__ = name or getattr(fn, "__name__", "named_computation")
-    return jax.jit(named)
+    jitted = jax.jit(named)
+
+    @functools.wraps(named)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+        if len(arrays) == len(leaves):
+            return jitted(*args, **kwargs)
+
+        @functools.wraps(named)
+        def of_arrays(*values: Any) -> Any:
+            full = list(leaves)
+            for i, value in zip(arrays, values):
+                full[i] = value
+            positional, keywords = jax.tree.unflatten(tree, full)
+            return fn(*positional, **keywords)
+
+        return jax.jit(of_arrays)(*(leaves[i] for i in arrays))
+
+    return call
+
+
+def _is_array(leaf: object) -> bool:
+    try:
+        jax.typeof(leaf)
+    except TypeError:
+        return False
+    return True
 
 
 def manual_computation(

@@ -166,6 +166,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)
     jitted = executable(
         request.name,
+        layout.labels,
         ready.jaxpr,
         traced.out_tree,
         Signature(tree, types, statics, configuration()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 import jax
@@ -35,6 +37,7 @@ class Signature:
 
 def executable(
     name: str,
+    labels: Sequence[str],
     jaxpr: ClosedJaxpr,
     out_tree: Any,
     signature: Signature,
@@ -54,6 +57,7 @@ def executable(
 
     Args:
         name: The function's name, for profiles.
+        labels: The names of the slots, for messages of JAX and names of parameters in compiled programs.
         jaxpr: What to run.
         out_tree: Structure of the result.
         signature: What the jaxpr was traced for.
@@ -88,6 +92,9 @@ def executable(
         return jax.tree.unflatten(out_tree, run(*leaves))
 
     body.__name__ = body.__qualname__ = name
+    if len(set(labels)) == len(labels) and all(label.isidentifier() and not iskeyword(label) for label in labels):
+        positional = inspect.Parameter.POSITIONAL_ONLY
+        body.__signature__ = inspect.Signature([inspect.Parameter(label, positional) for label in labels])  # type: ignore[attr-defined]
     return jax.jit(
         body,
         in_shardings=jax.tree.unflatten(signature.tree, in_shardings),

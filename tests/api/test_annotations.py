@@ -157,6 +157,31 @@ def test_named_computation(mesh):
     np.testing.assert_array_equal(step(X), 2 * X + 1)
 
 
+def test_named_computation_of_other_arguments():
+    norm = sp.named_computation(lambda tree, mode, act=None: act(tree["x"]) if mode == "act" else tree["x"], name="norm")
+    f = lambda x: norm({"x": x, "eps": None}, "act", act=jnp.tanh)  # noqa: E731
+    np.testing.assert_allclose(norm({"x": X}, "none"), X)
+    assert spec(plan(f, X, in_shardings=P("data"))) == ("data",)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(X), 1 - np.tanh(X) ** 2, atol=1e-6)
+
+
+def test_constraints_of_constants_and_in_vmap(mesh):
+    w = np.ones((8, 8), np.float32)
+    product = plan(lambda x: x @ sp.with_sharding_constraint(w, P(None, "model")), X)
+    assert spec(product) == (None, "model")
+    with jax.set_mesh(mesh):
+        mapped = jax.vmap(lambda x: sp.with_sharding_constraint(x, P("model")))(jnp.asarray(X))
+    assert mapped.sharding.spec == P(None, "model")
+    explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    there = jax.jit(lambda x: sp.with_sharding_constraint(x, NamedSharding(explicit, P("data"))))(X)
+    assert there.sharding.spec == P("data")
+
+
+def test_one_manual_axis_by_its_name():
+    f = sp.manual_computation(lambda x: jax.lax.psum(x, "data"), in_specs=P("data"), out_specs=P(), manual_axes="data")
+    assert spec(plan(f, X, in_shardings=P(None, "model"))) == (None, "model")
+
+
 def test_manual_computation(mesh):
     f = sp.manual_computation(lambda x: jax.lax.psum(x, "data"), in_specs=P("data"), out_specs=P())
     step = sp.auto_shard(lambda x: f(x) * 2, mesh=mesh)

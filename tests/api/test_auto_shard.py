@@ -353,6 +353,14 @@ def test_stages(auto):
     assert (out.shape, specs(out.sharding)) == ((8, 16), ("data",))
 
 
+def test_compiled_programs_name_the_arguments(auto):
+    f = sp.auto_shard(lambda params, x: params["w"] * x, mesh=auto, in_shardings=P("data"))
+    x = np.ones((8, 8), np.float32)
+    text = f.lower({"w": x}, x).compile().as_text()
+    assert "params[\\'w\\']" in text
+    assert "slots" not in text
+
+
 def test_donation(auto):
     step = sp.auto_shard(
         lambda s, b: jax.tree.map(lambda x: x + b.sum(), s), mesh=auto, in_shardings=(P("data"), None), donate_argnames="s"
