@@ -247,6 +247,15 @@ class BoundAutoSharded:
         """See `AutoSharded.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
 
+    @property
+    def plan_count(self) -> int:
+        """See `AutoSharded`; of all instances."""
+        return self.__func__.plan_count
+
+    def clear_cache(self) -> None:
+        """See `AutoSharded.clear_cache`; for all instances."""
+        self.__func__.clear_cache()
+
 
 def _context(view: MeshView) -> AbstractContextManager[Any]:
     mesh = view.runnable()

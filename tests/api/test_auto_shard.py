@@ -292,6 +292,10 @@ def test_methods(auto):
     assert model.apply.plan(x).inputs[0].path == "x"
     assert model.apply.__doc__ == "Scales."
     assert specs(model.apply.eval_shape(x).sharding) == ("data",)
+    assert model.apply.plan_count == 1
+    model.apply.clear_cache()
+    model.apply(x)
+    assert Model.apply.plan_count == 2
 
 
 def test_composes_with_transformations(auto):
