@@ -7,6 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
+from jax.export import Exported
+from jax.stages import Lowered
+
 from shardy_py.dialect import Mesh, TensorShardingPerValue
 from shardy_py.frontends._jax import ir, make_context
 from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
@@ -35,14 +38,14 @@ _FILE_LOCATION = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+
 _SCOPE = re.compile(r'loc\("((?:[^"\\]|\\.)*)"\(')
 
 
-def from_mlir(module: ir.Module | str, *, keep: bool = False) -> Program:
+def from_mlir(module: ir.Module | Lowered | Exported | str, *, keep: bool = False) -> Program:
     """Reads a module into a `Program`; the module is not changed.
 
     An op keeps its name, operands, result types, shardings, an attached sharding rule, and the attributes listed in
     `mlir_attributes.READERS`. An op that is not listed there keeps only its discardable attributes.
 
     Args:
-        module: What `jax.jit(f).lower(...).compiler_ir()` returns, or the text of such a module.
+        module: What `jax.jit(f).lower(...)` returns, its `compiler_ir()`, an artifact of `jax.export`, or the text of a module.
         keep: Whether everything else is kept too, so that `backends.mlir.to_mlir` can write the module again: other
             attributes as their text, and the regions of all ops.
 
@@ -57,12 +60,19 @@ def from_mlir(module: ir.Module | str, *, keep: bool = False) -> Program:
         >>> from_mlir(text).main.arguments[0].type
         float32[8]
     """
-    if isinstance(module, str):
-        module = parse_module(module)
+    read = _module(module)
     if not keep:
-        return _Reader().program(module)
+        return _Reader().program(read)
     with no_collection():
-        return _Reader(keep=True).program(module)
+        return _Reader(keep=True).program(read)
+
+
+def _module(module: ir.Module | Lowered | Exported | str) -> ir.Module:
+    if isinstance(module, Lowered):
+        return cast(Any, module.compiler_ir("stablehlo"))
+    if isinstance(module, Exported):
+        return parse_module(module.mlir_module())
+    return parse_module(module) if isinstance(module, str) else module
 
 
 def read_module(module: ir.Module) -> tuple[Program, dict[ir.Operation, Op]]:

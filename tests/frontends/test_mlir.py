@@ -334,3 +334,14 @@ def test_valid_modules_of_the_corpus_are_read() -> None:
             from_mlir(module)
             read += 1
     assert read > 300
+
+
+def test_what_jax_lowers_and_exports_is_read() -> None:
+    @jax.jit
+    def f(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) @ x
+
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    names = [op.name for op in from_mlir(f.lower(x)).walk()]
+    assert names == ["stablehlo.sine", "stablehlo.dot_general", "func.return"]
+    assert [op.name for op in from_mlir(jax.export.export(f)(x)).walk()] == names
