@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 from jax.sharding import NamedSharding
 
-from shardy_py.api.errors import DeletedBufferError, DonationError, OrderedEffectError
+from shardy_py.api.errors import DeletedBufferError, DonationError, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.planning import Planned, propagated
 from shardy_py.api.signature import Layout, configuration
@@ -147,6 +147,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
 
     Raises:
         MeshError: The mesh has no devices.
+        NotAvailableError: An input or output is unreduced.
         OrderedEffectError: The function has ordered effects and the mesh several devices.
     """
     traced = planned.traced
@@ -154,6 +155,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     view, layout, plan = request.view, request.layout, planned.plan
     mesh = view.given if abstract else view.runnable()
     _refuse_ordered(traced.jaxpr, view, request.location)
+    _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
 
     def again(copy: ClosedJaxpr) -> Imported:
         return propagated(copy, traced, _closed(plan.inputs), _closed(plan.outputs), plan.timings, None)
@@ -203,3 +205,15 @@ def _refuse_ordered(jaxpr: ClosedJaxpr, view: MeshView, location: str) -> None:
             why="JAX keeps the order of effects on a single device only",
             fix="pass ordered=False, or run it outside the sharded function",
         )
+
+
+def _refuse_unreduced(values: Sequence[PlannedValue], location: str) -> None:
+    for value in values:
+        if value.sharding is not None and value.sharding.unreduced:
+            axes = ", ".join(axis.name for axis in value.sharding.unreduced)
+            raise NotAvailableError(
+                f"{value.path} is unreduced over {axes}, which can be planned but not run",
+                where=f"{value.kind} {value.path} of {location}",
+                why="jax.jit takes unreduced arrays on Explicit axes only, and a plan runs on Auto axes",
+                fix="reduce it before, or drop unreduced= from its spec",
+            )

@@ -436,3 +436,11 @@ def test_the_mesh_of_named_shardings_is_enough(auto):
 def test_unreduced_axes_of_a_spec_are_planned():
     plan = sp.auto_shard(lambda x: x * 2, mesh=SIZES, in_shardings=P("data", unreduced={"model"})).plan(np.ones((8, 8), np.float32))
     assert plan.inputs[0].sharding == sp.TensorSharding.parse('#sdy.sharding<@mesh, [{"data"}, {}], unreduced={"model"}>')
+
+
+def test_unreduced_arrays_are_planned_but_not_run() -> None:
+    step = sp.auto_shard(lambda x: x + 1, mesh={"data": 2, "model": 4}, in_shardings=P("data", unreduced={"model"}))
+    x = jnp.ones((8, 8))
+    assert step.plan(x).inputs[0].sharding is not None
+    with pytest.raises(NotImplementedError, match="x is unreduced over model"):
+        step(x)
