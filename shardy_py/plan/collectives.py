@@ -1,0 +1,142 @@
+"""The collectives of a program that runs on shards: what each moves, how often, and the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shardy_py.passes.export.collective_bytes import received
+from shardy_py.plan.movements import format_bytes
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute")
+"""The kinds of collectives, as the SDY dialect names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective as every device runs it.
+
+    Attributes:
+        kind: One of `KINDS`.
+        axes: The mesh axes it is over, major to minor.
+        group_size: How many devices exchange data with each other.
+        operand_bytes: Bytes of the operand on one device.
+        trips: How often it runs in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown. Each
+            branch of a cond counts as if it ran.
+        dtype: Element type of the operand, in JAX's spelling.
+        shape: Shape of the operand on one device.
+        value: Name of the value that moves; empty where unknown.
+        primitive: The JAX primitive that asks for it; empty for results of the function.
+        location: `file:line` of the user's code; empty where unknown.
+
+    Example:
+        >>> gather = Collective("all_gather", ("model",), 4, 256, trips=6, dtype="float32", shape=(8, 8), value="w")
+        >>> gather.received_bytes, gather.total_bytes
+        (768, 4608)
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    operand_bytes: int
+    trips: int | None = 1
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    value: str = ""
+    primitive: str = ""
+    location: str = ""
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that a device receives each time it runs; see `Reshard` for the formulas."""
+        return received_bytes(self.kind, self.group_size, self.operand_bytes)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes that a device receives in one call; None where the number of trips is unknown."""
+        return None if self.trips is None else self.received_bytes * self.trips
+
+    def __str__(self) -> str:
+        return lines([self])[0]
+
+
+def received_bytes(kind: str, group_size: int, operand_bytes: int) -> int:
+    """Bytes that a device receives in a collective whose operand has so many bytes on it.
+
+    Args:
+        kind: One of `KINDS`.
+        group_size: Devices that take part.
+        operand_bytes: Bytes of the operand on one device.
+
+    Example:
+        >>> [received_bytes(kind, 4, 1024) for kind in KINDS]
+        [3072, 768, 1536, 768, 1024]
+    """
+    after = operand_bytes * group_size if kind == "all_gather" else operand_bytes
+    return received(kind, group_size, operand_bytes, after)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """All collectives of one kind.
+
+    Attributes:
+        kind: The kind.
+        count: How many there are in the program.
+        bytes: What a device receives in one call; those in a loop without a known trip count count once.
+        exact: Whether all trip counts are known.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.kind}  {'' if self.exact else 'at least '}{format_bytes(self.bytes)}"
+
+
+def summary(collectives: Iterable[Collective]) -> tuple[Total, ...]:
+    """Count and bytes per kind, in the order of `KINDS`; kinds that do not occur are left out.
+
+    Args:
+        collectives: Those of a plan.
+
+    Example:
+        >>> print(*summary([Collective("all_reduce", ("x",), 2, 512), Collective("all_reduce", ("x",), 2, 256, trips=None)]))
+        2 all_reduce  at least 768 B
+    """
+    found: dict[str, Total] = {}
+    for c in collectives:
+        old = found.get(c.kind, Total(c.kind, 0, 0, True))
+        runs = 1 if c.trips is None else c.trips
+        found[c.kind] = Total(c.kind, old.count + 1, old.bytes + c.received_bytes * runs, old.exact and c.trips is not None)
+    order = (*KINDS, *(kind for kind in found if kind not in KINDS))
+    return tuple(found[kind] for kind in order if kind in found)
+
+
+def lines(collectives: Sequence[Collective]) -> list[str]:
+    """One line per collective, their columns aligned: kind and axes, operand, bytes received and trips, place, what asks for it.
+
+    Args:
+        collectives: What to write.
+
+    Example:
+        >>> print(Collective("all_gather", ("x", "y"), 8, 64, 3, "float32", (4, 4), "w", "dot_general", "/home/me/train.py:12"))
+        all_gather(x,y)  w float32[4,4]  448 B x3  train.py:12  dot_general
+    """
+    rows = [_cells(c) for c in collectives]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths) if width).rstrip() for row in rows]
+
+
+def _cells(c: Collective) -> tuple[str, ...]:
+    often = " each trip" if c.trips is None else f" x{c.trips}" if c.trips != 1 else ""
+    operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
+    return (
+        f"{c.kind}({','.join(c.axes)})",
+        " ".join(part for part in (c.value, operand) if part),
+        format_bytes(c.received_bytes) + often,
+        c.location.rpartition("/")[2],
+        c.primitive,
+    )
