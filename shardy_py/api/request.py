@@ -33,6 +33,7 @@ class Settings:
     out_shardings: Any
     rules: tuple[tuple[str, object], ...]
     options: Options
+    lowering: str = "jit"
 
 
 @dataclass(frozen=True)

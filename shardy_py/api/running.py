@@ -23,6 +23,7 @@ from shardy_py.backends.donation import Guard
 from shardy_py.backends.executable import Signature, executable
 from shardy_py.backends.jit import Pinned, ordered_effects, pinned
 from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.shard_map import partitioned
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.plan.plan import Plan
@@ -160,8 +161,11 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     def again(copy: ClosedJaxpr) -> Imported:
         return propagated(copy, traced, _closed(plan.inputs), _closed(plan.outputs), plan.timings, None)
 
-    with plan.timings.step("pin"):
-        ready = pinned(traced.jaxpr, planned.imported, view.twin, again)
+    if request.settings.lowering == "shard_map":
+        ready = _partition(planned)
+    else:
+        with plan.timings.step("pin"):
+            ready = pinned(traced.jaxpr, planned.imported, view.twin, again)
     named = NamedShardings(mesh)
     tree = jax.tree.structure(tuple(request.slots[i] for i in layout.dynamic))
     types, statics = request.key[2], request.key[4]
@@ -183,6 +187,21 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     guard, errors = guard_of(layout, request.settings.fun)
     placed = None if view.explicit else in_shardings
     return Entry(planned, ready, jitted, placed, layout, guard, errors, not traced.closes_over_tracers)
+
+
+def _partition(planned: Planned) -> Pinned:
+    """The traced jaxpr as one region of local arrays."""
+    plan, request = planned.plan, planned.traced.request
+    with plan.timings.step("partition"):
+        made = partitioned(
+            planned.traced.jaxpr,
+            planned.imported,
+            request.view.twin,
+            [v.sharding for v in plan.inputs],
+            [v.sharding for v in plan.outputs],
+            request.settings.options.platform,
+        )
+    return Pinned(made.jaxpr, 0, True)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:

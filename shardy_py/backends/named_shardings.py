@@ -46,11 +46,11 @@ class NamedShardings:
         return found
 
     def _make(self, sharding: TensorSharding, rank: int) -> NamedSharding:
-        cuts = _cuts(axis for dim in sharding.dims for axis in dim.axes)
+        cuts = cuts_of(axis for dim in sharding.dims for axis in dim.axes)
         mesh, parts = (self.mesh, None) if cuts is None else refine(self.mesh, cuts)
         entries = []
         for dim in sharding.dims[:rank]:
-            names = _names(dim.axes, parts)
+            names = parts_of(dim.axes, parts)
             if not names and self.open_dims and not dim.is_closed:
                 entries.append(PartitionSpec.UNCONSTRAINED)
             else:
@@ -60,7 +60,8 @@ class NamedShardings:
         return NamedSharding(mesh, PartitionSpec(*entries))
 
 
-def _names(axes: Iterable[AxisRef], parts: dict[str, list[tuple[int, int, str]]] | None) -> tuple[str, ...]:
+def parts_of(axes: Iterable[AxisRef], parts: dict[str, list[tuple[int, int, str]]] | None) -> tuple[str, ...]:
+    """The names of axes, parts of axes under the names that `refine` gave them."""
     names: list[str] = []
     for axis in axes:
         if parts is None or axis.name not in parts:
@@ -74,7 +75,8 @@ def _names(axes: Iterable[AxisRef], parts: dict[str, list[tuple[int, int, str]]]
     return tuple(names)
 
 
-def _cuts(axes: Iterable[AxisRef]) -> dict[str, tuple[int, ...]] | None:
+def cuts_of(axes: Iterable[AxisRef]) -> dict[str, tuple[int, ...]] | None:
+    """Where axes have to be cut so that every part used is an axis of its own; None where all are used whole."""
     cuts: dict[str, set[int]] = {}
     for axis in axes:
         if axis.pre_size is not None and axis.size is not None:

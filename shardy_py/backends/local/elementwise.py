@@ -1,0 +1,61 @@
+"""Ops that work element by element."""
+
+from __future__ import annotations
+
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+
+ZERO_PRESERVING = ((0,),)
+BOTH = ((0, 1),)
+
+
+def pointwise(equation: Equation) -> Form | None:
+    """Operands and results of one shape, or scalars."""
+    return _form(equation, _linear(equation))
+
+
+def _linear(equation: Equation) -> tuple[tuple[int, ...], ...]:
+    name = equation.name
+    floats = all(d is not None and d.kind in "fcV" for d in equation.result_dtypes)
+    if name in _LINEAR_IN_ALL and floats:
+        return (tuple(range(len(equation.shapes))),)
+    if name == "mul" and floats:
+        return ((0,), (1,))
+    if name == "div" and floats:
+        return ((0,),)
+    if name == "convert_element_type" and floats and equation.dtypes[0].kind in "fV":
+        return ((0,),) if equation.result_dtypes[0].itemsize >= equation.dtypes[0].itemsize else ()
+    if name == "select_n" and floats:
+        return (tuple(range(1, len(equation.shapes))),)
+    return ()
+
+
+_LINEAR_IN_ALL = frozenset({"add", "add_any", "sub", "neg", "copy", "copy_p", "real", "imag", "conj", "reduce_precision", "name"}) - {
+    "reduce_precision"
+}
+
+
+def _form(equation: Equation, linear: tuple[tuple[int, ...], ...]) -> Form | None:
+    shape = max((*equation.shapes, *equation.result_shapes), key=len)
+    for other in (*equation.shapes, *equation.result_shapes):
+        if other not in ((), shape):
+            return None
+    rank = range(len(shape))
+    tensors = [tuple(rank) if s else () for s in equation.shapes]
+    results = [tuple(rank) if s else () for s in equation.result_shapes]
+    return Form(make_rule(shape, tensors, results), _run, uneven=frozenset(rank), linear=linear)
+
+
+def _run(local: Local, arrays: list) -> list:
+    return local.bind(*arrays)
+
+
+POINTWISE = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
+    convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
+    igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi multiple_of name ne neg nextafter
+    not or polygamma population_count pow random_clone real reciprocal reduce_precision regularized_incomplete_beta rem round rsqrt
+    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+"""
+
+FORMS: dict[str, Builder] = dict.fromkeys(POINTWISE.split(), pointwise)
+"""Primitive -> form."""

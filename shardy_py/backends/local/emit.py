@@ -1,0 +1,163 @@
+"""The collectives of `moves`, on local arrays."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local.form import is_key, unsharded_along
+from shardy_py.backends.local.layouts import Axes, Layout, block, names, ways
+from shardy_py.backends.local.moves import Move, moves
+from shardy_py.dialect import Mesh
+
+Array = Any
+
+
+def moved(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, platform: str) -> Array:
+    """A local array in another layout.
+
+    Args:
+        x: This device's part.
+        source: Its layout.
+        target: The layout wanted.
+        shape: The global shape.
+        mesh: The region's mesh.
+        platform: What is compiled for.
+    """
+    for move in moves(source, target, shape, mesh):
+        x = _STEPS[move.kind](x, move, shape, mesh, platform)
+    return x
+
+
+def _padded(x: Array, dim: int, length: int) -> Array:
+    missing = length - x.shape[dim]
+    if not missing:
+        return x
+    if is_key(x.dtype):
+        return jnp.concatenate([x, *[lax.slice_in_dim(x, 0, 1, axis=dim)] * missing], axis=dim)
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
+
+
+def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    k, d = ways(move.axes, mesh), move.dim
+    size = block(shape[d], ways(move.after.dims[d].axes, mesh))
+    x = _padded(x, d, k * size)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(names(move.axes)) * size, size, axis=d)
+
+
+def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    return unsharded_along(x, names(move.axes), move.dim, block(shape[move.dim], ways(move.after.dims[move.dim].axes, mesh)))
+
+
+def _all_to_all(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    k, s, t = ways(move.axes, mesh), move.dim, move.to
+    x = _padded(x, t, k * block(shape[t], ways(move.after.dims[t].axes, mesh)))
+    x = lax.all_to_all(x, names(move.axes), split_axis=t, concat_axis=s, tiled=True)
+    length = block(shape[s], ways(move.after.dims[s].axes, mesh))
+    return lax.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
+
+
+def _permute(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    return lax.ppermute(x, mesh.axis_names, permutation(move.before, move.after, mesh))
+
+
+def _reduce(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    return all_reduce(x, move.axes, "add", platform)
+
+
+def _scatter(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    k, d = ways(move.axes, mesh), move.dim
+    x = _padded(x, d, k * block(shape[d], ways(move.after.dims[d].axes, mesh)))
+    wide, back = summable(x, platform)
+    return back(lax.psum_scatter(wide, names(move.axes), scatter_dimension=d, tiled=True))
+
+
+_STEPS = {
+    "all_slice": _slice,
+    "all_gather": _gather,
+    "all_to_all": _all_to_all,
+    "collective_permute": _permute,
+    "all_reduce": _reduce,
+    "reduce_scatter": _scatter,
+}
+
+
+def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
+    """Combines partial results over axes.
+
+    Args:
+        x: This device's partial result.
+        axes: Over which axes.
+        combine: `add`, `max`, `min`, `mul`, `and`, `or` or `xor`.
+        platform: What is compiled for.
+    """
+    over = names(axes)
+    if combine == "add" or (combine in ("or", "and") and x.dtype == jnp.bool_):
+        if x.dtype == jnp.bool_:
+            count = lax.psum(x.astype(jnp.int32), over)
+            return count > 0 if combine != "and" else count == lax.axis_size(over)
+        wide, back = summable(x, platform)
+        return back(lax.psum(wide, over))
+    if combine in ("max", "min"):
+        reduce = lax.pmax if combine == "max" else lax.pmin
+        if x.dtype == jnp.bool_:
+            return reduce(x.astype(jnp.int32), over).astype(jnp.bool_)
+        wide, back = summable(x, platform)
+        return back(reduce(wide, over))
+    parts = lax.all_gather(x, over, axis=0, tiled=False)
+    return lax.reduce(parts, *_FOLDS[combine](x.dtype), (0,))
+
+
+_FOLDS = {
+    "mul": lambda dtype: (jnp.ones((), dtype), lax.mul),
+    "and": lambda dtype: (~jnp.zeros((), dtype), lax.bitwise_and),
+    "or": lambda dtype: (jnp.zeros((), dtype), lax.bitwise_or),
+    "xor": lambda dtype: (jnp.zeros((), dtype), lax.bitwise_xor),
+}
+
+
+def summable(x: Array, platform: str) -> tuple[Array, Any]:
+    """What is sent in place of `x`, and the way back: XLA on CPU adds 16-bit floats up in 32 bits, so they are sent so."""
+    if platform == "cpu" and x.dtype in (jnp.bfloat16, jnp.float16):
+        return x.astype(jnp.float32), lambda y: y.astype(x.dtype)
+    return x, lambda y: y
+
+
+@functools.lru_cache(maxsize=4096)
+def permutation(before: Layout, after: Layout, mesh: Mesh) -> tuple[tuple[int, int], ...]:
+    """Who sends to whom so that every device gets its block: pairs of positions in the mesh.
+
+    A device that has its block already keeps it.
+    """
+    places = list(itertools.product(*(range(n) for n in mesh.shape.values())))
+    order = list(mesh.axis_names)
+
+    def block_of(place: tuple[int, ...], of: Layout) -> tuple[int, ...]:
+        out = []
+        for dim in of.dims:
+            at = 0
+            for axis in dim.axes:
+                at = at * mesh.shape[axis.name] + place[order.index(axis.name)]
+            out.append(at)
+        return tuple(out)
+
+    have: dict[tuple[int, ...], list[int]] = {}
+    want: dict[tuple[int, ...], list[int]] = {}
+    for i, place in enumerate(places):
+        have.setdefault(block_of(place, before), []).append(i)
+        want.setdefault(block_of(place, after), []).append(i)
+    pairs = []
+    for key, targets in want.items():
+        sources = have[key]
+        staying = [i for i in targets if i in sources]
+        rest = [i for i in sources if i not in staying]
+        pairs += [(i, i) for i in staying] + list(zip(rest, [i for i in targets if i not in staying], strict=True))
+    if len(pairs) != math.prod(mesh.shape.values()):
+        raise AssertionError("a permutation has to name every device")
+    return tuple(sorted(pairs))

@@ -1,0 +1,228 @@
+"""Form: how one equation runs on local arrays."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax.extend.core import JaxprEqn
+
+from shardy_py.dialect import OpShardingRule
+
+Array = Any
+Dim = int | Sequence[int]
+Combine = str
+"""How partial results are combined: `add`, `max`, `min`, `mul`, `and`, `or`, `xor`."""
+
+
+class Equation:
+    """An equation with what forms ask of it at hand.
+
+    Attributes:
+        eqn: The equation.
+        name: Its primitive's name.
+        params: Its parameters.
+        shapes: Global shapes of its operands.
+        dtypes: Their element types.
+        result_shapes: Global shapes of its results.
+        result_dtypes: Their element types.
+    """
+
+    __slots__ = ("dtypes", "eqn", "name", "params", "result_dtypes", "result_shapes", "shapes")
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self.eqn = eqn
+        self.name = eqn.primitive.name
+        self.params = eqn.params
+        self.shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
+        self.dtypes = [getattr(v.aval, "dtype", None) for v in eqn.invars]
+        self.result_shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+        self.result_dtypes = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an equation runs on local arrays.
+
+    Attributes:
+        rule: Factors of its operands and results. Pass-through factors may be sharded freely; reduction factors may, and leave partial
+            results; factors that need replication may not; permutation factors may, where `run` itself sees to the exchange.
+        run: Given a `Local` and the local operands, laid out as the rule says under the chosen axes, the local results.
+        combine: How results that are partial along sharded reduction factors are combined.
+        uneven: Factors that may be cut unevenly; what lies behind the end of a dimension is arbitrary, and `run` masks it where it matters.
+        linear: Groups of operands in which the results are linear: all of a group may be partial sums over the same axes while the others
+            are not, and the results are partial sums then.
+        moved: Bytes that a device receives inside `run`, given the ways every factor is cut; for permutation factors.
+        weight: How much one point of the iteration space costs, in bytes that could be sent meanwhile.
+    """
+
+    rule: OpShardingRule
+    run: Callable[[Local, list[Array]], list[Array]]
+    combine: Combine = "add"
+    uneven: frozenset[int] = frozenset()
+    linear: tuple[tuple[int, ...], ...] = ()
+    moved: Callable[[Sequence[int]], int] | None = None
+    weight: float = 0.02
+
+
+Builder = Callable[[Equation], Form | None]
+"""Makes the form of an equation; None where it has to run whole."""
+
+
+def make_rule(
+    sizes: Sequence[int],
+    operands: Sequence[Sequence[Dim]],
+    results: Sequence[Sequence[Dim]],
+    *,
+    reduction: Iterable[int] = (),
+    whole: Iterable[int] = (),
+    permutation: Iterable[int] = (),
+) -> OpShardingRule:
+    """A rule from the factors of every dimension.
+
+    Args:
+        sizes: Size of each factor.
+        operands: Per operand and dimension its factor, or its factors from major to minor.
+        results: The same for results.
+        reduction: Factors that are reduced over.
+        whole: Factors that must not be sharded.
+        permutation: Factors along which `run` exchanges data itself.
+    """
+
+    def tensors(given: Sequence[Sequence[Dim]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(tuple((d,) if isinstance(d, int) else tuple(d) for d in dims) for dims in given)
+
+    return OpShardingRule(tuple(sizes), tensors(operands), tensors(results), tuple(reduction), tuple(whole), tuple(permutation))
+
+
+class Local:
+    """One equation under chosen axes, as its form's `run` sees it.
+
+    Attributes:
+        equation: The equation.
+        form: Its form.
+        axes: Names of the mesh axes of each factor, major to minor.
+        sizes: Size of every mesh axis.
+    """
+
+    __slots__ = ("axes", "equation", "form", "sizes")
+
+    def __init__(self, equation: Equation, form: Form, axes: Sequence[tuple[str, ...]], sizes: dict[str, int]) -> None:
+        self.equation = equation
+        self.form = form
+        self.axes = axes
+        self.sizes = sizes
+
+    @property
+    def eqn(self) -> JaxprEqn:
+        """The equation of the global program."""
+        return self.equation.eqn
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its parameters."""
+        return self.equation.params
+
+    @property
+    def rule(self) -> OpShardingRule:
+        """The rule."""
+        return self.form.rule
+
+    def names(self, factor: int) -> tuple[str, ...]:
+        """The mesh axes a factor is cut over, major to minor."""
+        return self.axes[factor]
+
+    def ways(self, factor: int) -> int:
+        """Into how many blocks a factor is cut."""
+        return math.prod(self.sizes[name] for name in self.axes[factor])
+
+    def index(self, factor: int) -> Array:
+        """Which block this device has: an int32 scalar, or 0 where the factor is whole."""
+        names = self.axes[factor]
+        return lax.axis_index(names) if names else 0
+
+    def block(self, factor: int) -> int:
+        """Elements in a block."""
+        return -(-self.rule.factor_sizes[factor] // self.ways(factor))
+
+    def is_padded(self, factor: int) -> bool:
+        """Whether the last blocks hold fewer elements than they have room for."""
+        return self.rule.factor_sizes[factor] % self.ways(factor) != 0
+
+    def operand_shape(self, i: int) -> tuple[int, ...]:
+        """The local shape of an operand."""
+        return self._shape(self.rule.operand_mappings[i], self.equation.shapes[i])
+
+    def result_shape(self, i: int) -> tuple[int, ...]:
+        """The local shape of a result."""
+        return self._shape(self.rule.result_mappings[i], self.equation.result_shapes[i])
+
+    def _shape(self, mapping: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(-(-n // math.prod(self.ways(f) for f in dim)) for n, dim in zip(shape, mapping, strict=True))
+
+    def mask(self, x: Array, dim: int, factor: int, fill: Any) -> Array:
+        """`x` with what lies behind the end of a dimension replaced, where there is such.
+
+        Args:
+            x: A local array, one of whose dimensions is the factor's.
+            dim: That dimension.
+            factor: The factor.
+            fill: What to put there.
+        """
+        if not self.is_padded(factor):
+            return x
+        position = lax.broadcasted_iota(jnp.int32, x.shape, dim) + self.index(factor) * x.shape[dim]
+        return lax.select(position < self.rule.factor_sizes[factor], x, lax.full(x.shape, fill, x.dtype))
+
+    def bind(self, *arrays: Array, **params: Any) -> list[Array]:
+        """The equation's primitive on other arrays, with some parameters replaced."""
+        return bind(self.eqn, arrays, {**self.params, **params} if params else self.params)
+
+
+def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list[Array]:
+    """Binds an equation's primitive; always a list."""
+    clean = {name: None if name in _PLACES else value for name, value in params.items()}
+    made = eqn.primitive.bind(*arrays, **_bind_params(eqn, clean))
+    return list(made) if eqn.primitive.multiple_results else [made]
+
+
+_PLACES = frozenset({"sharding", "out_sharding"})
+"""Parameters that name shardings of the global program; inside a region there are none."""
+
+
+def _bind_params(eqn: JaxprEqn, params: dict[str, Any]) -> dict[str, Any]:
+    return eqn.primitive.get_bind_params(params)
+
+
+def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int) -> Array:
+    """All blocks of a dimension in order, without the padding of the last ones."""
+    gathered = lax.all_gather(x, names, axis=dim, tiled=True)
+    return lax.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
+
+
+@functools.lru_cache(maxsize=4096)
+def identity_fill(combine: Combine, dtype: Any) -> Any:
+    """What leaves a reduction as it is: 0 for `add`, the lowest value for `max`, ..."""
+    dtype = jnp.dtype(dtype)
+    if combine in ("add", "or", "xor"):
+        return False if dtype == jnp.bool_ else 0
+    if combine == "mul":
+        return 1
+    if combine == "and":
+        return True if dtype == jnp.bool_ else -1 if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.iinfo(dtype).max
+    if dtype == jnp.bool_:
+        return combine == "min"
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min if combine == "max" else jnp.iinfo(dtype).max
+    return -jnp.inf if combine == "max" else jnp.inf
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether an element type is that of PRNG keys."""
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

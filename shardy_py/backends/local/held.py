@@ -1,0 +1,97 @@
+"""Held: a value of the global program inside a region, in the layouts it is at hand in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from shardy_py.backends.local.emit import moved
+from shardy_py.backends.local.form import is_key
+from shardy_py.backends.local.layouts import Layout, local_shape, replicated
+from shardy_py.backends.local.moves import cost
+from shardy_py.dialect import Mesh
+
+Array = Any
+
+
+class Region:
+    """What all values of a region share.
+
+    Attributes:
+        mesh: The axes that are manual in it.
+        platform: What is compiled for.
+    """
+
+    __slots__ = ("mesh", "platform")
+
+    def __init__(self, mesh: Mesh, platform: str) -> None:
+        self.mesh = mesh
+        self.platform = platform
+
+
+class Held:
+    """A value in one or more layouts.
+
+    Attributes:
+        region: Where it lives.
+        shape: Its global shape.
+        dtype: Its element type.
+        bits: Bits of an element.
+        versions: Layout -> this device's part.
+        remake: Gives this device's part in any layout without communication; None where that is not possible.
+        uses: How many uses the value has in its jaxpr.
+    """
+
+    __slots__ = ("bits", "dtype", "region", "remake", "shape", "uses", "versions")
+
+    def __init__(self, region: Region, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> None:
+        self.region = region
+        self.shape = shape
+        self.dtype = dtype
+        self.bits = 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8
+        self.versions: dict[Layout, Array] = {}
+        self.remake: Callable[[Layout], Array] | None = None
+        self.uses = uses
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of this device's part in its first layout."""
+        first = next(iter(self.versions), replicated(self.rank))
+        return math.prod(local_shape(self.shape, first, self.region.mesh)) * self.bits // 8
+
+    def price(self, target: Layout) -> int:
+        """Bytes a device would receive to have it in a layout."""
+        if target in self.versions or self.remake is not None:
+            return 0
+        return min(self._price(version, target) for version in self.versions)
+
+    def get(self, target: Layout) -> Array:
+        """This device's part in a layout; what is moved is kept for the next use."""
+        found = self.versions.get(target)
+        if found is not None:
+            return found
+        region = self.region
+        prices = [(self._price(version, target), i, version) for i, version in enumerate(self.versions)]
+        best = min(prices, default=None)
+        if self.remake is not None and (best is None or best[0] > 0):
+            made = self.remake(target)
+        else:
+            assert best is not None
+            made = moved(self.versions[best[2]], best[2], target, self.shape, region.mesh, region.platform)
+        self.versions[target] = made
+        return made
+
+    def whole(self) -> Array:
+        """All of it, on this device."""
+        return self.get(replicated(self.rank))
+
+    def _price(self, version: Layout, target: Layout) -> int:
+        if any(axis not in version.unreduced for axis in target.unreduced):
+            return 1 << 60
+        return cost(version, target, self.shape, self.bits, self.region.mesh)

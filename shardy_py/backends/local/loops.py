@@ -1,0 +1,165 @@
+"""Loops and branches: bodies of local arrays, whose arguments and results lie as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from shardy_py.backends.local.calls import run_body
+from shardy_py.backends.local.held import Held
+from shardy_py.backends.local.layouts import Layout, layout, replicated
+from shardy_py.backends.local.walk import Handler, Walker
+from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.frontends import _jax
+from shardy_py.frontends.importer import Scope
+
+Array = Any
+
+
+def _body_layouts(walker: Walker, variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
+    """Where the variables of a body lie; as planned, whole where nothing is planned."""
+    out = []
+    for v in variables:
+        planned = walker.planned(v, scope)
+        out.append(replicated(len(getattr(v.aval, "shape", ()))) if planned is None else planned)
+    return out
+
+
+def _held(walker: Walker, arrays: Sequence[Array], at: Sequence[Layout], variables: Sequence[Any]) -> list[Held]:
+    return [
+        walker.hold(x, where, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None), uses=2)
+        for x, where, v in zip(arrays, at, variables, strict=True)
+    ]
+
+
+def settled(held: Held) -> Layout:
+    """The cheapest layout without waiting sums in which a value can enter a body: one it is at hand in, else whole."""
+    for at in held.versions:
+        if not at.unreduced:
+            return at
+    first = next(iter(held.versions), None)
+    return replicated(held.rank) if first is None else layout([dim.axes for dim in first.dims])
+
+
+def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """A scan of local arrays: the leading dimension is whole, the carry lies as planned on every trip."""
+    n_consts, n_carry = _jax.scan_counts(eqn)
+    body = eqn.params["jaxpr"]
+    variables = open_jaxpr(body).invars
+    inner = _scope_of(scope, index, body)
+    shown = variables if inner is None else inner.jaxpr.invars
+    outs = (open_jaxpr(body) if inner is None else inner.jaxpr).outvars
+    consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+    const_layouts = [settled(held) for held in consts]
+    at = _body_layouts(walker, shown[n_consts:], inner)
+    carry_layouts, x_layouts = at[:n_carry], at[n_carry:]
+    y_layouts = _body_layouts(walker, outs[n_carry:], inner)
+    const_arrays = [held.get(where) for held, where in zip(consts, const_layouts)]
+    first = [held.get(where) for held, where in zip(carry, carry_layouts)]
+    stacked = [held.get(layout([(), *(dim.axes for dim in where.dims)])) for held, where in zip(xs, x_layouts)]
+
+    def step(state: Any, slices: Any) -> tuple[Any, Any]:
+        arguments = _held(walker, [*const_arrays, *state, *slices], [*const_layouts, *carry_layouts, *x_layouts], shown)
+        made = run_body(walker, body, arguments, inner)
+        new = [held.get(where) for held, where in zip(made, (*carry_layouts, *y_layouts), strict=True)]
+        return new[:n_carry], new[n_carry:]
+
+    params = eqn.params
+    last, ys = lax.scan(step, first, stacked, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
+    results = [(x, where) for x, where in zip(last, carry_layouts)]
+    results += [(y, layout([(), *(dim.axes for dim in where.dims)])) for y, where in zip(ys, y_layouts)]
+    return [_result(walker, x, where, v) for (x, where), v in zip(results, eqn.outvars, strict=True)]
+
+
+def _result(walker: Walker, x: Array, at: Layout, v: Any) -> Held:
+    return walker.hold(x, at, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None))
+
+
+def _scope_of(scope: Scope | None, index: int, body: Any, skip: int = 0) -> Scope | None:
+    """The scope of a body, which may have been rewritten where it was read."""
+    found = list(scope.children.get(index, ())) if scope is not None else []
+    for at in found:
+        if at.jaxpr is open_jaxpr(body):
+            return at
+    return found[skip] if len(found) > skip and len(found[skip].jaxpr.invars) == len(open_jaxpr(body).invars) else None
+
+
+def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """A loop of local arrays; every device decides alike, as the predicate is whole on each."""
+    params = eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
+    cond_scope, body_scope = _scope_of(scope, index, cond_jaxpr), _scope_of(scope, index, body_jaxpr, 1)
+    cond_vars = open_jaxpr(cond_jaxpr).invars if cond_scope is None else cond_scope.jaxpr.invars
+    body_vars = open_jaxpr(body_jaxpr).invars if body_scope is None else body_scope.jaxpr.invars
+    consts = operands[: n_cond + n_body]
+    const_layouts = [settled(held) for held in consts]
+    const_arrays = [held.get(at) for held, at in zip(consts, const_layouts)]
+    carry_layouts = _body_layouts(walker, body_vars[n_body:], body_scope)
+    first = [held.get(at) for held, at in zip(operands[n_cond + n_body :], carry_layouts)]
+    batched = bool(open_jaxpr(cond_jaxpr).outvars[0].aval.shape)
+
+    def predicate(state: Any) -> Held:
+        arguments = _held(walker, [*const_arrays[:n_cond], *state], [*const_layouts[:n_cond], *carry_layouts], cond_vars)
+        return run_body(walker, cond_jaxpr, arguments, cond_scope)[0]
+
+    def go_on(state: Any) -> Array:
+        found = predicate(state).whole()
+        return lax.reduce_or(found, tuple(range(found.ndim))) if batched else found
+
+    def step(state: Any) -> Any:
+        arguments = _held(walker, [*const_arrays[n_cond:], *state], [*const_layouts[n_cond:], *carry_layouts], body_vars)
+        made = run_body(walker, body_jaxpr, arguments, body_scope)
+        new = [held.get(at) for held, at in zip(made, carry_layouts, strict=True)]
+        if not batched:
+            return new
+        which = predicate(state)
+        return [_masked(which, old, now, at) for old, now, at in zip(state, new, carry_layouts, strict=True)]
+
+    last = lax.while_loop(go_on, step, first)
+    return [_result(walker, x, at, v) for x, at, v in zip(last, carry_layouts, eqn.outvars, strict=True)]
+
+
+def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:
+    """`now` where the batched predicate holds."""
+    rank = which.rank
+    mask = which.get(layout([dim.axes for dim in at.dims[:rank]]))
+    return lax.select(lax.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
+
+
+def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """Branches of local arrays; every device takes the same, as the index is whole on each."""
+    which, *rest = operands
+    branches = eqn.params["branches"]
+    platforms = eqn.params.get("branches_platforms")
+    scopes = [_scope_of(scope, index, branch, i) for i, branch in enumerate(branches)]
+    if platforms is not None:
+        kept = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
+        return run_body(walker, branches[kept], rest, scope.children[index][0] if scope is not None and index in scope.children else None)
+    result_layouts = _body_layouts(walker, eqn.outvars, scope)
+    at = [settled(held) for held in rest]
+    arrays = [held.get(where) for held, where in zip(rest, at)]
+
+    def taken(branch: Any, inner: Scope | None) -> Any:
+        def run(*parts: Array) -> list[Array]:
+            made = run_body(walker, branch, _held(walker, parts, at, open_jaxpr(branch).invars), inner)
+            return [held.get(where) for held, where in zip(made, result_layouts, strict=True)]
+
+        return run
+
+    made = lax.switch(which.whole(), [taken(b, s) for b, s in zip(branches, scopes)], *arrays)
+    return [_result(walker, x, where, v) for x, where, v in zip(made, result_layouts, eqn.outvars, strict=True)]
+
+
+def platform_index(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """The number of the platform compiled for."""
+    platforms = eqn.params["platforms"]
+    at = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
+    return [walker.constant(lax.full((), at, eqn.outvars[0].aval.dtype), eqn.outvars[0].aval)]
+
+
+HANDLERS: dict[str, Handler] = {"cond": cond, "platform_index": platform_index, "scan": scan, "while": while_loop}
+"""Primitive -> what runs it."""

@@ -1,0 +1,209 @@
+"""Which collectives bring a value from one layout to another, and what they cost."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shardy_py.backends.local.layouts import MESH, Axes, Layout, layout, local_shape, nests, ways
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.errors import DialectError
+from shardy_py.passes.export.collective_bytes import received
+from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
+
+Kind = Literal["all_slice", "all_gather", "all_to_all", "collective_permute", "reduce_scatter", "all_reduce"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step from layout to layout.
+
+    Attributes:
+        kind: What it is; an `all_slice` sends nothing.
+        axes: Over which axes, major to minor.
+        dim: The dimension that is sliced, gathered, scattered, or that an `all_to_all` makes whole.
+        to: The dimension that an `all_to_all` cuts.
+        before: The layout before it.
+        after: The layout afterwards.
+    """
+
+    kind: Kind
+    axes: Axes
+    dim: int
+    to: int
+    before: Layout
+    after: Layout
+
+
+def moves(source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Move, ...]:
+    """The way from one layout to another, for a value of a global shape.
+
+    Sums that wait are scattered where the target is cut along their axes, which takes half of what an all-reduce takes, and added up
+    otherwise. What is left is `collectives_for`, or whole gathers and slices where blocks do not nest.
+
+    Args:
+        source: The layout now.
+        target: The layout wanted; its unreduced axes must be unreduced in `source`.
+        shape: The global shape.
+        mesh: The region's mesh.
+    """
+    return _moves(source, target, shape, mesh)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _moves(source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Move, ...]:
+    if source is target:
+        return ()
+    walk = _Walk(source, target, shape, mesh)
+    walk.settle_sums()
+    walk.reshard()
+    return tuple(walk.made)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def cost(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
+    """Bytes a device receives on the way.
+
+    Args:
+        source: The layout now.
+        target: The layout wanted.
+        shape: The global shape.
+        bits: Bits of an element.
+        mesh: The region's mesh.
+    """
+    return sum(move_bytes(move, shape, bits, mesh) for move in _moves(source, target, shape, mesh))
+
+
+def move_bytes(move: Move, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
+    """Bytes a device receives in one step."""
+    before, after = (-(-math.prod(local_shape(shape, of, mesh)) * bits // 8) for of in (move.before, move.after))
+    return received(move.kind, ways(move.axes, mesh), before, after)
+
+
+class _Walk:
+    """Collects the steps."""
+
+    def __init__(self, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
+        self.now = source
+        self.target = target
+        self.shape = shape
+        self.mesh = mesh
+        self.made: list[Move] = []
+
+    def step(self, kind: Kind, axes: Axes, after: Layout, dim: int = -1, to: int = -1) -> None:
+        self.made.append(Move(kind, axes, dim, to, self.now, after))
+        self.now = after
+
+    def settle_sums(self) -> None:
+        """Brings the unreduced axes to those of the target."""
+        keep = self.target.unreduced
+        waiting = [axis for axis in self.now.unreduced if axis not in keep]
+        if not waiting:
+            return
+        for scatter in (False, True):
+            for d in range(self.now.rank):
+                self._cut(d, waiting, scatter)
+        if waiting:
+            self.step("all_reduce", tuple(waiting), layout([dim.axes for dim in self.now.dims], keep))
+
+    def _cut(self, d: int, waiting: list[AxisRef], scatter: bool) -> None:
+        """Cuts a dimension further on the way to the target: by slices, and by scattering sums with `scatter`."""
+        while True:
+            has, wants = self.now.dims[d].axes, self.target.dims[d].axes
+            if len(has) >= len(wants) or wants[: len(has)] != has:
+                return
+            rest = wants[len(has) :]
+            summed = rest[0] in waiting
+            run: list[AxisRef] = []
+            for axis in rest:
+                if (axis in waiting) != summed:
+                    break
+                run.append(axis)
+            if summed and not scatter:
+                return
+            if not summed and (any(a in dim.axes for a in run for dim in self.now.dims) or any(a in self.now.unreduced for a in run)):
+                return
+            if not nests(self.shape[d], ways(has, self.mesh), ways(run, self.mesh)):
+                return
+            partial = [a for a in self.now.unreduced if a not in run]
+            dims = [(*dim.axes, *run) if i == d else dim.axes for i, dim in enumerate(self.now.dims)]
+            self.step("reduce_scatter" if summed else "all_slice", tuple(run), layout(dims, partial), d)
+            if summed:
+                waiting[:] = [a for a in waiting if a not in run]
+
+    def reshard(self) -> None:
+        """Brings the dimensions to those of the target."""
+        if self.now.are_dim_axes_equal(self.target):
+            return
+        kept = self.now.unreduced
+        bare, wanted = layout([d.axes for d in self.now.dims]), layout([d.axes for d in self.target.dims])
+        try:
+            steps = collectives_for(bare, wanted, self.shape, {MESH: self.mesh})
+        except DialectError:
+            steps = None
+        found = None if steps is None else _spelled(bare, steps, wanted, self.shape, self.mesh)
+        if found is None:
+            found = _whole(bare, wanted)
+        for kind, axes, after, dim, to in found:
+            self.step(kind, axes, layout([d.axes for d in after.dims], kept), dim, to)
+
+
+_Spelled = list[tuple[Kind, Axes, Layout, int, int]]
+
+
+def _spelled(source: Layout, steps: tuple[CollectiveStep, ...], target: Layout, shape: tuple[int, ...], mesh: Mesh) -> _Spelled | None:
+    """Collectives one dimension at a time; None where they cut axes, or blocks do not nest."""
+    out: _Spelled = []
+    now = source
+    for step in steps:
+        dims = [list(dim.axes) for dim in now.dims]
+        if step.kind in ("all_slice", "all_gather"):
+            for d, axes in enumerate(step.axes):
+                if not axes:
+                    continue
+                if any(not a.is_full for a in axes):
+                    return None
+                outer = [a for a in dims[d] if a not in axes] if step.kind == "all_gather" else dims[d]
+                if not nests(shape[d], ways(outer, mesh), ways(axes, mesh)):
+                    return None
+                dims[d] = outer if step.kind == "all_gather" else [*outer, *axes]
+                out.append((step.kind, axes, layout(dims), d, -1))
+        elif step.kind == "all_to_all":
+            for move in step.moves:
+                if any(not a.is_full for a in move.axes):
+                    return None
+                axes, k = move.axes, ways(move.axes, mesh)
+                left = [a for a in dims[move.source] if a not in axes]
+                if not nests(shape[move.source], ways(left, mesh), k) or not nests(shape[move.target], ways(dims[move.target], mesh), k):
+                    return None
+                dims[move.source], dims[move.target] = left, [*dims[move.target], *axes]
+                out.append(("all_to_all", axes, layout(dims), move.source, move.target))
+        else:
+            after = layout([dim.axes for dim in step.result.dims])
+            if any(not a.is_full for dim in after.dims for a in dim.axes) or local_shape(shape, now, mesh) != local_shape(shape, after, mesh):
+                return None
+            out.append(("collective_permute", tuple(AxisRef(name) for name in mesh.axis_names), after, -1, -1))
+        now = out[-1][2] if out else now
+        if not now.are_dim_axes_equal(step.result):
+            return None
+    return out if now.are_dim_axes_equal(target) else None
+
+
+def _whole(source: Layout, target: Layout) -> _Spelled:
+    """Gathers every dimension that changes, then slices it."""
+    out: _Spelled = []
+    dims = [dim.axes for dim in source.dims]
+    changed = [d for d in range(len(dims)) if dims[d] != target.dims[d].axes]
+    for d in changed:
+        if dims[d]:
+            axes, dims[d] = dims[d], ()
+            out.append(("all_gather", axes, layout(dims), d, -1))
+    for d in changed:
+        dims[d] = target.dims[d].axes
+        if dims[d]:
+            out.append(("all_slice", dims[d], layout(dims), d, -1))
+    return out
+
+

@@ -1,0 +1,47 @@
+"""Contractions."""
+
+from __future__ import annotations
+
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+
+
+def dot_general(equation: Equation) -> Form | None:
+    """Batch and free dimensions pass through; contracted ones leave partial sums."""
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
+    lhs_shape, rhs_shape = equation.shapes
+    sizes: list[int] = []
+    lhs: dict[int, int] = {}
+    rhs: dict[int, int] = {}
+    out: list[int] = []
+
+    def factor(size: int) -> int:
+        sizes.append(size)
+        return len(sizes) - 1
+
+    for a, b in zip(lhs_batch, rhs_batch, strict=True):
+        lhs[a] = rhs[b] = factor(lhs_shape[a])
+        out.append(lhs[a])
+    reduction = []
+    for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
+        lhs[a] = rhs[b] = factor(lhs_shape[a])
+        reduction.append(lhs[a])
+    for shape, dims in ((lhs_shape, lhs), (rhs_shape, rhs)):
+        for d, size in enumerate(shape):
+            if d not in dims:
+                dims[d] = factor(size)
+                out.append(dims[d])
+    rule = make_rule(sizes, [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)]], [out], reduction=reduction)
+
+    def run(local: Local, arrays: list) -> list:
+        x, y = arrays
+        for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
+            x = local.mask(x, a, lhs[a], 0)
+            y = local.mask(y, b, rhs[b], 0)
+        return local.bind(x, y)
+
+    linear = ((0,), (1,)) if equation.result_dtypes[0].kind in "fcV" else ()
+    return Form(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.001)
+
+
+FORMS: dict[str, Builder] = {"dot_general": dot_general}
+"""Primitive -> form."""

@@ -1,0 +1,37 @@
+"""Reductions over dimensions."""
+
+from __future__ import annotations
+
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, make_rule
+
+COMBINES = {
+    "reduce_and": "and",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_or": "or",
+    "reduce_prod": "mul",
+    "reduce_sum": "add",
+    "reduce_xor": "xor",
+}
+
+
+def reduction(equation: Equation) -> Form | None:
+    """Reduced dimensions leave partial results."""
+    (shape,) = equation.shapes
+    axes = set(equation.params["axes"])
+    combine = COMBINES[equation.name]
+    rank = range(len(shape))
+    rule = make_rule(shape, [rank], [[d for d in rank if d not in axes]], reduction=sorted(axes))
+    fill = identity_fill(combine, equation.dtypes[0])
+
+    def run(local: Local, arrays: list) -> list:
+        (x,) = arrays
+        for d in sorted(axes):
+            x = local.mask(x, d, d, fill)
+        return local.bind(x)
+
+    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if combine == "add" else ())
+
+
+FORMS: dict[str, Builder] = dict.fromkeys(COMBINES, reduction)
+"""Primitive -> form."""

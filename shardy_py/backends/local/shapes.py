@@ -1,0 +1,85 @@
+"""Ops that rearrange dimensions."""
+
+from __future__ import annotations
+
+from jax import lax
+
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.ir import Block, Op, TensorType
+from shardy_py.rules import rule_for
+
+
+def broadcast_in_dim(equation: Equation) -> Form | None:
+    """Dimensions of the operand pass through; new ones are made at their local size."""
+    (shape, *dynamic), (out,) = equation.shapes, equation.result_shapes
+    if dynamic:
+        return None
+    sizes = list(out)
+    dims: list[int] = []
+    whole: list[int] = []
+    for d, to in enumerate(equation.params["broadcast_dimensions"]):
+        if shape[d] == out[to]:
+            dims.append(to)
+        else:
+            sizes.append(shape[d])
+            whole.append(len(sizes) - 1)
+            dims.append(len(sizes) - 1)
+
+    def run(local: Local, arrays: list) -> list:
+        return [lax.broadcast_in_dim(arrays[0], local.result_shape(0), equation.params["broadcast_dimensions"])]
+
+    return Form(make_rule(sizes, [dims], [range(len(out))], whole=whole), run, uneven=frozenset(range(len(out))), linear=((0,),))
+
+
+def transpose(equation: Equation) -> Form | None:
+    """Every dimension passes through."""
+    (shape,) = equation.shapes
+    out = equation.params["permutation"]
+    rank = range(len(shape))
+    return Form(make_rule(shape, [rank], [out]), _run, uneven=frozenset(rank), linear=((0,),))
+
+
+def _run(local: Local, arrays: list) -> list:
+    return local.bind(*arrays)
+
+
+def squeeze(equation: Equation) -> Form | None:
+    """Dimensions that stay pass through."""
+    (shape,) = equation.shapes
+    dropped = {d % len(shape) for d in equation.params["dimensions"]}
+    rank = range(len(shape))
+    rule = make_rule(shape, [rank], [[d for d in rank if d not in dropped]], whole=sorted(dropped))
+    return Form(rule, _run, uneven=frozenset(rank) - dropped, linear=((0,),))
+
+
+def expand_dims(equation: Equation) -> Form | None:
+    """Dimensions of the operand pass through."""
+    return reshape(equation)
+
+
+def reshape(equation: Equation) -> Form | None:
+    """Runs of dimensions with equal products share factors, as in the rule of `stablehlo.reshape`."""
+    (shape, *dynamic), (out,) = equation.shapes, equation.result_shapes
+    if dynamic or equation.params.get("dimensions") is not None:
+        return None
+    op = Op("stablehlo.reshape", Block([TensorType(shape, "float32")]).arguments, (TensorType(out, "float32"),))
+    rule = rule_for(op)
+    if rule is None:
+        return None
+
+    def run(local: Local, arrays: list) -> list:
+        return [lax.reshape(arrays[0], local.result_shape(0))]
+
+    alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]
+    shared = {f for mapping in rule.mappings for dim in mapping if len(dim) > 1 for f in dim}
+    same = [f for f in alone if f not in shared and alone.count(f) == 2]
+    return Form(rule, run, uneven=frozenset(same), linear=((0,),))
+
+
+FORMS: dict[str, Builder] = {
+    "broadcast_in_dim": broadcast_in_dim,
+    "reshape": reshape,
+    "squeeze": squeeze,
+    "transpose": transpose,
+}
+"""Primitive -> form."""

@@ -1,0 +1,238 @@
+"""The walk over a jaxpr that runs each equation on local arrays, inside the trace of one region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.source_info_util import current_name_stack, summarize, user_context
+
+from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
+from shardy_py.backends.local.emit import all_reduce, moved
+from shardy_py.backends.local.form import Equation, Form, Local, bind
+from shardy_py.backends.local.held import Held, Region
+from shardy_py.backends.local.layouts import MESH, Layout, layout, names, replicated, ways
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.frontends.importer import Scope
+from shardy_py.passes.propagation.factors import project
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.movements import format_bytes
+
+Array = Any
+Handler = Callable[["Walker", JaxprEqn, int, list[Held], Scope | None], list[Held]]
+Builders = dict[str, Callable[[Equation], Form | None]]
+
+
+class Walker:
+    """Runs jaxprs on local arrays.
+
+    Args:
+        region: The axes and the platform.
+        layout_of: Gives the layout of a planned sharding, for a value of a rank.
+        forms: Primitive -> builder of its form.
+        handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
+
+    Attributes:
+        findings: Equations that had to run whole, with their price.
+    """
+
+    def __init__(self, region: Region, layout_of: Callable[[TensorSharding | None, int], Layout], forms: Builders, handlers: dict[str, Handler]) -> None:
+        self.region = region
+        self.layout_of = layout_of
+        self.forms = forms
+        self.handlers = handlers
+        self.findings: list[Finding] = []
+        self._known: dict[Any, Form | None] = {}
+        self._sizes = dict(region.mesh.shape)
+        self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The region's mesh."""
+        return self.region.mesh
+
+    def hold(self, array: Array, at: Layout, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> Held:
+        """A value that is at hand in one layout."""
+        held = Held(self.region, shape, dtype, uses=uses)
+        held.versions[at] = array
+        return held
+
+    def constant(self, value: Any, aval: Any) -> Held:
+        """A value that every device has."""
+        shape = tuple(getattr(aval, "shape", ()))
+        return self.hold(value, replicated(len(shape)), shape, getattr(aval, "dtype", None), uses=2)
+
+    def jaxpr(self, jaxpr: Jaxpr, consts: Sequence[Held], arguments: Sequence[Held], scope: Scope | None) -> list[Held]:
+        """Runs a jaxpr; its results may still have sums that wait.
+
+        Args:
+            jaxpr: The jaxpr, of global shapes.
+            consts: Its constants.
+            arguments: Its arguments.
+            scope: Its values in the plan; None where it was not planned.
+        """
+        if scope is not None and scope.jaxpr is not jaxpr and len(scope.jaxpr.invars) == len(jaxpr.invars):
+            jaxpr = scope.jaxpr
+        uses = self.uses(jaxpr)
+        env: dict[Var, Held] = {}
+        for v, held in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):
+            held.uses = uses.get(v, 0) if held.uses == 1 else max(held.uses, 2)
+            env[v] = held
+
+        def read(v: Any) -> Held:
+            return self.constant(v.val, v.aval) if isinstance(v, Literal) else env[v]
+
+        for index, eqn in enumerate(jaxpr.eqns):
+            stack = current_name_stack() + eqn.source_info.name_stack
+            with user_context(eqn.source_info.traceback, name_stack=stack):
+                made = self.equation(eqn, index, [read(v) for v in eqn.invars], scope)
+            for v, held in zip(eqn.outvars, made, strict=True):
+                held.uses = uses.get(v, 0) if held.uses < 2 else 2
+                env[v] = held
+        return [read(v) for v in jaxpr.outvars]
+
+    def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
+        """How often each variable of a jaxpr is used, as a result of it too."""
+        found = self._uses.get(id(jaxpr))
+        if found is None:
+            counts: dict[Var, int] = {}
+            for eqn in jaxpr.eqns:
+                for v in eqn.invars:
+                    if not isinstance(v, Literal):
+                        counts[v] = counts.get(v, 0) + 1
+            for v in jaxpr.outvars:
+                if not isinstance(v, Literal):
+                    counts[v] = counts.get(v, 0) + 1
+            found = self._uses[id(jaxpr)] = (jaxpr, counts)
+        return found[1]
+
+    def equation(self, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+        """Runs one equation."""
+        handler = self.handlers.get(eqn.primitive.name)
+        if handler is not None:
+            return handler(self, eqn, index, operands, scope)
+        equation = Equation(eqn)
+        form = self.form(equation)
+        if form is None:
+            return self.whole(equation, operands)
+        if self._is_remakable(equation, form, operands):
+            return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
+        decision = self.decide(equation, form, operands, scope)
+        arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
+        made = self.run(equation, form, decision.axes, arrays)
+        if decision.reduced:
+            made = [all_reduce(x, decision.reduced, form.combine, self.region.platform) for x in made]
+        shapes, dtypes = equation.result_shapes, equation.result_dtypes
+        return [self.hold(x, at, s, d) for x, at, s, d in zip(made, decision.results, shapes, dtypes, strict=True)]
+
+    def run(self, equation: Equation, form: Form, axes: Sequence[Any], arrays: list[Array]) -> list[Array]:
+        """Runs a form under the axes of its factors."""
+        return form.run(Local(equation, form, [names(a) for a in axes], self._sizes), arrays)
+
+    def form(self, equation: Equation) -> Form | None:
+        """The form of an equation; None where it has to run whole."""
+        build = self.forms.get(equation.name)
+        if build is None:
+            return None
+        types = tuple((s, d) for s, d in zip(equation.shapes, equation.dtypes, strict=True))
+        key = (equation.name, tuple(equation.params.items()), types)
+        try:
+            if key not in self._known:
+                self._known[key] = build(equation)
+            return self._known[key]
+        except TypeError as error:
+            if "hash" not in str(error):
+                raise
+            return build(equation)
+
+    def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> Decision:
+        """Under which axes an equation runs, and where its operands and results lie then."""
+        tensors = tuple(
+            Tensor(held.shape, held.bits, FREE if held.remake is not None else tuple(held.versions), self.passes(held)) for held in operands
+        )
+        wanted = []
+        for v, shape, dtype in zip(equation.eqn.outvars, equation.result_shapes, equation.result_dtypes, strict=True):
+            planned = self.planned(v, scope)
+            wanted.append(Tensor(shape, 64 if dtype is None else dtype.itemsize * 8, FREE if planned is None else (planned,)))
+        return decide(form.rule, tensors, tuple(wanted), self.mesh, form.combine, form.uneven, form.linear, form.moved, form.weight)
+
+    def passes(self, held: Held) -> bool:
+        """Whether sums of a value may go on waiting behind its user: the only user, and nobody has added them up."""
+        return held.uses == 1 and len(held.versions) == 1 and bool(next(iter(held.versions)).unreduced)
+
+    def planned(self, v: Any, scope: Scope | None) -> Layout | None:
+        """The layout that the plan gives a variable; None where it gives none."""
+        if scope is None:
+            return None
+        value = scope.env.get(v)
+        if value is None:
+            return None
+        return self.layout_of(value.sharding, len(getattr(v.aval, "shape", ())))
+
+    def whole(self, equation: Equation, operands: Sequence[Held]) -> list[Held]:
+        """Runs an equation as it is on every device; what that moves is a finding."""
+        eqn = equation.eqn
+        price = sum(held.price(replicated(held.rank)) for held in operands)
+        if price:
+            self.findings.append(
+                Finding(
+                    "runs-whole",
+                    f"{equation.name} runs whole on every device, which brings {format_bytes(price)} to each; "
+                    "shard its operands otherwise, or give it a rule with sharding_rule",
+                    location=summarize(eqn.source_info),
+                )
+            )
+        made = bind(eqn, [held.whole() for held in operands], eqn.params)
+        return [self.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+
+    def result(self, array: Array, v: Any) -> Held:
+        """A result that every device has."""
+        shape = tuple(getattr(v.aval, "shape", ()))
+        return self.hold(array, replicated(len(shape)), shape, getattr(v.aval, "dtype", None))
+
+    def _is_remakable(self, equation: Equation, form: Form, operands: Sequence[Held]) -> bool:
+        if equation.eqn.effects or form.rule.reduction or form.moved is not None or not any(equation.result_shapes):
+            return False
+        return all(held.remake is not None or (held.rank == 0 and not next(iter(held.versions)).unreduced) for held in operands)
+
+    def _remakable(self, equation: Equation, form: Form, operands: Sequence[Held], i: int) -> Held:
+        """A result that is computed where it is needed, in the layout in which it is needed."""
+        shape, dtype = equation.result_shapes[i], equation.result_dtypes[i]
+        held = Held(self.region, shape, dtype, uses=2)
+        eqn = equation.eqn
+
+        def make(target: Layout) -> Array:
+            at, axes = self._layouts_for(form, i, target)
+            stack = current_name_stack() + eqn.source_info.name_stack
+            with user_context(eqn.source_info.traceback, name_stack=stack):
+                arrays = [
+                    operand.get(layout([tuple(a for f in dim for a in axes[f]) for dim in mapping]))
+                    for operand, mapping in zip(operands, form.rule.operand_mappings, strict=True)
+                ]
+                made = self.run(equation, form, axes, arrays)[i]
+                return made if at is target else moved(made, at, target, shape, self.mesh, self.region.platform)
+
+        held.remake = make
+        return held
+
+    def _layouts_for(self, form: Form, i: int, target: Layout) -> tuple[Layout, list[Any]]:
+        """The axes under which a result comes out in a layout, or in one from which that can be sliced."""
+        rule = form.rule
+        mapping = rule.result_mappings[i]
+        axes: list[Any] = [()] * rule.num_factors
+        factors = project(mapping, target, rule.factor_sizes, self.mesh, True).factors if mapping else {}
+        for factor, sharding in factors.items():
+            count = ways(sharding.axes, self.mesh) if all(a.is_full for a in sharding.axes) else 0
+            even = count and rule.factor_sizes[factor] % count == 0
+            if (even or (count and factor in form.uneven)) and factor not in rule.need_replication and not sharding.overflow:
+                axes[factor] = sharding.axes
+        at = layout([tuple(a for f in dim for a in axes[f]) for dim in mapping])
+        if at is target:
+            return at, axes
+        return replicated(len(mapping)), [()] * rule.num_factors
+
+
+
+
+__all__ = ["MESH", "Builders", "Handler", "Walker"]

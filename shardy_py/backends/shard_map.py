@@ -1,0 +1,130 @@
+"""Runs a plan through one `jax.shard_map` region: every equation on local arrays, every collective written out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from shardy_py.backends.local.held import Region
+from shardy_py.backends.local.layouts import Layout, layout, names, replicated
+from shardy_py.backends.local.table import FORMS, HANDLERS
+from shardy_py.backends.local.walk import Walker
+from shardy_py.backends.named_shardings import cuts_of, parts_of, refine
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.jaxpr import Imported
+from shardy_py.plan.findings import Finding
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A jaxpr of global arrays that is one region of local ones.
+
+    Attributes:
+        jaxpr: The jaxpr, with the constants of the planned one.
+        mesh: The region's mesh: the plan's, with axes cut where the plan uses parts of them.
+        findings: What had to run whole.
+    """
+
+    jaxpr: ClosedJaxpr
+    mesh: AbstractMesh
+    findings: tuple[Finding, ...]
+
+
+class Layouts:
+    """Planned shardings as layouts of a region.
+
+    Args:
+        twin: The plan's mesh, all axes Auto.
+        shardings: All shardings of the plan.
+    """
+
+    def __init__(self, twin: AbstractMesh, shardings: Sequence[TensorSharding]) -> None:
+        cuts = cuts_of(axis for sharding in shardings for dim in sharding.dims for axis in dim.axes)
+        mesh, self.parts = (twin, None) if cuts is None else refine(twin, cuts)
+        assert isinstance(mesh, AbstractMesh)
+        self.twin = mesh
+        self.mesh = Mesh(tuple(zip(mesh.axis_names, mesh.axis_sizes)))
+        self._made: dict[tuple[TensorSharding | None, int], Layout] = {}
+
+    def __call__(self, sharding: TensorSharding | None, rank: int) -> Layout:
+        """The layout of a value of a rank; dimensions that a sharding has beyond it are those of PRNG keys."""
+        key = (sharding, rank)
+        found = self._made.get(key)
+        if found is None:
+            if sharding is None:
+                found = replicated(rank)
+            else:
+                dims = [tuple(AxisRef(n) for n in parts_of(dim.axes, self.parts) if self.mesh.shape[n] > 1) for dim in sharding.dims[:rank]]
+                found = layout(dims)
+            self._made[key] = found
+        return found
+
+
+def partitioned(
+    closed: ClosedJaxpr,
+    planned: Imported,
+    twin: AbstractMesh,
+    inputs: Sequence[TensorSharding | None],
+    outputs: Sequence[TensorSharding | None],
+    platform: str,
+) -> Partitioned:
+    """The traced jaxpr as one region over all axes of the mesh.
+
+    Args:
+        closed: What was planned.
+        planned: Its program after propagation.
+        twin: The mesh, all axes Auto.
+        inputs: The planned shardings of the arguments.
+        outputs: The planned shardings of the results.
+        platform: What is compiled for.
+    """
+    layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)])
+    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, HANDLERS)
+    jaxpr = closed.jaxpr
+    at_in = [layouts(s, len(v.aval.shape)) for s, v in zip(inputs, jaxpr.invars, strict=True)]
+    at_out = [layouts(s, len(v.aval.shape)) for s, v in zip(outputs, jaxpr.outvars, strict=True)]
+    at_consts = [replicated(len(getattr(v.aval, "shape", ()))) for v in jaxpr.constvars]
+
+    def local(*parts: Any) -> list[Any]:
+        held = [
+            walker.hold(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1)
+            for x, at, v in zip(parts, (*at_consts, *at_in), (*jaxpr.constvars, *jaxpr.invars), strict=True)
+        ]
+        count = len(at_consts)
+        return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
+
+    region = jax.shard_map(
+        local, mesh=layouts.twin, in_specs=tuple(map(spec, (*at_consts, *at_in))), out_specs=[spec(at) for at in at_out], check_vma=False
+    )
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in (*jaxpr.constvars, *jaxpr.invars)]
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        traced = jax.make_jaxpr(region)(*structs)
+    return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, tuple(walker.findings))
+
+
+def spec(at: Layout) -> PartitionSpec:
+    """A layout as a `PartitionSpec`."""
+    return PartitionSpec(*(names(dim.axes) or None for dim in at.dims))
+
+
+def _with_consts(traced: ClosedJaxpr, count: int, consts: Sequence[Any]) -> ClosedJaxpr:
+    """The first arguments made constants."""
+    jaxpr: Jaxpr = traced.jaxpr
+    if traced.consts:
+        consts = (*traced.consts, *consts)
+    return ClosedJaxpr(jaxpr.replace(constvars=[*jaxpr.constvars, *jaxpr.invars[:count]], invars=jaxpr.invars[count:]), list(consts))
+
+
+def _shardings(scope: Scope) -> Iterator[TensorSharding]:
+    for value in scope.env.values():
+        if value.sharding is not None:
+            yield value.sharding
+    for inner in itertools.chain.from_iterable(scope.children.values()):
+        yield from _shardings(inner)
