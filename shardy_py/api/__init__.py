@@ -60,7 +60,8 @@ def auto_shard(
         rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches an argument's path wins.
         options: How to propagate.
         planner: None; searching for annotations is not available yet.
-        lowering: `"jit"`: `jax.jit` with constraints that pin the plan.
+        lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA partitions it. `"shard_map"`: one `jax.shard_map` region of
+            local arrays with explicit collectives; nothing is left to XLA's partitioner.
         static_argnums: As in `jax.jit`.
         static_argnames: As in `jax.jit`.
         donate_argnums: As in `jax.jit`.
@@ -70,7 +71,7 @@ def auto_shard(
         An `AutoSharded`: call it as the function; `.plan`, `.trace`, `.lower`, `.eval_shape` take the same arguments.
 
     Raises:
-        NotAvailableError: A planner or another lowering is asked for.
+        NotAvailableError: A planner is asked for.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -102,7 +103,7 @@ def auto_shard(
         mesh = mesh_of((in_shardings, out_shardings))
     if mesh is not None:
         view_of(mesh)
-    settings = Settings(fun, in_shardings, out_shardings, check_rules(rules), options or Options())
+    settings = Settings(fun, in_shardings, out_shardings, check_rules(rules), options or Options(), str(lowering))
     return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
 
 
@@ -128,17 +129,10 @@ def _check(fun: object, options: object, planner: object, lowering: object) -> N
             why="this version propagates the annotations it is given and does not search for others",
             fix="leave planner out",
         )
-    if lowering == "shard_map":
-        raise NotAvailableError(
-            'lowering="shard_map" is not available yet',
-            where="auto_shard(lowering=...)",
-            why="this version runs plans through jax.jit with shardings",
-            fix='use lowering="jit", the default',
-        )
-    if lowering != "jit":
+    if lowering not in ("jit", "shard_map"):
         raise SpecError(
             f"lowering is {lowering!r}",
             where="auto_shard(lowering=...)",
             why="there is one way of running a plan",
-            fix='use lowering="jit"',
+            fix='use lowering="jit" or lowering="shard_map"',
         )
