@@ -1,0 +1,86 @@
+"""Compares the collectives that were planned with those of the compiled program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from shardy_py.backends.compiled_text import CompiledCollective
+from shardy_py.ir.types import element_bits
+from shardy_py.plan.collectives import Collective
+
+_Key = tuple[str, int, int, int | None]
+
+_PACKED = ("int4", "uint4", "int2", "uint2")
+
+
+def differences(predicted: Iterable[Collective], compiled: Iterable[CompiledCollective], *, platform: str = "cpu") -> list[str]:
+    """What is planned and not compiled, and the other way round; nothing where both are the same.
+
+    Both are taken as multisets of kind, devices per group, bytes of the operand and trips. An op that XLA makes of several all-reduces
+    counts as one per operand. Collectives within one device move nothing and are left out.
+
+    Args:
+        predicted: Those of a plan.
+        compiled: Those of the program, from `collectives_in`.
+        platform: Where it was compiled for: on `"cpu"` XLA moves narrow element types as wider ones, see `wire_bytes`.
+
+    Returns:
+        One line per difference, largest first.
+    """
+    planned: dict[_Key, list[str]] = {}
+    for c in predicted:
+        if c.group_size > 1:
+            group = 0 if c.kind == "collective_permute" else c.group_size
+            where = " ".join(part for part in (c.location.rpartition("/")[2], c.value, c.primitive) if part)
+            planned.setdefault((c.kind, group, wire_bytes(c, platform), c.trips), []).append(where)
+    found: dict[_Key, list[str]] = {}
+    for op in compiled:
+        if op.kind == "collective_permute" or op.group_size > 1:
+            group = 0 if op.kind == "collective_permute" else op.group_size
+            for piece in op.pieces:
+                where = " ".join(part for part in (op.location.rpartition("/")[2], op.op_name) if part)
+                found.setdefault((op.kind, group, piece, op.trips), []).append(where)
+    lines: list[tuple[int, str]] = []
+    for key in dict.fromkeys((*planned, *found)):
+        ours, theirs = planned.get(key, []), found.get(key, [])
+        if len(ours) != len(theirs):
+            more, title = (ours, "planned, not compiled") if len(ours) > len(theirs) else (theirs, "compiled, not planned")
+            lines.append((key[2], f"{title}: {_described(key, abs(len(ours) - len(theirs)))}{_places(more)}"))
+    return [line for _, line in sorted(lines, key=lambda entry: -entry[0])]
+
+
+def wire_bytes(c: Collective, platform: str = "cpu") -> int:
+    """Bytes of a collective's operand as they are sent.
+
+    XLA's compiler for CPUs turns bfloat16 into float32, 8 bit floats into float16 and packed integers into 8 bit ones, for all kinds of
+    collectives.
+
+    Args:
+        c: The collective.
+        platform: Where the program runs.
+
+    Example:
+        >>> wire_bytes(Collective("all_gather", ("x",), 4, 128, dtype="bfloat16", shape=(8, 8)))
+        256
+    """
+    if platform != "cpu" or not c.dtype:
+        return c.operand_bytes
+    elements = math.prod(c.shape)
+    if c.dtype in _PACKED:
+        return elements
+    if c.dtype == "bfloat16" or (c.dtype.startswith("float") and element_bits(c.dtype) <= 8):
+        return elements * (4 if c.dtype == "bfloat16" else 2)
+    return c.operand_bytes
+
+
+def _described(key: _Key, count: int) -> str:
+    kind, group, size, trips = key
+    among = f" among {group}" if group else ""
+    often = ", trips unknown" if trips is None else f", {trips} trips" if trips != 1 else ""
+    return f"{count} {kind} of {size} B{among}{often}"
+
+
+def _places(places: list[str]) -> str:
+    named = list(dict.fromkeys(filter(None, places)))
+    return f" ({'; '.join(named[:3])}{'; ...' if len(named) > 3 else ''})" if named else ""

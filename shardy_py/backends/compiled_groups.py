@@ -1,0 +1,101 @@
+"""Reads which devices take part in a collective of a compiled program, in each of XLA's spellings."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+Groups = tuple[tuple[int, ...], ...]
+
+_LISTED = re.compile(r"\breplica_groups=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\s*\}")
+_COUNTED = re.compile(r"\breplica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"\breplica_groups=@?mesh\[([^\]]*)\](?:,\s*device_ids=\(([^()]*(?:\([\d,\s]*\))?)\))?\s*\{([^}]*)\}")
+_MESH_AXIS = re.compile(r"(?:'([^']*)'|\"([^\"]*)\"|(\w+))=(\d+)")
+_AXIS = re.compile(r"(?:'([^']*)'|\"([^\"]*)\"|([A-Za-z_]\w*))(?::\((\d+)\)(\d+))?")
+_PAIRS = re.compile(r"\bsource_target_pairs=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\s*\}")
+_INNER = re.compile(r"\{([^}]*)\}")
+
+
+def groups_in(attributes: str, partitions: int) -> Groups:
+    """The groups of devices that exchange data with each other.
+
+    Args:
+        attributes: Those of the op: `replica_groups={{0,1},{2,3}}`, `replica_groups=[2,4]<=[4,2]T(1,0)` or
+            `replica_groups=mesh['x'=2,'y'=4] {'y'}`, the mesh with `, device_ids=([4,2]T(1,0))` where its devices are in another order,
+            and an axis with `:(2)2` where it is a part of one.
+        partitions: Devices that the program is for: all of them make one group where none is written.
+
+    Raises:
+        ValueError: Groups are written in another way.
+
+    Example:
+        >>> groups_in("replica_groups=mesh['x'=2,'y'=4] {'y'}", 8)
+        ((0, 1, 2, 3), (4, 5, 6, 7))
+        >>> groups_in("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
+        ((0, 2), (1, 3))
+    """
+    return _groups(attributes) or (tuple(range(partitions)),)
+
+
+def pairs_in(attributes: str) -> Groups:
+    """The (source, target) pairs of a collective-permute.
+
+    Args:
+        attributes: Those of the op.
+
+    Example:
+        >>> pairs_in("channel_id=1, source_target_pairs={{0,1},{1,0}}")
+        ((0, 1), (1, 0))
+    """
+    match = _PAIRS.search(attributes)
+    return () if match is None else tuple(map(_numbers, _INNER.findall(match[1])))
+
+
+def _groups(attributes: str) -> Groups:
+    if match := _LISTED.search(attributes):
+        return tuple(map(_numbers, _INNER.findall(match[1])))
+    if match := _COUNTED.search(attributes):
+        ids = _iota(_numbers(match[2]), _numbers(match[3] or ""))
+        return _rows(ids.reshape(_numbers(match[1])))
+    if match := _MESH.search(attributes):
+        return _mesh_groups(match[1], match[2] or "", match[3])
+    if "replica_groups=" in attributes:
+        raise ValueError(f"cannot read replica groups: {attributes[attributes.index('replica_groups=') :][:120]}")
+    return ()
+
+
+def _mesh_groups(mesh: str, devices: str, axes: str) -> Groups:
+    sizes = {quoted or double or bare: int(size) for quoted, double, bare, size in _MESH_AXIS.findall(mesh)}
+    if counted := re.match(r"\s*\[([\d,]+)\](?:<=\[[\d,]+\])?(?:T\(([\d,]+)\))?", devices):
+        ids = _iota(_numbers(counted[1]), _numbers(counted[2] or ""))
+    else:
+        ids = np.array(_numbers(devices)) if devices else np.arange(math.prod(sizes.values()))
+    # Axes in parts become dimensions of their own.
+    cuts: dict[str, set[int]] = {name: {1, size} for name, size in sizes.items()}
+    wanted: list[tuple[str, int, int]] = []
+    for quoted, double, bare, before, size in _AXIS.findall(axes):
+        name = quoted or double or bare
+        first, count = (int(before), int(size)) if size else (1, sizes[name])
+        cuts[name] |= {first, first * count}
+        wanted.append((name, first, first * count))
+    parts = [(name, low, high) for name, cut in cuts.items() for low, high in zip(sorted(cut), sorted(cut)[1:])]
+    ids = ids.reshape([high // low for _, low, high in parts])
+    inside = [i for name, low, high in wanted for i, (n, a, b) in enumerate(parts) if n == name and low <= a and b <= high]
+    outside = [i for i in range(len(parts)) if i not in inside]
+    count = math.prod(ids.shape[i] for i in inside)
+    return _rows(ids.transpose(outside + inside).reshape(-1, count))
+
+
+def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
+    ids = np.arange(math.prod(dims)).reshape(dims)
+    return (ids.transpose(order) if order else ids).reshape(-1)
+
+
+def _rows(ids: np.ndarray) -> Groups:
+    return tuple(tuple(int(i) for i in row) for row in ids)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))

@@ -1,0 +1,336 @@
+"""Reads the text of a compiled program (optimized HLO): its collectives, how often each runs, and which buffers it reuses."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardy_py.backends.compiled_groups import groups_in, pairs_in
+from shardy_py.plan.collectives import received_bytes
+
+Shape = tuple[str, tuple[int, ...]]
+"""Element type in XLA's spelling (`f32`, `bf16`, `pred`), and dimensions."""
+
+
+@dataclass(frozen=True)
+class CompiledCollective:
+    """One collective op of a compiled program.
+
+    Attributes:
+        kind: As in `Collective`.
+        groups: The devices that exchange data with each other, by position in the mesh; of a `collective_permute` the pairs of source and
+            target.
+        operands: One per tensor that moves. XLA makes one op of several all-reduces; the pieces of an `all_to_all`, one per device of
+            the group, are put together again.
+        trips: How often it runs; see `Collective`.
+        op_name: Where it comes from, in JAX's words: `jit(step)/shard_map/psum`. Of several all-reduces in one, that of one of them.
+        location: `file:line` of that; empty where unknown.
+    """
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    operands: tuple[Shape, ...]
+    trips: int | None
+    op_name: str
+    location: str
+
+    @property
+    def group_size(self) -> int:
+        """How many devices exchange data with each other."""
+        return max(map(len, self.groups), default=1)
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Bytes of each operand on one device."""
+        return tuple(map(shape_bytes, self.operands))
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of all operands on one device."""
+        return sum(self.pieces)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that a device receives each time it runs."""
+        return sum(received_bytes(self.kind, self.group_size, piece) for piece in self.pieces)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes that a device receives in one call; None where the number of trips is unknown."""
+        return None if self.trips is None else self.received_bytes * self.trips
+
+
+def collectives_in(hlo_text: str) -> list[CompiledCollective]:
+    """The collectives of a compiled program, bodies of loops, branches and other computations included.
+
+    Ops are known by opcode, not by name. An op in a computation that is called from several places is listed for each of them. The
+    condition of a loop runs once more than its body.
+
+    Args:
+        hlo_text: `compiled.as_text()`.
+
+    Returns:
+        In the order of the text within each computation; what is called stands where it is called.
+
+    Raises:
+        ValueError: The text is not that of a whole HLO module.
+    """
+    module = _Module(hlo_text)
+    if module.entry is None:
+        raise ValueError("this text has no ENTRY computation: pass the whole of compiled.as_text()")
+    return list(module.collectives(module.entry))
+
+
+_KINDS = {
+    "all-gather": "all_gather",
+    "all-reduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "collective_permute",
+}
+_NAME = r"%?([\w.\-]+)"
+_HEAD = re.compile(rf"(ENTRY\s+)?{_NAME}\s*\(.*\{{\s*$")
+_INSTRUCTION = re.compile(rf"\s+(?:ROOT\s+)?{_NAME}\s*=\s*")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_COMMENT = re.compile(r"/\*.*?\*/")
+_CALLED = re.compile(
+    r"\b(condition|body|to_apply|calls|branch_computations|true_computation|false_computation|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
+)
+_CALLED_NAME = re.compile(_NAME)
+_TRIPS = re.compile(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)')
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([^\]]*)\]")
+_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_SOURCE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"\s+source_line=(\d+)')
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    name: str
+    type: str
+    opcode: str
+    operands: str
+    attributes: str
+
+
+class _Module:
+    """The computations of a module; the lines of those that are never called stay unread."""
+
+    def __init__(self, text: str) -> None:
+        self.computations: dict[str, list[str]] = {}
+        self.entry: str | None = None
+        self._collectives: dict[str, tuple[CompiledCollective, ...]] = {}
+        head: list[str] = []
+        current = head
+        for line in text.splitlines():
+            if line[:1] not in ("", " ", "\t", "}") and (match := _HEAD.match(line)) and " -> " in line:
+                current = self.computations[match[2]] = []
+                if match[1]:
+                    self.entry = match[2]
+            elif line.startswith("}"):
+                current = head
+            else:
+                current.append(line)
+        count = _PARTITIONS.search(head[0] if head else "")
+        self.partitions = 1 if count is None else int(count[1])
+        self.frames = _frames(head)
+
+    def collectives(self, name: str) -> tuple[CompiledCollective, ...]:
+        """Those of a computation and of all it calls, as often as they run when it runs once."""
+        known = self._collectives.get(name)
+        if known is None:
+            known = self._collectives[name] = tuple(self._read(self.computations.get(name, [])))
+        return known
+
+    def _read(self, lines: list[str]) -> Iterator[CompiledCollective]:
+        types: dict[str, str] = {}
+        for line in lines:
+            op = _instruction(line)
+            if op is None:
+                continue
+            types[op.name] = op.type
+            kind = _KINDS.get(op.opcode.removesuffix("-start"))
+            if kind is not None:
+                yield self._collective(kind, op, types)
+            elif not op.opcode.endswith(("-done", "-update")):
+                yield from self._called(op)
+
+    def _called(self, op: _Op) -> Iterator[CompiledCollective]:
+        trips = None
+        if op.opcode == "while" and (match := _TRIPS.search(op.attributes)):
+            trips = int(match[1])
+        for role, names in _CALLED.findall(_STRING.sub('""', op.attributes)):
+            times = 1
+            if op.opcode == "while":
+                times = trips if trips is None or role == "body" else trips + 1
+            for name in _CALLED_NAME.findall(names):
+                for c in self.collectives(name):
+                    yield c if times == 1 else replace(c, trips=None if times is None or c.trips is None else c.trips * times)
+
+    def _collective(self, kind: str, op: _Op, types: dict[str, str]) -> CompiledCollective:
+        attributes = _STRING.sub('""', op.attributes)
+        operands = _shapes(_operand_types(op.operands, types))
+        if kind == "collective_permute":
+            groups = pairs_in(attributes)
+            if op.type.count("[") < len(operands):
+                operands = operands[:1]  # the others are buffers to write to and offsets
+        else:
+            groups = groups_in(attributes, self.partitions)
+            if kind == "all_to_all" and len(operands) > 1:
+                operands = ((operands[0][0], (len(operands), *operands[0][1])),)
+        name = _OP_NAME.search(op.attributes)
+        return CompiledCollective(kind, groups, operands, 1, "" if name is None else _unquoted(name[1]), self._location(op.attributes))
+
+    def _location(self, attributes: str) -> str:
+        if match := _FRAME.search(attributes):
+            return self.frames.get(int(match[1]), "")
+        match = _SOURCE.search(attributes)
+        return "" if match is None else f"{_unquoted(match[1])}:{match[2]}"
+
+
+def _instruction(line: str) -> _Op | None:
+    """The parts of `  %name = type opcode(operands), attributes`."""
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    start = match.end()
+    end = _closing(line, start) if line.startswith("(", start) else line.find(" ", start)
+    opcode = _OPCODE.match(line, end) if end >= 0 else None
+    if opcode is None:
+        return None
+    close = _closing(line, opcode.end() - 1)
+    return _Op(match[1], line[start:end], opcode[1], line[opcode.end() : close - 1], line[close:])
+
+
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\]]')
+
+
+def _closing(text: str, start: int) -> int:
+    """The position behind the bracket that closes the one at `start`; the end of the text where none does."""
+    depth = 0
+    for match in _BRACKETS.finditer(text, start):
+        if match[0] in "([{":
+            depth += 1
+        elif match[0] in ")]}":
+            depth -= 1
+            if not depth:
+                return match.end()
+    return len(text)
+
+
+def _operand_types(operands: str, types: dict[str, str]) -> str:
+    """The types of operands: written before their names in some texts, else those of the ops with these names."""
+    plain = _COMMENT.sub("", operands)
+    return plain if _SHAPE.search(plain) else " ".join(types.get(name, "") for name in _CALLED_NAME.findall(plain))
+
+
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple((dtype, tuple(int(n.lstrip("<= ")) for n in dims.split(",") if n.strip())) for dtype, dims in _SHAPE.findall(text))
+
+
+def shape_bytes(shape: Shape) -> int:
+    """Bytes of an array of XLA's.
+
+    Example:
+        >>> shape_bytes(("bf16", (8, 4))), shape_bytes(("pred", (3,))), shape_bytes(("f32", ()))
+        (64, 3, 4)
+    """
+    dtype, dims = shape
+    bits = re.search(r"\d+", dtype)
+    return -(-math.prod(dims) * (8 if dtype == "pred" else 0 if bits is None else int(bits[0])) // 8)
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)
+
+
+_ENTRY_OF_TABLE = re.compile(r"(\d+) (.*)$")
+
+
+def _frames(head: list[str]) -> dict[int, str]:
+    """`file:line` of the innermost place of each stack frame, from the tables before the first computation."""
+    tables: dict[str, dict[int, str]] = {}
+    current: dict[int, str] = {}
+    for line in head:
+        if match := _ENTRY_OF_TABLE.match(line):
+            current[int(match[1])] = match[2]
+        elif line and line.isalpha():
+            current = tables.setdefault(line, {})
+    files = {i: _unquoted(name.strip().removeprefix('"').removesuffix('"')) for i, name in tables.get("FileNames", {}).items()}
+    places: dict[int, str] = {}
+    for i, text in tables.get("FileLocations", {}).items():
+        fields = dict(re.findall(r"(\w+)=(\d+)", text))
+        name = files.get(int(fields.get("file_name_id", 0)), "")
+        places[i] = f"{name}:{fields.get('line', 0)}" if name else ""
+    found: dict[int, str] = {}
+    for i, text in tables.get("StackFrames", {}).items():
+        match = re.search(r"file_location_id=(\d+)", text)
+        found[i] = "" if match is None else places.get(int(match[1]), "")
+    return found
+
+
+@dataclass(frozen=True)
+class Alias:
+    """An output that lies in the buffer of a parameter.
+
+    Attributes:
+        output: Index path into the result; empty where the result is one array.
+        parameter: Number of the parameter.
+        index: Index path into the parameter; empty where it is one array.
+        must: Whether the program relies on it; otherwise it copies what may not be overwritten.
+    """
+
+    output: tuple[int, ...]
+    parameter: int
+    index: tuple[int, ...] = ()
+    must: bool = False
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """What a compiled program does with donated buffers.
+
+    Attributes:
+        pairs: Outputs that lie in buffers of parameters.
+        donors: Parameters, with index paths, whose buffers no output fits; they are used for other things.
+    """
+
+    pairs: tuple[Alias, ...] = ()
+    donors: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+_ALIAS = re.compile(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}(?:,\s*(\w+)-alias)?\)")
+_DONOR = re.compile(r"\((\d+),\s*\{([\d, ]*)\}\)")
+
+
+def aliases_in(hlo_text: str) -> Aliases:
+    """The donated buffers of a compiled program: `input_output_alias` and `buffer_donor`.
+
+    Args:
+        hlo_text: `compiled.as_text()`.
+
+    Example:
+        >>> aliases_in("HloModule m, input_output_alias={ {1}: (0, {}, may-alias) }, buffer_donor={ (2, {}) }").pairs
+        (Alias(output=(1,), parameter=0, index=(), must=False),)
+    """
+    head = hlo_text.lstrip().partition("\n")[0]
+    pairs = _ALIAS.findall(_braces(head, "input_output_alias="))
+    donors = _DONOR.findall(_braces(head, "buffer_donor="))
+    return Aliases(
+        tuple(Alias(_path(output), int(parameter), _path(index), how == "must") for output, parameter, index, how in pairs),
+        tuple((int(parameter), _path(index)) for parameter, index in donors),
+    )
+
+
+def _braces(text: str, key: str) -> str:
+    start = text.find(key)
+    return "" if start < 0 else text[start + len(key) : _closing(text, start + len(key))]
+
+
+def _path(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
