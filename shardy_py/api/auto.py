@@ -20,6 +20,7 @@ from shardy_py.api.request import PlanRequest, Settings, request
 from shardy_py.api.running import Entry, make_entry
 from shardy_py.api.signature import Arguments, Layout
 from shardy_py.api.tracing import TracedCall, trace
+from shardy_py.api.verifying import Request, Verification, verify
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.frontends.context import is_tracing
 from shardy_py.plan.plan import Plan
@@ -196,6 +197,39 @@ class AutoSharded:
         made = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=n, weak_type=s.weak_type) for s, n in zip(structs, shardings)]
         return jax.tree.unflatten(traced.out_tree, made)
 
+    def verify(
+        self,
+        *args: Any,
+        rtol: float | None = None,
+        atol: float | None = None,
+        every_op: bool | None = None,
+        plain_xla: bool = True,
+        **kwargs: Any,
+    ) -> Verification:
+        """Runs a call as planned and on one device, and compares: every output, and every op on the operands that it had.
+
+        Arguments are neither donated nor changed. The function runs several times, so that callbacks are called several times.
+
+        Args:
+            args: As in a call.
+            rtol: Relative tolerance of the outputs; by default that of the shortest float type a value passed through. Integers,
+                booleans and PRNG keys have to be equal in any case.
+            atol: Absolute tolerance of the outputs; by default a noise floor, by the largest element of the output.
+            every_op: Compare ops one by one: True always, False where outputs differ, None where they differ or the results of all
+                ops are less than a gibibyte.
+            plain_xla: Look at what `jax.jit` alone makes of the same annotations, too.
+            kwargs: As in a call.
+
+        Raises:
+            ArgumentTypeError: An argument has no values.
+        """
+        settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
+        layout = self._arguments.layout(len(args), kwargs)
+        slots = layout.slots(args, kwargs)
+        _check_buffers(layout, slots, settings)
+        planned = make_plan(trace(request(settings, view_of(self._decoration.mesh), layout, slots)))
+        return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
+
     def clear_cache(self) -> None:
         """Forgets all plans and compiled programs."""
         with self._lock:
@@ -246,6 +280,10 @@ class BoundAutoSharded:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """See `AutoSharded.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+    def verify(self, *args: Any, **kwargs: Any) -> Verification:
+        """See `AutoSharded.verify`."""
+        return self.__func__.verify(self.__self__, *args, **kwargs)
 
     @property
     def plan_count(self) -> int:

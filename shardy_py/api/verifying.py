@@ -1,0 +1,371 @@
+"""Verification: a call run as planned beside the same call on one device, and beside what XLA alone makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer, eval_jaxpr
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import AxisType
+from jax.sharding import Mesh as JaxMesh
+
+from shardy_py.api.errors import ArgumentTypeError, MeshError
+from shardy_py.api.meshes import MESH_NAME
+from shardy_py.api.planning import Planned, out_shardings, result_leaves
+from shardy_py.api.running import make_entry
+from shardy_py.api.signature import Layout
+from shardy_py.api.tracing import TracedCall
+from shardy_py.api.trees import Leaf
+from shardy_py.backends.compare import Comparison, compare, fetch, first_line, tolerance_of
+from shardy_py.backends.first_difference import PORTION, FirstDifference, Run, Search, observed_bytes, spread, tolerances
+from shardy_py.backends.flat import Flat, flatten
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.reference import Reference
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.errors import ShardyError
+from shardy_py.frontends.jaxpr import Imported
+from shardy_py.ir import TensorType
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.values import PlannedValue
+
+EXPLAINS = 10.0
+"""A difference is rounding where the arguments' last digits change the result by at least a tenth of it, and every op is right."""
+
+
+class DifferenceError(ShardyError, AssertionError):
+    """A sharded run gives other values than the unsharded one."""
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """One way of running a function beside the unsharded run.
+
+    Attributes:
+        outputs: One per leaf of the result.
+        first_difference: The first op that is wrong; None where none is, or ops were not compared.
+        ops: How many ops were compared one by one, each on the operands it had.
+        problem: Why it could not be run.
+        notes: What else there is to say.
+    """
+
+    outputs: tuple[Comparison, ...]
+    first_difference: FirstDifference | None = None
+    ops: int = 0
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all outputs agree, save for explained rounding, and no op was found wrong."""
+        wrong = self.first_difference is not None and self.first_difference.alone
+        return self.problem is None and not wrong and all(c.agrees or c.rounding is not None for c in self.outputs)
+
+    def lines(self) -> list[str]:
+        """The comparison as text; outputs that agree share a line."""
+        if self.problem is not None:
+            return [f"  it does not run: {self.problem}"]
+        lines = [f"  {c}" for c in self.outputs if not c.agrees]
+        close = [c for c in self.outputs if c.agrees and c.max_abs]
+        equal = len([c for c in self.outputs if c.agrees]) - len(close)
+        if equal:
+            lines.append(f"  {_count(equal, 'output')} equal to the last bit")
+        if close:
+            worst = max(close, key=lambda c: c.max_rel)
+            lines.append(f"  {_count(len(close), 'output')} within rounding, at most {worst.max_rel:.2g} relative ({worst.path})")
+        if self.first_difference is not None:
+            lines += ["  " + line for line in f"first difference: {self.first_difference}".splitlines()]
+        elif self.ops:
+            lines.append(f"  {_count(self.ops, 'op')} compared one by one: each gives what one device gives on the same operands")
+        return [*lines, *(f"  {note}" for note in self.notes)]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `AutoSharded.verify` found.
+
+    Attributes:
+        name: The function's name.
+        location: Where it is defined.
+        mesh: `data=2, model=4`.
+        run: The run as planned beside the unsharded run.
+        plain_xla: `jax.jit` with the same annotations and nothing of this package in it, beside the unsharded run; None where it was
+            not asked for.
+    """
+
+    name: str
+    location: str
+    mesh: str
+    run: RunComparison
+    plain_xla: RunComparison | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the planned run agrees with the unsharded one; differences that are rounding are no disagreement."""
+        return self.run.agrees
+
+    @property
+    def outputs(self) -> tuple[Comparison, ...]:
+        """One per leaf of the result."""
+        return self.run.outputs
+
+    @property
+    def first_difference(self) -> FirstDifference | None:
+        """The first op that differs."""
+        return self.run.first_difference
+
+    def check(self) -> Verification:
+        """Itself.
+
+        Raises:
+            DifferenceError: The planned run differs from the unsharded one.
+        """
+        if self.agrees:
+            return self
+        first = self.first_difference
+        bad = [str(c) for c in self.outputs if not c.agrees and c.rounding is None]
+        raise DifferenceError(
+            f"{self.name} gives other values on mesh {self.mesh} than on one device",
+            where=self.location if first is None else str(first),
+            why=self.run.problem or "; ".join(bad[:3]) or "an op is wrong, by less than the outputs show",
+            fix="if the op is wrong on the operands it had, constrain its operands to another sharding (P() replicates), and report it; "
+            "if rounding has grown, pass rtol= or run in float64",
+            notes=self.run.notes,
+        )
+
+    def __str__(self) -> str:
+        verb = "agrees with" if self.agrees else "differs from"
+        lines = [f"{self.name} on mesh {self.mesh} {verb} the unsharded run", *self.run.lines()]
+        if self.plain_xla is not None:
+            lines.append(f"plain jax.jit {'agrees too' if self.plain_xla.agrees else 'is wrong'}")
+            if not self.plain_xla.agrees:
+                lines += self.plain_xla.lines()
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compare, and how closely."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    every_op: bool | None = None
+    plain_xla: bool = True
+
+
+def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verification:
+    """Compares a planned call with the unsharded one.
+
+    Args:
+        planned: The plan.
+        slots: The call's arguments; they are not donated.
+        asked: What to compare.
+    """
+    planned = _keeping(planned)
+    traced = planned.traced
+    request = traced.request
+    inputs = _inputs(planned, slots)
+    mesh = request.view.runnable()
+    if not isinstance(mesh, JaxMesh):
+        raise MeshError("the mesh has no devices", where=f"verify of {request.location}", why="verifying runs the function",
+                        fix="pass jax.make_mesh(...)")  # fmt: skip
+    mesh = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    reference = Reference(mesh)
+    unsharded = reference.of(traced.jaxpr)
+    expected = [fetch(x) for x in unsharded(inputs)]
+    flat = _flat(planned)
+    comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, asked)
+    entry = make_entry(planned)
+    run = comparer.compare(lambda: jax.tree.leaves(entry(slots)), planned_run(planned), flat)
+    plain = None
+    if asked.plain_xla:
+        annotated = _annotated(planned, flat)
+        alone = plain_run(mesh)
+        try:
+            plain = comparer.compare(lambda: alone(annotated, ())(inputs), alone, annotated)
+        except Exception as error:  # whatever XLA raises where it finds no program
+            plain = RunComparison((), problem=first_line(error))
+    return Verification(request.name, request.location, request.view.describe(), run, plain)
+
+
+@dataclass(frozen=True)
+class _Comparer:
+    planned: Planned
+    reference: Reference
+    unsharded: Callable[[Sequence[Any]], list[Any]]
+    inputs: list[Any]
+    expected: list[Any]
+    flat: Flat
+    asked: Request
+
+    def compare(self, outputs: Callable[[], Sequence[Any]], run: Run, flat: Flat) -> RunComparison:
+        """Compares outputs, then ops where outputs differ or ops were asked for."""
+        got = [_fetched(x) for x in outputs()]
+        paths = [leaf.path for leaf in result_leaves(self.planned.traced)]
+        asked = self.asked
+        found = [
+            compare(path, want, has, rtol=_tolerance(asked.rtol, wide, want), atol=asked.atol)
+            for path, want, has, wide in zip(paths, self.expected, got, tolerances(self.flat))
+        ]
+        agree = all(c.agrees for c in found)
+        total = observed_bytes(flat)
+        if asked.every_op is False and agree:
+            return RunComparison(tuple(found))
+        if asked.every_op is None and agree and total > PORTION:
+            note = f"ops were not compared one by one: their results are {format_bytes(total)}; every_op=True compares them"
+            return RunComparison(tuple(found), notes=(note,))
+        search = Search(self.reference, run, asked.rtol)
+        first = search.first_wrong(flat, self.inputs)
+        if agree or first is not None:
+            return RunComparison(tuple(found), first, search.checked)
+        found = self._explained(found)
+        first = search.first_apart(flat, self.inputs)
+        notes = []
+        if any(not c.agrees and c.rounding is None for c in found):
+            notes.append(
+                "no op is wrong on the operands it had when intermediates are outputs of the program, which XLA then fuses otherwise"
+            )
+        return RunComparison(tuple(found), first, search.checked, notes=tuple(notes))
+
+    def _explained(self, found: list[Comparison]) -> list[Comparison]:
+        """Marks differences that a change of the arguments in their last digit makes as well; integers have to be equal."""
+        changed = spread(self.unsharded, self.inputs, self.expected)
+        made = []
+        for c, d in zip(found, changed):
+            most = float(d.max()) if d.size else 0.0
+            rounding = not c.agrees and c.problem is None and c.rtol > 0 and c.max_abs <= EXPLAINS * most
+            made.append(replace(c, rounding=most) if rounding else c)
+        return made
+
+
+def _tolerance(asked: float | None, wide: float, expected: Any) -> float | None:
+    return asked if asked is not None or not tolerance_of(expected.dtype) else wide
+
+
+def _fetched(x: Any) -> Any:
+    try:
+        return fetch(x)
+    except Exception as error:  # whatever a buffer of the wrong size leads to
+        return error
+
+
+def _keeping(planned: Planned) -> Planned:
+    """The call with no argument donated."""
+    traced = planned.traced
+    layout = replace(traced.request.layout, donated=())
+    return replace(planned, traced=replace(traced, request=replace(traced.request, layout=layout)))
+
+
+def _inputs(planned: Planned, slots: Sequence[Any]) -> list[Any]:
+    """Whole copies of the leaves of the arguments, of the types that were traced."""
+    request = planned.traced.request
+    leaves = jax.tree.leaves(tuple(slots[i] for i in request.layout.dynamic))
+    for leaf, described in zip(leaves, request.leaves):
+        if isinstance(leaf, (jax.ShapeDtypeStruct, Tracer)):
+            raise ArgumentTypeError(
+                f"{described.path} is a {type(leaf).__name__}, which has no values",
+                where=f"verify of {request.location}",
+                why="verifying runs the function, sharded and unsharded",
+                fix="pass arrays, outside of jax.jit and jax.grad; `.plan(...)` takes shapes",
+            )
+    return [fetch(x) if _is_key(s) else np.asarray(fetch(x)).astype(s.dtype) for x, s in zip(leaves, request.structs)]
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def _flat(planned: Planned) -> Flat:
+    traced, plan = planned.traced, planned.plan
+    ins, outs = [v.sharding for v in plan.inputs], [v.sharding for v in plan.outputs]
+    scope = planned.imported.scope
+    closed = traced.jaxpr if scope.jaxpr is traced.jaxpr.jaxpr else ClosedJaxpr(scope.jaxpr, traced.jaxpr.consts)
+    return flatten(closed, scope, ins, outs)
+
+
+def _annotated(planned: Planned, flat: Flat) -> Flat:
+    """The program with the shardings that the user gave, and no others; with no inputs sharded, those that were planned."""
+    traced = planned.traced
+    given = traced.request.shardings
+    named = given if any(s is not None for s in given) else flat.in_shardings
+    ins = [plan if s is not None and any(d.is_open for d in s.dims) else s for s, plan in zip(named, flat.in_shardings)]
+    return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(out_shardings(traced, result_leaves(traced))))
+
+
+def planned_run(planned: Planned) -> Run:
+    """Runs parts of a program as the plan's lowering runs the whole."""
+    traced, plan = planned.traced, planned.plan
+    request = traced.request
+
+    def run(flat: Flat, seen: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        closed = flat.giving(seen)
+        named = [*flat.out_shardings, *map(flat.sharding, seen)]
+        inputs = [_value("input", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.invars, flat.in_shardings))]
+        outputs = [_value("output", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.outvars, named))]
+        structs = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars)  # pyright: ignore[reportAttributeAccessIssue]
+        results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
+        layout = Layout(len(structs), (), tuple(v.path for v in inputs), (), ())
+        in_tree = jax.tree.structure((structs, {}))
+        shardings = tuple(v.sharding for v in inputs)
+        types = tuple((s.shape, s.dtype, False) for s in structs)
+        part = replace(
+            request,
+            layout=layout,
+            slots=structs,
+            in_tree=in_tree,
+            leaves=tuple(Leaf(v.path, v.shape, v.dtype) for v in inputs),
+            structs=structs,
+            shardings=shardings,
+            findings=(),
+            key=(layout, in_tree, types, shardings, (), *request.key[5:]),
+        )
+        made = Planned(
+            replace(plan, inputs=tuple(inputs), outputs=tuple(outputs)),
+            Imported(planned.imported.program, flat.scope, []),
+            TracedCall(part, closed, results, jax.tree.structure(results)),
+        )
+        return make_entry(made)
+
+    return run
+
+
+def plain_run(mesh: JaxMesh) -> Run:
+    """Runs a program by `jax.jit` alone, with the shardings of its inputs and outputs that are given."""
+    named = NamedShardings(mesh)
+    sizes = Mesh(tuple(mesh.shape.items()))
+
+    def of(sharding: TensorSharding | None, v: Any) -> Any:
+        return None if sharding is None else named(_usable(sharding, v.aval.shape, sizes), len(v.aval.shape))
+
+    def run(flat: Flat, seen: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        closed = flat.giving(seen)
+        ins = [of(s, v) for s, v in zip(flat.in_shardings, flat.jaxpr.invars)]
+        outs = [of(s, v) for s, v in zip(flat.out_shardings, flat.jaxpr.outvars)]
+        call = jax.jit(
+            lambda xs: eval_jaxpr(closed.jaxpr, closed.consts, *xs), in_shardings=(ins,), out_shardings=[*outs, *(None for _ in seen)]
+        )
+        return lambda xs: call(list(xs))
+
+    return run
+
+
+def _value(kind: Any, number: int, v: Any, sharding: TensorSharding | None, mesh: Mesh) -> PlannedValue:
+    shape = tuple(v.aval.shape)
+    return PlannedValue(f"{kind}{number}", kind, TensorType(shape, str(v.aval.dtype)), _usable(sharding, shape, mesh))
+
+
+def _usable(sharding: TensorSharding | None, shape: Sequence[int], mesh: Mesh) -> TensorSharding:
+    """What `in_shardings` may say: dimensions that axes do not divide are whole, and nothing is a sum still to be taken."""
+    if sharding is None:
+        return TensorSharding.closed(MESH_NAME, len(shape))
+    closed = sharding.with_dims(sharding.dims[: len(shape)]).closed_like()
+    dims = [d if not size % math.prod(a.size_in(mesh) for a in d.axes) else d.with_axes(()) for d, size in zip(closed.dims, shape)]
+    return TensorSharding(MESH_NAME, tuple(dims))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,363 @@
+"""The first op of a program that a sharded run computes otherwise than one device does.
+
+Every op is judged on its own: one device gets the operands that the sharded run had, and has to give the results that the sharded run
+gave. So rounding that earlier ops amplified is not held against later ones. For that, intermediates become outputs of the sharded
+program, in portions; XLA may fuse it otherwise than the program without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from shardy_py.backends.compare import Comparison, compare, fetch, plain, tolerance_of
+from shardy_py.backends.flat import Flat, element_types, flatten, single
+from shardy_py.backends.reference import LEFT_OUT, Reference
+from shardy_py.backends.rewriting import bodies, scopes_of
+from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.format import format_type
+from shardy_py.frontends.jaxpr import Scope
+from shardy_py.frontends.loops import scan_counts
+
+Run = Callable[[Flat, Sequence[Var]], Callable[[Sequence[Any]], Sequence[Any]]]
+"""Compiles a sharded program that gives its outputs and these variables."""
+
+PORTION = 1 << 30
+"""So many bytes of intermediates are outputs of one program."""
+
+TRIPS = 4
+"""So many trips of a loop are looked into."""
+
+TRIALS = 4
+"""So many times operands are perturbed to see what rounding does to an op."""
+
+AMPLE = 64.0
+"""An op may differ by that many times what a perturbation of its operands in their last digit changes."""
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """An op whose result differs.
+
+    Attributes:
+        op: The JAX primitive.
+        location: `file:line` of the user's code.
+        result: Its result beside what it should be.
+        type: Type and planned sharding of that result.
+        operands: The same of its operands.
+        trail: The loops and branches it stands in, with the trip.
+        alone: Whether it is wrong on the operands that it had; otherwise the operands differed within tolerance, and so it is the
+            first op by which rounding has grown beyond it.
+    """
+
+    op: str
+    location: str
+    result: Comparison
+    type: str
+    operands: tuple[str, ...]
+    trail: tuple[str, ...] = ()
+    alone: bool = True
+
+    def __str__(self) -> str:
+        inside = "".join(f" in {step}" for step in self.trail)
+        times = "" if self.result.factor is None else f", {self.result.factor:.6g} times what it should be"
+        how = "is wrong on the operands it had" if self.alone else "differs, on operands that differ by rounding"
+        problem = "" if self.result.problem is None else f": it {self.result.problem}"
+        lines = [f"{self.op} at {self.location or 'an unknown line'}{inside} {how}{times}{problem}"]
+        lines.append(f"  gives    {self.type}")
+        lines += [f"  operand  {operand}" for operand in self.operands]
+        if self.result.problem is None:
+            size = int(np.prod(self.result.shape))
+            lines.append(f"  {self.result.differing} of {size} elements differ, by up to {self.result.max_abs:.3g}")
+        return "\n".join([*lines, *(f"  {sample}" for sample in self.result.samples)])
+
+
+def observed_bytes(flat: Flat) -> int:
+    """How large all intermediates are together."""
+    return sum(_bytes(v) for i in flat.live() for v in flat.jaxpr.eqns[i].outvars if _is_seen(v))
+
+
+def tolerances(flat: Flat) -> list[float]:
+    """The relative tolerance of each output: that of the shortest float type its value passed through."""
+    known: dict[Any, float] = {}
+    for eqn in flat.jaxpr.eqns:
+        types = (tolerance_of(dtype) for dtype in element_types(eqn))
+        worst = max([*types, *(known.get(v, 0.0) for v in eqn.invars if not isinstance(v, Literal))], default=0.0)
+        known.update(dict.fromkeys(eqn.outvars, worst))
+    own = [tolerance_of(v.aval.dtype) for v in flat.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
+    return [max(t, 0.0 if isinstance(v, Literal) else known.get(v, 0.0)) for t, v in zip(own, flat.jaxpr.outvars)]
+
+
+class Search:
+    """Looks for the first op that differs.
+
+    Args:
+        reference: Runs ops on one device.
+        run: Compiles the sharded program.
+        rtol: A tolerance wider than those of the element types.
+
+    Attributes:
+        checked: How many ops were compared.
+    """
+
+    def __init__(self, reference: Reference, run: Run, rtol: float | None = None) -> None:
+        self.reference = reference
+        self.run = run
+        self.rtol = rtol or 0.0
+        self.checked = 0
+
+    def first_wrong(self, flat: Flat, inputs: Sequence[Any]) -> FirstDifference | None:
+        """The first op that is wrong on the operands it had."""
+        return self._walk(flat, inputs, ())[0]
+
+    def first_apart(self, flat: Flat, inputs: Sequence[Any]) -> FirstDifference | None:
+        """The first op whose result differs from that of the unsharded run, whatever its operands were."""
+        for portion in _portions(flat):
+            seen = _variables(flat, portion)
+            got = self._values(flat, seen, inputs)[1]
+            want = self.reference.of(flat.giving(seen))(inputs)[len(flat.jaxpr.outvars) :]
+            expected = {v: fetch(x) for v, x in zip(seen, want)}
+            for i in portion:
+                eqn = flat.jaxpr.eqns[i]
+                for v in eqn.outvars:
+                    if v in expected:
+                        found = compare(str(i), expected[v], got[v], rtol=self._rtol(eqn))
+                        if not found.agrees:
+                            return _described(flat, eqn, i, v, found, (), alone=False)
+        return None
+
+    def _walk(self, flat: Flat, inputs: Sequence[Any], trail: tuple[str, ...]) -> tuple[FirstDifference | None, list[Any]]:
+        outs: list[Any] = []
+        for portion in _portions(flat):
+            outs, known = self._values(flat, _variables(flat, portion), inputs)
+            known.update(zip(flat.jaxpr.invars, inputs))
+            known.update(zip(flat.jaxpr.constvars, map(fetch, flat.closed.consts)))
+            found = self._wrong(flat, portion, known, trail)
+            if found is not None:
+                return found, outs
+        return None, outs
+
+    def _values(self, flat: Flat, seen: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+        made = [_fetched(x) for x in self.run(flat, seen)(inputs)]
+        count = len(flat.jaxpr.outvars)
+        return made[:count], dict(zip(seen, made[count:]))
+
+    def _wrong(self, flat: Flat, portion: Sequence[int], known: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+        judged = [i for i in portion if not flat.jaxpr.eqns[i].effects and flat.jaxpr.eqns[i].primitive.name not in LEFT_OUT]
+        alone = [single(flat.jaxpr.eqns[i], flat.jaxpr) for i in judged]
+        operands = [[known[v] for v in names] for _, names in alone]
+        whole = [k for k, xs in enumerate(operands) if not any(isinstance(x, Exception) for x in xs)]
+        results = self.reference.jitted([(alone[k][0], ()) for k in whole])([operands[k] for k in whole])
+        for k, expected in zip(whole, results):
+            i, eqn = judged[k], flat.jaxpr.eqns[judged[k]]
+            self.checked += 1
+            bad = self._differing(eqn, alone[k][0], operands[k], [fetch(x) for x in expected], known)
+            if bad is not None:
+                inner = self._inside(flat, i, known, trail)
+                return inner or _described(flat, eqn, i, *bad, trail)
+        return None
+
+    def _differing(
+        self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], known: dict[Any, Any]
+    ) -> tuple[Var, Comparison] | None:
+        rtol = self._rtol(eqn)
+        seen = [(n, v, known[v]) for n, v in enumerate(eqn.outvars) if v in known]
+        if all(compare("", expected[n], got, rtol=rtol).agrees for n, _, got in seen):
+            return None
+        allowed = self._allowances(eqn, alone, operands, expected, rtol)
+        for n, v, got in seen:
+            found = compare(f"result {n}", expected[n], got, rtol=rtol, allowance=allowed[n])
+            if not found.agrees:
+                return v, found
+        return None
+
+    def _rtol(self, eqn: JaxprEqn) -> float:
+        return max(self.rtol, *map(tolerance_of, element_types(eqn)), 0.0)
+
+    def _allowances(self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], rtol: float) -> list[Any]:
+        """What rounding may change in each result: for sums of products, what it changes in the sum of the terms' sizes."""
+        call = self.reference.jitted([(alone, ())])
+        if eqn.primitive.name in SUMS:
+            sizes = [x if _is_exact(x) else np.abs(x) for x in operands]
+            return [rtol * np.abs(plain(fetch(y))) for y in call([sizes])[0]]
+        return [AMPLE * d for d in spread(lambda xs: call([xs])[0], operands, expected)]
+
+    def _inside(self, flat: Flat, index: int, known: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+        """Looks into a loop or a conditional: runs its body by itself, trip by trip."""
+        eqn = flat.jaxpr.eqns[index]
+        enter = _BODIES.get(eqn.primitive.name)
+        if enter is None or flat.scope.children.get(index) is None:
+            return None
+        found = bodies(eqn)
+        scopes = {(name, place): scope for (name, place, _), scope in zip(found, scopes_of(flat.scope, index, found))}
+        values = [np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else known[v] for v in eqn.invars]  # pyright: ignore[reportAttributeAccessIssue]
+        steps = enter(self.reference, eqn, values)
+        step = next(steps, None)
+        while step is not None:
+            name, place, closed, inputs, label = step
+            scope = scopes.get((name, place))
+            if scope is None:
+                return None
+            body = flatten(
+                closed, scope, _planned(scope, closed.jaxpr.invars), _planned(scope, closed.jaxpr.outvars), flat.locations[index]
+            )
+            wrong, outs = self._walk(body, inputs, (*trail, f"{label} of {eqn.primitive.name} at {flat.locations[index]}"))
+            if wrong is not None or any(isinstance(x, Exception) for x in outs) or not outs:
+                return wrong
+            try:
+                step = steps.send(outs)
+            except StopIteration:
+                return None
+        return None
+
+
+def spread(call: Callable[[list[Any]], Sequence[Any]], operands: Sequence[Any], expected: Sequence[Any]) -> list[np.ndarray]:
+    """How much each element of the results changes when operands change in their last digit; the mean over the array at least."""
+    generator = np.random.default_rng(0)
+    most = [np.zeros(plain(y).shape) for y in expected]
+    for _ in range(TRIALS):
+        changed = [_perturbed(x, generator) for x in operands]
+        for n, y in enumerate(call(changed)):
+            with np.errstate(all="ignore"):
+                difference = np.abs(_real(plain(fetch(y))) - _real(plain(expected[n])))
+            most[n] = np.maximum(most[n], np.nan_to_num(difference, nan=0.0, posinf=0.0))
+    return [np.maximum(d, d.mean()) if d.size else d for d in most]
+
+
+def _real(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype.kind in "fc" else x.astype(np.float64)
+
+
+def _perturbed(x: Any, generator: np.random.Generator) -> Any:
+    if _is_exact(x):
+        return x
+    eps = float(jax.numpy.finfo(x.dtype).eps)
+    signs = generator.integers(-1, 2, x.shape)
+    return np.asarray(plain(x) * (1 + eps * signs)).astype(x.dtype)
+
+
+def _is_exact(x: Any) -> bool:
+    return isinstance(x, jax.Array) or tolerance_of(x.dtype) == 0.0
+
+
+def _fetched(x: Any) -> Any:
+    try:
+        return fetch(x)
+    except Exception as error:  # whatever a buffer of the wrong size leads to
+        return error
+
+
+def _is_seen(v: Any) -> bool:
+    return hasattr(v.aval, "dtype") and hasattr(v.aval, "shape") and 0 not in v.aval.shape
+
+
+def _bytes(v: Any) -> int:
+    size = 8 if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) else v.aval.dtype.itemsize
+    return size * int(np.prod(v.aval.shape, dtype=np.int64))
+
+
+def _planned(scope: Scope, variables: Sequence[Any]) -> list[TensorSharding | None]:
+    values = [None if isinstance(v, Literal) else scope.env.get(v) for v in variables]
+    return [None if value is None else value.sharding for value in values]
+
+
+def _portions(flat: Flat) -> Iterator[list[int]]:
+    """The live equations in order, in portions whose values are not too large together."""
+    portion: list[int] = []
+    size = 0
+    for i in flat.live():
+        own = sum(_bytes(v) for v in flat.jaxpr.eqns[i].outvars if _is_seen(v))
+        if portion and size + own > PORTION:
+            yield portion
+            portion, size = [], 0
+        portion.append(i)
+        size += own
+    if portion:
+        yield portion
+
+
+def _variables(flat: Flat, portion: Sequence[int]) -> list[Var]:
+    """What has to be seen to judge equations: results that someone uses, and operands."""
+    given = {*flat.jaxpr.invars, *flat.jaxpr.constvars}
+    used = {v for eqn in flat.jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
+    used.update(v for v in flat.jaxpr.outvars if not isinstance(v, Literal))
+    seen: dict[Any, None] = {}
+    for i in portion:
+        eqn = flat.jaxpr.eqns[i]
+        seen.update(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal) and v not in given))
+        seen.update(dict.fromkeys(v for v in eqn.outvars if v in used and _is_seen(v)))
+    return list(seen)
+
+
+def _described(
+    flat: Flat, eqn: JaxprEqn, index: int, v: Any, found: Comparison, trail: tuple[str, ...], *, alone: bool = True
+) -> FirstDifference:
+    operands = tuple(_typed(x, flat.sharding(x)) for x in eqn.invars)
+    made = replace(found, path=f"{eqn.primitive.name} at {flat.locations[index]}")
+    return FirstDifference(eqn.primitive.name, flat.locations[index], made, _typed(v, flat.sharding(v)), operands, trail, alone)
+
+
+def _typed(v: Any, sharding: TensorSharding | None) -> str:
+    shape = v.aval.shape
+    cut = sharding.with_dims(sharding.dims[: len(shape)]) if sharding is not None and sharding.rank > len(shape) else sharding
+    return format_type(str(v.aval.dtype), shape, cut)
+
+
+Step = tuple[str, int | None, Any, list[Any], str]
+"""A body to run: its parameter, its place there, the body, its inputs, what to call it."""
+
+Steps = Iterator[Any]
+
+
+def _cond(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:
+    taken = min(max(int(values[0]), 0), len(eqn.params["branches"]) - 1)
+    yield "branches", taken, eqn.params["branches"][taken], values[1:], f"branch {taken}"
+
+
+def _scan(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:
+    fixed, carried = scan_counts(eqn)
+    consts, carry, xs = values[:fixed], values[fixed : fixed + carried], values[fixed + carried :]
+    length = eqn.params["length"]
+    for trip in range(min(length, TRIPS)):
+        at = length - 1 - trip if eqn.params["reverse"] else trip
+        outs = yield "jaxpr", None, eqn.params["jaxpr"], [*consts, *carry, *(x[at] for x in xs)], f"trip {trip}"
+        carry = outs[:carried]
+
+
+def _while(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:
+    split = eqn.params["cond_nconsts"]
+    consts, carry = values[:split], values[split:]
+    fixed = eqn.params["body_nconsts"]
+    body_consts, carry = carry[:fixed], carry[fixed:]
+    goes_on = reference.of(eqn.params["cond_jaxpr"])
+    for trip in range(TRIPS):
+        if not bool(fetch(goes_on([*consts, *carry])[0])):
+            return
+        carry = yield "body_jaxpr", None, eqn.params["body_jaxpr"], [*body_consts, *carry], f"trip {trip}"
+
+
+_BODIES: dict[str, Callable[[Reference, JaxprEqn, list[Any]], Any]] = {"cond": _cond, "scan": _scan, "while": _while}
+"""Primitive -> the bodies it runs, one after the other; each is sent the results of the one before."""
+
+SUMS = frozenset(
+    {
+        "add",
+        "add_any",
+        "conv_general_dilated",
+        "cumsum",
+        "dot_general",
+        "fft",
+        "mul",
+        "ragged_dot_general",
+        "reduce_sum",
+        "reduce_window_sum",
+        "scatter-add",
+        "select_and_scatter_add",
+    }
+)
+"""Sums of products: rounding changes them by a part of what they are of the operands' sizes."""

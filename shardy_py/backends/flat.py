@@ -1,0 +1,171 @@
+"""Jaxprs without calls: the equations of a program in one row, each with the line it comes from and its planned shardings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.jaxpr import Scope
+from shardy_py.frontends.locations import locate
+
+CALLS = frozenset({"jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint", "custom_vmap_call"})
+"""Calls whose bodies take the call's place."""
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A jaxpr whose calls are inlined.
+
+    Attributes:
+        closed: The jaxpr; inputs and outputs are those of the original.
+        scope: The planned values of its variables.
+        locations: `file:line` of each equation.
+        in_shardings: Of its inputs.
+        out_shardings: Of its outputs.
+    """
+
+    closed: ClosedJaxpr
+    scope: Scope
+    locations: tuple[str, ...]
+    in_shardings: tuple[TensorSharding | None, ...]
+    out_shardings: tuple[TensorSharding | None, ...]
+
+    @property
+    def jaxpr(self) -> Jaxpr:
+        """The jaxpr without its constants."""
+        return self.closed.jaxpr
+
+    def sharding(self, v: Any) -> TensorSharding | None:
+        """The planned sharding of a variable."""
+        value = None if isinstance(v, Literal) else self.scope.env.get(v)
+        return None if value is None else value.sharding
+
+    def giving(self, more: Sequence[Var]) -> ClosedJaxpr:
+        """The jaxpr with further outputs."""
+        return ClosedJaxpr(with_variables(self.jaxpr, self.jaxpr.invars, [*self.jaxpr.outvars, *more]), self.closed.consts)
+
+    def live(self) -> list[int]:
+        """The equations that the outputs depend on."""
+        needed = {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
+        kept = []
+        for i in reversed(range(len(self.jaxpr.eqns))):
+            eqn = self.jaxpr.eqns[i]
+            if needed.intersection(eqn.outvars):
+                kept.append(i)
+                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+        return kept[::-1]
+
+
+def with_variables(jaxpr: Jaxpr, invars: Sequence[Any], outvars: Sequence[Any], **changed: Any) -> Jaxpr:
+    """The jaxpr with other inputs and outputs; what it knows of their names is dropped."""
+    names = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    return jaxpr.replace(invars=list(invars), outvars=list(outvars), debug_info=names, **changed)
+
+
+def flatten(
+    closed: ClosedJaxpr,
+    scope: Scope,
+    in_shardings: Sequence[TensorSharding | None],
+    out_shardings: Sequence[TensorSharding | None],
+    location: str = "",
+) -> Flat:
+    """Puts the bodies of calls in their places, under variables of their own.
+
+    Args:
+        closed: The jaxpr.
+        scope: Its planned values.
+        in_shardings: Of its inputs.
+        out_shardings: Of its outputs.
+        location: Where the jaxpr itself stands; for equations that no line of the user's is known of.
+    """
+    row = _Row(closed.jaxpr)
+    outs = row.walk(closed.jaxpr, closed.consts, closed.jaxpr.invars, scope, location)
+    jaxpr = with_variables(closed.jaxpr, closed.jaxpr.invars, outs, constvars=row.constvars, eqns=row.eqns)
+    flat = Scope(jaxpr, row.env, row.children)
+    return Flat(ClosedJaxpr(jaxpr, row.consts), flat, tuple(row.locations), tuple(in_shardings), tuple(out_shardings))
+
+
+class _Row:
+    def __init__(self, top: Jaxpr) -> None:
+        self.eqns: list[JaxprEqn] = []
+        self.locations: list[str] = []
+        self.constvars: list[Var] = []
+        self.consts: list[Any] = []
+        self.env: dict[Var, Any] = {}
+        self.children: dict[int, list[Scope]] = {}
+
+    def walk(self, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any], scope: Scope, location: str) -> list[Any]:
+        now: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        for v, atom in now.items():
+            if v is atom:
+                self._plan(v, v, scope)
+        for v, const in zip(jaxpr.constvars, consts, strict=True):
+            made = now[v] = Var(v.aval)
+            self.constvars.append(made)
+            self.consts.append(const)
+            self._plan(made, v, scope)
+
+        def use(v: Any) -> Any:
+            return v if isinstance(v, Literal) else now[v]
+
+        for index, eqn in enumerate(jaxpr.eqns):
+            found = locate(eqn.source_info)
+            line = location if found is None else f"{found.file}:{found.line}"
+            taken = [use(v) for v in eqn.invars]
+            body = _callee(eqn, scope, index)
+            if body is not None:
+                inner, values, child = body
+                now.update(zip(eqn.outvars, self.walk(inner, values, taken, child, line)))
+                continue
+            outs = [Var(v.aval) for v in eqn.outvars]
+            for v, made in zip(eqn.outvars, outs):
+                now[v] = made
+                self._plan(made, v, scope)
+            if index in scope.children:
+                self.children[len(self.eqns)] = scope.children[index]
+            self.eqns.append(eqn.replace(invars=taken, outvars=outs))
+            self.locations.append(line)
+        return [use(v) for v in jaxpr.outvars]
+
+    def _plan(self, made: Var, v: Var, scope: Scope) -> None:
+        value = scope.env.get(v)
+        if value is not None:
+            self.env[made] = value
+
+
+def _callee(eqn: JaxprEqn, scope: Scope, index: int) -> tuple[Jaxpr, Sequence[Any], Scope] | None:
+    """The body of a call with its constants and its planned values; None for what is no call, or has shardings of its own."""
+    if eqn.primitive.name not in CALLS:
+        return None
+    found, children = bodies(eqn), scope.children.get(index, ())
+    given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if len(found) != 1 or len(children) != 1 or any(isinstance(s, jax.sharding.Sharding) for s in given):
+        return None
+    body = found[0][2]
+    inner = open_jaxpr(body)
+    if children[0].jaxpr is not inner or len(inner.invars) != len(eqn.invars):
+        return None
+    return inner, body.consts if isinstance(body, ClosedJaxpr) else (), children[0]
+
+
+def single(eqn: JaxprEqn, like: Jaxpr) -> tuple[Jaxpr, list[Var]]:
+    """A jaxpr of one equation, and its operands, each once."""
+    operands = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
+    return with_variables(like, operands, eqn.outvars, constvars=[], eqns=[eqn]), operands
+
+
+def element_types(eqn: JaxprEqn) -> Iterator[Any]:
+    """The element types of all operands and results, those in bodies too."""
+    for v in (*eqn.invars, *eqn.outvars):
+        dtype = getattr(v.aval, "dtype", None)
+        if dtype is not None:
+            yield dtype
+    for _, _, body in bodies(eqn):
+        for inner in open_jaxpr(body).eqns:
+            yield from element_types(inner)
