@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
-
-ZERO_PRESERVING = ((0,),)
-BOTH = ((0, 1),)
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_inexact, make_rule
 
 
 def pointwise(equation: Equation) -> Form | None:
@@ -15,23 +12,21 @@ def pointwise(equation: Equation) -> Form | None:
 
 def _linear(equation: Equation) -> tuple[tuple[int, ...], ...]:
     name = equation.name
-    floats = all(d is not None and d.kind in "fcV" for d in equation.result_dtypes)
+    floats = all(map(is_inexact, equation.result_dtypes))
     if name in _LINEAR_IN_ALL and floats:
         return (tuple(range(len(equation.shapes))),)
     if name == "mul" and floats:
         return ((0,), (1,))
     if name == "div" and floats:
         return ((0,),)
-    if name == "convert_element_type" and floats and equation.dtypes[0].kind in "fV":
+    if name == "convert_element_type" and floats and is_inexact(equation.dtypes[0]):
         return ((0,),) if equation.result_dtypes[0].itemsize >= equation.dtypes[0].itemsize else ()
     if name == "select_n" and floats:
         return (tuple(range(1, len(equation.shapes))),)
     return ()
 
 
-_LINEAR_IN_ALL = frozenset({"add", "add_any", "sub", "neg", "copy", "copy_p", "real", "imag", "conj", "reduce_precision", "name"}) - {
-    "reduce_precision"
-}
+_LINEAR_IN_ALL = frozenset({"add", "add_any", "sub", "neg", "copy", "copy_p", "real", "imag", "conj", "name"})
 
 
 def _form(equation: Equation, linear: tuple[tuple[int, ...], ...]) -> Form | None:

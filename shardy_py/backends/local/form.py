@@ -96,7 +96,7 @@ def make_rule(
     """
 
     def tensors(given: Sequence[Sequence[Dim]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return tuple(tuple((d,) if isinstance(d, int) else tuple(d) for d in dims) for dims in given)
+        return tuple(tuple(tuple(d) if isinstance(d, Sequence) else (int(d),) for d in dims) for dims in given)
 
     return OpShardingRule(tuple(sizes), tensors(operands), tensors(results), tuple(reduction), tuple(whole), tuple(permutation))
 
@@ -226,3 +226,8 @@ def identity_fill(combine: Combine, dtype: Any) -> Any:
 def is_key(dtype: Any) -> bool:
     """Whether an element type is that of PRNG keys."""
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether an element type is of floats or complex numbers, whose sums may be taken in any order."""
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)

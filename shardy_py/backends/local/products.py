@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_inexact, make_rule
 
 
 def dot_general(equation: Equation) -> Form | None:
@@ -39,7 +39,7 @@ def dot_general(equation: Equation) -> Form | None:
             y = local.mask(y, b, rhs[b], 0)
         return local.bind(x, y)
 
-    linear = ((0,), (1,)) if equation.result_dtypes[0].kind in "fcV" else ()
+    linear = ((0,), (1,)) if is_inexact(equation.result_dtypes[0]) else ()
     return Form(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.001)
 
 
