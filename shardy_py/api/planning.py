@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf, result_paths
+from shardy_py.backends.donation import used_inputs, why_off
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
@@ -17,6 +19,7 @@ from shardy_py.ir import TensorType
 from shardy_py.passes import pipelines
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
+from shardy_py.plan.donation import Donated, donations, refusals
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
@@ -98,10 +101,25 @@ def make_plan(traced: TracedCall) -> Planned:
                 PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding)
                 for leaf, sharding in zip(results, main.result_shardings)
             )
-            findings = (*request.findings, *imported.findings)
+            donated = _donated(traced, imported, inputs, outputs)
+            findings = (*request.findings, *imported.findings, *refusals(donated, request.location))
             trees = NamedTrees(request.view.given, request.in_tree, traced.out_tree)
-            plan = Plan(request.name, request.view.core, inputs, outputs, findings, imported.program, log or (), timings, trees)
+            plan = Plan(request.name, request.view.core, inputs, outputs, findings, imported.program, log or (), timings, trees, donated)
     return Planned(plan, imported, traced)
+
+
+def _donated(
+    traced: TracedCall, imported: Imported, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue]
+) -> tuple[Donated, ...]:
+    """What becomes of the donated arguments."""
+    layout = traced.request.layout
+    if not layout.donated:
+        return ()
+    slots: list[int | None] = []
+    for i in layout.dynamic:
+        leaves = jax.tree.structure(traced.request.slots[i]).num_leaves
+        slots += [i if i in layout.donated else None] * leaves
+    return donations(imported.program, inputs, outputs, slots, used_inputs(traced.jaxpr), why_off())
 
 
 def propagated(

@@ -26,6 +26,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.shard_map import partitioned
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.plan.donation import arrangement
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.values import PlannedValue
 
@@ -181,7 +182,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
         in_shardings=in_shardings,
         out_shardings=[named(v.sharding, len(v.shape)) for v in plan.outputs],
         static_slots=layout.static,
-        donated_slots=layout.donated,
+        arrangement=arrangement(plan.donation, plan.program, plan.outputs),
         configuration=configuration,
     )
     guard, errors = guard_of(layout, request.settings.fun)

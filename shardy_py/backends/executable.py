@@ -13,6 +13,9 @@ from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from shardy_py.backends.leaf_order import ByLeaf, Order, Ordered
+from shardy_py.plan.donation import Arrangement
+
 
 class SignatureChanged(Exception):
     """A call is not of the signature that the executable was made for; it has to be planned anew."""
@@ -47,7 +50,7 @@ def executable(
     in_shardings: Sequence[NamedSharding],
     out_shardings: Sequence[NamedSharding],
     static_slots: Sequence[int],
-    donated_slots: Sequence[int],
+    arrangement: Arrangement,
     configuration: Callable[[], tuple[Any, ...]],
 ) -> Any:
     """A jitted function of slots that replays the jaxpr.
@@ -66,7 +69,7 @@ def executable(
         in_shardings: Of the leaves of the dynamic slots.
         out_shardings: Of the leaves of the result.
         static_slots: Slots of static arguments.
-        donated_slots: Slots whose buffers may be reused.
+        arrangement: What is donated, and the order of the results that pairs it as planned.
         configuration: Gives the settings of JAX at the time of a call.
     """
     static = frozenset(static_slots)
@@ -78,27 +81,51 @@ def executable(
     if explicit:
         run = jax.sharding.auto_axes(replay, axes=mesh.axis_names, out_sharding=list(out_shardings))
 
-    def body(*slots: Any) -> Any:
-        if configuration() != signature.configuration:
-            raise SignatureChanged
-        statics = tuple((type(slots[i]), slots[i]) for i in static_slots)
-        leaves, tree = jax.tree.flatten(tuple(slot for i, slot in enumerate(slots) if i not in static))
+    places = () if arrangement.leaves is None else (*arrangement.leaves, *sorted(set(range(len(in_shardings))) - set(arrangement.leaves)))
+    order = None if arrangement.outputs is None else Order(out_tree, arrangement.outputs)
+
+    def checked(leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
         if (
-            tree != signature.tree
+            configuration() != signature.configuration
             or tuple((x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in leaves) != signature.types
-            or statics != signature.statics
+            or tuple((type(static), static) for static in statics) != signature.statics
         ):
             raise SignatureChanged
-        return jax.tree.unflatten(out_tree, run(*leaves))
+        results = run(*leaves)
+        return jax.tree.unflatten(out_tree, results) if order is None else Ordered(results, order)
 
-    body.__name__ = body.__qualname__ = name
+    def by_slot(*slots: Any) -> Any:
+        leaves, tree = jax.tree.flatten(tuple(slot for i, slot in enumerate(slots) if i not in static))
+        if tree != signature.tree:
+            raise SignatureChanged
+        return checked(leaves, [slots[i] for i in static_slots])
+
+    def by_leaf(donated: Sequence[Any], others: Sequence[Any], *statics: Any) -> Any:
+        leaves = dict(zip(places, (*donated, *others)))
+        return checked([leaves[i] for i in range(len(leaves))], statics)
+
+    outs: Any = jax.tree.unflatten(out_tree, out_shardings)
+    if order is not None:
+        outs = Ordered(out_shardings, Order(out_tree, order.order, keep=True))
+    if arrangement.leaves is not None:
+        by_leaf.__name__ = by_leaf.__qualname__ = name
+        donated, count = arrangement.leaves, len(arrangement.leaves)
+        jitted = jax.jit(
+            by_leaf,
+            in_shardings=(tuple(in_shardings[i] for i in donated), tuple(in_shardings[i] for i in places[count:])),
+            out_shardings=outs,
+            static_argnums=tuple(range(2, 2 + len(static_slots))),
+            donate_argnums=0,
+        )
+        return ByLeaf(jitted, signature.tree, donated, static_slots, SignatureChanged)
+    by_slot.__name__ = by_slot.__qualname__ = name
     if len(set(labels)) == len(labels) and all(label.isidentifier() and not iskeyword(label) for label in labels):
         positional = inspect.Parameter.POSITIONAL_ONLY
-        body.__signature__ = inspect.Signature([inspect.Parameter(label, positional) for label in labels])  # type: ignore[attr-defined]
+        by_slot.__signature__ = inspect.Signature([inspect.Parameter(label, positional) for label in labels])  # type: ignore[attr-defined]
     return jax.jit(
-        body,
+        by_slot,
         in_shardings=jax.tree.unflatten(signature.tree, in_shardings),
-        out_shardings=jax.tree.unflatten(out_tree, out_shardings),
+        out_shardings=outs,
         static_argnums=tuple(static_slots),
-        donate_argnums=tuple(donated_slots),
+        donate_argnums=arrangement.slots,
     )

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, Program, Value
+from shardy_py.plan.donation import Donated
 from shardy_py.plan.explain import Explanation, chain_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.reshards import Reshard, find_reshards
@@ -46,6 +47,7 @@ class Plan:
         timings: Seconds per step of planning.
         program: The program after all passes.
         log: The steps of the propagation.
+        donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Plan:
     log: Sequence[Any] = ()
     timings: Timings = field(default_factory=Timings)
     trees: ShardingTrees | None = None
+    donation: tuple[Donated, ...] = ()
 
     @property
     def input_shardings(self) -> Any:

@@ -1,0 +1,267 @@
+"""Donation: which output reuses the memory of each donated input, or why none does.
+
+XLA pairs a donated input with an output of as many bytes per device, whatever else they are; JAX says which by their order
+(`jax._src.interpreters.mlir._set_up_aliases`). So pairs are chosen here, and `Arrangement` says how a jitted function has to be laid
+out for JAX to make the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Program, TensorType, Type
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.in_place import origins
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.pairing import Buffer, Pair, fits, names_of, pairs
+from shardy_py.plan.values import PlannedValue, typed
+
+Kind = Literal["aliased", "unused", "shape", "dtype", "sharding", "taken", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Donated:
+    """A donated leaf of the arguments.
+
+    Attributes:
+        path: `params['w']`.
+        type: Shape and element type.
+        sharding: None is replicated.
+        aliased: Path of the output that takes its memory; None where none does, and the array stays alive.
+        reason: How the output was found, or why there is none.
+        bytes_per_device: Bytes of the largest piece of it.
+        kind: `aliased`, or why not: the function does not use it (`unused`); no output has its `shape`; one has, but another `dtype` or
+            `sharding`, so that it takes another number of bytes; each output of its size is `taken` by another argument; a setting of JAX
+            turns donation `off`.
+        fix: What to do where it is not reused.
+        input: Its number among the leaves of the arguments.
+        output: The number of the output among the leaves of the result.
+        slot: The argument it belongs to.
+        local_shape: Shape of a device's piece.
+        parameter: Its number among the parameters that the compiled program keeps; None where it is unused.
+    """
+
+    path: str
+    type: Type
+    sharding: TensorSharding | None
+    aliased: str | None
+    reason: str
+    bytes_per_device: int
+    kind: Kind
+    fix: str
+    input: int
+    output: int | None
+    slot: int
+    local_shape: tuple[int, ...]
+    parameter: int | None
+
+    def __str__(self) -> str:
+        described = f"{self.path}: {typed(self.type, self.sharding)}"
+        if self.aliased is None:
+            return f"{described} is not reused: {self.reason}"
+        return f"{described} -> {self.aliased}  {format_bytes(self.bytes_per_device)}  {self.reason}"
+
+
+def donations(
+    program: Program,
+    inputs: Sequence[PlannedValue],
+    outputs: Sequence[PlannedValue],
+    slots: Sequence[int | None],
+    used: Sequence[bool],
+    off: str = "",
+) -> tuple[Donated, ...]:
+    """What becomes of each donated input.
+
+    Args:
+        program: The program, its shardings decided.
+        inputs: One per leaf of the arguments.
+        outputs: One per leaf of the result.
+        slots: For each input the argument it belongs to, if that is donated.
+        used: For each input whether the function uses it; JAX drops the others before it compiles.
+        off: Why nothing can be donated, if so.
+    """
+    main = program.main
+    results = main.body.terminator.operands
+    arguments = {value: number for number, value in enumerate(main.arguments)}
+    ins = [_buffer(n, v, a.type, program) for n, (v, a) in enumerate(zip(inputs, main.arguments))]
+    outs = [_buffer(n, v, r.type, program) for n, (v, r) in enumerate(zip(outputs, results))]
+    usable = [b for b in ins if slots[b.index] is not None and used[b.index] and not off]
+    paired = {pair.input: pair for pair in pairs(usable, outs, lambda output: origins(results[output], arguments))}
+    takers = {pair.output: inputs[pair.input].path for pair in paired.values()}
+    made = []
+    parameter = 0
+    for buffer, value, slot in zip(ins, inputs, slots):
+        number = parameter if used[buffer.index] else None
+        parameter += used[buffer.index]
+        if slot is None:
+            continue
+        kind, reason, fix = _judged(buffer, value, paired.get(buffer.index), outs, outputs, takers, used[buffer.index], off)
+        output = paired[buffer.index].output if kind == "aliased" else None
+        aliased = None if output is None else outputs[output].path
+        made.append(
+            Donated(
+                path=value.path,
+                type=value.type,
+                sharding=value.sharding,
+                aliased=aliased,
+                reason=reason,
+                bytes_per_device=buffer.bytes,
+                kind=kind,
+                fix=fix,
+                input=buffer.index,
+                output=output,
+                slot=slot,
+                local_shape=buffer.shape,
+                parameter=number,
+            )
+        )
+    return tuple(made)
+
+
+def _buffer(number: int, value: PlannedValue, held: Type, program: Program) -> Buffer:
+    shape = value.shape
+    if value.sharding is not None:
+        mesh = value.sharding.mesh_in(program.meshes)
+        ways = [math.prod(axis.size_in(mesh) for axis in dim.axes) for dim in value.sharding.dims]
+        shape = tuple(-(-n // k) for n, k in zip(shape, ways))
+    # A PRNG key is held as numbers, of which it has several.
+    physical = held if isinstance(held, TensorType) and held.rank >= len(value.shape) else value.type
+    return Buffer(number, names_of(value.path), shape, value.dtype, local_bytes(physical, value.sharding, program.meshes))
+
+
+def _judged(
+    buffer: Buffer,
+    value: PlannedValue,
+    pair: Pair | None,
+    outs: Sequence[Buffer],
+    outputs: Sequence[PlannedValue],
+    takers: dict[int, str],
+    used: bool,
+    off: str,
+) -> tuple[Kind, str, str]:
+    """Kind, reason, and what to do."""
+    drop = f"do not donate {value.path}"
+    if pair is not None:
+        return "aliased", pair.reason, ""
+    if not used:
+        return "unused", "the function does not use it", f"{drop}, or drop the argument"
+    if off:
+        return "off", off, "turn the setting off"
+    fitting = [out for out in outs if fits(buffer, out)]
+    alike = [out for out in outs if outputs[out.index].shape == value.shape and not fits(buffer, out) and out.index not in takers]
+    if fitting and not alike:
+        shown = ", ".join(f"{outputs[out.index].path} takes {takers[out.index]}" for out in fitting[:2])
+        more = f", and {len(fitting) - 2} more are taken" if len(fitting) > 2 else ""
+        return "taken", f"no output of its size is left: {shown}{more}", drop
+    if not alike:
+        return "shape", f"no output has the shape {typed(value.type, None)}", drop
+    alike.sort(key=lambda out: (out.dtype != buffer.dtype, -_agreement(out.names, buffer.names), out.index))
+    out = outputs[alike[0].index]
+    sizes = f"{format_bytes(buffer.bytes)} and {format_bytes(alike[0].bytes)} per device"
+    both = f"it is {typed(value.type, value.sharding)}, {out.path} is {typed(out.type, out.sharding)}: {sizes}"
+    if out.dtype != value.dtype:
+        return "dtype", f"the element types differ: {both}", f"return {out.path} as {value.dtype}, or {drop}"
+    return "sharding", f"the shardings differ: {both}", f"give {out.path} the sharding of {value.path} in out_shardings, or {drop}"
+
+
+def _agreement(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    return next((n for n, (x, y) in enumerate(zip(reversed(a), reversed(b))) if x != y), min(len(a), len(b)))
+
+
+def refusals(donated: Sequence[Donated], location: str = "") -> tuple[Finding, ...]:
+    """One finding per donated leaf that no output takes."""
+    return tuple(
+        Finding("refused-donation", f"{typed(d.type, d.sharding)} is donated but not reused: {d.reason}; {d.fix}", d.path, location)
+        for d in donated
+        if d.aliased is None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """How a jitted function is laid out so that JAX pairs donated inputs with outputs as planned.
+
+    Attributes:
+        slots: Arguments to donate.
+        outputs: The order of the leaves of the result; None as they are.
+        leaves: Leaves to donate, in order, where only some of an argument's are, or in another order; None to donate whole arguments.
+    """
+
+    slots: tuple[int, ...] = ()
+    outputs: tuple[int, ...] | None = None
+    leaves: tuple[int, ...] | None = None
+
+
+def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[PlannedValue]) -> Arrangement:
+    """The layout that gives the planned pairs, with as little out of order as possible."""
+    wanted = {d.input: d.output for d in donated if d.output is not None}
+    if not wanted:
+        return Arrangement()
+    outs = [_buffer(n, v, r.type, program) for n, (v, r) in enumerate(zip(outputs, program.main.body.terminator.operands))]
+    slots = tuple(sorted({d.slot for d in donated if d.output is not None}))
+    given = [_donor(d) for d in donated if d.slot in slots and d.parameter is not None]
+    if len(given) == len(wanted):
+        if first_fit(given, outs) == wanted:
+            return Arrangement(slots)
+        order = _order([*wanted.values()], outs)
+        if first_fit(given, [outs[k] for k in order]) == wanted:
+            return Arrangement(slots, order)
+    # Exact pairs first: JAX would give an input that takes an output of another type one of its own type instead.
+    chosen = sorted((d for d in donated if d.output is not None), key=lambda d: (not _is_exact(d, outs[wanted[d.input]]), d.input))
+    leaves = tuple(d.input for d in chosen)
+    order = _order([wanted[i] for i in leaves], outs)
+    return Arrangement(slots, None if order == tuple(range(len(outs))) else order, leaves)
+
+
+def _donor(d: Donated) -> Buffer:
+    return Buffer(d.input, (), d.local_shape, d.type.dtype, d.bytes_per_device)
+
+
+def _is_exact(d: Donated, out: Buffer) -> bool:
+    return (d.local_shape, d.type.dtype) == (out.shape, out.dtype)
+
+
+def _order(first: Sequence[int], outs: Sequence[Buffer]) -> tuple[int, ...]:
+    """Paired outputs in the order of their inputs, then the others."""
+    taken = set(first)
+    return (*first, *(out.index for out in outs if out.index not in taken))
+
+
+def first_fit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[int, int]:
+    """The pairs that JAX and XLA make of donated inputs and outputs in their order.
+
+    JAX pairs equal shapes and types of the devices' pieces, and lets XLA have what matches in its number of elements; XLA pairs those by
+    bytes (`OptimizeInputOutputBufferAlias`).
+    """
+    waiting: dict[object, deque[Buffer]] = defaultdict(deque)
+    for buffer in inputs:
+        waiting[buffer.shape, buffer.dtype].append(buffer)
+    paired: dict[int, int] = {}
+    left = []
+    for out in outputs:
+        queue = waiting[out.shape, out.dtype]
+        if queue:
+            paired[queue.popleft().index] = out.index
+        else:
+            left.append(out)
+    unmatched: dict[int, int] = defaultdict(int)
+    for out in left:
+        unmatched[out.elements] += 1
+    donors = []
+    for buffer in inputs:
+        if buffer.index not in paired and unmatched[buffer.elements]:
+            unmatched[buffer.elements] -= 1
+            donors.append(buffer)
+    by_bytes: dict[int, deque[Buffer]] = defaultdict(deque)
+    for out in left:
+        by_bytes[out.bytes].append(out)
+    for buffer in donors:
+        if by_bytes[buffer.bytes]:
+            paired[buffer.index] = by_bytes[buffer.bytes].popleft().index
+    return paired

@@ -1,0 +1,90 @@
+"""Which inputs an output could be written into while it is computed: those it is made of position by position."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from shardy_py.ir import Op, Value
+from shardy_py.rules.traits import is_elementwise
+
+VALUES_AT_MOST = 512
+"""How many values are followed back from one output."""
+
+FORWARDING = frozenset(
+    (
+        "sdy.data_flow_edge",
+        "sdy.propagation_barrier",
+        "sdy.reshard",
+        "sdy.sharding_constraint",
+        "stablehlo.optimization_barrier",
+    )
+)
+"""Ops whose results are their operands."""
+
+BODIES = frozenset(("sdy.manual_computation", "sdy.named_computation", "stablehlo.case", "stablehlo.if", "stablehlo.while"))
+"""Ops whose results are those of their (last) body, or of one of their bodies."""
+
+UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
+"""Ops that replace a part of an operand."""
+
+
+def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
+    """The arguments that a value is made of position by position, with the number of ops between; 0 for a value that is the argument.
+
+    Loops, branches and named computations are entered. What changes positions (products, sums, transposes) ends the search.
+
+    Args:
+        result: The value.
+        arguments: Argument to its number.
+    """
+    found: dict[int, int] = {}
+    seen: set[Value] = set()
+    queue = deque([(result, 0)])
+    while queue and len(seen) < VALUES_AT_MOST:
+        value, steps = queue.popleft()
+        if value in seen:
+            continue
+        seen.add(value)
+        number = arguments.get(value)
+        if number is not None:
+            found[number] = steps
+            continue
+        for earlier, more in _before(value):
+            if more:
+                queue.append((earlier, steps + more))
+            else:
+                queue.appendleft((earlier, steps))
+    return found
+
+
+def _before(value: Value) -> Iterator[tuple[Value, int]]:
+    """The values that one is made of position by position, each with the ops between."""
+    op = value.defining_op
+    k = value.index
+    if op is None:
+        yield from _into_body(value)
+    elif op.name in FORWARDING:
+        yield op.operands[k], 0
+    elif op.name in BODIES:
+        loop = op.name == "stablehlo.while"
+        for body in list(op.regions)[1:] if loop else op.regions:
+            yield body.terminator.operands[k], 0
+        if loop:
+            yield op.operands[k], 0
+    elif op.name in UPDATES:
+        yield op.operands[k], 1
+    elif is_elementwise(op.name):
+        for operand in op.operands:
+            if operand.type.shape == value.type.shape:
+                yield operand, 1
+
+
+def _into_body(argument: Value) -> Iterator[tuple[Value, int]]:
+    """What an argument of a body is outside of it."""
+    parent = getattr(argument.owner, "parent", None)
+    if not isinstance(parent, Op) or parent.name not in BODIES or argument.index >= len(parent.operands):
+        return
+    yield parent.operands[argument.index], 0
+    if parent.name == "stablehlo.while":
+        yield list(parent.regions)[1].terminator.operands[argument.index], 0

@@ -1,0 +1,171 @@
+"""Pairs donated inputs with outputs: by what the function does to them, then by name, then by size."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+_COMPONENT = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[<flat index (\d+)>\]|\[([^\]]*)\]|\.(\w+)|^(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A leaf of the arguments or of the result, as a device sees it.
+
+    Attributes:
+        index: Its number among the leaves.
+        names: The components of its path.
+        shape: The shape of a device's piece.
+        dtype: Element type.
+        bytes: Bytes of a device's piece.
+    """
+
+    index: int
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of a device's piece."""
+        count = 1
+        for n in self.shape:
+            count *= n
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A donated input and the output that reuses its memory.
+
+    Attributes:
+        input: Number of the input leaf.
+        output: Number of the output leaf.
+        reason: How they were found.
+    """
+
+    input: int
+    output: int
+    reason: str
+
+
+IS_RETURNED, UPDATED, SAME_NAME, SAME_PLACE, SAME_SIZE = (
+    "it is this output",
+    "the output is an update of it",
+    "the names agree",
+    "the places agree",
+    "the sizes agree",
+)
+"""How a pair was found, the best first."""
+
+
+def names_of(path: str) -> tuple[str, ...]:
+    """The components of a path.
+
+    Example:
+        >>> names_of("state.params['mlp'][0]")
+        ('state', 'params', 'mlp', '0')
+    """
+    return tuple(next(part for part in match.groups() if part is not None) for match in _COMPONENT.finditer(path))
+
+
+def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
+    """As many pairs as sizes allow, in order of inputs.
+
+    Pieces of the same shape and element type are paired first, then those of as many elements and bytes. Among candidates an input
+    that is returned goes to that output, then to one that is computed from it position by position, then to one with the same end of
+    its path, and so on; ties go by order.
+
+    Args:
+        inputs: Donated inputs.
+        outputs: All outputs.
+        origins: For an output the inputs it is made of position by position, with the number of ops between.
+    """
+    found: list[Pair] = []
+    for key in (_exact, _roughly):
+        taken_in, taken_out = {pair.input for pair in found}, {pair.output for pair in found}
+        left_in = _grouped((b for b in inputs if b.index not in taken_in), key)
+        left_out = _grouped((b for b in outputs if b.index not in taken_out), key)
+        for group, candidates in left_in.items():
+            if group in left_out:
+                found += _matched(candidates, left_out[group], origins)
+    return sorted(found, key=lambda pair: pair.input)
+
+
+def _exact(buffer: Buffer) -> Hashable:
+    return (buffer.shape, buffer.dtype)
+
+
+def _roughly(buffer: Buffer) -> Hashable:
+    return (buffer.elements, buffer.bytes)
+
+
+def fits(a: Buffer, b: Buffer) -> bool:
+    """Whether one could reuse the memory of the other."""
+    return _roughly(a) == _roughly(b)
+
+
+def _grouped(buffers: Iterable[Buffer], key: Callable[[Buffer], Hashable]) -> dict[Hashable, list[Buffer]]:
+    groups: dict[Hashable, list[Buffer]] = defaultdict(list)
+    for buffer in buffers:
+        groups[key(buffer)].append(buffer)
+    return groups
+
+
+class _Matching:
+    """Inputs and outputs of one size, and which of them are still free."""
+
+    def __init__(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        self.inputs = {b.index: b for b in inputs}
+        self.outputs = {b.index: b for b in outputs}
+        self.pairs: list[Pair] = []
+
+    def take(self, input: int, output: int, reason: str) -> None:
+        """Pairs two that are both free."""
+        if input in self.inputs and output in self.outputs:
+            del self.inputs[input], self.outputs[output]
+            self.pairs.append(Pair(input, output, reason))
+
+
+def _matched(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
+    free = _Matching(inputs, outputs)
+    candidates: list[tuple[tuple[int, ...], int, int]] = []
+    for output in outputs:
+        for index, steps in origins(output.index).items():
+            if index in free.inputs:
+                shared = _shared(free.inputs[index].names, output.names)
+                candidates.append(((int(steps > 0), -shared, steps, index, output.index), index, output.index))
+    for (updated, *_), index, output_index in sorted(candidates):
+        free.take(index, output_index, UPDATED if updated else IS_RETURNED)
+    _by_name(free, SAME_NAME, lambda tail: not all(part.isdigit() for part in tail))
+    _by_name(free, SAME_PLACE, lambda tail: True)
+    for index, output_index in zip(list(free.inputs), list(free.outputs)):
+        free.take(index, output_index, SAME_SIZE)
+    return free.pairs
+
+
+def _shared(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    """How many last components are equal."""
+    count = 0
+    for x, y in zip(reversed(a), reversed(b)):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
+def _by_name(free: _Matching, reason: str, accept: Callable[[tuple[str, ...]], bool]) -> None:
+    """Pairs what ends in the same components of a path, the longest ends first."""
+    longest = max((len(b.names) for b in free.inputs.values()), default=0)
+    for length in range(longest, 0, -1):
+        ends: dict[tuple[str, ...], deque[int]] = defaultdict(deque)
+        for output in free.outputs.values():
+            if len(output.names) >= length:
+                ends[output.names[-length:]].append(output.index)
+        for buffer in list(free.inputs.values()):
+            end = buffer.names[-length:]
+            if len(end) == length and ends.get(end) and accept(end):
+                free.take(buffer.index, ends[end].popleft(), reason)
