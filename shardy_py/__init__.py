@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.backends.host_threads import provide as _provide_threads
+
 if TYPE_CHECKING:
     from shardy_py import opt as opt
     from shardy_py.api import AutoSharded as AutoSharded
@@ -55,6 +57,8 @@ _HOMES = {
 }
 
 _MODULES = frozenset({"opt"})
+
+_provide_threads()
 
 __all__ = ["__version__", *_HOMES, *_MODULES]  # noqa: PLE0604
 

@@ -25,9 +25,13 @@ from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options as Options
 from shardy_py.api.request import Settings
 from shardy_py.api.specs import mesh_of
+from shardy_py.backends import host_threads
 
 # Source lines of a program are those of its author, not of this package.
 register_exclusion(str(pathlib.Path(__file__).parent.parent))
+
+# Again, here and with every decoration, for programs that set jax_num_cpu_devices after the package was imported.
+host_threads.provide()
 
 
 def auto_shard(
@@ -99,6 +103,7 @@ def auto_shard(
             donate_argnames=donate_argnames,
         )
     _check(fun, options, planner, lowering)
+    host_threads.provide()
     if mesh is None:
         mesh = mesh_of((in_shardings, out_shardings))
     if mesh is not None:

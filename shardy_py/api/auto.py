@@ -108,7 +108,7 @@ class AutoSharded:
             if last.guard.bad(args):
                 last.check(args)
             try:
-                return last.jitted(*args)
+                return last.dispatch.again(*args)
             except (SignatureChanged, ValueError, TypeError) as error:
                 self._misses += 1
                 return self._slow(args, kwargs, (last, error))

@@ -36,6 +36,14 @@ class DonationError(UserError):
     """One buffer is donated twice, or donated and passed again."""
 
 
+class PlanMismatchError(UserError, RuntimeError):
+    """The processes of a mesh are about to run different programs."""
+
+
+class PeerMissingError(UserError, RuntimeError):
+    """A process of the mesh did not come to compare plans."""
+
+
 class OrderedEffectError(UserError):
     """Ordered effects cannot run on several devices."""
 

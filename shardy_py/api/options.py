@@ -20,6 +20,8 @@ class Options:
         rule_table: Rules by primitive name or custom call target, used instead of the built-in ones.
         provenance: Keep the steps of the propagation, which `Plan.explain` needs.
         platform: The platform whose lowering is planned for.
+        peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
+            compare their plans; 0 compares nothing.
     """
 
     conservative: bool = False
@@ -28,6 +30,7 @@ class Options:
     rule_table: RuleTable = field(default_factory=RuleTable)
     provenance: bool = True
     platform: str = "cpu"
+    peer_timeout: float = 50.0
 
     def __post_init__(self) -> None:
         for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS)):

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 from jax.sharding import NamedSharding
 
+from shardy_py.api.dispatch import Dispatch, cut_host_array, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.planning import Planned, propagated
@@ -25,6 +26,7 @@ from shardy_py.backends.jit import Pinned, ordered_effects, pinned
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.shard_map import partitioned
 from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.context import is_tracing
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.plan.donation import arrangement
 from shardy_py.plan.plan import Plan
@@ -74,7 +76,9 @@ class Entry:
         plan: The plan.
         pinned: What runs.
         jitted: Takes slots.
-        in_shardings: Where the leaves of the dynamic slots belong; None where `jax.jit` is to place them (Explicit axes).
+        dispatch: How calls run it; see `dispatch.Dispatch`.
+        placements: Where the leaves of the dynamic slots belong.
+        in_shardings: The same; None where `jax.jit` is to place them (Explicit axes).
         layout: The slots.
         guard: Looks at buffers before dispatch.
         may_be_kept: Whether later calls may use it; not where the function closes over values of an outer trace.
@@ -84,6 +88,8 @@ class Entry:
     planned: Planned
     pinned: Pinned
     jitted: Any
+    dispatch: Dispatch
+    placements: tuple[NamedSharding, ...]
     in_shardings: tuple[NamedSharding, ...] | None
     layout: Layout
     guard: Guard
@@ -101,8 +107,12 @@ class Entry:
 
         `jax.jit` would place them too, but donate nothing, and compile once more when the next call brings the results of this one.
         """
+        dispatch = self.dispatch
+        if dispatch.agreement is not None:
+            dispatch.agreement.settle()
+        slots = self._cut(slots) if dispatch.several_processes and not is_tracing() else slots
         if self.in_shardings is None or not self.layout.donated:
-            return self.jitted(*slots)
+            return dispatch.run(*slots)
         placed = list(slots)
         wanted = iter(self.in_shardings)
         for i in self.layout.dynamic:
@@ -110,7 +120,20 @@ class Entry:
             shardings = [next(wanted) for _ in leaves]
             if i in self.layout.donated:
                 placed[i] = jax.tree.unflatten(tree, [_put(leaf, sharding) for leaf, sharding in zip(leaves, shardings)])
-        return self.jitted(*placed)
+        return dispatch.run(*placed)
+
+    def _cut(self, slots: Sequence[Any]) -> list[Any]:
+        request = self.planned.traced.request
+        leaves, tree = jax.tree.flatten(tuple(slots[i] for i in self.layout.dynamic))
+        asked = [sharding is not None for sharding in request.shardings]
+        cut = [
+            cut_host_array(leaf, sharding, given, described, request.location)
+            for leaf, sharding, given, described in zip(leaves, self.placements, asked, request.leaves)
+        ]
+        made = list(slots)
+        for i, slot in zip(self.layout.dynamic, jax.tree.unflatten(tree, cut)):
+            made[i] = slot
+        return made
 
     @functools.cached_property
     def _placed(self) -> list[TensorSharding]:
@@ -187,7 +210,8 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     )
     guard, errors = guard_of(layout, request.settings.fun)
     placed = None if view.explicit else in_shardings
-    return Entry(planned, ready, jitted, placed, layout, guard, errors, not traced.closes_over_tracers)
+    dispatch = direct(jitted) if abstract else dispatched(jitted, planned, mesh)
+    return Entry(planned, ready, jitted, dispatch, in_shardings, placed, layout, guard, errors, not traced.closes_over_tracers)
 
 
 def _partition(planned: Planned) -> Pinned:

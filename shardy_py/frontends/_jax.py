@@ -16,9 +16,11 @@ from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_partitioning_sharding_rule as _sharding_rules
+from jax._src import distributed as _distributed
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
@@ -102,6 +104,16 @@ def context_devices() -> Mesh | None:
     """The mesh of `jax.set_mesh`; unlike `jax.sharding.get_mesh`, under a trace too."""
     mesh = _mesh.get_concrete_mesh()
     return None if mesh is None or mesh.empty else mesh
+
+
+def coordination_client() -> Any:
+    """The client of `jax.distributed`'s key-value store; None where `jax.distributed.initialize` was not called."""
+    return _distributed.global_state.client
+
+
+def devices_started() -> bool:
+    """Whether JAX has started its devices, after which settings of them have no effect."""
+    return _xla_bridge.backends_are_initialized()
 
 
 def abstract_argument(aval: Any) -> jax.ShapeDtypeStruct:
