@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shardy_py.backends.local import annotations, calls, elementwise, loops, products, reductions, shapes
+from shardy_py.backends.local import (
+    annotations,
+    argminmax,
+    calls,
+    elementwise,
+    fft,
+    indexing,
+    iota,
+    linear_algebra,
+    loops,
+    products,
+    random_bits,
+    reductions,
+    shapes,
+    sorting,
+)
 
 
 
@@ -19,7 +34,21 @@ def _joined(tables: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-FORMS = _joined((elementwise.FORMS, products.FORMS, reductions.FORMS, shapes.FORMS))
+FORMS = _joined(
+    (
+        argminmax.FORMS,
+        elementwise.FORMS,
+        fft.FORMS,
+        indexing.FORMS,
+        iota.FORMS,
+        linear_algebra.FORMS,
+        products.FORMS,
+        random_bits.FORMS,
+        reductions.FORMS,
+        shapes.FORMS,
+        sorting.FORMS,
+    )
+)
 """Primitive -> builder of its form."""
 
 HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, loops.HANDLERS))

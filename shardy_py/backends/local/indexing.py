@@ -1,0 +1,271 @@
+"""Gathers and scatters: each shard reads or writes what lies in its range of an indexed dimension."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local.form import Array, Builder, Combine, Equation, Form, Local, identity_fill, is_key, make_rule
+
+
+class _Factors:
+    """Hands out factors."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.whole: list[int] = []
+
+    def new(self, size: int, *, whole: bool = False) -> int:
+        self.sizes.append(size)
+        if whole:
+            self.whole.append(len(self.sizes) - 1)
+        return len(self.sizes) - 1
+
+
+def gather(equation: Equation) -> Form | None:
+    """Full slices and batch dimensions pass through; a dimension that is indexed element by element leaves partial results.
+
+    A shard reads what lies in its range and has zeros elsewhere, so that one shard has the element and the sum is it.
+    """
+    shape, indices = equation.shapes
+    params = equation.params
+    numbers, sizes, mode = params["dimension_numbers"], params["slice_sizes"], params["mode"]
+    dtype = equation.dtypes[0]
+    if 0 in shape or 0 in equation.result_shapes[0]:
+        return None
+    factors = _Factors()
+    batch = [factors.new(n) for n in indices[:-1]]
+    batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+    offsets = iter(numbers.offset_dims)
+    out: dict[int, int] = {}
+    source: list[int] = []
+    indexed: dict[int, int] = {}
+    for d, (n, length) in enumerate(zip(shape, sizes, strict=True)):
+        if d in batching:
+            source.append(batch[batching[d]])
+            continue
+        collapsed = d in numbers.collapsed_slice_dims
+        if not collapsed and length == n:
+            source.append(factors.new(n))
+            out[next(offsets)] = source[-1]
+            continue
+        if length == 1 and d in numbers.start_index_map and n > 1 and _is_summable(dtype):
+            source.append(factors.new(n))
+            indexed[d] = source[-1]
+        else:
+            source.append(factors.new(n, whole=True))
+        if not collapsed:
+            out[next(offsets)] = factors.new(length, whole=True)
+    vector = factors.new(indices[-1], whole=True)
+    rank = len(equation.result_shapes[0])
+    rest = iter(batch)
+    result = [out[d] if d in out else next(rest) for d in range(rank)]
+    rule = make_rule(
+        factors.sizes, [source, [*batch, vector]], [result], reduction=sorted(indexed.values()), whole=factors.whole
+    )
+    batch_out = [d for d in range(rank) if d not in out]
+    fills = mode == lax.GatherScatterMode.FILL_OR_DROP
+
+    def run(local: Local, arrays: list) -> list:
+        x, i = arrays
+        lengths = tuple(local.block(f) if n == length else length for f, n, length in zip(source, shape, sizes, strict=True))
+        lengths = tuple(1 if d in batching or d in numbers.collapsed_slice_dims else n for d, n in enumerate(lengths))
+        cut = {d: f for d, f in indexed.items() if local.names(f)}
+        if not cut:
+            return local.bind(x, i, slice_sizes=lengths, **({"indices_are_sorted": False} if _any_padded(local) else {}))
+        bounds = [shape[d] - sizes[d] for d in numbers.start_index_map]
+        valid = _inside(i, bounds) if fills else None
+        i = _wide(_clamped(i, bounds))
+        owned = None
+        columns = []
+        for at, d in enumerate(numbers.start_index_map):
+            column = i[..., at]
+            if d in cut:
+                column = column - local.index(cut[d]) * local.block(cut[d])
+                own = (column >= 0) & (column < local.block(cut[d]))
+                owned = own if owned is None else owned & own
+            columns.append(column)
+        i = jnp.stack(columns, axis=-1)
+        clip = lax.GatherScatterMode.CLIP
+        (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
+        nothing = lax.full(y.shape, _zero(y.dtype), y.dtype)
+        spread = functools.partial(lax.broadcast_in_dim, shape=y.shape, broadcast_dimensions=batch_out)
+        y = lax.select(spread(owned), y, nothing)
+        if valid is None:
+            return [y]
+        fill = lax.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
+        return [lax.select(spread(valid), y, lax.select(jnp.broadcast_to(_is_first(local, cut.values()), y.shape), fill, nothing))]
+
+    return Form(
+        rule,
+        run,
+        "or" if dtype == jnp.bool_ else "add",
+        uneven=frozenset(range(len(factors.sizes))) - frozenset(factors.whole),
+        linear=() if fills or not jnp.issubdtype(dtype, jnp.inexact) else ((0,),),
+        weight=0.02 / max(1, math.prod(shape[d] for d in indexed)),
+    )
+
+
+def _is_summable(dtype: Any) -> bool:
+    """Whether partial results can be added up: not keys, nor types that collectives do not know."""
+    return not is_key(dtype) and (dtype in (jnp.bool_, jnp.bfloat16) or (dtype.kind in "fciu" and jnp.dtype(dtype).itemsize * 8 == _bits(dtype)))
+
+
+def _bits(dtype: Any) -> int:
+    return jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.inexact) and dtype.kind != "c" else jnp.dtype(dtype).itemsize * 8
+
+
+def _zero(dtype: Any) -> Any:
+    """What leaves every number as it is when it is added; a positive zero makes a negative one positive."""
+    return False if dtype == jnp.bool_ else -0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
+
+
+def _fill_value(value: Any, dtype: Any) -> Any:
+    if value is not None:
+        return value
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.nan
+    if dtype == jnp.bool_:
+        return True
+    return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.iinfo(dtype).max
+
+
+def _limits(indices: Array, bounds: Sequence[int]) -> np.ndarray:
+    most = jnp.iinfo(indices.dtype).max
+    return np.array([min(bound, most) for bound in bounds], indices.dtype)
+
+
+def _inside(indices: Array, bounds: Sequence[int]) -> Array:
+    """Which index vectors lie between zero and the bounds."""
+    inside = (indices >= 0) & (indices <= _limits(indices, bounds))
+    return lax.reduce_and(inside, (indices.ndim - 1,))
+
+
+def _clamped(indices: Array, bounds: Sequence[int]) -> Array:
+    limits = jnp.broadcast_to(_limits(indices, bounds), indices.shape)
+    return lax.clamp(jnp.zeros((), indices.dtype), indices, limits)
+
+
+def _wide(indices: Array) -> Array:
+    """Indices from which an offset may be taken."""
+    return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
+
+
+def _is_first(local: Local, factors: Any) -> Array | bool:
+    """Whether this device has the first block of each of some factors."""
+    first: Array | bool = True
+    for f in factors:
+        if local.names(f):
+            first = (local.index(f) == 0) & first
+    return first
+
+
+def _any_padded(local: Local) -> bool:
+    return any(local.is_padded(f) for f in range(local.rule.num_factors))
+
+
+def scatter(equation: Equation) -> Form | None:
+    """Full windows and batching dimensions pass through, and so do dimensions that are indexed element by element.
+
+    A shard makes the updates that lie in its range. Updates that are themselves cut are made by the shards that have them, the first of
+    which starts from the operand, and the others from what changes nothing.
+    """
+    shape, indices, updates = equation.shapes
+    numbers = equation.params["dimension_numbers"]
+    dtype = equation.dtypes[0]
+    if 0 in shape or 0 in updates:
+        return None
+    combine = COMBINES.get(equation.name)
+    splits = combine is not None and _is_summable(dtype) and dtype != jnp.bool_ and not (dtype.kind == "c" and combine in ("max", "min"))
+    factors = _Factors()
+    batching = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
+    batch = [factors.new(n, whole=not splits and d not in batching.values()) for d, n in enumerate(indices[:-1])]
+    windows = iter(numbers.update_window_dims)
+    source: list[int] = []
+    from_window: dict[int, int] = {}
+    indexed: dict[int, int] = {}
+    for d, n in enumerate(shape):
+        if d in batching:
+            source.append(batch[batching[d]])
+            continue
+        inserted = d in numbers.inserted_window_dims
+        at = -1 if inserted else next(windows)
+        length = 1 if inserted else updates[at]
+        if not inserted and length == n:
+            source.append(factors.new(n))
+            from_window[at] = source[-1]
+            continue
+        if length == 1 and d in numbers.scatter_dims_to_operand_dims and n > 1:
+            source.append(factors.new(n))
+            indexed[d] = source[-1]
+        else:
+            source.append(factors.new(n, whole=True))
+        if not inserted:
+            from_window[at] = factors.new(length, whole=True)
+    vector = factors.new(indices[-1], whole=True)
+    rest = iter(batch)
+    update = [from_window[d] if d in from_window else next(rest) for d in range(len(updates))]
+    split = [f for d, f in enumerate(batch) if splits and d not in batching.values()]
+    rule = make_rule(factors.sizes, [source, [*batch, vector], update], [source], reduction=split, whole=factors.whole)
+
+    def run(local: Local, arrays: list) -> list:
+        x, i, u = arrays
+        changed: dict[str, Any] = {"indices_are_sorted": False, "unique_indices": False} if _any_padded(local) else {}
+        cut = {d: f for d, f in indexed.items() if local.names(f)}
+        if cut:
+            i, changed = _shifted(local, i, cut, shape, updates, source)
+        if combine is not None:
+            nothing = -0.0 if combine == "add" and jnp.issubdtype(dtype, jnp.floating) else identity_fill(combine, dtype)
+            for d, f in enumerate(update):
+                if f in split:
+                    u = local.mask(u, d, f, nothing)
+            parts = [f for f in split if local.names(f)]
+            if parts and combine in ("add", "mul"):
+                x = lax.select(jnp.broadcast_to(_is_first(local, parts), x.shape), x, lax.full(x.shape, nothing, x.dtype))
+        return local.bind(x, i, u, **changed)
+
+    return Form(
+        rule,
+        run,
+        combine or "add",
+        uneven=frozenset(range(len(factors.sizes))) - frozenset(factors.whole),
+        linear=((0, 2),) if combine == "add" and jnp.issubdtype(dtype, jnp.inexact) else (),
+        weight=0.02 / max(1, math.prod(shape[d] for d in indexed)),
+    )
+
+
+def _shifted(
+    local: Local, i: Array, cut: Mapping[int, int], shape: Sequence[int], updates: Sequence[int], source: Sequence[int]
+) -> tuple[Array, dict[str, Any]]:
+    """Indices into this device's part, with those of other parts out of bounds, and the parameters that this changes."""
+    numbers, mode = local.params["dimension_numbers"], local.params["mode"]
+    windows = iter(numbers.update_window_dims)
+    lengths = [
+        1 if d in numbers.inserted_window_dims or d in numbers.operand_batching_dims else updates[next(windows)] for d in range(len(shape))
+    ]
+    if mode == lax.GatherScatterMode.CLIP:
+        i = _clamped(i, [shape[d] - lengths[d] for d in numbers.scatter_dims_to_operand_dims])
+    columns = []
+    for at, d in enumerate(numbers.scatter_dims_to_operand_dims):
+        column = i[..., at]
+        inside = _inside(i[..., at : at + 1], [shape[d] - 1]) if d in cut else None
+        column = _wide(column)
+        if inside is not None:
+            column = column - local.index(cut[d]) * local.block(cut[d])
+            column = jnp.where(inside & (column >= 0), column, -1)
+        columns.append(column)
+    dropped = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
+    return jnp.stack(columns, axis=-1), dropped
+
+
+COMBINES: dict[str, Combine] = {"scatter-add": "add", "scatter-max": "max", "scatter-min": "min", "scatter-mul": "mul", "scatter-sub": "add"}
+"""Scatters whose updates may be made in any order -> how partial results are combined."""
+
+FORMS: dict[str, Builder] = {"gather": gather, "scatter": scatter, **dict.fromkeys(COMBINES, scatter)}
+"""Primitive -> form."""

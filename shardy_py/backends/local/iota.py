@@ -1,0 +1,8 @@
+"""Arrays that count."""
+
+from __future__ import annotations
+
+from shardy_py.backends.local.form import Builder
+
+FORMS: dict[str, Builder] = {}
+"""Primitive -> form."""
