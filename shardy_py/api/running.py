@@ -225,6 +225,7 @@ def _partition(planned: Planned) -> Pinned:
             [v.sharding for v in plan.inputs],
             [v.sharding for v in plan.outputs],
             request.settings.options.platform,
+            request.view.given,
         )
     return Pinned(made.jaxpr, 0, True)
 

@@ -70,6 +70,7 @@ class Arguments:
 
     Raises:
         SpecError: A position or a name that the function does not have.
+        StaticArgumentError: An argument is both static and donated.
     """
 
     def __init__(
@@ -88,11 +89,28 @@ class Arguments:
         self.parameters = [] if self.signature is None else list(self.signature.parameters.values())
         self.static = self._resolved("static", _numbers(static_argnums), _names(static_argnames))
         self.donated = self._resolved("donate", _numbers(donate_argnums), _names(donate_argnames))
+        self._refuse_both()
         self._layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
 
+    def _refuse_both(self) -> None:
+        """Raises where an argument is both static and donated."""
+        count = sum(p.kind in _POSITIONAL for p in self.parameters)
+        static, donated = ({n % count if -count <= n < count else n for n in numbers} for numbers, _ in (self.static, self.donated))
+        both = sorted(self.static[1] & self.donated[1])
+        positions = [self.parameters[n].name if n < count else f"position {n}" for n in sorted(static & donated)]
+        self._refuse([*dict.fromkeys((*both, *positions))])
+
+    def _refuse(self, both: Sequence[str]) -> None:
+        if both:
+            raise StaticArgumentError(
+                f"{', '.join(both)} {'is' if len(both) == 1 else 'are'} both static and donated",
+                where=f"static_argnums, static_argnames, donate_argnums, donate_argnames of {location_of(self.fun)}",
+                why="a static argument is part of the cache key and has no buffer to give away",
+                fix="name it in one of them only",
+            )
+
     def _resolved(self, what: str, numbers: tuple[int, ...] | None, names: tuple[str, ...] | None) -> tuple[frozenset[int], frozenset[str]]:
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        positional = [p for p in self.parameters if p.kind in kinds]
+        positional = [p for p in self.parameters if p.kind in _POSITIONAL]
         variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self.parameters) or not self.parameters
         known = [p.name for p in self.parameters]
         if names is not None and self.parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
@@ -107,7 +125,8 @@ class Arguments:
                     raise SpecError(f"{what}_argnums names position {number}", where=location_of(self.fun),
                                     why=f"the function has {count} positional parameters", fix=f"use 0 to {count - 1}")  # fmt: skip
         if numbers is not None and names is None:
-            names = tuple(positional[n].name for n in numbers if -count <= n < count and positional[n].kind is kinds[1])
+            named = [positional[n] for n in numbers if -count <= n < count]
+            names = tuple(p.name for p in named if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
         elif names is not None and numbers is None:
             numbers = tuple(i for i, p in enumerate(positional) if p.name in names)
         return frozenset(numbers or ()), frozenset(names or ())
@@ -124,7 +143,7 @@ class Arguments:
             self._check(*key)
             labels = (*parameter_names(self.fun, positional), *key[1])
             static, donated = self._slots(self.static, *key), self._slots(self.donated, *key)
-            donated = tuple(i for i in donated if i not in static)
+            self._refuse([labels[i] for i in donated if i in static])
             found = self._layouts[key] = Layout(positional, key[1], labels, static, donated, self._dynamic_parameters())
         return found
 
@@ -157,6 +176,9 @@ class Arguments:
         numbers, names = chosen
         at = [i for i in range(positional) if i in numbers or i - positional in numbers]
         return (*at, *(positional + k for k, name in enumerate(keywords) if name in names))
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:

@@ -11,11 +11,12 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from shardy_py.backends.local.effects import inspect_sharding
 from shardy_py.backends.local.held import Region
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.table import FORMS, HANDLERS
 from shardy_py.backends.local.walk import Walker
-from shardy_py.backends.named_shardings import cuts_of, parts_of, refine
+from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
@@ -58,7 +59,7 @@ class Layouts:
         key = (sharding, rank)
         found = self._made.get(key)
         if found is None:
-            if sharding is None:
+            if sharding is None or sharding.rank < rank:  # such as one on a single device
                 found = replicated(rank)
             else:
                 dims = [tuple(AxisRef(n) for n in parts_of(dim.axes, self.parts) if self.mesh.shape[n] > 1) for dim in sharding.dims[:rank]]
@@ -74,6 +75,7 @@ def partitioned(
     inputs: Sequence[TensorSharding | None],
     outputs: Sequence[TensorSharding | None],
     platform: str,
+    mesh: AnyMesh | None = None,
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh.
 
@@ -84,9 +86,11 @@ def partitioned(
         inputs: The planned shardings of the arguments.
         outputs: The planned shardings of the results.
         platform: What is compiled for.
+        mesh: What shardings that are shown to the user refer to; by default the twin.
     """
     layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)])
-    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, HANDLERS)
+    handlers = {**HANDLERS, "inspect_sharding": inspect_sharding(NamedShardings(twin if mesh is None else mesh))}
+    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers)
     jaxpr = closed.jaxpr
     at_in = [layouts(s, len(v.aval.shape)) for s, v in zip(inputs, jaxpr.invars, strict=True)]
     at_out = [layouts(s, len(v.aval.shape)) for s, v in zip(outputs, jaxpr.outvars, strict=True)]

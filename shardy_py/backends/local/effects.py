@@ -1,0 +1,183 @@
+"""Equations that reach outside of the program: callbacks, and calls whose inside belongs to someone else.
+
+A callback is called once with the full values, as under `jax.jit`: the first device of the region calls it, the others wait for its results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from shardy_py.backends.local.annotations import identity
+from shardy_py.backends.local.calls import only_child, run_body
+from shardy_py.backends.local.form import Equation, bind, is_key
+from shardy_py.backends.local.held import Held
+from shardy_py.backends.local.loops import settled
+from shardy_py.backends.local.walk import Handler, Walker
+from shardy_py.frontends.importer import Scope
+
+Array = Any
+
+
+def callback(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """Calls once, and gives the results to every device; `partitioned` callbacks are called by every device with its part."""
+    if eqn.params.get("partitioned"):
+        bind(eqn, [held.get(settled(held)) for held in operands], eqn.params)
+        return []
+    made = once(walker, eqn, [held.whole() for held in operands])
+    return [walker.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+
+
+def once(walker: Walker, eqn: JaxprEqn, arrays: Sequence[Array]) -> list[Array]:
+    """Runs an equation on the first device of the region, and gives its results to all.
+
+    Args:
+        walker: What runs it.
+        eqn: The equation.
+        arrays: Its operands, whole.
+    """
+    if walker.mesh.size == 1:
+        return bind(eqn, arrays, eqn.params)
+    names = walker.mesh.axis_names
+    avals: list[Any] = [v.aval for v in eqn.outvars]
+
+    def call(*xs: Array) -> list[Array]:
+        return [_as_bits(x) for x in bind(eqn, xs, eqn.params)]
+
+    def wait(*xs: Array) -> list[Array]:
+        return [_as_bits(jnp.zeros(a.shape, a.dtype)) for a in avals]
+
+    made = lax.cond(lax.axis_index(names) == 0, call, wait, *arrays)
+    return [_from_bits(lax.psum(x, names), a.dtype) for x, a in zip(made, avals, strict=True)]
+
+
+def _as_bits(x: Array) -> Array:
+    """Integers that are zero where the others wait, so that adding them up changes nothing, not even a -0.0 or a NaN."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return _as_bits(jnp.stack([x.real, x.imag]))
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint8)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.bitcast_convert_type(x, jnp.dtype(f"uint{x.dtype.itemsize * 8}"))
+    return x
+
+
+def _from_bits(bits: Array, dtype: Any) -> Array:
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        part = jnp.finfo(dtype).dtype
+        return lax.complex(_from_bits(bits[0], part), _from_bits(bits[1], part))
+    if jnp.issubdtype(dtype, jnp.floating):
+        return lax.bitcast_convert_type(bits, dtype)
+    return bits.astype(dtype)
+
+
+def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
+    """Shows planned shardings when the region is made.
+
+    Args:
+        named: Gives the `NamedSharding` of a planned sharding, for a value of a rank.
+    """
+
+    def inspect(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+        (v,) = eqn.invars
+        planned = None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
+        eqn.params["callback"](named(planned, operands[0].rank))
+        return []
+
+    return inspect
+
+
+def in_place(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """An equation that asks how a value lies in memory, on this device's part."""
+    (held,) = operands
+    planned = walker.planned(eqn.outvars[0], scope)
+    at = settled(held) if planned is None else planned
+    (made,) = bind(eqn, [held.get(at)], eqn.params)
+    return [walker.hold(made, at, held.shape, held.dtype)]
+
+
+def device_put(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """Nothing, as all devices of the region hold the value; another memory space is moved to, except on CPU."""
+    out = []
+    for held, device in zip(operands, eqn.params["devices"], strict=True):
+        space = _space(device)
+        if space is None or walker.region.platform == "cpu" or is_key(held.dtype):
+            out += identity(walker, eqn, index, [held], scope)
+            continue
+        at = settled(held)
+        out.append(walker.hold(jax.device_put(held.get(at), space), at, held.shape, held.dtype))
+    return out
+
+
+def _space(device: Any) -> Any:
+    if isinstance(device, jax.memory.Space):
+        return device
+    kind = getattr(device, "memory_kind", None)
+    if kind is None:
+        return None
+    return jax.memory.Space.Host if "host" in kind else jax.memory.Space.Device
+
+
+def ruled_call(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """The function that has a rule, its results as planned."""
+    made = run_body(walker, eqn.params["call_jaxpr"], operands, None)
+    out = []
+    for held, v in zip(made, eqn.outvars, strict=True):
+        planned = walker.planned(v, scope)
+        if planned is None or not held.shape:
+            out.append(held)
+            continue
+        out.append(walker.hold(held.get(planned), planned, held.shape, held.dtype))
+    return out
+
+
+def called(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """The jaxpr of a call that compilers may replace by another one."""
+    body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
+    return run_body(walker, body, operands, only_child(scope, index))
+
+
+def kernel(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it."""
+    here = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
+    params = {name: _placed(value, here) for name, value in eqn.params.items()}
+    return walker.whole(Equation(eqn.replace(params=params)), operands)
+
+
+def _placed(value: Any, context: Any) -> Any:
+    """Jaxprs with another context in all equations; those in a grid's mapping too."""
+    if isinstance(value, ClosedJaxpr) and not isinstance(value, Jaxpr):
+        return ClosedJaxpr(_placed(value.jaxpr, context), value.consts)
+    if isinstance(value, Jaxpr):
+        eqns = [e.replace(ctx=context, params={name: _placed(p, context) for name, p in e.params.items()}) for e in value.eqns]
+        return value.replace(eqns=eqns)
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(_placed(item, context) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__name__ in ("GridMapping", "BlockMapping"):
+        fields = [f.name for f in dataclasses.fields(value) if f.init]
+        changed = {name: new for name in fields if (new := _placed(old := getattr(value, name), context)) is not old}
+        return dataclasses.replace(value, **changed) if changed else value
+    return value
+
+
+HANDLERS: dict[str, Handler] = {
+    "composite": called,
+    "custom_partitioning": called,
+    "debug_callback": callback,
+    "debug_print": callback,
+    "device_put": device_put,
+    "io_callback": callback,
+    "layout_constraint": in_place,
+    "pallas_call": kernel,
+    "pure_callback": callback,
+    "sdy_ruled_call": ruled_call,
+    "shard_alike": identity,
+    "with_memory_space_constraint": in_place,
+}
+"""Primitive -> what runs it."""

@@ -1,0 +1,161 @@
+"""Callbacks, calls of kernels, references and memory spaces inside a region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import numpy as jnp
+from jax.experimental import io_callback
+from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.shard_alike import shard_alike
+from jax.sharding import NamedSharding, PartitionSpec
+
+import shardy_py as sp
+
+P = PartitionSpec
+MESH = {"x": 2, "y": 4}
+X = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
+
+
+def run(fun: Callable[..., Any], *args: Any, specs: Any = P("x", "y")) -> Any:
+    """The results in a region, compared with those on one device."""
+    step = sp.auto_shard(fun, mesh=MESH, in_shardings=specs, lowering="shard_map")
+    got = step(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.jit(fun)(*args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    return got
+
+
+def calls_of(step: Callable[..., Any], *args: Any) -> None:
+    jax.block_until_ready(step(*args))
+    jax.effects_barrier()
+
+
+def test_debug_callback_is_called_once_with_the_full_values() -> None:
+    seen: list[np.ndarray] = []
+
+    def fun(x: Any) -> Any:
+        y = x @ x
+        jax.debug.callback(lambda v: seen.append(np.asarray(v)), y)
+        return y * 2
+
+    step = sp.auto_shard(fun, mesh=MESH, in_shardings=P("x", "y"), lowering="shard_map")
+    calls_of(step, X)
+    assert len(seen) == 1
+    np.testing.assert_allclose(seen[0], X @ X, rtol=1e-5)
+
+
+def test_debug_print_in_a_loop(capfd: pytest.CaptureFixture[str]) -> None:
+    def fun(x: Any) -> Any:
+        def body(i: Any, v: Any) -> Any:
+            jax.debug.print("trip {i}", i=i)
+            return v * 2
+
+        return jax.lax.fori_loop(0, 3, body, x)
+
+    calls_of(sp.auto_shard(fun, mesh=MESH, in_shardings=P("x"), lowering="shard_map"), X)
+    assert sorted(capfd.readouterr().out.split("\n")) == ["", "trip 0", "trip 1", "trip 2"]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_io_callback_is_called_once_and_gives_its_results_to_all(ordered: bool) -> None:
+    calls: list[int] = []
+
+    def host(v: Any) -> Any:
+        calls.append(1)
+        return -np.zeros((8,), np.float32), np.asarray(v).sum() * 1j, np.ones((8, 8), bool)
+
+    def fun(x: Any) -> Any:
+        kinds = (jax.ShapeDtypeStruct((8,), "float32"), jax.ShapeDtypeStruct((), "complex64"), jax.ShapeDtypeStruct((8, 8), "bool"))
+        zero, total, flags = io_callback(host, kinds, x, ordered=ordered)
+        return 1 / zero, total + x[0], flags & (x > 0.5)
+
+    step = sp.auto_shard(fun, mesh=MESH, in_shardings=P("x", "y"), lowering="shard_map")
+    inverse, total, flags = jax.block_until_ready(step(X))
+    assert len(calls) == 1
+    assert (np.asarray(inverse) == -np.inf).all()
+    np.testing.assert_allclose(total, X.sum() * 1j + X[0], rtol=1e-5)
+    np.testing.assert_array_equal(flags, X > 0.5)
+
+
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
+def test_pure_callback_under_vmap(method: str) -> None:
+    def fun(x: Any) -> Any:
+        def one(row: Any) -> Any:
+            return jax.pure_callback(lambda r: np.sin(r), jax.ShapeDtypeStruct(row.shape, row.dtype), row * 2, vmap_method=method)
+
+        return jax.vmap(one)(x) + x
+
+    run(fun, X, specs=P("x"))
+
+
+def test_ruled_call_has_planned_results() -> None:
+    @sp.sharding_rule("i k, k j -> i j", reduction="k")
+    def matmul(a: Any, b: Any) -> Any:
+        return jax.pure_callback(np.matmul, jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), a.dtype), a, b)
+
+    got = run(lambda a, b: matmul(a, b) + 1, X, X, specs=(P("x"), P(None, "y")))
+    assert got.sharding.spec == P("x", "y")
+
+
+def test_custom_partitioning_runs_its_function() -> None:
+    @custom_partitioning
+    def twice(x: Any) -> Any:
+        return x * 2
+
+    twice.def_partition(infer_sharding_from_operands=None, partition=None, sharding_rule="i j -> i j")
+    run(lambda x: twice(x) + 1, X)
+
+
+def test_composite_is_inlined() -> None:
+    softplus = jax.lax.composite(lambda x: jnp.log1p(jnp.exp(x)), name="test.softplus")
+    run(lambda x: softplus(x).sum(0), X)
+
+
+def test_pallas_call_runs_whole() -> None:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = x[...] * 3
+
+    def fun(x: Any) -> Any:
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x) + 1
+
+    run(fun, X)
+
+
+def test_references_become_values() -> None:
+    def fun(x: Any) -> Any:
+        ref = jax.new_ref(jnp.zeros_like(x))
+
+        def body(i: Any, _: Any) -> None:
+            ref[...] += x * i
+
+        jax.lax.fori_loop(0, 3, lambda i, c: (body(i, c), c)[1], 0)
+        return ref[...]
+
+    run(fun, X)
+
+
+def test_places_that_say_nothing_here() -> None:
+    def fun(x: Any) -> Any:
+        a, b = shard_alike(x * 2, x + 1)
+        return jax.device_put(a) + b
+
+    run(fun, X)
+
+
+def test_inspect_sharding_shows_the_plan() -> None:
+    seen: list[Any] = []
+
+    def fun(x: Any) -> Any:
+        y = x * 2
+        jax.debug.inspect_array_sharding(y, callback=seen.append)
+        return y
+
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    sp.auto_shard(fun, mesh=mesh, in_shardings=P("x", "y"), lowering="shard_map")(X)
+    assert seen == [NamedSharding(mesh, P("x", "y"))]
