@@ -9,6 +9,7 @@ from shardy_py.backends.local import (
     annotations,
     argminmax,
     calls,
+    effects,
     elementwise,
     fft,
     indexing,
@@ -51,5 +52,5 @@ FORMS = _joined(
 )
 """Primitive -> builder of its form."""
 
-HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, loops.HANDLERS))
+HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS))
 """Primitive -> what runs it, for equations that hold jaxprs or speak of shardings."""
