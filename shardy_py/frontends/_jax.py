@@ -21,6 +21,8 @@ from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
@@ -387,3 +389,50 @@ def random_fold_in(eqn: JaxprEqn) -> Callable[..., Any]:
     """As `random_fold_in_lowering`."""
     keys, messages = map(_aval, eqn.invars)
     return _single(_prng.iterated_vmap_binary_bcast(keys.shape, messages.shape, keys.dtype._impl.fold_in))
+
+
+def jvp_jaxpr(jaxpr: ClosedJaxpr, nonzero: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """The forward derivative of a jaxpr, with tangents only where they are not zero, and which results have such a tangent."""
+    return _ad.jvp_jaxpr(jaxpr, nonzero, instantiate=False)
+
+
+def split_jaxpr(jaxpr: ClosedJaxpr, unknown: Sequence[bool]) -> tuple[ClosedJaxpr, ClosedJaxpr, Sequence[bool], Sequence[int | None]]:
+    """What can be computed of a jaxpr before some of its inputs are known, and the rest.
+
+    Args:
+        jaxpr: Without constants.
+        unknown: Which inputs.
+
+    Returns:
+        The first part, whose results are the known results and then residuals; the second part, whose inputs are all residuals and then
+        the unknown inputs; which results are unknown; and for each residual the known input that it is, None where the first part makes it.
+    """
+    known, rest, unknown_results, _, forwarded = _partial_eval.partial_eval_jaxpr_nounits_fwd(jaxpr, tuple(unknown), instantiate=False)
+    return known, rest, unknown_results, forwarded
+
+
+def batch_jaxpr(jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[int | None]) -> tuple[ClosedJaxpr, Sequence[int | None]]:
+    """The jaxpr mapped over a dimension of each input, and the dimension of each result that is mapped; None where none is."""
+    return _batching.batch_jaxpr2(jaxpr, axis, tuple(dims))
+
+
+def backward_pass(jaxpr: ClosedJaxpr, inputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Cotangents of the inputs that are `ad.UndefinedPrimal`, in which the jaxpr is linear."""
+    return _ad.backward_pass(jaxpr.jaxpr, False, jaxpr.consts, inputs, cotangents)
+
+
+def close_over_nothing(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with its constants as first inputs."""
+    detached = getattr(jaxpr, "with_consts", None)  # jax >= 0.12: one class for open and closed jaxprs
+    if detached is not None:
+        return detached(())
+    return ClosedJaxpr(_partial_eval.convert_constvars_jaxpr(jaxpr.jaxpr), ())
+
+
+def checkpoint_rule(update: Callable[..., tuple[dict[str, Any], dict[str, Any]]]) -> Callable[..., Any]:
+    """How `jax.checkpoint` divides a primitive that calls its parameter `jaxpr`: as the jaxpr itself, equation by equation.
+
+    Args:
+        update: Completes the parameters of the two calls, as the `ParamsUpdater2` of JAX's own call primitives.
+    """
+    return functools.partial(_partial_eval.closed_call_partial_eval_custom_rule, "jaxpr", update)

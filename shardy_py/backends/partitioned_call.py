@@ -1,0 +1,357 @@
+"""A call of a jaxpr that is partitioned when it runs, and transformed as a whole before: `grad`, `vmap` and the like see global arrays.
+
+A shard_map region is a poor thing to differentiate: rules of `jax.custom_vjp` inside it would get local arrays where they were written
+for global ones, and sums over devices would be transposed to more sums. So a call holds the global jaxpr. Every transformation makes
+another global jaxpr, in the way JAX's rules for `jit` do, and only what is left in the end is partitioned. What is known about
+shardings goes along: tangents and cotangents are to be laid out as their values, residuals as the first part of a call leaves them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, new_jaxpr_eqn
+from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.frontends.transforms import batch_jaxpr, checkpoint_rule, hoisted, jvp_jaxpr, split_jaxpr, transpose_jaxpr, used_part
+
+Shardings = tuple[TensorSharding | None, ...]
+
+
+class Partition(Hashable, Protocol):
+    """Makes a program of local arrays of a jaxpr of global ones.
+
+    Attributes:
+        devices: The mesh that programs run on; None where they run wherever their arguments are, or the mesh is abstract.
+    """
+
+    @property
+    def devices(self) -> Mesh | None: ...  # noqa: D102
+
+    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Callable[..., Sequence[Any]]:
+        """A traceable function from global arrays to global arrays.
+
+        Args:
+            jaxpr: Without constants.
+            in_shardings: What is known of the sharding of each input; None where nothing is.
+            out_shardings: The same for results.
+        """
+        ...
+
+    def planned(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> tuple[Shardings, Shardings]:
+        """The shardings that inputs and results get. Arguments are those of a call."""
+        ...
+
+
+partitioned_call_p = Primitive("partitioned_call")
+"""A call of `jaxpr`, which has no constants.
+
+`partition` is a `Partition`, `in_seeds` and `out_seeds` are what its shardings are worked out from, `name` is for profiles, and `devices`
+is a jaxpr that names the devices, None where no devices are asked for.
+"""
+partitioned_call_p.multiple_results = True
+
+
+def partitioned_call(
+    jaxpr: ClosedJaxpr, leaves: Sequence[Any], partition: Partition, in_shardings: Shardings, out_shardings: Shardings, name: str
+) -> list[Any]:
+    """Calls a jaxpr on global arrays, partitioned; can be transformed as if `jax.jit` had been called.
+
+    Args:
+        jaxpr: What to call. Its constants become inputs, of which nothing is known; they may be tracers.
+        leaves: The arguments.
+        partition: What partitions it. Equal partitions must behave the same.
+        in_shardings: One for each argument.
+        out_shardings: One for each result.
+        name: For profiles.
+
+    Returns:
+        The results.
+    """
+    return _bind(leaves, jaxpr, in_shardings, out_shardings, partition=partition, name=name, devices=_naming(partition.devices))
+
+
+def _bind(args: Iterable[Any], jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any) -> list[Any]:
+    args, params = _call(args, jaxpr, in_seeds, out_seeds, rest)
+    return partitioned_call_p.bind(*args, **params)
+
+
+def _call(
+    args: Iterable[Any], jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, rest: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Operands and parameters, with the constants of the jaxpr as operands."""
+    seeds = (None,) * len(jaxpr.consts) + tuple(in_seeds)
+    return [*jaxpr.consts, *args], dict(rest, jaxpr=hoisted(jaxpr), in_seeds=seeds, out_seeds=tuple(out_seeds))
+
+
+@functools.lru_cache(maxsize=64)
+def _naming(devices: Mesh | None) -> ClosedJaxpr | None:
+    # jax.jit finds the devices to compile for in its arguments and in the shardings of its jaxpr, those of inner jaxprs included.
+    if devices is None:
+        return None
+    replicated = NamedSharding(devices.update(axis_types=(AxisType.Auto,) * len(devices.axis_names)), PartitionSpec())
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "float32"))
+
+
+# Seeds: shardings, some of which are known only when another call has been planned. Most derived calls are themselves derived from again
+# and never run, so nothing is planned before a call runs or is lowered.
+
+
+class _Planning:
+    """A call and what planning makes of the shardings of its inputs and results; equal calls are one object."""
+
+    def __init__(self, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> None:
+        self._call = (jaxpr, _resolved, in_seeds, out_seeds)
+        self._partition = partition
+
+    @functools.cached_property
+    def shardings(self) -> Shardings:
+        """Those of inputs, then those of results."""
+        jaxpr, resolved, in_seeds, out_seeds = self._call
+        ins, outs = self._partition.planned(jaxpr, resolved(in_seeds), resolved(out_seeds))
+        return (*ins, *outs)
+
+
+_planning = functools.lru_cache(maxsize=1024)(_Planning)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The sharding that an input or result of a call gets."""
+
+    planning: _Planning
+    index: int
+
+    def resolve(self) -> TensorSharding | None:
+        return self.planning.shardings[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A sharding with a dimension inserted."""
+
+    seed: _Planned | _Mapped
+    dim: int
+    axes: tuple[str, ...]
+
+    def resolve(self) -> TensorSharding | None:
+        return with_mapped_dim(self.seed.resolve(), self.dim, self.axes)
+
+
+Seed = TensorSharding | _Planned | _Mapped | None
+Seeds = Sequence[Seed]
+
+
+def _resolved(seeds: Seeds) -> Shardings:
+    return tuple(seed.resolve() if isinstance(seed, _Planned | _Mapped) else seed for seed in seeds)
+
+
+def _planned(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> tuple[Seeds, Seeds]:
+    """Seeds for calls derived from this one: what planning makes of its own, those that were planned before as they are."""
+    planning = _planning(jaxpr, partition, tuple(in_seeds), tuple(out_seeds))
+    seeds = [s if isinstance(s, _Planned | _Mapped) else _Planned(planning, i) for i, s in enumerate((*in_seeds, *out_seeds))]
+    return tuple(seeds[: len(in_seeds)]), tuple(seeds[len(in_seeds) :])
+
+
+def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[str] = ()) -> TensorSharding | None:
+    """The sharding of an array of which this is the sharding of one slice, as a result of `jax.vmap`.
+
+    Args:
+        sharding: That of a slice; None where nothing is known, which gives None.
+        dim: Where the mapped dimension is inserted.
+        axes: The axes that cut it, as by `spmd_axis_name`; where there are none it is open.
+    """
+    if sharding is None:
+        return None
+    return sharding.with_dims([*sharding.dims[:dim], DimensionSharding(axes, bool(axes)), *sharding.dims[dim:]])
+
+
+# Running and lowering.
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, name: str) -> Callable[..., Any]:
+    run = partition(jaxpr, _resolved(in_seeds), _resolved(out_seeds))
+
+    def call(*args: Any) -> list[Any]:
+        return list(run(*args))
+
+    call.__name__ = call.__qualname__ = name
+    return jax.jit(call)
+
+
+def _run(
+    *args: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, name: str, devices: ClosedJaxpr | None
+) -> list[Any]:
+    return _program(jaxpr, partition, in_seeds, out_seeds, name)(*args)
+
+
+partitioned_call_p.def_impl(_run)
+partitioned_call_p.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
+mlir.register_lowering(partitioned_call_p, mlir.lower_fun(_run, multiple_results=True))
+
+
+# Forward derivatives. Reverse ones are made by JAX from these, by the division below into what does not depend on tangents and what does.
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    jaxpr: ClosedJaxpr,
+    partition: Partition,
+    in_seeds: Seeds,
+    out_seeds: Seeds,
+    **rest: Any,
+) -> tuple[list[Any], list[Any]]:
+    nonzero = [type(t) is not ad.Zero and jax.typeof(t).dtype != jax.dtypes.float0 for t in tangents]
+    derived, made = jvp_jaxpr(jaxpr, nonzero)
+    ins, outs = _planned(jaxpr, partition, in_seeds, out_seeds)
+    args = [*primals, *_where(tangents, nonzero)]
+    results = iter(_bind(args, derived, (*ins, *_where(ins, nonzero)), (*outs, *_where(outs, made)), partition=partition, **rest))
+    out = [next(results) for _ in jaxpr.out_avals]
+    return out, [next(results) if nz else ad.Zero(aval.to_tangent_aval()) for aval, nz in zip(jaxpr.out_avals, made)]
+
+
+ad.primitive_jvps[partitioned_call_p] = _jvp
+
+
+def _partial_eval(
+    trace: Any, *tracers: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, **rest: Any
+) -> list[Any]:
+    rest["partition"] = partition
+    unknown = [not t.is_known() for t in tracers]
+    if all(unknown) or not any(unknown):
+        params = dict(rest, jaxpr=jaxpr, in_seeds=in_seeds, out_seeds=out_seeds)
+        return trace.default_process_primitive(partitioned_call_p, tracers, params)
+    first, second, late, forwarded = split_jaxpr(jaxpr, unknown)
+    early_args = [t.pval.get_known() for t in _where(tracers, unknown, False)]
+    early_seeds = _where(in_seeds, unknown, False)
+    out_early = _where(out_seeds, late, False)
+    first, places = _without_repeats(first, len(out_early))
+    kept = len(first.out_avals)
+    made_seeds = (*out_early, *(None for _ in range(kept - len(out_early))))
+    args, params = _call(early_args, first, early_seeds, made_seeds, rest)
+    made = partitioned_call_p.bind(*args, **params) if kept or first.effects else []
+    _, made_seeds = _planned(params["jaxpr"], partition, params["in_seeds"], params["out_seeds"])
+    results, seeds = [made[p] for p in places], [made_seeds[p] for p in places]
+    residuals, residual_seeds = iter(results[len(out_early) :]), iter(seeds[len(out_early) :])
+    late_args = [next(residuals) if f is None else early_args[f] for f in forwarded]
+    late_seeds = [next(residual_seeds) if f is None else early_seeds[f] for f in forwarded]
+    args, params = _call(
+        [*late_args, *_where(tracers, unknown)],
+        second,
+        (*late_seeds, *_where(in_seeds, unknown)),
+        _where(out_seeds, late),
+        rest,
+    )
+    later = iter(trace.default_process_primitive(partitioned_call_p, args, params) if any(late) or second.effects else [])
+    sooner = iter(results)
+    return [next(later) if is_late else next(sooner) for is_late in late]
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_repeats(jaxpr: ClosedJaxpr, results: int) -> tuple[ClosedJaxpr, tuple[int, ...]]:
+    """The jaxpr without residuals that are results or other residuals as well, and where each is found; residuals follow the results."""
+    kept = list(jaxpr.jaxpr.outvars[:results])
+    found = {v: i for i, v in enumerate(kept) if not isinstance(v, Literal)}
+    places = list(range(results))
+    for v in jaxpr.jaxpr.outvars[results:]:
+        place = len(kept) if isinstance(v, Literal) else found.setdefault(v, len(kept))
+        kept += [v] if place == len(kept) else []
+        places.append(place)
+    if len(kept) == len(places):
+        return jaxpr, tuple(places)
+    info = jaxpr.jaxpr.debug_info.with_unknown_names()
+    return ClosedJaxpr(jaxpr.jaxpr.replace(outvars=kept, debug_info=info), jaxpr.consts), tuple(places)
+
+
+partial_eval.custom_partial_eval_rules[partitioned_call_p] = _partial_eval
+
+
+def _divide(
+    unknown_in: Sequence[bool],
+    used_late: Sequence[bool],
+    known_out: Sequence[bool],
+    made_late: Sequence[bool],
+    residuals: int,
+    residuals_in: int,
+    early: dict[str, Any],
+    late: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters for the two calls into which `jax.checkpoint` divides one: what it saves, and what it computes again."""
+    in_seeds, out_seeds = early["in_seeds"], early["out_seeds"]
+    early = dict(early, in_seeds=_where(in_seeds, unknown_in, False), out_seeds=_where(out_seeds, known_out) + (None,) * residuals)
+    saved: Seeds = (None,) * residuals_in
+    if residuals == residuals_in:
+        _, made = _planned(early["jaxpr"], early["partition"], early["in_seeds"], early["out_seeds"])
+        saved = made[len(made) - residuals :]
+    return early, dict(late, in_seeds=(*saved, *_where(in_seeds, used_late)), out_seeds=_where(out_seeds, made_late))
+
+
+partial_eval.partial_eval_jaxpr_custom_rules[partitioned_call_p] = checkpoint_rule(_divide)
+
+
+def _transpose(cotangents: Sequence[Any], *args: Any, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any) -> list[Any]:
+    linear = [ad.is_undefined_primal(x) for x in args]
+    nonzero = [type(ct) is not ad.Zero for ct in cotangents]
+    derived, made = transpose_jaxpr(jaxpr, linear, nonzero)
+    seeds = (*_where(in_seeds, linear, False), *_where(out_seeds, nonzero))
+    operands = [*_where(args, linear, False), *_where(cotangents, nonzero)]
+    results = iter(_bind(operands, derived, seeds, _where(_where(in_seeds, linear), made), **rest) if any(made) or derived.effects else [])
+    is_made = iter(made)
+    return [
+        None if not is_linear else next(results) if next(is_made) else ad.Zero(aval.to_ct_aval())
+        for aval, is_linear in zip(jaxpr.in_avals, linear)
+    ]
+
+
+ad.primitive_transposes[partitioned_call_p] = _transpose
+
+
+# Mapping and leaving out.
+
+
+def _batch(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any
+) -> tuple[list[Any], Sequence[Any]]:
+    derived, made = batch_jaxpr(jaxpr, axis, dims)
+    axes = tuple(axis.spmd_name or ())
+
+    def mapped(seed: Seed, dim: Any) -> Seed:
+        if seed is None or dim is None:
+            return seed
+        return with_mapped_dim(seed, dim, axes) if isinstance(seed, TensorSharding) else _Mapped(seed, dim, axes)
+
+    seeds = map(mapped, in_seeds, dims)
+    return _bind(args, derived, tuple(seeds), tuple(map(mapped, out_seeds, made)), **rest), made
+
+
+batching.fancy_primitive_batchers[partitioned_call_p] = _batch
+
+
+def _leave_out(used: list[bool], *rest: Any) -> tuple[list[bool], JaxprEqn | None]:
+    eqn: JaxprEqn = rest[-1]  # jax >= 0.12 also says which inputs are live
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    part, inputs = used_part(eqn.params["jaxpr"], tuple(used))
+    if part is eqn.params["jaxpr"]:
+        return list(inputs), eqn
+    seeds = {"in_seeds": _where(eqn.params["in_seeds"], inputs), "out_seeds": _where(eqn.params["out_seeds"], used)}
+    params = dict(eqn.params, jaxpr=part, **seeds)
+    invars, outvars = _where(eqn.invars, inputs), _where(eqn.outvars, used)
+    return list(inputs), new_jaxpr_eqn(list(invars), list(outvars), eqn.primitive, params, part.effects, eqn.source_info, eqn.ctx)
+
+
+partial_eval.dce_rules[partitioned_call_p] = _leave_out
+
+
+def _where(values: Iterable[Any], flags: Iterable[bool], wanted: bool = True) -> tuple[Any, ...]:
+    return tuple(value for value, flag in zip(values, flags) if bool(flag) is wanted)
