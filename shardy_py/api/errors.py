@@ -44,6 +44,10 @@ class PeerMissingError(UserError, RuntimeError):
     """A process of the mesh did not come to compare plans."""
 
 
+class DonationWarning(UserWarning):
+    """A donated buffer that no output can take; it stays alive."""
+
+
 class OrderedEffectError(UserError):
     """Ordered effects cannot run on several devices."""
 

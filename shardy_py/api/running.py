@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from jax.extend.source_info_util import summarize
 from jax.sharding import NamedSharding
 
 from shardy_py.api.dispatch import Dispatch, cut_host_array, direct, dispatched
-from shardy_py.api.errors import DeletedBufferError, DonationError, NotAvailableError, OrderedEffectError
+from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.planning import Planned, propagated
 from shardy_py.api.signature import Layout, configuration
@@ -28,7 +29,7 @@ from shardy_py.backends.shard_map import partitioned
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import is_tracing
 from shardy_py.frontends.jaxpr import Imported
-from shardy_py.plan.donation import arrangement
+from shardy_py.plan.donation import Donated, arrangement
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.values import PlannedValue
 
@@ -53,10 +54,10 @@ class BufferErrors:
             fix="use the result of that call instead, or do not donate the argument",
         )
 
-    def twice(self, path: str, first: str, leaf: Any) -> Exception:
+    def twice(self, path: str, first: str, leaf: Any, same: bool = True) -> Exception:
         """One buffer stands at two paths."""
         return DonationError(
-            f"{first} and {path} are one array, and it is donated",
+            f"{first} and {path} are one array, and it is donated" if same else f"{first} and {path} share memory, and it is donated",
             where=f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}], argument of {location_of(self.fun)}",
             why="a donated buffer may be overwritten while the other argument still needs it",
             fix=f"pass a copy, jnp.copy(...), for one of them, or do not donate {path.partition('[')[0].partition('.')[0]}",
@@ -112,6 +113,7 @@ class Entry:
             dispatch.agreement.settle()
         slots = self._cut(slots) if dispatch.several_processes and not is_tracing() else slots
         if self.in_shardings is None or not self.layout.donated:
+            self._look_once(slots)
             return dispatch.run(*slots)
         placed = list(slots)
         wanted = iter(self.in_shardings)
@@ -120,7 +122,12 @@ class Entry:
             shardings = [next(wanted) for _ in leaves]
             if i in self.layout.donated:
                 placed[i] = jax.tree.unflatten(tree, [_put(leaf, sharding) for leaf, sharding in zip(leaves, shardings)])
+        self._look_once(placed)
         return dispatch.run(*placed)
+
+    def _look_once(self, slots: Sequence[Any]) -> None:
+        if not self.guard.apart:
+            self.guard.look_at_memory(slots, functools.partial(self.errors.paths, slots), self.errors)
 
     def _cut(self, slots: Sequence[Any]) -> list[Any]:
         request = self.planned.traced.request
@@ -150,6 +157,7 @@ class Entry:
     def check(self, slots: Sequence[Any]) -> None:
         """Raises where a buffer may not be passed."""
         self.guard.explain(slots, functools.partial(self.errors.paths, slots), self.errors)
+        self._look_once(slots)
 
     def lower(self, platforms: tuple[str, ...] | None = None) -> Any:
         """The `jax.stages.Lowered`, for other platforms than this machine's where they are named."""
@@ -181,6 +189,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     mesh = view.given if abstract else view.runnable()
     _refuse_ordered(traced.jaxpr, view, request.location)
     _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
+    _warn_of_refused(plan.donation, request.location)
 
     def again(copy: ClosedJaxpr) -> Imported:
         return propagated(copy, traced, _closed(plan.inputs), _closed(plan.outputs), plan.timings, None)
@@ -238,6 +247,14 @@ def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:
         planned = TensorSharding.closed(MESH_NAME, rank) if value.sharding is None else value.sharding
         made.append(planned.with_dims(planned.dims[:rank]).closed_like().with_mesh(MESH_NAME))
     return made
+
+
+def _warn_of_refused(donated: Sequence[Donated], location: str) -> None:
+    """As JAX warns, but with names and reasons."""
+    refused = [str(leaf) for leaf in donated if leaf.kind not in ("aliased", "unused", "off")]
+    if refused:
+        listed = "\n".join(f"  {line}" for line in refused)
+        warnings.warn(f"donated buffers of {location} that no output can take:\n{listed}", DonationWarning, stacklevel=2)
 
 
 def _refuse_ordered(jaxpr: ClosedJaxpr, view: MeshView, location: str) -> None:

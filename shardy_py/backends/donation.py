@@ -28,8 +28,8 @@ class Errors(Protocol):
         """The leaf's buffer was donated or deleted."""
         ...
 
-    def twice(self, path: str, first: str, leaf: Any) -> Exception:
-        """One buffer stands at two paths, at least one of them donated."""
+    def twice(self, path: str, first: str, leaf: Any, same: bool = True) -> Exception:
+        """One array, or two that share memory, stand at two paths, at least one of them donated."""
         ...
 
 
@@ -38,12 +38,17 @@ class Guard:
 
     Args:
         donated: Slots whose buffers are donated.
+
+    Attributes:
+        donated: The same.
+        apart: Whether the last look at the memory of the arguments found nothing shared; None before the first.
     """
 
-    __slots__ = ("_array_deleted", "_deleted", "donated")
+    __slots__ = ("_array_deleted", "_deleted", "apart", "donated")
 
     def __init__(self, donated: Sequence[int]) -> None:
         self.donated = frozenset(donated)
+        self.apart: bool | None = None if donated else True
         self._deleted: dict[type, Callable[[Any], bool]] = {}
         self._array_deleted: Callable[[Any], bool] = _refused
 
@@ -55,7 +60,7 @@ class Guard:
             deleted = any(map(self._array_deleted, leaves))
         except (AttributeError, TypeError):
             deleted = self._any_deleted(leaves)
-        return deleted or (bool(self.donated) and len(set(map(id, leaves))) != len(leaves))
+        return deleted or self.apart is False or (bool(self.donated) and len(set(map(id, leaves))) != len(leaves))
 
     def _any_deleted(self, leaves: Sequence[Any]) -> bool:
         known = self._deleted
@@ -97,6 +102,43 @@ class Guard:
                 first, before = seen.setdefault(id(leaf), (path, donated))
                 if first != path and (donated or before):
                     raise errors.twice(path, first, leaf)
+
+    def look_at_memory(self, slots: Sequence[Any], paths: Paths, errors: Errors) -> None:
+        """Raises where a donated array and another one share memory, as two that `jax.device_put` made of one array may.
+
+        It takes tens of microseconds per array, so it is for first calls, and those after one that did not pass.
+
+        Args:
+            slots: The arguments.
+            paths: Gives one path per leaf.
+            errors: Makes the errors.
+        """
+        seen: dict[tuple[Any, int], tuple[int, bool]] = {}
+        position = -1
+        for slot, argument in enumerate(slots):
+            donated = slot in self.donated
+            for leaf in jax.tree.leaves(argument):
+                position += 1
+                for place in _places(leaf):
+                    first, before = seen.setdefault(place, (position, donated))
+                    if first != position and (donated or before):
+                        self.apart = False
+                        names = paths()
+                        raise errors.twice(names[position], names[first], leaf, same=False)
+        self.apart = True
+
+
+def _places(leaf: Any) -> list[tuple[Any, int]]:
+    """Device and address of each piece of an array; none on a single device, where JAX itself refuses what is passed twice."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return []
+    if len(leaf.sharding.device_set) == 1 or not leaf.nbytes:
+        return []
+    try:
+        pieces = [leaf.addressable_data(i) for i in range(len(leaf.sharding.addressable_devices))]
+        return [(next(iter(piece.devices())), piece.unsafe_buffer_pointer()) for piece in pieces]
+    except (RuntimeError, NotImplementedError):  # A platform that does not tell.
+        return []
 
 
 def _not_deleted(leaf: Any) -> bool:
