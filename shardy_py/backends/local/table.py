@@ -9,6 +9,8 @@ from shardy_py.backends.local import (
     annotations,
     argminmax,
     calls,
+    convolution,
+    cumulative,
     effects,
     elementwise,
     fft,
@@ -20,7 +22,9 @@ from shardy_py.backends.local import (
     random_bits,
     reductions,
     shapes,
+    slicing,
     sorting,
+    windows,
 )
 
 
@@ -38,6 +42,8 @@ def _joined(tables: Iterable[dict[str, Any]]) -> dict[str, Any]:
 FORMS = _joined(
     (
         argminmax.FORMS,
+        convolution.FORMS,
+        cumulative.FORMS,
         elementwise.FORMS,
         fft.FORMS,
         indexing.FORMS,
@@ -47,7 +53,9 @@ FORMS = _joined(
         random_bits.FORMS,
         reductions.FORMS,
         shapes.FORMS,
+        slicing.FORMS,
         sorting.FORMS,
+        windows.FORMS,
     )
 )
 """Primitive -> builder of its form."""

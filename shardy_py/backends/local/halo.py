@@ -1,0 +1,332 @@
+"""Ranges of a dimension that is cut over devices, brought to where they are needed.
+
+Every device says which range it wants. What it has itself is sliced; the rest comes in as few `ppermute`s as send the least: each
+device sends only what its receiver lacks. Where that would be as much as all of it, the dimension is gathered.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """What a device has of a dimension.
+
+    Attributes:
+        base: The position of the first element of its array.
+        start: The first position that is valid.
+        stop: The position behind the last that is valid.
+    """
+
+    base: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of positions on its way.
+
+    Attributes:
+        source: Who has it.
+        target: Who wants it.
+        start: Its first position.
+        stop: The position behind its last.
+    """
+
+    source: int
+    target: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """Number of positions."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Pieces that travel together: at most one from each device, at most one to each.
+
+    Attributes:
+        length: Elements that are sent, the most that a piece has.
+        pieces: The pieces.
+        is_own: Whether every device is its own source, so that nothing is sent.
+    """
+
+    length: int
+    pieces: tuple[Piece, ...]
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How devices get the ranges they want.
+
+    Attributes:
+        have: What each has.
+        starts: Where the range begins that each wants.
+        length: How long it is.
+        block: Elements along the dimension in each device's array.
+        slots: What is sent.
+        is_gathered: Whether the dimension is gathered instead.
+        received: Elements along the dimension that a device receives.
+    """
+
+    have: tuple[Have, ...]
+    starts: tuple[int, ...]
+    length: int
+    block: int
+    slots: tuple[Slot, ...]
+    is_gathered: bool
+    received: int
+
+
+def blocks(size: int, count: int) -> tuple[Have, ...]:
+    """What devices have of a dimension in blocks of ceil(size / count).
+
+    Example:
+        >>> blocks(5, 2)
+        (Have(base=0, start=0, stop=3), Have(base=3, start=3, stop=5))
+    """
+    b = -(-size // count)
+    return tuple(Have(t * b, min(t * b, size), min((t + 1) * b, size)) for t in range(count))
+
+
+@functools.lru_cache(maxsize=4096)
+def exchange(have: tuple[Have, ...], starts: tuple[int, ...], length: int, block: int) -> Exchange:
+    """The cheapest way to bring everyone its range.
+
+    Args:
+        have: What each device has; together one range without gaps.
+        starts: Where the range begins that each wants; it may lie outside in part or all.
+        length: How long it is.
+        block: Elements along the dimension in each device's array.
+
+    Example:
+        >>> halo = exchange(blocks(12, 3), (-1, 3, 7), 6, 4)
+        >>> halo.received, [slot.length for slot in halo.slots]
+        (2, [1, 4, 1])
+    """
+    pieces = [
+        Piece(s, t, max(start, h.start), min(start + length, h.stop))
+        for t, start in enumerate(starts)
+        for s, h in enumerate(have)
+        if max(start, h.start) < min(start + length, h.stop)
+    ]
+    by_hop, packed = _by_hop(pieces), _packed(pieces)
+    slots = min((by_hop, packed), key=lambda slots: (_received(slots), len(slots)))
+    received, whole = _received(slots), (len(have) - 1) * block
+    is_even = all(h.base == have[0].base + i * block for i, h in enumerate(have))
+    if received and received >= whole and is_even:
+        return Exchange(have, starts, length, block, (), True, whole)
+    return Exchange(have, starts, length, block, slots, False, received)
+
+
+def _received(slots: Sequence[Slot]) -> int:
+    return sum(slot.length for slot in slots if not slot.is_own)
+
+
+def _by_hop(pieces: Sequence[Piece]) -> tuple[Slot, ...]:
+    """One slot for each distance from source to target, nearest to the left first."""
+    hops: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        hops.setdefault(piece.source - piece.target, []).append(piece)
+    return tuple(_slot(hops[hop]) for hop in sorted(hops))
+
+
+def _packed(pieces: Sequence[Piece]) -> tuple[Slot, ...]:
+    """As few slots as first fit finds, long pieces first."""
+    own = [piece for piece in pieces if piece.source == piece.target]
+    slots: list[list[Piece]] = []
+    for piece in sorted((p for p in pieces if p.source != p.target), key=lambda p: (-p.length, p.target, p.source)):
+        for slot in slots:
+            if all(p.source != piece.source and p.target != piece.target for p in slot):
+                slot.append(piece)
+                break
+        else:
+            slots.append([piece])
+    return (*((_slot(own),) if own else ()), *map(_slot, slots))
+
+
+def _slot(pieces: Sequence[Piece]) -> Slot:
+    ordered = tuple(sorted(pieces, key=lambda p: p.target))
+    return Slot(max(p.length for p in pieces), ordered, all(p.source == p.target for p in pieces))
+
+
+def run(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, fill: Any = None) -> Array:
+    """Everyone's range of a dimension.
+
+    Args:
+        x: This device's array.
+        dim: The dimension.
+        names: The mesh axes it is cut over, major to minor; () where it is whole.
+        plan: What is had and wanted.
+        fill: What stands at positions that nobody has; anything where None.
+    """
+    index = lax.axis_index(names) if names else 0
+    if plan.is_gathered:
+        return _masked(_gathered(x, dim, names, plan, index), dim, plan, index, fill)
+    if not plan.slots:
+        return _filled(x, dim, plan.length, fill)
+    places = _places(plan)
+    parts = [_sent(x, dim, names, plan, slot, index) for slot in plan.slots]
+    if places is not None:
+        return _masked(_joined(parts, places, dim, plan.length), dim, plan, index, fill)
+    room = max(slot.length for slot in plan.slots)
+    out = _filled(x, dim, plan.length + room, fill)
+    for part, slot in zip(parts, plan.slots, strict=True):
+        at: list[int | None] = [plan.length] * len(plan.have)
+        counts: list[int | None] = [0] * len(plan.have)
+        for piece in slot.pieces:
+            at[piece.target] = piece.start - plan.starts[piece.target]
+            counts[piece.target] = piece.length
+        place = of_device(at, index)
+        if any(count != slot.length for count in counts):
+            old = lax.dynamic_slice_in_dim(out, place, slot.length, axis=dim)
+            part = lax.select(lax.broadcasted_iota(jnp.int32, part.shape, dim) < of_device(counts, index), part, old)
+        out = lax.dynamic_update_slice_in_dim(out, part, place, axis=dim)
+    return lax.slice_in_dim(out, 0, plan.length, axis=dim)
+
+
+def fetch(
+    x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], n: int, starts: Sequence[int], length: int, fill: Any = None
+) -> Array:
+    """A range for everyone of a dimension that is cut into blocks.
+
+    Args:
+        x: This device's block.
+        dim: The dimension.
+        names: The mesh axes it is cut over, major to minor.
+        sizes: The size of every mesh axis.
+        n: The dimension's size.
+        starts: Where each device's range begins, in the order of blocks.
+        length: How long every range is.
+        fill: What stands at positions outside of the dimension; anything where None.
+    """
+    return run(x, dim, names, planned(n, int(np.prod([sizes[a] for a in names], dtype=int)), tuple(starts), length), fill)
+
+
+def planned(n: int, ways: int, starts: Sequence[int], length: int) -> Exchange:
+    """The exchange of a dimension in blocks."""
+    return exchange(blocks(n, ways), tuple(starts), length, -(-n // ways))
+
+
+def fetched_bytes(n: int, ways: int, starts: Sequence[int], length: int, row: int) -> int:
+    """Bytes that `fetch` brings to a device.
+
+    Args:
+        n: The dimension's size.
+        ways: Into how many blocks it is cut.
+        starts: Where each device's range begins.
+        length: How long every range is.
+        row: Bytes that a device has for one position.
+    """
+    return planned(n, ways, starts, length).received * row
+
+
+def of_device(values: Sequence[int | None], index: Array) -> Array:
+    """The number of this device; any where that is None.
+
+    Args:
+        values: One for each device.
+        index: Which device this is.
+    """
+    given = [(i, v) for i, v in enumerate(values) if v is not None]
+    if not given:
+        return 0
+    (i0, v0), (i1, v1) = given[0], given[-1]
+    if all(v == v0 for _, v in given):
+        return v0
+    if isinstance(index, int):
+        return values[index]
+    step, rest = divmod(v1 - v0, i1 - i0)
+    if not rest and all(v == v0 + (i - i0) * step for i, v in given):
+        return index * step + (v0 - i0 * step)
+    table = np.array([v or 0 for v in values], np.int32)
+    return lax.dynamic_index_in_dim(jnp.asarray(table), index, keepdims=False)
+
+
+def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:
+    """More room at the ends of a dimension."""
+    if not low and not high:
+        return x
+    value = jnp.zeros((), x.dtype) if fill is None else jnp.asarray(fill, x.dtype)
+    return lax.pad(x, value, [(low, high, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
+
+
+def sliced(x: Array, dim: int, start: Array, length: int) -> Array:
+    """A range of a dimension that lies within it."""
+    if isinstance(start, int):
+        return lax.slice_in_dim(x, start, start + length, axis=dim) if (start, length) != (0, x.shape[dim]) else x
+    return lax.dynamic_slice_in_dim(x, start, length, axis=dim)
+
+
+def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
+    shape = [length if d == dim else n for d, n in enumerate(x.shape)]
+    return lax.broadcast_in_dim(jnp.asarray(0 if fill is None else fill, x.dtype), shape, ())
+
+
+def _sent(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, slot: Slot, index: Array) -> Array:
+    """What arrives in a slot: the piece, from its first element on."""
+    offsets: list[int | None] = [None] * len(plan.have)
+    for piece in slot.pieces:
+        offsets[piece.source] = piece.start - plan.have[piece.source].base
+    x = padded(x, dim, 0, max(0, max(o + slot.length - plan.block for o in offsets if o is not None)))
+    part = sliced(x, dim, of_device(offsets, index), slot.length)
+    if slot.is_own:
+        return part
+    return lax.ppermute(part, names, [(p.source, p.target) for p in slot.pieces])
+
+
+def _places(plan: Exchange) -> tuple[int, ...] | None:
+    """Where the pieces of each slot lie in the range, if that is the same for all devices and they follow each other without gaps."""
+    places: list[int] = []
+    end = 0
+    for slot in plan.slots:
+        at = {piece.start - plan.starts[piece.target] for piece in slot.pieces}
+        (place, *others) = at
+        if others or (places and place != end) or place + slot.length > plan.length:
+            return None
+        places.append(place)
+        end = place + slot.length
+    return tuple(places)
+
+
+def _joined(parts: Sequence[Array], places: Sequence[int], dim: int, length: int) -> Array:
+    out = parts[0] if len(parts) == 1 else lax.concatenate(parts, dim)
+    return padded(out, dim, places[0], length - places[0] - out.shape[dim])
+
+
+def _gathered(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, index: Array) -> Array:
+    whole = lax.all_gather(x, names, axis=dim, tiled=True)
+    base = plan.have[0].base
+    low = max(0, base - min(plan.starts))
+    high = max(0, max(plan.starts) + plan.length - base - whole.shape[dim])
+    return sliced(padded(whole, dim, low, high), dim, of_device([s - base + low for s in plan.starts], index), plan.length)
+
+
+def _masked(x: Array, dim: int, plan: Exchange, index: Array, fill: Any) -> Array:
+    """`fill` at the positions that nobody has."""
+    if fill is None:
+        return x
+    first, stop = min(h.start for h in plan.have), max(h.stop for h in plan.have)
+    below, above = min(plan.starts) < first, max(plan.starts) + plan.length > stop
+    if not below and not above:
+        return x
+    position = lax.broadcasted_iota(jnp.int32, x.shape, dim) + of_device(plan.starts, index)
+    inside = position >= first if below else position < stop
+    if below and above:
+        inside = inside & (position < stop)
+    return lax.select(inside, x, _filled(x, dim, x.shape[dim], fill))

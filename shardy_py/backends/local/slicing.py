@@ -1,0 +1,315 @@
+"""Slices, padding, concatenations: what blocks of the results need is fetched from where it is."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local import halo
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_key, make_rule
+from shardy_py.backends.local.windows import Window, Windowed
+
+Array = Any
+
+
+def refuses(equation: Equation) -> bool:
+    """Whether something is empty, or a PRNG key."""
+    return any(map(is_key, equation.dtypes)) or any(0 in shape for shape in (*equation.shapes, *equation.result_shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How devices get their blocks of every so many elements of a dimension.
+
+    Attributes:
+        offsets: Where in its block each begins.
+        stride: How far apart the elements are that it takes from there.
+        count: How many it takes.
+        exchange: What is fetched of them.
+    """
+
+    offsets: tuple[int, ...]
+    stride: int
+    count: int
+    exchange: halo.Exchange
+
+
+@functools.lru_cache(maxsize=4096)
+def steps(size: int, start: int, stride: int, count: int, ways: int) -> Steps:
+    """The way from blocks of a dimension to blocks of a slice of it.
+
+    Args:
+        size: Size of the dimension.
+        start: First element of the slice.
+        stride: How far apart its elements are.
+        count: How many there are.
+        ways: Into how many blocks both are cut.
+    """
+    block, out = -(-size // ways), -(-count // ways)
+    starts = tuple(t * out for t in range(ways))
+    if stride == 1:
+        plan = halo.planned(size, ways, [start + s for s in starts], out)
+        return Steps((0,) * ways, 1, block, plan)
+    have, offsets = [], []
+    for has in halo.blocks(size, ways):
+        first = min(max(0, -(-(has.start - start) // stride)), count)
+        last = min(max(first, -(-(has.stop - start) // stride)), count)
+        have.append(halo.Have(first, first, last))
+        offsets.append(start + first * stride - has.base if last > first else 0)
+    most = max(h.stop - h.start for h in have)
+    return Steps(tuple(offsets), stride, most, halo.exchange(tuple(have), starts, out, most))
+
+
+def stepped(x: Array, dim: int, local: Local, factor: int, at: Steps) -> Array:
+    """A block of a slice of a dimension."""
+    names, index = local.names(factor), local.index(factor)
+    if at.stride != 1:
+        length = (at.count - 1) * at.stride + 1
+        x = halo.padded(x, dim, 0, max(0, max(at.offsets) + length - x.shape[dim]))
+        x = halo.sliced(x, dim, halo.of_device(at.offsets, index), length)
+        x = lax.slice_in_dim(x, 0, length, at.stride, dim)
+    return halo.run(x, dim, names, at.exchange)
+
+
+def slice_(equation: Equation) -> Form | None:
+    """Dimensions that are taken whole pass through; of the others blocks fetch what they lack."""
+    if refuses(equation):
+        return None
+    (shape,), (out,) = equation.shapes, equation.result_shapes
+    params = equation.params
+    starts, strides = params["start_indices"], params["strides"] or (1,) * len(shape)
+    return _sliced(equation, shape, [(out, starts, strides)])
+
+
+def split(equation: Equation) -> Form | None:
+    """Slices that follow each other."""
+    if refuses(equation):
+        return None
+    (shape,) = equation.shapes
+    axis = equation.params["axis"]
+    results = []
+    at = 0
+    for out in equation.result_shapes:
+        results.append((out, [at if d == axis else 0 for d in range(len(shape))], (1,) * len(shape)))
+        at += out[axis]
+    return _sliced(equation, shape, results)
+
+
+def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[tuple[tuple[int, ...], Sequence[int], Sequence[int]]]) -> Form:
+    rank = range(len(shape))
+    cuts = [d for d in rank if any(out[d] != shape[d] for out, _, _ in results)]
+    row = jnp.dtype(equation.dtypes[0]).itemsize
+
+    def moved(ways: Sequence[int]) -> int:
+        total = 0
+        for out, starts, strides in results:
+            local = [-(-n // k) if d not in cuts or k > 1 else o for d, (n, k, o) in enumerate(zip(shape, ways, out))]
+            for d in cuts:
+                if ways[d] > 1:
+                    at = steps(shape[d], starts[d], strides[d], out[d], ways[d])
+                    total += at.exchange.received * math.prod(n for i, n in enumerate(local) if i != d) * row
+                    local[d] = -(-out[d] // ways[d])
+        return total
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        made = []
+        for out, starts, strides in results:
+            (x,) = arrays
+            whole = [d for d in cuts if not local.names(d)]
+            if whole:
+                x = lax.slice(
+                    x,
+                    [starts[d] if d in whole else 0 for d in rank],
+                    [starts[d] + (out[d] - 1) * strides[d] + 1 if d in whole else x.shape[d] for d in rank],
+                    [strides[d] if d in whole else 1 for d in rank],
+                )
+            for d in cuts:
+                if d not in whole:
+                    x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.ways(d)))
+            made.append(x)
+        return made
+
+    rule = make_rule(shape, [rank], [rank] * len(results), permutation=cuts)
+    return Form(rule, run, uneven=frozenset(rank), linear=((0,),), moved=moved if cuts else None)
+
+
+def pad(equation: Equation) -> Form | None:
+    """Dimensions without padding pass through; of the others blocks fetch what has moved into them."""
+    if refuses(equation):
+        return None
+    shape, (out,) = equation.shapes[0], equation.result_shapes
+    config = equation.params["padding_config"]
+    rank = range(len(shape))
+    windows = tuple(
+        (d, Window(shape[d], out[d], 1, low, 1, inner + 1)) for d, (low, high, inner) in enumerate(config) if (low, high, inner) != (0, 0, 0)
+    )
+    operand = Windowed(tuple((d,) for d in rank), shape, jnp.dtype(equation.dtypes[0]).itemsize, windows)
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        x, fill = arrays
+        at = operand.opened(local, x, fill, [(low, high) for low, high, _ in config], [inner + 1 for _, _, inner in config])
+        return local.bind(at.array, fill, padding_config=tuple((*p, s - 1) for p, s in zip(at.padding, at.dilation)))
+
+    fill = equation.eqn.invars[1]
+    is_zero = hasattr(fill, "val") and not fill.val
+    rule = make_rule(shape, [rank, ()], [rank], permutation=[d for d, _ in windows])
+    linear = ((0, 1), (0,)) if is_zero else ((0, 1),)
+    return Form(rule, run, uneven=frozenset(rank), linear=linear, moved=operand.moved if windows else None)
+
+
+def concatenate(equation: Equation) -> Form | None:
+    """Other dimensions pass through; a block of the result is put together from the operands' blocks it lies on."""
+    if refuses(equation):
+        return None
+    (out,) = equation.result_shapes
+    dim = equation.params["dimension"]
+    rank = range(len(out))
+    sizes = [shape[dim] for shape in equation.shapes]
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    row = jnp.dtype(equation.dtypes[0]).itemsize
+    if len(sizes) == 1:
+        return Form(make_rule(out, [rank], [rank]), lambda local, arrays: local.bind(*arrays), uneven=frozenset(rank), linear=((0,),))
+
+    def moved(ways: Sequence[int]) -> int:
+        if ways[dim] == 1:
+            return 0
+        others = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(out, ways, strict=True)) if d != dim)
+        return sum(plan.received for plan in joints(tuple(sizes), ways[dim])) * others * row
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        names, index = local.names(dim), local.index(dim)
+        if not names:
+            return local.bind(*arrays)
+        length = local.result_shape(0)[dim]
+        made = None
+        for x, plan, offset in zip(arrays, joints(tuple(sizes), local.ways(dim)), offsets, strict=True):
+            part = halo.run(x, dim, names, plan)
+            if made is None:
+                made = part
+                continue
+            position = lax.broadcasted_iota(jnp.int32, part.shape, dim) + index * length
+            made = lax.select(position < offset, made, part)
+        return [made]
+
+    operands = tuple(range(len(sizes)))
+    rule = make_rule(out, [rank] * len(sizes), [rank], permutation=[dim])
+    return Form(rule, run, uneven=frozenset(rank), linear=(operands,), moved=moved)
+
+
+@functools.lru_cache(maxsize=4096)
+def joints(sizes: tuple[int, ...], ways: int) -> tuple[halo.Exchange, ...]:
+    """What devices fetch of each of several runs of a dimension to have their blocks of all of it.
+
+    Args:
+        sizes: The lengths of the runs.
+        ways: Into how many blocks each is cut, and all of it.
+    """
+    length = -(-sum(sizes) // ways)
+    plans, at = [], 0
+    for size in sizes:
+        plans.append(halo.planned(size, ways, [t * length - at for t in range(ways)], length))
+        at += size
+    return tuple(plans)
+
+
+def rev(equation: Equation) -> Form | None:
+    """Blocks change places, and are reversed."""
+    if refuses(equation):
+        return None
+    (shape,) = equation.shapes
+    dims = equation.params["dimensions"]
+    rank = range(len(shape))
+    row = jnp.dtype(equation.dtypes[0]).itemsize
+
+    def moved(ways: Sequence[int]) -> int:
+        total = math.prod(-(-n // k) for n, k in zip(shape, ways, strict=True)) * row
+        return sum(mirror(shape[d], ways[d]).received * total // -(-shape[d] // ways[d]) for d in dims if ways[d] > 1)
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        (x,) = local.bind(*arrays)
+        for d in dims:
+            if local.names(d):
+                x = halo.run(x, d, local.names(d), mirror(shape[d], local.ways(d)))
+        return [x]
+
+    return Form(make_rule(shape, [rank], [rank], permutation=dims), run, uneven=frozenset(rank), linear=((0,),), moved=moved)
+
+
+@functools.lru_cache(maxsize=4096)
+def mirror(size: int, ways: int) -> halo.Exchange:
+    """The way from blocks that are reversed in place to blocks of the reversed dimension."""
+    block = -(-size // ways)
+    have = tuple(halo.Have(size - h.base - block, size - h.stop, size - h.start) for h in halo.blocks(size, ways))
+    return halo.exchange(have, tuple(t * block for t in range(ways)), block, block)
+
+
+def stack(equation: Equation) -> Form | None:
+    """Dimensions of the operands pass through."""
+    if refuses(equation):
+        return None
+    (out,) = equation.result_shapes
+    axis = equation.params["axis"] % len(out)
+    dims = [d for d in range(len(out)) if d != axis]
+    count = len(equation.shapes)
+    rule = make_rule(out, [dims] * count, [range(len(out))], whole=[axis])
+    return Form(rule, lambda local, arrays: local.bind(*arrays), uneven=frozenset(dims), linear=(tuple(range(count)),))
+
+
+def unstack(equation: Equation) -> Form | None:
+    """Dimensions of the results pass through."""
+    if refuses(equation):
+        return None
+    (shape,) = equation.shapes
+    axis = equation.params["axis"] % len(shape)
+    dims = [d for d in range(len(shape)) if d != axis]
+    rule = make_rule(shape, [range(len(shape))], [dims] * len(equation.result_shapes), whole=[axis])
+    return Form(rule, lambda local, arrays: local.bind(*arrays), uneven=frozenset(dims), linear=((0,),))
+
+
+def tile(equation: Equation) -> Form | None:
+    """Dimensions that are not repeated pass through; a repeated one is cut where blocks hold whole repetitions."""
+    if refuses(equation):
+        return None
+    (shape,), (out,) = equation.shapes, equation.result_shapes
+    reps = tuple(equation.params["reps"])
+    if len(reps) != len(shape):
+        return None
+    sizes: list[int] = []
+    operand: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
+    repeated: dict[int, int] = {}
+    whole: list[int] = []
+    for d, (n, r) in enumerate(zip(shape, reps, strict=True)):
+        sizes.append(n)
+        operand.append((len(sizes) - 1,))
+        result.append(operand[d])
+        if r > 1:
+            sizes.append(r)
+            repeated[d] = len(sizes) - 1
+            whole.append(operand[d][0])
+            result[d] = (repeated[d], operand[d][0]) if n > 1 else (repeated[d],)
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        return local.bind(*arrays, reps=tuple(r // local.ways(repeated[d]) if d in repeated else r for d, r in enumerate(reps)))
+
+    uneven = frozenset(operand[d][0] for d in range(len(shape)) if d not in repeated)
+    return Form(make_rule(sizes, [operand], [result], whole=whole), run, uneven=uneven, linear=((0,),))
+
+
+FORMS: dict[str, Builder] = {
+    "concatenate": concatenate,
+    "pad": pad,
+    "rev": rev,
+    "slice": slice_,
+    "split": split,
+    "stack": stack,
+    "tile": tile,
+    "unstack": unstack,
+}
+"""Primitive -> form."""

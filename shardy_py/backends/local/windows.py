@@ -1,0 +1,306 @@
+"""Windows that slide over dimensions: what a block of the results needs of the operand, and ops that reduce windows."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local import halo
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, is_key, make_rule
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window that slides over a dimension, in the notation of XLA.
+
+    Attributes:
+        size: Size of the dimension.
+        count: How many places the window takes.
+        stride: How far apart they are.
+        low: How far before the first element the first begins.
+        footprint: How many positions it covers.
+        dilation: How far apart the elements of the dimension are.
+    """
+
+    size: int
+    count: int
+    stride: int
+    low: int
+    footprint: int
+    dilation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What devices need for their blocks of places.
+
+    Attributes:
+        exchange: The elements they fetch.
+        padding: Padding of what they fetched, low and high.
+        dilation: How far apart its elements are to be.
+        shifts: Where the first window begins in what was fetched and spread already; None where the op spreads it.
+        spread: How far apart the elements are put before that.
+        span: How many positions the windows of a block cover.
+    """
+
+    exchange: halo.Exchange
+    padding: tuple[int, int]
+    dilation: int
+    shifts: tuple[int, ...] | None
+    spread: int
+    span: int
+
+
+@functools.lru_cache(maxsize=4096)
+def cut(window: Window, ways: int) -> Cut:
+    """A window whose dimension and whose places are cut into blocks.
+
+    Args:
+        window: The window.
+        ways: Into how many.
+    """
+    block, d = -(-window.count // ways), window.dilation
+    span = (block - 1) * window.stride + window.footprint
+    first = [t * block * window.stride - window.low for t in range(ways)]
+    leads = {-f % d for f in first}
+    if len(leads) == 1:
+        (lead,) = leads
+        length = max(1, -(-(span - lead) // d))
+        plan = halo.planned(window.size, ways, [(f + lead) // d for f in first], length)
+        return Cut(plan, (lead, span - lead - (length - 1) * d - 1), d, None, 1, span)
+    shifts = tuple(f % d for f in first)
+    length = (max(shifts) + span - 1) // d + 1
+    plan = halo.planned(window.size, ways, [f // d for f in first], length)
+    return Cut(plan, (0, 0), 1, shifts, d, span)
+
+
+def opened(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -> Array:
+    """What a device needs of a dimension; the op pads and dilates it as the cut says.
+
+    Args:
+        x: This device's block.
+        dim: The dimension.
+        names: The axes it is cut over.
+        at: The cut.
+        fill: What stands outside of the dimension, and between its elements.
+    """
+    x = halo.run(x, dim, names, at.exchange, fill)
+    if at.shifts is None:
+        return x
+    high = max(0, max(at.shifts) + at.span - ((x.shape[dim] - 1) * at.spread + 1))
+    value = jnp.asarray(fill, x.dtype)
+    x = lax.pad(x, value, [(0, high, at.spread - 1) if i == dim else (0, 0, 0) for i in range(x.ndim)])
+    return halo.sliced(x, dim, halo.of_device(at.shifts, lax.axis_index(names)), at.span)
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """An operand over which windows slide.
+
+    Attributes:
+        dims: The factors of its dimensions.
+        shape: Its global shape.
+        bytes: Bytes of an element.
+        windows: Dimension -> window.
+    """
+
+    dims: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...]
+    bytes: int
+    windows: tuple[tuple[int, Window], ...]
+
+    def moved(self, ways: Sequence[int]) -> int:
+        """Bytes a device receives, given the ways of every factor."""
+        local = [-(-n // math.prod(ways[f] for f in dim)) for n, dim in zip(self.shape, self.dims, strict=True)]
+        total = 0
+        for d, window in self.windows:
+            count = math.prod(ways[f] for f in self.dims[d])
+            if count == 1:
+                continue
+            plan = cut(window, count).exchange
+            total += plan.received * math.prod(n for i, n in enumerate(local) if i != d) * self.bytes
+            local[d] = plan.length
+        return total
+
+    def opened(self, local: Local, x: Array, fill: Any, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Opened:
+        """What a device needs of it, and how the op is to pad and dilate that.
+
+        Args:
+            local: The equation.
+            x: This device's part.
+            fill: What stands in padding.
+            padding: The padding of each dimension as a whole.
+            dilation: Its dilation.
+        """
+        pads, spread = list(padding), list(dilation)
+        for d, window in self.windows:
+            names = tuple(name for f in self.dims[d] for name in local.names(f))
+            if not names:
+                continue
+            at = cut(window, math.prod(local.sizes[name] for name in names))
+            x = opened(x, d, names, at, fill)
+            pads[d], spread[d] = at.padding, at.dilation
+        return Opened(x, tuple(pads), tuple(spread))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What an op works on.
+
+    Attributes:
+        array: The array.
+        padding: Of each dimension, low and high.
+        dilation: Of each dimension.
+    """
+
+    array: Array
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+
+
+def reduce_window(equation: Equation) -> Form | None:
+    """Dimensions without windows pass through; the others fetch the elements at the borders of blocks."""
+    params, name = equation.params, equation.name
+    count = len(equation.result_shapes)
+    (shape, *_), (out, *_) = equation.shapes, equation.result_shapes
+    if any(is_key(d) for d in equation.dtypes) or 0 in (*shape, *out):
+        return None
+    rank = range(len(shape))
+    kernel, strides, pads = params["window_dimensions"], params["window_strides"], tuple(map(tuple, params["padding"]))
+    base, spread = params["base_dilation"], params["window_dilation"]
+    windows = tuple(
+        (d, Window(shape[d], out[d], strides[d], pads[d][0], (kernel[d] - 1) * spread[d] + 1, base[d]))
+        for d in rank
+        if (kernel[d], strides[d], base[d], *pads[d]) != (1, 1, 1, 0, 0)
+    )
+    slid = [d for d, _ in windows]
+    tensors = [tuple(rank) if s else () for s in equation.shapes]
+    operands = [Windowed(tuple((d,) for d in rank), shape, jnp.dtype(d).itemsize, windows) for d in equation.dtypes[:count]]
+    if name == "select_and_gather_add":
+        operands = [Windowed(tuple((d,) for d in rank), shape, jnp.dtype(d).itemsize, windows) for d in equation.dtypes]
+        largest = equation.params["select_prim"].name == "ge"
+        fills: list[Any] = [0, identity_fill("max" if largest else "min", equation.dtypes[1])]
+    elif name in _REDUCERS:
+        fills = [identity_fill(_REDUCERS[name], equation.dtypes[0])]
+    else:
+        fills = []
+
+    def moved(ways: Sequence[int]) -> int:
+        return sum(operand.moved(ways) for operand in operands)
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        at = [
+            operand.opened(local, x, fill, pads, base) for operand, x, fill in zip(operands, arrays, fills or arrays[count:])
+        ]
+        return local.bind(*(o.array for o in at), *arrays[len(at) :], padding=at[0].padding, base_dilation=at[0].dilation)
+
+    linear = ((0,),) if name in ("reduce_window_sum", "select_and_gather_add") else ()
+    work = 0.005 * math.prod(kernel)
+    rule = make_rule(shape, tensors, [rank] * count, permutation=slid)
+    return Form(rule, run, uneven=frozenset(rank), linear=linear, moved=moved, weight=work)
+
+
+_REDUCERS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
+
+
+def select_and_scatter_add(equation: Equation) -> Form | None:
+    """Each block gets the windows that touch it, and what they cover."""
+    params = equation.params
+    source, shape = equation.shapes
+    if 0 in (*source, *shape):
+        return None
+    rank = range(len(shape))
+    kernel, strides, pads = params["window_dimensions"], params["window_strides"], tuple(map(tuple, params["padding"]))
+    slid = [d for d in rank if (kernel[d], strides[d], *pads[d]) != (1, 1, 0, 0)]
+    fill = identity_fill("max" if params["select_prim"].name == "ge" else "min", equation.dtypes[1])
+    bytes_ = [jnp.dtype(d).itemsize for d in equation.dtypes]
+
+    def moved(ways: Sequence[int]) -> int:
+        total = 0
+        for which, whole in enumerate((source, shape)):
+            local = [-(-n // k) for n, k in zip(whole, ways, strict=True)]
+            for d in slid:
+                if ways[d] > 1:
+                    plan = touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], ways[d])
+                    part = (plan.source, plan.operand)[which]
+                    total += part.received * math.prod(n for i, n in enumerate(local) if i != d) * bytes_[which]
+                    local[d] = part.length
+        return total
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        given, x = arrays
+        now = list(pads)
+        plans = {d: touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], local.ways(d)) for d in slid if local.names(d)}
+        for d, plan in plans.items():
+            given = halo.run(given, d, local.names(d), plan.source, 0)
+            x = halo.run(x, d, local.names(d), plan.operand, fill)
+            now[d] = (0, 0)
+        (out,) = local.bind(given, x, padding=tuple(now))
+        for d, plan in plans.items():
+            out = halo.sliced(out, d, halo.of_device(plan.offsets, local.index(d)), local.block(d))
+        return [out]
+
+    rule = make_rule(shape, [rank, rank], [rank], permutation=slid)
+    work = 0.005 * math.prod(kernel)
+    return Form(rule, run, uneven=frozenset(rank), linear=((0,),), moved=moved, weight=work)
+
+
+@dataclass(frozen=True, slots=True)
+class Touching:
+    """The windows that touch blocks of a dimension.
+
+    Attributes:
+        source: The places of the windows.
+        operand: What they cover.
+        offsets: Where in that the block begins.
+    """
+
+    source: halo.Exchange
+    operand: halo.Exchange
+    offsets: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def touching(size: int, count: int, kernel: int, stride: int, low: int, ways: int) -> Touching:
+    """What blocks of a dimension need so that every window that touches them can be seen whole.
+
+    Args:
+        size: Size of the dimension.
+        count: How many places the window takes.
+        kernel: How many positions it covers.
+        stride: How far apart the places are.
+        low: How far before the first element the first begins.
+        ways: Into how many blocks the dimension is cut, and the places.
+    """
+    block = -(-size // ways)
+    first = [-(-(t * block + low - kernel + 1) // stride) for t in range(ways)]
+    last = [((t + 1) * block - 1 + low) // stride for t in range(ways)]
+    first = [min(f, (t * block + low) // stride) for t, f in enumerate(first)]
+    places = max(b - a + 1 for a, b in zip(first, last))
+    begins = [f * stride - low for f in first]
+    ends = [max(b + (places - 1) * stride + kernel, (t + 1) * block) for t, b in enumerate(begins)]
+    length = max(e - b for b, e in zip(begins, ends))
+    return Touching(
+        halo.planned(count, ways, first, places),
+        halo.planned(size, ways, begins, length),
+        tuple(t * block - b for t, b in enumerate(begins)),
+    )
+
+
+FORMS: dict[str, Builder] = {
+    "reduce_window": reduce_window,
+    "reduce_window_max": reduce_window,
+    "reduce_window_min": reduce_window,
+    "reduce_window_sum": reduce_window,
+    "select_and_gather_add": reduce_window,
+    "select_and_scatter_add": select_and_scatter_add,
+}
+"""Primitive -> form."""
