@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from shardy_py.api.running import make_entry
 from shardy_py.api.signature import Layout
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
-from shardy_py.backends.compare import Comparison, compare, fetch, first_line, tolerance_of
+from shardy_py.backends.compare import Comparison, compare, fetch, first_line, plain, tolerance_of
 from shardy_py.backends.first_difference import PORTION, FirstDifference, Run, Search, observed_bytes, spread, tolerances
 from shardy_py.backends.flat import Flat, flatten
 from shardy_py.backends.named_shardings import NamedShardings
@@ -77,10 +78,11 @@ class RunComparison:
         if close:
             worst = max(close, key=lambda c: c.max_rel)
             lines.append(f"  {_count(len(close), 'output')} within rounding, at most {worst.max_rel:.2g} relative ({worst.path})")
-        if self.first_difference is not None:
-            lines += ["  " + line for line in f"first difference: {self.first_difference}".splitlines()]
-        elif self.ops:
+        first = self.first_difference
+        if self.ops and (first is None or not first.alone):
             lines.append(f"  {_count(self.ops, 'op')} compared one by one: each gives what one device gives on the same operands")
+        if first is not None:
+            lines += ["  " + line for line in f"first difference: {first}".splitlines()]
         return [*lines, *(f"  {note}" for note in self.notes)]
 
 
@@ -127,14 +129,15 @@ class Verification:
         if self.agrees:
             return self
         first = self.first_difference
+        head, *details = [self.location] if first is None else str(first).splitlines()
         bad = [str(c) for c in self.outputs if not c.agrees and c.rounding is None]
         raise DifferenceError(
             f"{self.name} gives other values on mesh {self.mesh} than on one device",
-            where=self.location if first is None else str(first),
+            where=head,
             why=self.run.problem or "; ".join(bad[:3]) or "an op is wrong, by less than the outputs show",
             fix="if the op is wrong on the operands it had, constrain its operands to another sharding (P() replicates), and report it; "
             "if rounding has grown, pass rtol= or run in float64",
-            notes=self.run.notes,
+            notes=(*(line.strip() for line in details), *self.run.notes),
         )
 
     def __str__(self) -> str:
@@ -179,17 +182,19 @@ def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verificati
     expected = [fetch(x) for x in unsharded(inputs)]
     flat = _flat(planned)
     comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, asked)
-    entry = make_entry(planned)
-    run = comparer.compare(lambda: jax.tree.leaves(entry(slots)), planned_run(planned), flat)
-    plain = None
+    got = [_fetched(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
+    run = comparer.compare(got, planned_run(planned), flat)
+    beside = None
     if asked.plain_xla:
         annotated = _annotated(planned, flat)
         alone = plain_run(mesh)
         try:
-            plain = comparer.compare(lambda: alone(annotated, ())(inputs), alone, annotated)
+            other = [_fetched(x) for x in alone(replace(annotated, closed=traced.jaxpr), ())(inputs)]
+            # What is equal to the last bit comes from the same program, but for ops that the outputs do not depend on.
+            beside = run if _identical(got, other) else comparer.compare(other, alone, annotated, described=False)
         except Exception as error:  # whatever XLA raises where it finds no program
-            plain = RunComparison((), problem=first_line(error))
-    return Verification(request.name, request.location, request.view.describe(), run, plain)
+            beside = RunComparison((), problem=first_line(error))
+    return Verification(request.name, request.location, request.view.describe(), run, beside)
 
 
 @dataclass(frozen=True)
@@ -202,9 +207,15 @@ class _Comparer:
     flat: Flat
     asked: Request
 
-    def compare(self, outputs: Callable[[], Sequence[Any]], run: Run, flat: Flat) -> RunComparison:
-        """Compares outputs, then ops where outputs differ or ops were asked for."""
-        got = [_fetched(x) for x in outputs()]
+    def compare(self, got: Sequence[Any], run: Run, flat: Flat, *, described: bool = True) -> RunComparison:
+        """Compares outputs, then ops where outputs differ or ops were asked for.
+
+        Args:
+            got: What the function gave.
+            run: Runs parts of it.
+            flat: The function.
+            described: Look for the op by which rounding grew, too.
+        """
         paths = [leaf.path for leaf in result_leaves(self.planned.traced)]
         asked = self.asked
         found = [
@@ -223,19 +234,19 @@ class _Comparer:
         if agree or first is not None:
             return RunComparison(tuple(found), first, search.checked)
         found = self._explained(found)
-        first = search.first_apart(flat, self.inputs)
-        notes = []
-        if any(not c.agrees and c.rounding is None for c in found):
-            notes.append(
-                "no op is wrong on the operands it had when intermediates are outputs of the program, which XLA then fuses otherwise"
-            )
-        return RunComparison(tuple(found), first, search.checked, notes=tuple(notes))
+        if all(c.agrees or c.rounding is not None for c in found):
+            return RunComparison(tuple(found), search.first_apart(flat, self.inputs) if described else None, search.checked)
+        note = "no op is wrong on the operands it had when intermediates are outputs of the program, which XLA then fuses otherwise"
+        return RunComparison(tuple(found), search.first_apart(flat, self.inputs), search.checked, notes=(note,))
+
+    @functools.cached_property
+    def _changed(self) -> list[np.ndarray]:
+        return spread(self.unsharded, self.inputs, self.expected)
 
     def _explained(self, found: list[Comparison]) -> list[Comparison]:
         """Marks differences that a change of the arguments in their last digit makes as well; integers have to be equal."""
-        changed = spread(self.unsharded, self.inputs, self.expected)
         made = []
-        for c, d in zip(found, changed):
+        for c, d in zip(found, self._changed):
             most = float(d.max()) if d.size else 0.0
             rounding = not c.agrees and c.problem is None and c.rtol > 0 and c.max_abs <= EXPLAINS * most
             made.append(replace(c, rounding=most) if rounding else c)
@@ -244,6 +255,14 @@ class _Comparer:
 
 def _tolerance(asked: float | None, wide: float, expected: Any) -> float | None:
     return asked if asked is not None or not tolerance_of(expected.dtype) else wide
+
+
+def _identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two runs gave the same bits."""
+    if any(isinstance(x, Exception) for x in (*some, *others)):
+        return False
+    pairs = [(plain(a), plain(b)) for a, b in zip(some, others)]
+    return all(a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in pairs)
 
 
 def _fetched(x: Any) -> Any:
@@ -257,7 +276,7 @@ def _keeping(planned: Planned) -> Planned:
     """The call with no argument donated."""
     traced = planned.traced
     layout = replace(traced.request.layout, donated=())
-    return replace(planned, traced=replace(traced, request=replace(traced.request, layout=layout)))
+    return replace(planned, plan=replace(planned.plan, donation=()), traced=replace(traced, request=replace(traced.request, layout=layout)))
 
 
 def _inputs(planned: Planned, slots: Sequence[Any]) -> list[Any]:

@@ -110,6 +110,7 @@ class Search:
         self.run = run
         self.rtol = rtol or 0.0
         self.checked = 0
+        self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def first_wrong(self, flat: Flat, inputs: Sequence[Any]) -> FirstDifference | None:
         """The first op that is wrong on the operands it had."""
@@ -143,7 +144,10 @@ class Search:
         return None, outs
 
     def _values(self, flat: Flat, seen: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
-        made = [_fetched(x) for x in self.run(flat, seen)(inputs)]
+        key = (id(flat.scope), tuple(seen))
+        if key not in self._compiled:
+            self._compiled[key] = flat, self.run(flat, seen)
+        made = [_fetched(x) for x in self._compiled[key][1](inputs)]
         count = len(flat.jaxpr.outvars)
         return made[:count], dict(zip(seen, made[count:]))
 
@@ -152,7 +156,8 @@ class Search:
         alone = [single(flat.jaxpr.eqns[i], flat.jaxpr) for i in judged]
         operands = [[known[v] for v in names] for _, names in alone]
         whole = [k for k, xs in enumerate(operands) if not any(isinstance(x, Exception) for x in xs)]
-        results = self.reference.jitted([(alone[k][0], ()) for k in whole])([operands[k] for k in whole])
+        call = self.reference.remembered((flat.scope, tuple(judged[k] for k in whole)), lambda: [(alone[k][0], ()) for k in whole])
+        results = call([operands[k] for k in whole])
         for k, expected in zip(whole, results):
             i, eqn = judged[k], flat.jaxpr.eqns[judged[k]]
             self.checked += 1
@@ -181,7 +186,7 @@ class Search:
 
     def _allowances(self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], rtol: float) -> list[Any]:
         """What rounding may change in each result: for sums of products, what it changes in the sum of the terms' sizes."""
-        call = self.reference.jitted([(alone, ())])
+        call = self.reference.remembered((alone, ()), lambda: [(alone, ())])
         if eqn.primitive.name in SUMS:
             sizes = [x if _is_exact(x) else np.abs(x) for x in operands]
             return [rtol * np.abs(plain(fetch(y))) for y in call([sizes])[0]]
@@ -197,15 +202,16 @@ class Search:
         scopes = {(name, place): scope for (name, place, _), scope in zip(found, scopes_of(flat.scope, index, found))}
         values = [np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else known[v] for v in eqn.invars]  # pyright: ignore[reportAttributeAccessIssue]
         steps = enter(self.reference, eqn, values)
+        body = None
         step = next(steps, None)
         while step is not None:
             name, place, closed, inputs, label = step
             scope = scopes.get((name, place))
             if scope is None:
                 return None
-            body = flatten(
-                closed, scope, _planned(scope, closed.jaxpr.invars), _planned(scope, closed.jaxpr.outvars), flat.locations[index]
-            )
+            if body is None:
+                planned = _planned(scope, closed.jaxpr.invars), _planned(scope, closed.jaxpr.outvars)
+                body = flatten(closed, scope, *planned, flat.locations[index])
             wrong, outs = self._walk(body, inputs, (*trail, f"{label} of {eqn.primitive.name} at {flat.locations[index]}"))
             if wrong is not None or any(isinstance(x, Exception) for x in outs) or not outs:
                 return wrong

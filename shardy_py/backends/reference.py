@@ -28,6 +28,9 @@ LEFT_OUT = frozenset(
 )
 """Primitives that change where a value is, not what it is."""
 
+Program = Callable[[Sequence[Sequence[Any]]], list[list[Any]]]
+"""Takes and gives one list of arrays per jaxpr."""
+
 
 class Reference:
     """Runs jaxprs unsharded.
@@ -43,9 +46,17 @@ class Reference:
         self.device = own[0] if own else jax.local_devices()[0]
         self.mesh = mesh
         self.replicated = NamedSharding(mesh, PartitionSpec())
+        self._programs: dict[tuple[int, tuple[int, ...]], tuple[Any, Program]] = {}
 
-    def jitted(self, jaxprs: Sequence[tuple[Jaxpr, Sequence[Any]]]) -> Callable[[Sequence[Sequence[Any]]], list[list[Any]]]:
-        """One compiled program of several jaxprs, each with its constants; takes and gives one list of arrays per jaxpr."""
+    def remembered(self, key: tuple[Any, tuple[int, ...]], jaxprs: Callable[[], Sequence[tuple[Jaxpr, Sequence[Any]]]]) -> Program:
+        """As `jitted`, once per key: an object and numbers."""
+        found = self._programs.get((id(key[0]), key[1]))
+        if found is None:
+            found = self._programs[id(key[0]), key[1]] = key[0], self.jitted(jaxprs())
+        return found[1]
+
+    def jitted(self, jaxprs: Sequence[tuple[Jaxpr, Sequence[Any]]]) -> Program:
+        """One compiled program of several jaxprs, each with its constants."""
         on_mesh = any(_is_manual(jaxpr) for jaxpr, _ in jaxprs)
         stripped = [(self.stripped(jaxpr), [fetch(c) for c in consts]) for jaxpr, consts in jaxprs]
 
