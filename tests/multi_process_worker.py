@@ -96,7 +96,7 @@ def train() -> dict[str, Any]:
         losses.append(loss)
     found: dict[str, Any] = {"deleted": [a.is_deleted() for a in jax.tree.leaves(first)], "plans": trained.plan_count}
     found |= {"losses": [float(loss) for loss in losses], "plan": plan.as_text()}
-    found["digest"] = hashlib.sha256(plan.as_text().encode()).hexdigest()
+    found["digests"] = [hashlib.sha256(t.encode()).hexdigest() for t in (plan.as_text(), trained.lower(*whole).as_text())]
     found["reused"] = error_of(lambda: trained(first, batch))
 
     kept = decorated(step, mesh)
@@ -150,10 +150,10 @@ def mismatch() -> dict[str, Any]:
     if PROCESS == 0:  # agreed on before: nobody is asked
         found["again"] = same.plan(x).as_text()
     for late in (0, 1):
-        waiting = decorated(total, mesh, P("model"), options=sp.Options(peer_timeout=2))
+        waiting = decorated(total, mesh, P("model"), options=sp.Options(peer_timeout=1))
         started = time.monotonic()
         if PROCESS == late:
-            time.sleep(9)
+            time.sleep(7)
         found[f"late {late}"] = error_of(lambda f=waiting: f(x))
         found[f"seconds {late}"] = time.monotonic() - started
     found["after"] = float(decorated(total, mesh, P(("data", "model")), options=sp.Options(peer_timeout=30))(x))

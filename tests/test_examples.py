@@ -16,6 +16,7 @@ SMALL = {
     "resnet.py": ["--steps=2", "--size=8", "--channels=8", "--batch=8"],
     "moe.py": ["--steps=3", "--tokens=32", "--width=16"],
     "decode.py": ["--tokens=8", "--batch=4", "--layers=1"],
+    "multi_process.py": ["--processes=1", "--steps=3", "--batch=8", "--width=16"],  # two of them: test_multi_process.py
 }
 
 

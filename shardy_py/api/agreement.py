@@ -117,9 +117,10 @@ class Agreement:
             client = coordination_client()
             if client is not None and not self._settled:
                 text = self._state()
-                digest = hashlib.sha256(text.encode()).hexdigest()
+                digest = _digest(text)
                 if (self._processes, digest) not in _AGREED:
-                    compare(client, self._processes, self._own, digest, text, what=self._what, timeout=self._timeout)
+                    number = _ROUNDS[self._processes] = _ROUNDS.get(self._processes, 0) + 1
+                    compare(client, number, self._processes, self._own, text, what=self._what, timeout=self._timeout)
                     _AGREED.add((self._processes, digest))
             self._settled = True
 
@@ -131,9 +132,19 @@ _ROUNDS: dict[tuple[int, ...], int] = {}
 """How many times these processes have compared; every process counts alike, for they run the same programs in the same order."""
 
 
-def compare(client: Store, processes: tuple[int, ...], own: int, digest: str, text: str, *, what: str, timeout: float) -> None:
-    """One comparison among processes; see `Agreement.settle`."""
-    number = _ROUNDS[processes] = _ROUNDS.get(processes, 0) + 1
+def compare(client: Store, number: int, processes: tuple[int, ...], own: int, text: str, *, what: str, timeout: float) -> None:
+    """One comparison among processes; see `Agreement.settle`.
+
+    Args:
+        client: The store.
+        number: How many times these processes have compared.
+        processes: The processes.
+        own: This one.
+        text: Its statement.
+        what: The function and where it is, for messages.
+        timeout: Seconds to wait for the others.
+    """
+    digest = _digest(text)
     group = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
     place = f"shardy_py/{group}/{number}"
     started = time.monotonic()
@@ -158,6 +169,10 @@ def compare(client: Store, processes: tuple[int, ...], own: int, digest: str, te
         raise fail([process for process in verdict.missing if process != own], late=late)
     if len(verdict.groups) > 1:
         raise _mismatch(client, place, verdict.groups, own, text, what)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,11 +223,11 @@ def _missing(missing: Sequence[int], *, what: str, timeout: float, late: bool = 
         return PeerMissingError(
             "the other processes have given up waiting for this one",
             where=f"first call of {what}",
-            why=f"they waited {timeout:g} seconds to compare plans with it",
+            why=f"they waited {timeout:g} s to compare plans with it",
             fix="start them again; raise Options(peer_timeout=...) if this process takes longer than the others until it gets here",
         )
     return PeerMissingError(
-        f"{_listed(missing) if missing else 'the process that compares'} did not come within {timeout:g} seconds",
+        f"{_listed(missing) if missing else 'the process that compares'} did not come within {timeout:g} s",
         where=f"first call of {what}",
         why="the processes of a mesh compare plans before they run one for the first time; the missing ones have ended, wait elsewhere, or "
         "are slow",

@@ -1,0 +1,175 @@
+"""Two processes of four CPU devices each beside one process of eight; each process is one run of multi_process_worker.py.
+
+Every process has a time limit of its own, kept by `timeout -s KILL` too where there is that command, so that nothing is left behind when
+the tests are stopped: jax.distributed takes SIGTERM for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import numpy as np
+import pytest
+
+from shardy_py.api.errors import NotAvailableError
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORKER = ROOT / "tests" / "multi_process_worker.py"
+LIMIT = 240
+LOWERINGS = ["jit", "shard_map"]
+
+
+class Workers:
+    """Processes of one group, their output in files."""
+
+    def __init__(self, folder: pathlib.Path, command: list[list[str]], **environment: str) -> None:
+        guard = [shutil.which("timeout"), "-s", "KILL", str(LIMIT + 30)] if shutil.which("timeout") else []
+        own = {name: value for name, value in os.environ.items() if name not in ("NPROC", "PJRT_NPROC", "XLA_FLAGS")}
+        own |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), own.get("PYTHONPATH")))), **environment}
+        self.deadline = time.monotonic() + LIMIT
+        self.outputs = [folder / f"out{i}" for i in range(len(command))]
+        self.errors = [folder / f"err{i}" for i in range(len(command))]
+        self.processes = []
+        for arguments, out, err in zip(command, self.outputs, self.errors):
+            with out.open("w") as to, err.open("w") as errors:
+                self.processes.append(self._start([*guard, sys.executable, *arguments], to, errors, own))
+
+    def _start(self, command: list[str], out: IO[str], err: IO[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        # A group of its own, so that the process can be ended together with the `timeout` around it.
+        return subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=ROOT, start_new_session=True)
+
+    def wait(self, number: int, limit: float | None = None) -> int:
+        left = self.deadline - time.monotonic() if limit is None else limit
+        return self.processes[number].wait(max(1.0, left))
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
+
+    def told(self, number: int) -> str:
+        return f"{self.outputs[number].read_text()[-2000:]}\n{self.errors[number].read_text()[-4000:]}"
+
+    def results(self) -> list[dict[str, Any]]:
+        for number in range(len(self.processes)):
+            assert self.wait(number) == 0, self.told(number)
+        return [json.loads(out.read_text().splitlines()[-1]) for out in self.outputs]
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[Any]:
+    """Starts a group of workers in a mode; whatever happens, they are gone afterwards."""
+    started: list[Workers] = []
+
+    def start(mode: str, processes: int, lowering: str = "jit", **environment: str) -> Workers:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        port = free_port()
+        command = [[str(WORKER), mode, str(i), str(processes), str(port), lowering] for i in range(processes)]
+        started.append(Workers(folder, command, **environment))
+        return started[-1]
+
+    yield start
+    for workers in started:
+        workers.end()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def skip_where_not_available(lowering: str) -> None:
+    import shardy_py as sp
+
+    try:
+        sp.auto_shard(lambda x: x, mesh={"data": 8}, lowering=lowering)
+    except NotAvailableError as error:
+        pytest.skip(f"this version does not have lowering={lowering!r}: {error.what}")
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_two_processes_train_as_one(start: Any, lowering: str) -> None:
+    """300 un-blocked steps with donation; global, process-local, uncommitted and numpy arguments."""
+    skip_where_not_available(lowering)
+    ((whole,), (first, second)) = (start("train", processes, lowering).results() for processes in (1, 2))
+    assert first["plan"] == second["plan"] == whole["plan"]
+    assert first["digests"] == second["digests"]
+    assert first["losses"] == second["losses"]
+    np.testing.assert_allclose(first["losses"], whole["losses"], rtol=1e-4)
+    assert first["losses"][-1] < first["losses"][0] / 4
+    for found in (whole, first, second):
+        assert found["deleted"] == [True, True]
+        assert found["plans"] == 1
+        np.testing.assert_allclose(list(found["calls"].values()), whole["losses"][0], rtol=1e-5)
+        assert found["reused"][0] == "DeletedBufferError"
+        assert found["errors"]["one device"][0] == "SpecError"
+    assert whole["errors"]["numpy"] == []
+    for found in (first, second):
+        assert found["errors"]["numpy"][0] == "SpecError"
+        message = found["errors"]["numpy"][-1]
+        assert "batch['x']" in message
+        assert "make_array_from_process_local_data" in message
+
+
+def test_processes_that_differ_end_in_errors(start: Any) -> None:
+    first, second = start("mismatch", 2).results()
+    for own, found in enumerate((first, second)):
+        for case in ("sharding", "number", "shape", "function"):
+            kinds, message = found[case][:-1], found[case][-1]
+            assert kinds[0] == "PlanMismatchError"
+            assert {"ValueError", "RuntimeError"} <= set(kinds)
+            assert "process 0 and process 1 are about to run different programs" in message
+            assert f"in process {own}" in message
+        assert "process 0: `input x: float32[16@data,16]`, process 1: `input x: float32[16,16@data]`" in found["sharding"][-1]
+        assert re.search(r"process 0: `.*dense<2\.0.*`, process 1: `.*dense<3\.0", found["number"][-1])
+        assert "process 0: `input x: float32[16@data,16]`, process 1: `input x: float32[32@data,16]`" in found["shape"][-1]
+        assert "process 0: `function total`, process 1: `function largest`" in found["function"][-1]
+        assert (found["same"], found["after"]) == (256.0, 256.0)
+        for late in (0, 1):
+            kinds, message = found[f"late {late}"][:-1], found[f"late {late}"][-1]
+            assert kinds[0] == "PeerMissingError"
+            assert ("given up waiting for this one" if own == late else f"process {late} did not come within 1 s") in message
+        assert max(found["seconds 0"], found["seconds 1"]) < 60
+    assert first["again"].startswith("plan of total")
+
+
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_others_end_when_one_is_killed(start: Any, killed: int) -> None:
+    """Process 0 keeps the books: without it the other ends at once, without another when its heartbeat has been missed for 15 seconds."""
+    workers = start("loop", 2)
+    running = re.compile(r"running as (\d+)")
+    while not all(running.search(out.read_text()) for out in workers.outputs):
+        assert time.monotonic() < workers.deadline, workers.told(killed)
+        assert all(process.poll() is None for process in workers.processes), workers.told(0) + workers.told(1)
+        time.sleep(0.2)
+    found = running.search(workers.outputs[killed].read_text())
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGKILL)
+    assert workers.wait(1 - killed, 60) != 0
+    assert re.search("unhealthy|died|Socket closed|[Cc]onnection", workers.told(1 - killed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("mode", ["many", "late_threads"])
+def test_a_long_loop_without_blocking_ends(start: Any, mode: str, lowering: str) -> None:
+    """Nobody sets NPROC: the package asks for threads, or waits for each call where the devices started before it could."""
+    skip_where_not_available(lowering)
+    (found,) = start(mode, 1, lowering).results()
+    assert found["loss"] < 1e-6
+    if mode == "late_threads":
+        assert found["threads"] is None
