@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf, result_paths
@@ -53,11 +54,19 @@ class NamedTrees:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A plan with what the back ends need besides."""
+    """A plan with what the back ends need besides.
+
+    Attributes:
+        plan: The plan.
+        imported: Its program.
+        traced: What was planned.
+        partitioning: Makes its region, under `lowering="shard_map"`.
+    """
 
     plan: Plan
     imported: Imported
     traced: TracedCall
+    partitioning: Partitioning | None = None
 
 
 def result_leaves(traced: TracedCall) -> list[Leaf]:
@@ -104,8 +113,10 @@ def make_plan(traced: TracedCall) -> Planned:
             donated = _donated(traced, imported, inputs, outputs)
             findings = (*request.findings, *imported.findings, *refusals(donated, request.location))
             trees = NamedTrees(request.view.given, request.in_tree, traced.out_tree)
-            plan = Plan(request.name, request.view.core, inputs, outputs, findings, imported.program, log or (), timings, trees, donated)
-    return Planned(plan, imported, traced)
+            source = Partitioning(imported, traced) if request.settings.lowering == "shard_map" else None
+            described = (inputs, outputs, findings, imported.program, log or (), timings, trees, donated, source)
+            plan = Plan(request.name, request.view.core, *described)
+    return Planned(plan, imported, traced, source)
 
 
 def _donated(

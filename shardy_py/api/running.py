@@ -25,7 +25,6 @@ from shardy_py.backends.donation import Guard
 from shardy_py.backends.executable import Signature, executable
 from shardy_py.backends.jit import Pinned, ordered_effects, pinned
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.backends.shard_map import partitioned
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import is_tracing
 from shardy_py.frontends.jaxpr import Imported
@@ -194,8 +193,8 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     def again(copy: ClosedJaxpr) -> Imported:
         return propagated(copy, traced, _closed(plan.inputs), _closed(plan.outputs), plan.timings, None)
 
-    if request.settings.lowering == "shard_map":
-        ready = _partition(planned)
+    if planned.partitioning is not None:
+        ready = Pinned(planned.partitioning.made(plan).jaxpr, 0, True)
     else:
         with plan.timings.step("pin"):
             ready = pinned(traced.jaxpr, planned.imported, view.twin, again)
@@ -221,22 +220,6 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     placed = None if view.explicit else in_shardings
     dispatch = direct(jitted) if abstract else dispatched(jitted, planned, mesh)
     return Entry(planned, ready, jitted, dispatch, in_shardings, placed, layout, guard, errors, not traced.closes_over_tracers)
-
-
-def _partition(planned: Planned) -> Pinned:
-    """The traced jaxpr as one region of local arrays."""
-    plan, request = planned.plan, planned.traced.request
-    with plan.timings.step("partition"):
-        made = partitioned(
-            planned.traced.jaxpr,
-            planned.imported,
-            request.view.twin,
-            [v.sharding for v in plan.inputs],
-            [v.sharding for v in plan.outputs],
-            request.settings.options.platform,
-            request.view.given,
-        )
-    return Pinned(made.jaxpr, 0, True)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,15 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from shardy_py.backends.local.effects import inspect_sharding
 from shardy_py.backends.local.held import Region
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated
+from shardy_py.backends.local.passes import improved
+from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
 from shardy_py.backends.local.walk import Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
 
 
@@ -31,11 +34,13 @@ class Partitioned:
         jaxpr: The jaxpr, with the constants of the planned one.
         mesh: The region's mesh: the plan's, with axes cut where the plan uses parts of them.
         findings: What had to run whole.
+        collectives: What data the devices exchange.
     """
 
     jaxpr: ClosedJaxpr
     mesh: AbstractMesh
     findings: tuple[Finding, ...]
+    collectives: tuple[Collective, ...]
 
 
 class Layouts:
@@ -53,6 +58,11 @@ class Layouts:
         self.twin = mesh
         self.mesh = Mesh(tuple(zip(mesh.axis_names, mesh.axis_sizes)))
         self._made: dict[tuple[TensorSharding | None, int], Layout] = {}
+
+    @property
+    def spelling(self) -> dict[str, str]:
+        """How the parts of axes are written in terms of the plan's mesh."""
+        return {name: f"{axis}:({low}){high // low}" for axis, pieces in (self.parts or {}).items() for low, high, name in pieces}
 
     def __call__(self, sharding: TensorSharding | None, rank: int) -> Layout:
         """The layout of a value of a rank; dimensions that a sharding has beyond it are those of PRNG keys."""
@@ -110,7 +120,17 @@ def partitioned(
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in (*jaxpr.constvars, *jaxpr.invars)]
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         traced = jax.make_jaxpr(region)(*structs)
-    return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, tuple(walker.findings))
+    traced = _improved(traced, layouts.mesh.shape)
+    collectives = read_collectives(traced.jaxpr, layouts.mesh.shape, layouts.spelling)
+    return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, tuple(walker.findings), collectives)
+
+
+def _improved(traced: ClosedJaxpr, sizes: Mapping[str, int]) -> ClosedJaxpr:
+    eqns = [
+        eqn.replace(params={**eqn.params, "jaxpr": improved(eqn.params["jaxpr"], sizes)}) if eqn.primitive.name == "shard_map" else eqn
+        for eqn in traced.jaxpr.eqns
+    ]
+    return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns), traced.consts)
 
 
 def spec(at: Layout) -> PartitionSpec:

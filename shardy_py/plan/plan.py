@@ -10,9 +10,11 @@ from typing import Any, Protocol
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, Program, Value
+from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
 from shardy_py.plan.explain import Explanation, chain_of
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.predicted import predicted
 from shardy_py.plan.reshards import Reshard, find_reshards
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue, intermediates, location_of, typed
@@ -31,6 +33,14 @@ class ShardingTrees(Protocol):
 
     def outputs(self, plan: Plan) -> Any:
         """The output shardings, in the structure of the result."""
+        ...
+
+
+class CollectiveSource(Protocol):
+    """Gives the collectives of a plan that is run by explicit ones."""
+
+    def collectives(self, plan: Plan) -> tuple[Collective, ...]:
+        """In the order in which they run."""
         ...
 
 
@@ -60,6 +70,7 @@ class Plan:
     timings: Timings = field(default_factory=Timings)
     trees: ShardingTrees | None = None
     donation: tuple[Donated, ...] = ()
+    source: CollectiveSource | None = None
 
     @property
     def input_shardings(self) -> Any:
@@ -88,6 +99,15 @@ class Plan:
         partitioner may move data otherwise.
         """
         return find_reshards(self.program, self._names, tuple(output.path for output in self.outputs))
+
+    @functools.cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives that a call runs, with bytes and trips.
+
+        Under `lowering="shard_map"` those of the partitioned program, which is made when they are first asked for; under
+        `lowering="jit"` those that the `reshards` predict.
+        """
+        return predicted(self.reshards) if self.source is None else self.source.collectives(self)
 
     @functools.cached_property
     def _names(self) -> dict[Value, str]:

@@ -1,0 +1,245 @@
+"""Collectives of what a loop does not change stand in front of the loop; sums that a loop carries are added up behind it.
+
+XLA moves neither: an all-gather of a parameter that a scan uses runs on every trip, and gradients that are accumulated over microbatches
+are reduced once for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+from jax.core import eval_jaxpr
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from shardy_py.backends.local.tidy import BODIES, COLLECTIVES, Rewritten, everywhere, needed, part, retraced, rewrite
+from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.frontends import _jax
+
+LARGEST_PARTIAL = 16 << 20
+"""Bytes that a sum may take on each device while its scattering waits for the end of a loop."""
+
+
+def hoisted(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+    """Moves collectives that depend only on constants of a loop in front of it, from the innermost loop outwards.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+        sizes: The axes of the region.
+    """
+
+    def run(body: Jaxpr) -> Jaxpr:
+        return rewrite(body, lambda eqn: _HOIST[eqn.primitive.name](eqn, sizes) if eqn.primitive.name in _HOIST else None)
+
+    return everywhere(jaxpr, run)
+
+
+def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list[Var]]:
+    """What of a body computes collectives of its constants, and the values that the rest needs of it."""
+    known: set[Any] = set(consts)
+    fixed = []
+    for eqn in body.eqns:
+        if _is_pure(eqn) and all(isinstance(v, Literal) or v in known for v in eqn.invars):
+            known.update(eqn.outvars)
+            fixed.append(eqn)
+    moved = needed(fixed, [v for eqn in fixed if eqn.primitive.name in COLLECTIVES for v in eqn.outvars], consts)
+    if not moved:
+        return [], []
+    here = {id(eqn) for eqn in moved}
+    made = {v for eqn in moved for v in eqn.outvars}
+    used: dict[Var, None] = {}
+    for v in [v for eqn in body.eqns if id(eqn) not in here for v in eqn.invars] + list(body.outvars):
+        if not isinstance(v, Literal) and v in made:
+            used[v] = None
+    return moved, list(used)
+
+
+def _is_pure(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name in ("optimization_barrier", "pure_callback", "pallas_call", "ffi_call") or bodies(eqn):
+        return False
+    return eqn.primitive.name not in BODIES and all(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+
+
+def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:
+    """The part of a body to run before the loop, and the rest, which takes the results of the first in front of its arguments."""
+    if body.constvars:
+        return None
+    moved, values = _invariant(body, consts)
+    if not moved:
+        return None
+    here = {id(eqn) for eqn in moved}
+    rest = [eqn for eqn in body.eqns if id(eqn) not in here]
+    return part(body, moved, consts, values), part(body, rest, [*values, *body.invars], body.outvars)
+
+
+def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
+    n_consts, n_carry = _jax.scan_counts(eqn)
+    body = open_jaxpr(eqn.params["jaxpr"])
+    found = _split(body, body.invars[:n_consts])
+    if found is None:
+        return None
+    before, rest = found
+
+    def run(*operands: Any) -> list[Any]:
+        consts = operands[:n_consts]
+        ready = eval_jaxpr(before, (), *consts)
+        return scan(eqn, lambda *xs: eval_jaxpr(rest, (), *ready, *consts, *xs), operands[n_consts:], n_carry)
+
+    return retraced(run, eqn, sizes)
+
+
+def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any], n_carry: int) -> list[Any]:
+    """A scan like another one, with another body.
+
+    Args:
+        eqn: The other one.
+        step: Takes and gives the carry and the slices.
+        operands: The first carry and what is scanned.
+        n_carry: How many are carried.
+    """
+
+    def body(carry: Any, slices: Any) -> Any:
+        made = step(*carry, *slices)
+        return made[:n_carry], made[n_carry:]
+
+    params = eqn.params
+    first, stacked = list(operands[:n_carry]), list(operands[n_carry:])
+    last, ys = lax.scan(body, first, stacked, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
+    return [*last, *ys]
+
+
+def _hoist_while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
+    params = eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    cond, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
+    in_cond, in_body = _split(cond, cond.invars[:n_cond]), _split(body, body.invars[:n_body])
+    if in_cond is None and in_body is None or cond.constvars or body.constvars:
+        return None
+
+    def ready(found: tuple[Jaxpr, Jaxpr] | None, whole: Jaxpr, consts: Sequence[Any]) -> Callable[..., list[Any]]:
+        if found is None:
+            return lambda state: eval_jaxpr(whole, (), *consts, *state)
+        made = eval_jaxpr(found[0], (), *consts)
+        return lambda state: eval_jaxpr(found[1], (), *made, *consts, *state)
+
+    def run(*operands: Any) -> list[Any]:
+        go_on = ready(in_cond, cond, operands[:n_cond])
+        step = ready(in_body, body, operands[n_cond : n_cond + n_body])
+        return lax.while_loop(lambda state: go_on(state)[0], step, list(operands[n_cond + n_body :]))
+
+    return retraced(run, eqn, sizes)
+
+
+_HOIST: dict[str, Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]] = {"scan": _hoist_scan, "while": _hoist_while}
+
+
+def summed_late(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PARTIAL) -> Jaxpr:
+    """Sums over devices that a scan adds to its carry are added up on each device, and over devices once, behind the scan.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+        sizes: The axes of the region.
+        largest: Bytes of a partial sum up to which a scattered one is carried whole.
+    """
+
+    def run(body: Jaxpr) -> Jaxpr:
+        return rewrite(body, lambda eqn: _sum_late(eqn, sizes, largest) if eqn.primitive.name == "scan" else None)
+
+    return everywhere(jaxpr, run)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A carry to which a sum over devices is added.
+
+    Attributes:
+        index: Its place in the carry.
+        add: The equation that adds.
+        partial: What is summed over devices.
+        rest: From `partial` to the new carry.
+    """
+
+    index: int
+    add: JaxprEqn
+    partial: Var
+    rest: list[JaxprEqn]
+
+
+def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int) -> Rewritten | None:
+    body = open_jaxpr(eqn.params["jaxpr"])
+    if body.constvars or eqn.params["length"] < 2:
+        return None
+    n_consts, n_carry = _jax.scan_counts(eqn)
+    sums = _sums(body, n_consts, n_carry, largest)
+    if not sums:
+        return None
+    late = {s.index: s for s in sums}
+    arguments, outs, eqns = list(body.invars), list(body.outvars), list(body.eqns)
+    for s in sums:
+        aval = s.partial.aval
+        carried, total = Var(aval), Var(aval)
+        arguments[n_consts + s.index], outs[s.index] = carried, total
+        add = s.add.replace(invars=[carried, s.partial], outvars=[total])
+        eqns = [add if e is s.add else e for e in eqns]
+    inner = part(body, needed(eqns, outs) if not any(e.effects for e in eqns) else eqns, arguments, outs)
+    tails = {i: part(body, s.rest, [body.invars[n_consts + i], s.partial], [body.outvars[i]]) for i, s in late.items()}
+
+    def run(*operands: Any) -> list[Any]:
+        consts, first, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+        start = [jnp.zeros(late[i].partial.aval.shape, late[i].partial.aval.dtype) if i in late else x for i, x in enumerate(first)]
+        made = scan(eqn, lambda *state: eval_jaxpr(inner, (), *consts, *state), [*start, *xs], n_carry)
+        for i, tail in tails.items():
+            (made[i],) = eval_jaxpr(tail, (), first[i], made[i])
+        return made
+
+    return retraced(run, eqn, sizes)
+
+
+def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
+    made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+    uses: dict[Var, int] = {}
+    for v in [v for eqn in body.eqns for v in eqn.invars] + list(body.outvars):
+        if not isinstance(v, Literal):
+            uses[v] = uses.get(v, 0) + 1
+    found = []
+    for i in range(n_carry):
+        carried, out = body.invars[n_consts + i], body.outvars[i]
+        add = None if isinstance(out, Literal) else made.get(out)
+        if add is None or add.primitive.name not in ("add", "add_any") or not jnp.issubdtype(out.aval.dtype, jnp.inexact):
+            continue
+        if uses.get(carried) != 1 or uses.get(out) != 1 or carried not in add.invars:
+            continue
+        term = next((v for v in add.invars if v is not carried), None)
+        if term is None or isinstance(term, Literal):
+            continue
+        partial = _partial(term, made, uses, out.aval.dtype)
+        if partial is None:
+            continue
+        scattered = math.prod(partial.aval.shape) > math.prod(out.aval.shape)
+        if scattered and math.prod(partial.aval.shape) * partial.aval.dtype.itemsize > largest:
+            continue
+        found.append(_Sum(i, add, partial, needed(body.eqns, [out], [carried, partial])))
+    return found
+
+
+def _partial(v: Var, made: Mapping[Var, JaxprEqn], uses: Mapping[Var, int], dtype: Any) -> Var | None:
+    """What is summed over devices to make a value, in its type; None where it is no such sum, or used otherwise too."""
+    summed = False
+    while not summed or v.aval.dtype != dtype:
+        eqn = made.get(v)
+        if eqn is None or (not summed and uses[v] != 1):
+            return None
+        name = eqn.primitive.name
+        if name in ("psum", "reduce_scatter") and not summed and len(eqn.invars) == 1:
+            summed = True
+        elif name != "convert_element_type":
+            return None
+        operand = eqn.invars[0]
+        if isinstance(operand, Literal):
+            return None
+        v = operand
+    return v

@@ -1,0 +1,23 @@
+"""The passes over the jaxpr of a region, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jax.extend.core import Jaxpr
+
+from shardy_py.backends.local.combine import combined
+from shardy_py.backends.local.hoist import hoisted, summed_late
+from shardy_py.backends.local.tidy import tidied
+
+
+def improved(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+    """The jaxpr of a region with fewer collectives: repeats and dead ones dropped, moved out of loops, small ones packed.
+
+    Args:
+        jaxpr: The jaxpr of the region.
+        sizes: Its axes.
+    """
+    jaxpr = tidied(jaxpr)
+    moved = summed_late(hoisted(jaxpr, sizes), sizes)
+    return combined(moved if moved is jaxpr else tidied(moved), sizes)

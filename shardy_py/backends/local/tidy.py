@@ -1,0 +1,194 @@
+"""Passes over the jaxpr of a region, and what they share: rewriting of bodies, dead code, common sub-expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.source_info_util import user_context
+from jax.interpreters import partial_eval
+
+from shardy_py.backends.rewriting import open_jaxpr
+
+Atom = Any
+Rewritten = tuple[list[JaxprEqn], list[Atom]]
+"""Equations that stand in place of another, and its results."""
+
+BODIES: Mapping[str, tuple[str, ...]] = {
+    "closed_call": ("call_jaxpr",),
+    "cond": ("branches",),
+    "jit": ("jaxpr",),
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+}
+"""Primitive -> its parameters with jaxprs that run where the equation stands."""
+
+COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "reduce_scatter"})
+"""Primitives in which devices exchange data."""
+
+Pass = Callable[[Jaxpr], Jaxpr]
+
+
+def everywhere(jaxpr: Jaxpr, run: Pass) -> Jaxpr:
+    """Runs a pass on the bodies of all loops, branches and calls, the innermost first, then on the jaxpr.
+
+    Args:
+        jaxpr: A jaxpr of local arrays.
+        run: Gives a jaxpr with the same arguments and results; the same object where nothing changes.
+    """
+    eqns = [_with_bodies(eqn, run) for eqn in jaxpr.eqns]
+    if any(new is not old for new, old in zip(eqns, jaxpr.eqns)):
+        jaxpr = jaxpr.replace(eqns=eqns)
+    return run(jaxpr)
+
+
+def _with_bodies(eqn: JaxprEqn, run: Pass) -> JaxprEqn:
+    changed: dict[str, Any] = {}
+    for name in BODIES.get(eqn.primitive.name, ()):
+        old = eqn.params[name]
+        new = tuple(_body(b, run) for b in old) if isinstance(old, tuple) else _body(old, run)
+        if isinstance(old, tuple) and all(a is b for a, b in zip(new, old)):
+            continue
+        if new is not old:
+            changed[name] = new
+    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+
+
+def _body(body: Any, run: Pass) -> Any:
+    jaxpr = open_jaxpr(body)
+    new = everywhere(jaxpr, run)
+    if new is jaxpr:
+        return body
+    return ClosedJaxpr(new, body.consts) if isinstance(body, ClosedJaxpr) else new
+
+
+def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Jaxpr:
+    """A copy in which other equations stand for some.
+
+    Args:
+        jaxpr: The jaxpr.
+        replace: Given an equation of the copy, what stands for it; None to keep it.
+    """
+    now: dict[Var, Atom] = {}
+    eqns: list[JaxprEqn] = []
+    changed = False
+
+    def use(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else now.get(v, v)
+
+    for eqn in jaxpr.eqns:
+        if now:
+            eqn = eqn.replace(invars=[use(v) for v in eqn.invars])
+        found = replace(eqn)
+        if found is None:
+            eqns.append(eqn)
+            continue
+        changed = True
+        eqns += found[0]
+        now.update(zip(eqn.outvars, found[1], strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed else jaxpr
+
+
+def retraced(function: Callable[..., list[Any]], like: JaxprEqn, sizes: Mapping[str, int], operands: Sequence[Atom] | None = None) -> Rewritten:
+    """What a function makes of the operands of an equation.
+
+    Args:
+        function: Of the operands, giving the results.
+        like: The equation that it stands for.
+        sizes: The axes of the region.
+        operands: Other operands than those of the equation.
+    """
+    given = like.invars if operands is None else operands
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given]
+    with like.ctx.manager, user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
+        traced = jax.make_jaxpr(function, axis_env=list(sizes.items()))(*avals)
+    if traced.consts:
+        raise AssertionError(f"what stands for {like.primitive.name} has constants")
+    inner: dict[Any, Atom] = dict(zip(traced.jaxpr.invars, given, strict=True))
+    eqns = []
+    for made in traced.jaxpr.eqns:
+        outs = [Var(v.aval) for v in made.outvars]
+        eqns.append(made.replace(invars=[v if isinstance(v, Literal) else inner[v] for v in made.invars], outvars=outs))
+        inner.update(zip(made.outvars, outs))
+    return eqns, [v if isinstance(v, Literal) else inner[v] for v in traced.jaxpr.outvars]
+
+
+def part(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], arguments: Sequence[Var], results: Sequence[Atom]) -> Jaxpr:
+    """Some equations of a jaxpr as one of their own."""
+    return jaxpr.replace(constvars=[], invars=list(arguments), outvars=list(results), eqns=list(eqns), debug_info=_unnamed(jaxpr))
+
+
+def _unnamed(jaxpr: Jaxpr) -> Any:
+    info = jaxpr.debug_info
+    return info._replace(arg_names=None, result_paths=None) if info is not None else None
+
+
+def needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom], given: Iterable[Var] = ()) -> list[JaxprEqn]:
+    """The equations that results depend on, in order.
+
+    Args:
+        eqns: Where they stand.
+        results: What is asked for.
+        given: Variables that are not looked behind.
+    """
+    stop = set(given)
+    wanted = {v for v in results if not isinstance(v, Literal) and v not in stop}
+    found = []
+    for eqn in reversed(eqns):
+        if any(v in wanted for v in eqn.outvars):
+            found.append(eqn)
+            wanted.update(v for v in eqn.invars if not isinstance(v, Literal) and v not in stop)
+    return found[::-1]
+
+
+def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """Without what no result needs, in bodies too; effects stay."""
+    new, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return new
+
+
+_REPEATABLE = COLLECTIVES | frozenset(
+    """
+    add all_reduce and axis_index broadcast_in_dim concatenate convert_element_type dynamic_slice eq ge gt iota le lt max min mul ne neg
+    pad reshape rev select_n slice squeeze sub transpose
+    """.split()
+)
+
+
+def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
+    """Computes once what a body asks for twice: collectives, and what prepares their operands.
+
+    What stands behind an `optimization_barrier` has other operands than what stands before it, and is kept.
+    """
+    seen: dict[Any, list[Var]] = {}
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        if eqn.primitive.name not in _REPEATABLE:
+            return None
+        operands = tuple((v.val.item(), v.aval) if isinstance(v, Literal) and hasattr(v.val, "item") else _key(v) for v in eqn.invars)
+        key = (eqn.primitive, tuple(eqn.params.items()), operands)
+        try:
+            found = seen.get(key)
+        except TypeError:  # a parameter that has no hash
+            return None
+        if found is None:
+            seen[key] = list(eqn.outvars)
+            return None
+        return [], found
+
+    return rewrite(jaxpr, replace)
+
+
+def _key(v: Atom) -> Any:
+    return (type(v.val), v.val, v.aval) if isinstance(v, Literal) else v
+
+
+def tidied(jaxpr: Jaxpr) -> Jaxpr:
+    """Without repeats and dead code.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+    """
+    return without_dead_code(everywhere(jaxpr, without_repeats))
