@@ -310,6 +310,8 @@ def _annotated(planned: Planned, flat: Flat) -> Flat:
     """The program with the shardings that the user gave, and no others; with no inputs sharded, those that were planned."""
     traced = planned.traced
     given = traced.request.shardings
+    if jax.process_count() > 1:  # jax.jit takes whole arrays only where it is told how they are sharded
+        given = [plan if s is None else s for s, plan in zip(given, flat.in_shardings)]
     named = given if any(s is not None for s in given) else flat.in_shardings
     ins = [plan if s is not None and any(d.is_open for d in s.dims) else s for s, plan in zip(named, flat.in_shardings)]
     return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(out_shardings(traced, result_leaves(traced))))
@@ -319,12 +321,13 @@ def planned_run(planned: Planned) -> Run:
     """Runs parts of a program as the plan's lowering runs the whole."""
     traced, plan = planned.traced, planned.plan
     request = traced.request
+    named = NamedShardings(request.view.runnable())
 
     def run(flat: Flat, seen: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
         closed = flat.giving(seen)
-        named = [*flat.out_shardings, *map(flat.sharding, seen)]
+        wanted = [*flat.out_shardings, *map(flat.sharding, seen)]
         inputs = [_value("input", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.invars, flat.in_shardings))]
-        outputs = [_value("output", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.outvars, named))]
+        outputs = [_value("output", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.outvars, wanted))]
         structs = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars)  # pyright: ignore[reportAttributeAccessIssue]
         results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
         layout = Layout(len(structs), (), tuple(v.path for v in inputs), (), ())
@@ -344,12 +347,18 @@ def planned_run(planned: Planned) -> Run:
         )
         made = Planned(
             replace(plan, inputs=tuple(inputs), outputs=tuple(outputs)),
-            Imported(planned.imported.program, flat.scope, []),
+            Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), []),
             TracedCall(part, closed, results, jax.tree.structure(results)),
         )
-        return make_entry(made)
+        entry = make_entry(made)
+        return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape)) for v in inputs]))
 
     return run
+
+
+def _everywhere(xs: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Arrays that every process has a whole copy of, placed where there are several processes."""
+    return [jax.device_put(x, sharding) for x, sharding in zip(xs, shardings)] if jax.process_count() > 1 else list(xs)
 
 
 def plain_run(mesh: JaxMesh) -> Run:
