@@ -1,8 +1,80 @@
-"""Arrays that count."""
+"""Arrays that count: each shard counts from where it starts."""
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder
+import math
 
-FORMS: dict[str, Builder] = {}
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
+
+
+def iota(equation: Equation) -> Form | None:
+    """Positions along a dimension; a shard adds its offset."""
+    if equation.shapes:
+        return None
+    (shape,), (dtype,) = equation.result_shapes, equation.result_dtypes
+    dimension = equation.params["dimension"]
+    rank = range(len(shape))
+
+    def run(local: Local, arrays: list) -> list:
+        counter = dtype if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4 else jnp.dtype(jnp.int32)
+        made = lax.broadcasted_iota(counter, local.result_shape(0), dimension)
+        if local.names(dimension):
+            made = made + (local.index(dimension) * local.block(dimension)).astype(counter)
+        return [made.astype(dtype)]
+
+    return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
+
+
+def linear_index(local: Local, shape: tuple[int, ...], factors: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
+    """Positions in row-major order of a global array, as the high and the low half of 64 bits.
+
+    Args:
+        local: Which part of it this device has.
+        shape: The global shape.
+        factors: The factor of each dimension.
+        result: The local shape.
+    """
+    high, low = jnp.zeros(result, jnp.uint32), jnp.zeros(result, jnp.uint32)
+    stride = 1
+    for d in reversed(range(len(shape))):
+        at = lax.broadcasted_iota(jnp.uint32, result, d)
+        if local.names(factors[d]):
+            at = at + (local.index(factors[d]) * local.block(factors[d])).astype(jnp.uint32)
+        if math.prod(shape) <= 1 << 32:
+            low = low + at * np.uint32(stride % (1 << 32))
+        else:
+            more, less = _product(at, stride)
+            low = low + less
+            high = high + more + (low < less).astype(jnp.uint32)
+        stride *= shape[d]
+    return high, low
+
+
+def _product(a: Array, b: int) -> tuple[Array, Array]:
+    """The high and the low half of a product of 32 bits with 64, of which the low 64 bits are kept."""
+    mask = np.uint32(0xFFFF)
+    b0, b1, rest = np.uint32(b & 0xFFFF), np.uint32(b >> 16 & 0xFFFF), np.uint32(b >> 32 & 0xFFFFFFFF)
+    a0, a1 = a & mask, a >> 16
+    low, middle = a0 * b0, a1 * b0
+    middle = middle + (low >> 16)
+    other = a0 * b1 + (middle & mask)
+    return a1 * b1 + (middle >> 16) + (other >> 16) + a * rest, (other << 16) | (low & mask)
+
+
+def iota_2x32_shape(equation: Equation) -> Form | None:
+    """Positions in row-major order, in two halves."""
+    shape = equation.result_shapes[0]
+    rank = tuple(range(len(shape)))
+
+    def run(local: Local, arrays: list) -> list:
+        return list(linear_index(local, shape, rank, local.result_shape(0)))
+
+    return Form(make_rule(shape, [], [rank, rank]), run, uneven=frozenset(rank))
+
+
+FORMS: dict[str, Builder] = {"iota": iota, "iota_2x32_shape": iota_2x32_shape}
 """Primitive -> form."""

@@ -1,8 +1,143 @@
-"""Random numbers."""
+"""Random numbers: each shard draws those of its part, bit for bit as one device draws them.
+
+JAX's default generator hashes a key with a counter for every number, its position in the result. A shard hashes the positions of its part.
+Where the generator works otherwise (`jax_threefry_partitionable` off, `rbg`), numbers are drawn whole.
+"""
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder
+from collections.abc import Sequence
+from typing import Any
 
-FORMS: dict[str, Builder] = {}
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax.extend.random import threefry2x32_p
+
+from shardy_py.backends.local.elementwise import pointwise
+from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.iota import linear_index
+
+
+def _is_threefry(dtype: Any) -> bool:
+    return getattr(dtype, "name", "") == "key<fry>"
+
+
+def _is_batched(dtype: Any) -> bool:
+    """Whether each key of an array is used as if it were alone; `unsafe_rbg` and drawing with `rbg` mix them."""
+    return getattr(dtype, "name", "") in ("key<fry>", "key<rbg>")
+
+
+def _hashed(local: Local, keys: Array, shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
+    """Hashes of the positions in arrays of a global shape, one for every key; this device's part of them."""
+    data = jax.random.key_data(keys)
+    lead = keys.ndim
+    high, low = linear_index(local, shape, tuple(range(lead, lead + len(shape))), result[lead:])
+    spread = [lax.broadcast_in_dim(lax.index_in_dim(data, i, lead, keepdims=False), result, tuple(range(lead))) for i in range(2)]
+    counts = [lax.broadcast_in_dim(half, result, tuple(range(lead, len(result)))) for half in (high, low)]
+    first, second = threefry2x32_p.bind(*spread, *counts)
+    return first, second
+
+
+def _drawn(equation: Equation, draws: Any) -> Form | None:
+    """Dimensions of the keys and of what is drawn with each pass through."""
+    (keys,), (dtype,) = equation.shapes, equation.dtypes
+    (out,) = equation.result_shapes
+    shape = tuple(equation.params["shape"])
+    rank = len(out)
+    splits = _is_threefry(dtype) and jax.config.jax_threefry_partitionable
+    batched = _is_threefry(dtype) or (equation.name == "random_split" and _is_batched(dtype))
+    if not batched or 0 in out:
+        return None
+    whole = () if splits else range(len(keys), rank)
+    rule = make_rule(out, [range(len(keys))], [range(rank)], whole=whole)
+
+    def run(local: Local, arrays: list) -> list:
+        if not any(local.names(f) for f in range(len(keys), rank)):
+            return local.bind(*arrays)
+        return [draws(*_hashed(local, arrays[0], shape, local.result_shape(0)))]
+
+    return Form(rule, run, uneven=frozenset(range(rank)) - frozenset(whole), weight=0.1)
+
+
+def random_bits(equation: Equation) -> Form | None:
+    """Bits of a width."""
+    width = equation.params["bit_width"]
+    dtype = equation.result_dtypes[0]
+
+    def draws(first: Array, second: Array) -> Array:
+        if width == 64:
+            return lax.shift_left(first.astype(dtype), jnp.asarray(32, dtype)) | second.astype(dtype)
+        return (first ^ second).astype(dtype)
+
+    return _drawn(equation, draws)
+
+
+def random_split(equation: Equation) -> Form | None:
+    """New keys from each key."""
+    dtype = equation.result_dtypes[0]
+
+    def draws(first: Array, second: Array) -> Array:
+        return jax.random.wrap_key_data(jnp.stack([first, second], axis=-1), impl="threefry2x32")
+
+    return _drawn(equation, draws) if _is_batched(dtype) else None
+
+
+def random_fold_in(equation: Equation) -> Form | None:
+    """A key and a number make a key; dimensions of one element are stretched."""
+    if not _is_batched(equation.dtypes[0]):
+        return None
+    (out,) = equation.result_shapes
+    sizes = list(out)
+    whole: list[int] = []
+    tensors: list[Sequence[int]] = []
+    for shape in equation.shapes:
+        dims = []
+        for d, n in enumerate(shape):
+            if n == out[d]:
+                dims.append(d)
+            else:
+                sizes.append(n)
+                whole.append(len(sizes) - 1)
+                dims.append(len(sizes) - 1)
+        tensors.append(dims)
+    rule = make_rule(sizes, tensors, [range(len(out))], whole=whole)
+    return Form(rule, _run, uneven=frozenset(range(len(out))), weight=0.1)
+
+
+def _run(local: Local, arrays: list) -> list:
+    return local.bind(*arrays)
+
+
+def keyed(equation: Equation) -> Form | None:
+    """Keys made of numbers, or the other way round: what one key is made of is whole."""
+    (shape,), (out,) = equation.shapes, equation.result_shapes
+    if equation.name == "random_seed" and getattr(equation.result_dtypes[0], "name", "") == "key<urbg>":
+        return None
+    longer = max(shape, out, key=len)
+    common = min(len(shape), len(out))
+    rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
+    return Form(rule, _run, uneven=frozenset(range(common)))
+
+
+def random_gamma(equation: Equation) -> Form | None:
+    """Dimensions of the keys pass through; numbers drawn with one key are drawn whole, as each takes as many bits as it needs."""
+    keys, shape = equation.shapes
+    if not _is_threefry(equation.dtypes[0]) or not keys or 0 in shape:
+        return None
+    rank = range(len(shape))
+    rule = make_rule(shape, [rank[: len(keys)], rank], [rank], whole=rank[len(keys) :])
+    return Form(rule, _run, uneven=frozenset(rank[: len(keys)]), weight=1.0)
+
+
+FORMS: dict[str, Builder] = {
+    "random_bits": random_bits,
+    "random_fold_in": random_fold_in,
+    "random_gamma": random_gamma,
+    "random_seed": keyed,
+    "random_split": random_split,
+    "random_unwrap": keyed,
+    "random_wrap": keyed,
+    "threefry2x32": pointwise,
+}
 """Primitive -> form."""

@@ -2,7 +2,68 @@
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder
+import math
+from collections.abc import Sequence
 
-FORMS: dict[str, Builder] = {}
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+
+
+def sort(equation: Equation) -> Form | None:
+    """Every dimension passes through but the one that is sorted, of which a device needs all."""
+    shape = equation.shapes[0]
+    rank = range(len(shape))
+    dimension = equation.params["dimension"] % len(shape)
+    rule = make_rule(shape, [rank] * len(equation.shapes), [rank] * len(equation.result_shapes), whole=[dimension])
+    return Form(rule, _run, uneven=frozenset(rank) - {dimension}, weight=0.1)
+
+
+def _run(local: Local, arrays: list) -> list:
+    return local.bind(*arrays)
+
+
+def top_k(equation: Equation) -> Form | None:
+    """Each shard sends its own largest elements; the largest of them are those of all.
+
+    Shards come in order, and so do equal elements of a shard: of equal elements, the first ones are taken, as on one device.
+    """
+    (shape,) = equation.shapes
+    k = equation.params["k"]
+    axis = equation.params.get("axis", len(shape) - 1) % len(shape)
+    rank = list(range(len(shape)))
+    bits = (equation.dtypes[0].itemsize + equation.result_dtypes[1].itemsize) * 8
+    result = [len(shape) if d == axis else d for d in rank]
+    rule = make_rule([*shape, k], [rank], [result, result], whole=[len(shape)], permutation=[axis])
+
+    def moved(ways: Sequence[int]) -> int:
+        block = math.prod(-(-n // ways[d]) for d, n in enumerate(shape) if d != axis)
+        return (ways[axis] - 1) * min(k, shape[axis] // ways[axis]) * block * bits // 8
+
+    def run(local: Local, arrays: list) -> list:
+        (x,) = arrays
+        names = local.names(axis)
+        if not names:
+            return local.bind(x)
+        values, indices = local.bind(x, k=min(k, local.block(axis)))
+        indices = indices + (local.index(axis) * local.block(axis)).astype(indices.dtype)
+        values, indices = (lax.all_gather(part, names, axis=axis, tiled=True) for part in (values, indices))
+        values, at = local.bind(values)
+        return [values, jnp.take_along_axis(indices, at, axis, mode="promise_in_bounds")]
+
+    return Form(rule, run, uneven=frozenset(rank) - {axis}, moved=moved, weight=0.1)
+
+
+def approx_top_k(equation: Equation) -> Form | None:
+    """Every dimension passes through but the one that is looked through."""
+    (shape,), (out, _) = equation.shapes, equation.result_shapes
+    axis = equation.params["reduction_dimension"] % len(shape)
+    rank = list(range(len(shape)))
+    result = [len(shape) if d == axis else d for d in rank]
+    rule = make_rule([*shape, out[axis]], [rank], [result, result], whole=[axis, len(shape)])
+    return Form(rule, _run, uneven=frozenset(rank) - {axis}, weight=0.1)
+
+
+FORMS: dict[str, Builder] = {"approx_top_k": approx_top_k, "sort": sort, "top_k": top_k}
 """Primitive -> form."""

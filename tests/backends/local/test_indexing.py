@@ -1,0 +1,114 @@
+"""Gathers and scatters on local arrays."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+
+from tests.backends.local.forced import check
+
+RNG = np.random.default_rng(0)
+
+
+def table(dtype: str, shape: tuple[int, ...] = (10, 6)) -> jnp.ndarray:
+    if dtype == "bool":
+        return jnp.asarray(RNG.random(shape) < 0.5)
+    if dtype.startswith(("int", "uint")):
+        return jnp.asarray(RNG.integers(0, 100, shape), dtype)
+    return jnp.asarray(RNG.normal(size=shape), dtype).at[0].set(-0.0).at[1].set(jnp.nan)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        ("clip", "float32"),
+        ("fill", "bfloat16"),
+        ("promise_in_bounds", "int32"),
+        ("fill", "bool"),
+        ("fill", "uint16"),
+        ("clip", "int16"),
+        ("fill", "complex64"),
+        ("fill", "uint8"),
+    ],
+)
+def test_take(mode: str, dtype: str) -> None:
+    """Rows of a table that is cut by rows, by columns, under indices that are cut; out of bounds, NaN and all."""
+    indices = jnp.array([[0, 1, 9], [3, -20, 10], [400, 5, -1], [9, 8, 7], [2, 2, 2]])
+    if mode == "promise_in_bounds":
+        indices = jnp.clip(indices, 0, 9)
+    check(lambda x, i: x.at[i].get(mode=mode), table(dtype), indices, name="gather", count=2, cuts=8)
+
+
+def test_small_unsigned_indices() -> None:
+    indices = jnp.array([0, 255, 3, 7, 9, 10, 11, 2], jnp.uint8)
+    check(lambda x, i: x.at[i].get(mode="fill", fill_value=-7), table("int32"), indices, name="gather", count=1)
+    check(lambda x, i: x.at[i].get(mode="clip"), table("int32", (300, 2)), indices, name="gather", count=1)
+
+
+def test_batched_gather() -> None:
+    """A batching dimension passes through; two indexed dimensions leave partial results each."""
+    x = table("float32", (4, 10, 6))
+    rows = jnp.asarray(RNG.integers(-3, 14, (4, 5)))
+    check(jax.vmap(lambda a, i: a.at[i].get(mode="fill")), x, rows, name="gather", count=3, cuts=6)
+    check(lambda a, i, j: a[:, i, j], x, rows[0], rows[1], name="gather", count=3, cuts=6)
+    check(lambda a, i: jnp.take_along_axis(a, i, 1), x[..., 0], jnp.abs(rows), name="gather", count=3)
+
+
+def test_slices_of_some_length_are_whole() -> None:
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1))
+    starts = jnp.array([[0, 0], [2, 1], [8, 0], [9, 9]])
+    for mode in ("clip", "fill"):
+        check(lambda x, i: lax.gather(x, i, numbers, (1, 6), mode=mode), table("float32"), starts, name="gather", count=1, cuts=5)
+        check(lambda x, i: lax.gather(x, i, numbers, (3, 6), mode=mode), table("float32"), starts, name="gather", count=1, cuts=3)
+
+
+def test_keys_are_gathered() -> None:
+    keys = jax.random.split(jax.random.key(0), 12).reshape(6, 2)
+    check(lambda k, i: k[i], keys, jnp.array([1, 5, 0, 2]), name="gather", cuts=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("add", "fill"), ("multiply", "clip"), ("min", "drop"), ("max", "promise_in_bounds"), ("set", "clip"), ("subtract", "drop")]
+)
+def test_scatter(name: str, mode: str) -> None:
+    """Updates of rows, with rows hit twice and out of bounds, cut every way."""
+    x = jnp.asarray(RNG.integers(-50, 50, (10, 6)), jnp.int32)
+    updates = jnp.asarray(RNG.integers(-5, 5, (7, 6)), jnp.int32)
+    rows = jnp.array([0, 9, 3, 3, 10, -20, 5])
+    primitive = {"multiply": "scatter-mul", "set": "scatter", "subtract": "scatter-sub"}.get(name, f"scatter-{name}")
+    check(lambda x, i, u: getattr(x.at[i], name)(u, mode=mode), x, rows, updates, name=primitive, count=2, cuts=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_gradient_of_a_lookup(dtype: str) -> None:
+    x, rows = table(dtype).at[1].set(1), jnp.asarray(RNG.integers(-2, 12, (5, 3)))
+    check(lambda x, i, u: x.at[i].add(u), x, rows, jnp.ones((5, 3, 6), dtype), name="scatter-add", tolerance=1e-2, cuts=8)
+
+
+def test_batched_scatter() -> None:
+    x = jnp.asarray(RNG.integers(-50, 50, (4, 10, 6)), jnp.int32)
+    rows = jnp.asarray(RNG.integers(-3, 14, (4, 5)))
+    updates = jnp.asarray(RNG.integers(-5, 5, (4, 5, 6)), jnp.int32)
+    for name in ("add", "set"):
+        primitive = "scatter" if name == "set" else f"scatter-{name}"
+        check(jax.vmap(lambda a, i, u: getattr(a.at[i], name)(u)), x, rows, updates, name=primitive, cuts=5)
+    check(lambda a, i, j, u: a.at[:, i, j].add(u), x, rows[0], rows[1], updates[..., 0], name="scatter-add", cuts=5)
+
+
+def test_scatter_of_windows() -> None:
+    """A window of one index is found on its shard; a longer one needs its dimension whole."""
+    x = jnp.asarray(RNG.integers(-50, 50, (10, 6)), jnp.int32)
+    numbers = lax.ScatterDimensionNumbers(update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1))
+    starts = jnp.array([[0, 0], [2, 1], [8, 0], [9, 9]])
+    for rows in (1, 3):
+        updates = jnp.asarray(RNG.integers(-5, 5, (4, rows, 6)), jnp.int32)
+        for mode in ("clip", "drop"):
+            check(lambda x, i, u: lax.scatter_add(x, i, u, numbers, mode=mode), x, starts, updates, name="scatter-add", cuts=3)
+
+
+def test_apply_reads_what_it_writes() -> None:
+    x = jnp.asarray(RNG.normal(size=(10, 6)), jnp.float32)
+    check(lambda x, i: x.at[i].apply(jnp.sin), x, jnp.array([1, 9, 4]), name="scatter", tolerance=1e-6, cuts=3)

@@ -1,0 +1,92 @@
+"""Random numbers on local arrays are those that one device draws, bit for bit."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax import numpy as jnp
+
+from shardy_py.backends.local.form import Local
+from shardy_py.backends.local.iota import linear_index
+from shardy_py.backends.local.table import FORMS
+from tests.backends.local.forced import check, equation_of
+
+KEY = jax.random.key(3)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
+def test_bits(width: int) -> None:
+    with jax.enable_x64(width == 64):
+        check(lambda k: jax.random.bits(k, (6, 5, 4), dtype=f"uint{width}"), KEY, name="random_bits", count=2 if width == 32 else 0, cuts=6)
+
+
+def test_bits_of_many_keys() -> None:
+    keys = jax.random.split(KEY, 6).reshape(3, 2)
+    check(jax.vmap(jax.vmap(lambda k: jax.random.bits(k, (5, 4)))), keys, name="random_bits", count=1, cuts=7)
+
+
+def test_keys_from_keys() -> None:
+    keys = jax.random.split(KEY, 6)
+    check(lambda k: jax.random.split(k, (3, 4)), KEY, name="random_split", count=1, cuts=4)
+    check(jax.vmap(lambda k: jax.random.split(k, 5)), keys, name="random_split", count=1, cuts=4)
+    check(jax.vmap(jax.random.fold_in), keys, jnp.arange(6), name="random_fold_in", cuts=2)
+    check(jax.vmap(lambda i: jax.random.fold_in(KEY, i)), jnp.arange(6), name="random_fold_in", cuts=2)
+    check(jax.vmap(jax.random.key), jnp.arange(6), name="random_seed", cuts=2)
+    check(jax.random.key_data, keys, name="random_unwrap", cuts=2)
+    check(jax.random.wrap_key_data, jax.random.key_data(keys), name="random_wrap", cuts=2)
+    check(jax.random.clone, keys, name="random_clone", cuts=2)
+
+
+def test_gamma() -> None:
+    keys = jax.random.split(KEY, 6)
+    check(jax.vmap(lambda k: jax.random.gamma(k, 2.0, (3,))), keys, name="random_gamma", tolerance=1e-6, count=0, cuts=2)
+    equation, _ = equation_of(lambda k: jax.random.gamma(k, 2.0, (3,)), [KEY], "random_gamma")
+    assert FORMS["random_gamma"](equation) is None
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_generators_that_do_not_split_draw_whole(impl: str) -> None:
+    key = jax.random.key(3, impl=impl)
+    equation, _ = equation_of(lambda k: jax.random.bits(k, (8,)), [key], "random_bits")
+    assert FORMS["random_bits"](equation) is None
+    keys = jax.random.split(key, 4)
+    if impl == "rbg":
+        check(jax.vmap(lambda k: jax.random.split(k, 4)), keys, name="random_split")
+        check(jax.vmap(jax.random.fold_in), keys, jnp.arange(4), name="random_fold_in")
+        check(jax.vmap(lambda i: jax.random.key(i, impl="rbg")), jnp.arange(4), name="random_seed")
+    else:
+        equation, _ = equation_of(lambda k: jax.random.split(k, 8), [key], "random_split")
+        assert FORMS["random_split"](equation) is None
+
+
+def test_older_numbers_are_drawn_whole_for_each_key() -> None:
+    keys = jax.random.split(KEY, 4)
+    with jax.threefry_partitionable(False):
+        form = check(jax.vmap(lambda k: jax.random.bits(k, (8,))), keys, name="random_bits")
+        assert form.rule.need_replication == (1,)
+        check(jax.vmap(lambda k: jax.random.split(k, 8)), keys, name="random_split")
+
+
+def test_positions_beyond_32_bits() -> None:
+    shape, block = (1 << 20, 3, 1 << 14), (1 << 16, 3, 1 << 14)
+
+    class Part(Local):
+        __slots__ = ()
+
+        def __init__(self) -> None:
+            pass
+
+        def names(self, factor: int) -> tuple[str, ...]:
+            return ("x",) if factor == 0 else ()
+
+        def block(self, factor: int) -> int:
+            return block[factor]
+
+        def index(self, factor: int) -> jnp.ndarray:
+            return jnp.int32(13)
+
+    high, low = jax.jit(lambda: linear_index(Part(), shape, (0, 1, 2), (2, 3, 5)))()
+    at = np.indices((2, 3, 5)).astype(object)
+    want = ((at[0] + 13 * block[0]) * 3 + at[1]) * (1 << 14) + at[2]
+    np.testing.assert_array_equal(np.asarray(high).astype(object) * (1 << 32) + np.asarray(low).astype(object), want)
