@@ -1,26 +1,42 @@
 """Transformations of jaxprs: what `jax.jvp`, `jax.linearize`, `jax.linear_transpose` and `jax.vmap` do to a function, done to a jaxpr.
 
 They are what the rules of JAX's own call primitives are made of. Equal arguments give the same object while it lives, so what is cached
-by a jaxpr is found again.
+by a jaxpr is found again. New equations are of no mesh, whatever `jax.set_mesh` says where the transformation happens.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.interpreters import ad, partial_eval
 from jax.sharding import AbstractMesh
 
+from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import abstract_argument, backward_pass, close_over_nothing, trace_context
-from shardy_py.frontends._jax import batch_jaxpr as batch_jaxpr
 from shardy_py.frontends._jax import checkpoint_rule as checkpoint_rule
-from shardy_py.frontends._jax import jvp_jaxpr as jvp_jaxpr
-from shardy_py.frontends._jax import split_jaxpr as split_jaxpr
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _of_no_mesh(transformation: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(transformation)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return transformation(*args, **kwargs)
+
+    return call
+
+
+jvp_jaxpr = _of_no_mesh(_jax.jvp_jaxpr)
+split_jaxpr = _of_no_mesh(_jax.split_jaxpr)
+batch_jaxpr = _of_no_mesh(_jax.batch_jaxpr)
 
 
 def hoisted(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -35,6 +51,7 @@ def hoisted(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 _HOISTED: WeakKeyDictionary[ClosedJaxpr, ClosedJaxpr] = WeakKeyDictionary()
 
 
+@_of_no_mesh
 def transpose_jaxpr(jaxpr: ClosedJaxpr, linear: Sequence[bool], nonzero: Sequence[bool]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
     """The transpose of a jaxpr in its linear inputs, as `jax.linear_transpose`.
 
@@ -67,19 +84,43 @@ def _transposed(
 
     rest = [abstract_argument(aval) for aval, is_linear in zip(jaxpr.in_avals, linear) if not is_linear]
     cotangents = [abstract_argument(aval.to_ct_aval()) for aval, nz in zip(jaxpr.out_avals, nonzero) if nz]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        return jax.make_jaxpr(transposed)(rest, cotangents), made[-1]
+    return jax.make_jaxpr(transposed)(rest, cotangents), made[-1]
 
 
 @functools.lru_cache(maxsize=1024)
 def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
-    """The part of a jaxpr that some of its results need, and which inputs that part has; the jaxpr itself where that is all of it.
+    """The part of a jaxpr that some of its results need, and which inputs that part has; the jaxpr itself where that is nearly all of it.
+
+    A loss that only its derivative is asked of is not worth another jaxpr: XLA leaves out what nothing uses, and plans are made for jaxprs.
 
     Args:
         jaxpr: Without constants.
         used: Which results.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr.jaxpr, used)
-    if all(used) and all(inputs) and len(part.eqns) == len(jaxpr.eqns):
+    if all(inputs) and part.effects == jaxpr.effects and _work(part) >= (1 - NEGLIGIBLE) * _work(jaxpr.jaxpr):
         return jaxpr, tuple(inputs)
     return ClosedJaxpr(part, ()), tuple(inputs)
+
+
+NEGLIGIBLE = 0.01
+"""The share of the work of a jaxpr below which it is not taken apart."""
+
+
+def _work(jaxpr: Jaxpr) -> float:
+    """About how many scalar operations a jaxpr takes, all branches of conditionals together."""
+    return sum(map(_work_of, jaxpr.eqns))
+
+
+def _work_of(eqn: JaxprEqn) -> float:
+    inner = [getattr(body, "jaxpr", body) for body in jaxprs_in_params(eqn.params)]
+    if inner:
+        return eqn.params.get("length", 1) * sum(map(_work, inner))
+    made = sum(map(_size, eqn.outvars))
+    if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
+        return made
+    return math.sqrt(math.prod(map(_size, eqn.invars)) * made)  # m k, k n and m n give m k n
+
+
+def _size(atom: Any) -> int:
+    return math.prod(getattr(atom.aval, "shape", ()))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from shardy_py.backends.partitioned_call import Partition, partitioned_call, with_mapped_dim
 from shardy_py.dialect import DimensionSharding, TensorSharding
@@ -72,7 +72,8 @@ def called(f: Callable[..., Any], partition: Partition, shardings: tuple[Any, ..
     @functools.wraps(f)
     def call(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
-        jaxpr, shape = jax.make_jaxpr(lambda *xs: f(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            jaxpr, shape = jax.make_jaxpr(lambda *xs: f(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
         nothing = (None,) * len(jaxpr.out_avals)
         out = partitioned_call(jaxpr, leaves, partition, shardings or (None,) * len(leaves), nothing, "call")
         return jax.tree.unflatten(jax.tree.structure(shape), out)
@@ -147,6 +148,9 @@ W = np.random.RandomState(0).randn(3, 3, 3).astype("float32")
 X = np.random.RandomState(1).randn(2, 3).astype("float32")
 
 
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True})
+
+
 def compare(one: Any, other: Any) -> None:
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)):
@@ -157,31 +161,31 @@ def compare(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_transformations(name: str) -> None:
     transformed = TRANSFORMATIONS[name]
-    compare(jax.jit(transformed(called(layers, Plain())))(W, X), jax.jit(transformed(layers))(W, X))
+    compare(jit(transformed(called(layers, Plain())))(W, X), jit(transformed(layers))(W, X))
 
 
 @pytest.mark.parametrize("name", ["grad", "vmap of grad", "grad of vmap", "grad of grad", "scan of checkpoint"])
 def test_reverse_rules_of_the_user(name: str) -> None:
     transformed = TRANSFORMATIONS[name]
-    compare(jax.jit(transformed(called(ruled, Plain())))(W, X), jax.jit(transformed(ruled))(W, X))
+    compare(jit(transformed(called(ruled, Plain())))(W, X), jit(transformed(ruled))(W, X))
 
 
 @pytest.mark.parametrize("name", ["jvp", "linearize"])
 def test_reverse_rules_have_no_forward_derivative(name: str) -> None:
     with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jit(TRANSFORMATIONS[name](called(ruled, Plain())))(W, X)
+        jit(TRANSFORMATIONS[name](called(ruled, Plain())))(W, X)
 
 
 @pytest.mark.parametrize("name", ["nothing", "jvp", "linearize", "grad"])
 def test_eagerly(name: str) -> None:
-    compare(TRANSFORMATIONS[name](called(layers, Plain()))(W, X), jax.jit(TRANSFORMATIONS[name](layers))(W, X))
+    compare(TRANSFORMATIONS[name](called(layers, Plain()))(W, X), jit(TRANSFORMATIONS[name](layers))(W, X))
 
 
 @pytest.mark.parametrize("name", ["jit", "grad", "scan"])
 def test_in_a_manual_region(name: str) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-    got = jax.jit(TRANSFORMATIONS[name](called(ruled, Replicated(mesh))))(W, X)
-    compare(got, jax.jit(TRANSFORMATIONS[name](ruled))(W, X))
+    got = jit(TRANSFORMATIONS[name](called(ruled, Replicated(mesh))))(W, X)
+    compare(got, jit(TRANSFORMATIONS[name](ruled))(W, X))
     assert all(x.sharding.device_set == set(jax.devices()) for x in jax.tree.leaves(got))
 
 
@@ -248,7 +252,7 @@ def test_callbacks_run_as_often_as_without(name: str) -> None:
             jax.debug.callback(lambda v: seen.append(float(v)), x.sum())
             return (w * x.sum() ** 2).sum()
 
-        jax.block_until_ready(jax.jit(TRANSFORMATIONS[name](f(watched)))(W, X))
+        jax.block_until_ready(jit(TRANSFORMATIONS[name](f(watched)))(W, X))
         jax.effects_barrier()
         return len(seen)
 
@@ -262,6 +266,27 @@ def test_what_is_not_used_is_left_out() -> None:
     ((jaxpr, ins, outs),) = partition.runs
     assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["cos"]
     assert (ins, outs) == ((cut(2, "y"),), (None,))
+
+
+def test_little_is_not_left_out() -> None:
+    partition = Recording()
+
+    def both(w: Any, x: Any) -> Any:
+        y = x @ w
+        return jnp.sin(y).sum(), y
+
+    f = called(both, partition)
+    w, x = np.ones((256, 256), "float32"), np.ones((256, 256), "float32")
+    jax.jit(lambda w, x: f(w, x)[1])(w, x)
+    assert len(partition.runs[-1][0].out_avals) == 2
+
+
+def test_no_mesh_gets_into_derived_calls() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    f = called(ruled, Replicated(mesh))
+    with jax.set_mesh(mesh):
+        got = jax.jit(jax.vmap(jax.grad(f, (0, 1)), (None, 0)))(W, stacked(X))
+    compare(got, jax.jit(jax.vmap(jax.grad(ruled, (0, 1)), (None, 0)))(W, stacked(X)))
 
 
 def test_derived_calls_are_found_again() -> None:
