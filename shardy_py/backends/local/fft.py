@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder
+import math
 
-FORMS: dict[str, Builder] = {}
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+
+
+def fft(equation: Equation) -> Form | None:
+    """Dimensions that are not transformed pass through; those that are, are whole."""
+    (shape,), (out,) = equation.shapes, equation.result_shapes
+    count = len(shape) - len(equation.params["fft_lengths"])
+    rank = range(count)
+    transformed = range(count, len(shape))
+    sizes = [*shape, *out[count:]]
+    results = [*rank, *range(len(shape), len(sizes))]
+    rule = make_rule(sizes, [range(len(shape))], [results], whole=range(count, len(sizes)))
+    length = math.prod(shape[d] for d in transformed)
+    weight = 0.02 * length * max(1, length.bit_length()) / max(1, math.prod(sizes[count:]))
+    return Form(rule, _run, uneven=frozenset(rank), linear=((0,),), weight=weight)
+
+
+def _run(local: Local, arrays: list) -> list:
+    return local.bind(*arrays)
+
+
+FORMS: dict[str, Builder] = {"fft": fft}
 """Primitive -> form."""

@@ -1,0 +1,48 @@
+"""Ops that belong to no family."""
+
+from __future__ import annotations
+
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+
+
+def bitcast_convert_type(equation: Equation) -> Form | None:
+    """Every dimension passes through but the last one, which elements of another width are cut into or put together from."""
+    (shape,), (out,) = equation.shapes, equation.result_shapes
+    longer = max(shape, out, key=len)
+    common = min(len(shape), len(out))
+    rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
+    return Form(rule, _run, uneven=frozenset(range(common)))
+
+
+def _run(local: Local, arrays: list) -> list:
+    return local.bind(*arrays)
+
+
+def reduce(equation: Equation) -> Form | None:
+    """A reduction with a computation of the user's: what is reduced is whole, as nothing is known of the computation."""
+    shape = equation.shapes[0]
+    count = len(equation.shapes) // 2
+    dimensions = equation.params["dimensions"]
+    rank = range(len(shape))
+    kept = [d for d in rank if d not in dimensions]
+    if any(equation.shapes[count:]):
+        return None
+    rule = make_rule(shape, [*[rank] * count, *[()] * count], [kept] * count, whole=dimensions)
+    return Form(rule, _run, uneven=frozenset(kept))
+
+
+def empty(equation: Equation) -> Form | None:
+    """An array of any numbers, at its local size."""
+    (shape,) = equation.result_shapes
+    rank = range(len(shape))
+    if "shape" not in equation.params:
+        return None
+
+    def run(local: Local, arrays: list) -> list:
+        return local.bind(shape=local.result_shape(0))
+
+    return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
+
+
+FORMS: dict[str, Builder] = {"bitcast_convert_type": bitcast_convert_type, "empty": empty, "reduce": reduce}
+"""Primitive -> form."""
