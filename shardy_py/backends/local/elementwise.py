@@ -6,7 +6,7 @@ from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_ine
 
 
 def pointwise(equation: Equation) -> Form | None:
-    """Operands and results of one shape, or scalars."""
+    """Operands and results of one shape; scalars, and dimensions of size 1 where others are larger, are on every device."""
     return _form(equation, _linear(equation))
 
 
@@ -30,14 +30,27 @@ _LINEAR_IN_ALL = frozenset({"add", "add_any", "sub", "neg", "copy", "copy_p", "r
 
 
 def _form(equation: Equation, linear: tuple[tuple[int, ...], ...]) -> Form | None:
-    shape = max((*equation.shapes, *equation.result_shapes), key=len)
-    for other in (*equation.shapes, *equation.result_shapes):
-        if other not in ((), shape):
-            return None
-    rank = range(len(shape))
-    tensors = [tuple(rank) if s else () for s in equation.shapes]
-    results = [tuple(rank) if s else () for s in equation.result_shapes]
-    return Form(make_rule(shape, tensors, results), _run, uneven=frozenset(rank), linear=linear)
+    shapes = (*equation.shapes, *equation.result_shapes)
+    rank = max(map(len, shapes))
+    if any(len(shape) not in (0, rank) for shape in shapes):
+        return None
+    wide = tuple(max((shape[d] for shape in shapes if shape), key=lambda n: (n != 1, n)) for d in range(rank))
+    sizes = list(wide)
+    single: list[int] = []
+
+    def dims(shape: tuple[int, ...]) -> list[int]:
+        out = []
+        for d, n in enumerate(shape):
+            if n == wide[d]:
+                out.append(d)
+            else:
+                sizes.append(n)
+                single.append(len(sizes) - 1)
+                out.append(len(sizes) - 1)
+        return out
+
+    operands, results = [dims(s) for s in equation.shapes], [dims(s) for s in equation.result_shapes]
+    return Form(make_rule(sizes, operands, results, whole=single), _run, uneven=frozenset(range(rank)), linear=linear)
 
 
 def _run(local: Local, arrays: list) -> list:
