@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.form import bind
-from shardy_py.backends.local.tidy import Atom, everywhere, retraced
+from shardy_py.backends.local.tidy import Atom, Rewritten, everywhere, retraced
 
 SMALL = 64 << 10
 """Bytes of an operand up to which its reduction is packed with others."""
@@ -28,7 +28,8 @@ _REDUCTIONS = ("pmax", "pmin", "psum")
 def combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int = SMALL) -> Jaxpr:
     """Packs small independent reductions of the same kind, type and axes into one.
 
-    A reduction waits for later ones until the first of their results is used, so none of its users waits longer than before.
+    It stands where the last of them stood; what uses the others moves behind it. Compilers order equations by what they need, so this
+    makes nothing wait that did not wait for another reduction before.
 
     Args:
         jaxpr: The jaxpr of a region.
@@ -38,71 +39,118 @@ def combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int = SMALL) -> Jaxp
     return everywhere(jaxpr, lambda body: _combined(body, sizes, small))
 
 
-class _Packing:
-    """The reductions that wait."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.sizes = sizes
-        self.eqns: list[JaxprEqn] = []
-        self.now: dict[Var, Atom] = {}
-        self.waiting: dict[Any, list[JaxprEqn]] = {}
-        self.key_of: dict[Var, Any] = {}
-        self.packed = False
-
-    def use(self, v: Atom) -> Atom:
-        return v if isinstance(v, Literal) else self.now.get(v, v)
-
-    def wait(self, key: Any, eqn: JaxprEqn) -> None:
-        group = self.waiting.get(key, [])
-        if sum(map(_bytes, group)) + _bytes(eqn) > TOGETHER:
-            self.flush(key)
-        self.waiting.setdefault(key, []).append(eqn)
-        self.key_of.update((v, key) for v in eqn.outvars)
-
-    def flush(self, key: Any) -> None:
-        group = self.waiting.pop(key, [])
-        for eqn in group:
-            for v in eqn.outvars:
-                del self.key_of[v]
-        if len(group) < 2:
-            self.eqns += group
-            return
-        self.packed = True
-        operands = [self.use(v) for eqn in group for v in eqn.invars]
-        first = group[0]
-
-        def run(*xs: Any) -> list[Any]:
-            flat = lax.concatenate([lax.reshape(x, (x.size,)) for x in xs], 0)
-            (whole,) = bind(first, [flat], first.params)
-            out, start = [], 0
-            for x in xs:
-                out.append(lax.reshape(lax.slice_in_dim(whole, start, start + x.size), x.shape))
-                start += x.size
-            return out
-
-        made, results = retraced(run, first, self.sizes, operands)
-        self.eqns += made
-        self.now.update(zip([v for eqn in group for v in eqn.outvars], results, strict=True))
-
-
 def _combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int) -> Jaxpr:
-    keys = [_key(eqn, small) for eqn in jaxpr.eqns]
-    if all(key is None or keys.count(key) < 2 for key in keys):
+    if any("Ordered" in type(effect).__name__ for eqn in jaxpr.eqns for effect in eqn.effects):
         return jaxpr
-    packing = _Packing(sizes)
-    for eqn, key in zip(jaxpr.eqns, keys):
-        for asked in dict.fromkeys(packing.key_of[v] for v in eqn.invars if not isinstance(v, Literal) and v in packing.key_of):
-            packing.flush(asked)
-        eqn = eqn.replace(invars=[packing.use(v) for v in eqn.invars]) if packing.now else eqn
-        if key is None:
-            packing.eqns.append(eqn)
-        else:
-            packing.wait(key, eqn)
-    for key in list(packing.waiting):
-        packing.flush(key)
-    if not packing.packed:
-        return jaxpr
-    return jaxpr.replace(eqns=packing.eqns, outvars=[packing.use(v) for v in jaxpr.outvars])
+    groups = [group for group in _groups(jaxpr, small) if len(group) > 1]
+    return _packed(jaxpr, groups, sizes) if groups else jaxpr
+
+
+def _groups(jaxpr: Jaxpr, small: int) -> list[list[JaxprEqn]]:
+    """Reductions to run together, none of which needs another one's result, not even by way of other groups."""
+    groups: list[list[JaxprEqn]] = []
+    needs: list[int] = []  # per group a bit for each group that it needs
+    alike: dict[Any, list[int]] = {}
+    behind: dict[Var, int] = {}  # per variable a bit for each group that it needs
+
+    def reached(bits: int) -> int:
+        while True:
+            more = bits
+            for g, others in enumerate(needs):
+                if bits >> g & 1:
+                    more |= others
+            if more == bits:
+                return bits
+            bits = more
+
+    for eqn in jaxpr.eqns:
+        bits = 0
+        for v in eqn.invars:
+            if not isinstance(v, Literal):
+                bits |= behind.get(v, 0)
+        key = _key(eqn, small)
+        if key is not None:
+            before = reached(bits)
+            for g in reversed(alike.setdefault(key, [])):
+                if not before >> g & 1 and sum(map(_bytes, groups[g])) + _bytes(eqn) <= TOGETHER:
+                    break
+            else:
+                g = len(groups)
+                groups.append([])
+                needs.append(0)
+                alike[key].append(g)
+            groups[g].append(eqn)
+            needs[g] |= bits
+            bits = 1 << g
+        if bits:
+            behind.update((v, bits) for v in eqn.outvars)
+    return groups
+
+
+def _packed(jaxpr: Jaxpr, groups: list[list[JaxprEqn]], sizes: Mapping[str, int]) -> Jaxpr:
+    group_of = {id(eqn): group for group in groups for eqn in group}
+    now: dict[Var, Atom] = {}
+    made: list[JaxprEqn] = []
+    late: list[JaxprEqn] = []
+    missing: set[Any] = set()
+
+    def use(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else now.get(v, v)
+
+    def ready(eqn: JaxprEqn) -> bool:
+        return not any(not isinstance(v, Literal) and v in missing for v in eqn.invars)
+
+    def run(eqn: JaxprEqn) -> bool:
+        """Appends an equation, or the group that it completes; says whether it did the latter."""
+        group = group_of.get(id(eqn))
+        if group is None:
+            made.append(eqn.replace(invars=[use(v) for v in eqn.invars]))
+            missing.difference_update(eqn.outvars)
+            return False
+        arrived = seen.get(id(group), 0) + 1
+        seen[id(group)] = arrived
+        if arrived < len(group):
+            missing.update(eqn.outvars)
+            return False
+        eqns, results = _as_one(group, [use(v) for e in group for v in e.invars], sizes)
+        outs = [v for e in group for v in e.outvars]
+        made.extend(eqns)
+        now.update(zip(outs, results, strict=True))
+        missing.difference_update(outs)
+        return True
+
+    seen: dict[int, int] = {}
+    for eqn in jaxpr.eqns:
+        if not ready(eqn):
+            late.append(eqn)
+            missing.update(eqn.outvars)
+            continue
+        again = run(eqn)
+        while again:
+            again, waiting, late = False, late, []
+            for other in waiting:
+                if ready(other):
+                    again = run(other) or again
+                else:
+                    late.append(other)
+    if late:
+        raise AssertionError("reductions that are packed wait for each other")
+    return jaxpr.replace(eqns=made, outvars=[use(v) for v in jaxpr.outvars])
+
+
+def _as_one(group: list[JaxprEqn], operands: list[Atom], sizes: Mapping[str, int]) -> Rewritten:
+    first = group[0]
+
+    def run(*xs: Any) -> list[Any]:
+        flat = lax.concatenate([lax.reshape(x, (x.size,)) for x in xs], 0)
+        (whole,) = bind(first, [flat], first.params)
+        out, start = [], 0
+        for x in xs:
+            out.append(lax.reshape(lax.slice_in_dim(whole, start, start + x.size), x.shape))
+            start += x.size
+        return out
+
+    return retraced(run, first, sizes, operands)
 
 
 def _key(eqn: JaxprEqn, small: int) -> Any:

@@ -1,6 +1,7 @@
 """Equations that reach outside of the program: callbacks, and calls whose inside belongs to someone else.
 
-A callback is called once with the full values, as under `jax.jit`: the first device of the region calls it, the others wait for its results.
+A callback is called once with the full values, as under `jax.jit`: the first device of the region calls it, and the
+others wait for its results.
 """
 
 from __future__ import annotations

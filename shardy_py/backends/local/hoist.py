@@ -16,7 +16,7 @@ from jax import numpy as jnp
 from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.local.tidy import BODIES, COLLECTIVES, Rewritten, everywhere, needed, part, retraced, rewrite
+from shardy_py.backends.local.tidy import BODIES, COLLECTIVES, Rewritten, everywhere, has_effects, needed, part, retraced, rewrite
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends import _jax
 
@@ -61,7 +61,7 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
 def _is_pure(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name in ("optimization_barrier", "pure_callback", "pallas_call", "ffi_call") or bodies(eqn):
         return False
-    return eqn.primitive.name not in BODIES and all(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+    return eqn.primitive.name not in BODIES and not has_effects(eqn)
 
 
 def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:
@@ -117,7 +117,7 @@ def _hoist_while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
     in_cond, in_body = _split(cond, cond.invars[:n_cond]), _split(body, body.invars[:n_body])
-    if in_cond is None and in_body is None or cond.constvars or body.constvars:
+    if (in_cond is None and in_body is None) or cond.constvars or body.constvars:
         return None
 
     def ready(found: tuple[Jaxpr, Jaxpr] | None, whole: Jaxpr, consts: Sequence[Any]) -> Callable[..., list[Any]]:
@@ -185,7 +185,7 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int) -> Rewritte
         arguments[n_consts + s.index], outs[s.index] = carried, total
         add = s.add.replace(invars=[carried, s.partial], outvars=[total])
         eqns = [add if e is s.add else e for e in eqns]
-    inner = part(body, needed(eqns, outs) if not any(e.effects for e in eqns) else eqns, arguments, outs)
+    inner = part(body, needed(eqns, outs, effects=True), arguments, outs)
     tails = {i: part(body, s.rest, [body.invars[n_consts + i], s.partial], [body.outvars[i]]) for i, s in late.items()}
 
     def run(*operands: Any) -> list[Any]:
@@ -211,9 +211,10 @@ def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
         add = None if isinstance(out, Literal) else made.get(out)
         if add is None or add.primitive.name not in ("add", "add_any") or not jnp.issubdtype(out.aval.dtype, jnp.inexact):
             continue
-        if uses.get(carried) != 1 or uses.get(out) != 1 or carried not in add.invars:
+        read = _read(carried, body, uses)  # as the addition reads it
+        if uses.get(carried) != 1 or uses.get(read) != 1 or uses.get(out) != 1 or read not in add.invars:
             continue
-        term = next((v for v in add.invars if v is not carried), None)
+        term = next((v for v in add.invars if v is not read), None)
         if term is None or isinstance(term, Literal):
             continue
         partial = _partial(term, made, uses, out.aval.dtype)
@@ -224,6 +225,15 @@ def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
             continue
         found.append(_Sum(i, add, partial, needed(body.eqns, [out], [carried, partial])))
     return found
+
+
+def _read(v: Var, body: Jaxpr, uses: Mapping[Var, int]) -> Var:
+    """A variable behind a conversion to its own type, which only makes it no longer weak."""
+    if uses.get(v) == 1:
+        for eqn in body.eqns:
+            if eqn.primitive.name == "convert_element_type" and eqn.invars[0] is v and eqn.outvars[0].aval.dtype == v.aval.dtype:
+                return eqn.outvars[0]
+    return v
 
 
 def _partial(v: Var, made: Mapping[Var, JaxprEqn], uses: Mapping[Var, int], dtype: Any) -> Var | None:

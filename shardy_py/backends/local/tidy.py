@@ -91,7 +91,9 @@ def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Ja
     return jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed else jaxpr
 
 
-def retraced(function: Callable[..., list[Any]], like: JaxprEqn, sizes: Mapping[str, int], operands: Sequence[Atom] | None = None) -> Rewritten:
+def retraced(
+    function: Callable[..., list[Any]], like: JaxprEqn, sizes: Mapping[str, int], operands: Sequence[Atom] | None = None
+) -> Rewritten:
     """What a function makes of the operands of an equation.
 
     Args:
@@ -125,19 +127,25 @@ def _unnamed(jaxpr: Jaxpr) -> Any:
     return info._replace(arg_names=None, result_paths=None) if info is not None else None
 
 
-def needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom], given: Iterable[Var] = ()) -> list[JaxprEqn]:
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more than compute; to speak of an axis is no effect."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom], given: Iterable[Var] = (), *, effects: bool = False) -> list[JaxprEqn]:
     """The equations that results depend on, in order.
 
     Args:
         eqns: Where they stand.
         results: What is asked for.
         given: Variables that are not looked behind.
+        effects: Whether equations with effects are asked for too.
     """
     stop = set(given)
     wanted = {v for v in results if not isinstance(v, Literal) and v not in stop}
     found = []
     for eqn in reversed(eqns):
-        if any(v in wanted for v in eqn.outvars):
+        if any(v in wanted for v in eqn.outvars) or (effects and has_effects(eqn)):
             found.append(eqn)
             wanted.update(v for v in eqn.invars if not isinstance(v, Literal) and v not in stop)
     return found[::-1]
@@ -165,6 +173,8 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
     seen: dict[Any, list[Var]] = {}
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
+        if eqn.primitive.name == "reshard":  # where all axes are manual it says nothing
+            return [], list(eqn.invars)
         if eqn.primitive.name not in _REPEATABLE:
             return None
         operands = tuple((v.val.item(), v.aval) if isinstance(v, Literal) and hasattr(v.val, "item") else _key(v) for v in eqn.invars)

@@ -18,11 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import shardy_py as sp
 
 P = PartitionSpec
+SPEC = P("x", "y")
 MESH = {"x": 2, "y": 4}
 X = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
 
 
-def run(fun: Callable[..., Any], *args: Any, specs: Any = P("x", "y")) -> Any:
+def run(fun: Callable[..., Any], *args: Any, specs: Any = SPEC) -> Any:
     """The results in a region, compared with those on one device."""
     step = sp.auto_shard(fun, mesh=MESH, in_shardings=specs, lowering="shard_map")
     got = step(*args)
