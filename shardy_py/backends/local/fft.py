@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
 
 
 def fft(equation: Equation) -> Form | None:
@@ -22,7 +24,17 @@ def fft(equation: Equation) -> Form | None:
 
 
 def _run(local: Local, arrays: list) -> list:
-    return local.bind(*arrays)
+    """The transform, of an array that lies in row-major order.
+
+    XLA on CPU transforms no other order, and yet puts arrays in another one where a later dimension is gathered before or behind.
+    """
+    (x,) = arrays
+    (y,) = local.bind(_row_major(x))
+    return [_row_major(y)]
+
+
+def _row_major(x: Array) -> Array:
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
 
 
 FORMS: dict[str, Builder] = {"fft": fft}

@@ -24,9 +24,11 @@ def mesh() -> Any:
     return jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * 3)
 
 
-def equation_of(f: Callable[..., Any], args: Sequence[Any], name: str) -> tuple[Equation, list[Any]]:
+def equation_of(f: Callable[..., Any], args: Sequence[Any], name: str, *, run: bool = True) -> tuple[Equation, list[Any]]:
     """The first equation of a primitive in the trace of a function, calls looked into, and its operands."""
     closed = jax.make_jaxpr(f)(*args)
+    if not run:
+        return next(Equation(eqn) for eqn in closed.eqns if eqn.primitive.name == name), []
     found = _find(closed.jaxpr, list(closed.consts), list(args), name)
     assert found is not None, f"no {name} in {closed}"
     return found

@@ -1,0 +1,75 @@
+"""Batches of matrices on local arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+from jax.lax import linalg
+
+from shardy_py.backends.local.table import FORMS
+from tests.backends.local.forced import check, equation_of
+
+RNG = np.random.default_rng(0)
+A = jnp.asarray(RNG.normal(size=(5, 4, 3, 3)), jnp.float32)
+SYMMETRIC = jnp.einsum("abij,abkj->abik", A, A) + jnp.eye(3)
+VECTORS = A[..., 0]
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "cholesky": (linalg.cholesky, (SYMMETRIC,)),
+    "eig": (linalg.eig, (A,)),
+    "eigh": (linalg.eigh, (SYMMETRIC,)),
+    "hessenberg": (linalg.hessenberg, (A,)),
+    "householder_product": (linalg.householder_product, (A, VECTORS)),
+    "lu": (linalg.lu, (A,)),
+    "lu_pivots_to_permutation": (lambda p: linalg.lu_pivots_to_permutation(p, 3), (jnp.full((5, 4, 3), 2),)),
+    "qr": (linalg.qr, (A,)),
+    "schur": (linalg.schur, (A,)),
+    "svd": (linalg.svd, (A,)),
+    "symmetric_product": (linalg.symmetric_product, (A, SYMMETRIC)),
+    "triangular_solve": (lambda a, b: linalg.triangular_solve(a, b, left_side=True), (SYMMETRIC, A)),
+    "tridiagonal": (linalg.tridiagonal, (SYMMETRIC,)),
+    "tridiagonal_solve": (lambda d, b: linalg.tridiagonal_solve(d, d + 3, d, b), (VECTORS, A)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batches_pass_through(name: str) -> None:
+    f, args = CASES[name]
+    check(f, *args, name=name, count=1, cuts=4, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_right_hand_sides_pass_through(left: bool) -> None:
+    b = jnp.asarray(RNG.normal(size=(3, 7) if left else (7, 3)), jnp.float32)
+    form = check(
+        lambda a, b: linalg.triangular_solve(a, b, left_side=left), SYMMETRIC[0, 0], b, name="triangular_solve", cuts=2, tolerance=1e-4
+    )
+    assert form.linear == ((1,),)
+
+
+def test_ragged_dot() -> None:
+    """Groups of rows times a matrix each: what is summed over leaves partial sums, columns pass through."""
+    x, y = jnp.asarray(RNG.normal(size=(8, 5)), jnp.float32), jnp.asarray(RNG.normal(size=(3, 5, 7)), jnp.float32)
+    groups = jnp.array([1, 4, 2])
+    check(lax.ragged_dot, x, y, groups, name="ragged_dot_general", cuts=4, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("ragged", ["contracting", "batch"])
+def test_ragged_dot_of_other_dimensions(ragged: str) -> None:
+    x = jnp.asarray(RNG.normal(size=(4, 6, 5)), jnp.float32)
+    y = jnp.asarray(RNG.normal(size=(4, 5, 7)), jnp.float32)
+    if ragged == "batch":
+        numbers = lax.RaggedDotDimensionNumbers((((2,), (1,)), ((0,), (0,))), (0,), ())
+    else:
+        numbers = lax.RaggedDotDimensionNumbers((((2,), (1,)), ((0,), (0,))), (2,), ())
+        y, x = y[:1, :, :].repeat(4, 0), x
+    groups = jnp.array([1, 2, 1])
+    equation, _ = equation_of(lambda a, b, g: lax.ragged_dot_general(a, b, g, numbers), [x, y, groups], "ragged_dot_general", run=False)
+    form = FORMS["ragged_dot_general"](equation)
+    assert form is not None
+    assert form.rule.reduction == ((1,) if ragged == "batch" else ())
