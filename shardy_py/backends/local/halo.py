@@ -7,6 +7,8 @@ device sends only what its receiver lacks. Where that would be as much as all of
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,13 +167,14 @@ def _slot(pieces: Sequence[Piece]) -> Slot:
     return Slot(max(p.length for p in pieces), ordered, all(p.source == p.target for p in pieces))
 
 
-def run(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, fill: Any = None) -> Array:
+def run(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], plan: Exchange, fill: Any = None) -> Array:
     """Everyone's range of a dimension.
 
     Args:
         x: This device's array.
         dim: The dimension.
         names: The mesh axes it is cut over, major to minor; () where it is whole.
+        sizes: The size of every mesh axis, in the order of the mesh.
         plan: What is had and wanted.
         fill: What stands at positions that nobody has; anything where None.
     """
@@ -181,7 +184,7 @@ def run(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, fill: Any = 
     if not plan.slots:
         return _filled(x, dim, plan.length, fill)
     places = _places(plan)
-    parts = [_sent(x, dim, names, plan, slot, index) for slot in plan.slots]
+    parts = [_sent(x, dim, names, sizes, plan, slot, index) for slot in plan.slots]
     if places is not None:
         return _masked(_joined(parts, places, dim, plan.length), dim, plan, index, fill)
     room = max(slot.length for slot in plan.slots)
@@ -209,13 +212,14 @@ def fetch(
         x: This device's block.
         dim: The dimension.
         names: The mesh axes it is cut over, major to minor.
-        sizes: The size of every mesh axis.
+        sizes: The size of every mesh axis, in the order of the mesh.
         n: The dimension's size.
         starts: Where each device's range begins, in the order of blocks.
         length: How long every range is.
         fill: What stands at positions outside of the dimension; anything where None.
     """
-    return run(x, dim, names, planned(n, int(np.prod([sizes[a] for a in names], dtype=int)), tuple(starts), length), fill)
+    ways = math.prod(sizes[name] for name in names)
+    return run(x, dim, names, sizes, planned(n, ways, starts, length), fill)
 
 
 def planned(n: int, ways: int, starts: Sequence[int], length: int) -> Exchange:
@@ -278,7 +282,7 @@ def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
     return lax.broadcast_in_dim(jnp.asarray(0 if fill is None else fill, x.dtype), shape, ())
 
 
-def _sent(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, slot: Slot, index: Array) -> Array:
+def _sent(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], plan: Exchange, slot: Slot, index: Array) -> Array:
     """What arrives in a slot: the piece, from its first element on."""
     offsets: list[int | None] = [None] * len(plan.have)
     for piece in slot.pieces:
@@ -287,7 +291,23 @@ def _sent(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, slot: Slot
     part = sliced(x, dim, of_device(offsets, index), slot.length)
     if slot.is_own:
         return part
-    return lax.ppermute(part, names, [(p.source, p.target) for p in slot.pieces])
+    ordered = tuple(name for name in sizes if name in names)
+    places = _in_mesh_order(names, tuple(sizes[name] for name in names), ordered)
+    return lax.ppermute(part, ordered, [(places[p.source], places[p.target]) for p in slot.pieces])
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_mesh_order(names: tuple[str, ...], sizes: tuple[int, ...], ordered: tuple[str, ...]) -> tuple[int, ...]:
+    """The number of each block's device as `ppermute` counts: along axes in the order of the mesh, in whatever order they are named."""
+    of = dict(zip(names, sizes, strict=True))
+    places = []
+    for at in itertools.product(*map(range, sizes)):
+        where = dict(zip(names, at, strict=True))
+        number = 0
+        for name in ordered:
+            number = number * of[name] + where[name]
+        places.append(number)
+    return tuple(places)
 
 
 def _places(plan: Exchange) -> tuple[int, ...] | None:

@@ -74,7 +74,7 @@ def stepped(x: Array, dim: int, local: Local, factor: int, at: Steps) -> Array:
         x = halo.padded(x, dim, 0, max(0, max(at.offsets) + length - x.shape[dim]))
         x = halo.sliced(x, dim, halo.of_device(at.offsets, index), length)
         x = lax.slice_in_dim(x, 0, length, at.stride, dim)
-    return halo.run(x, dim, names, at.exchange)
+    return halo.run(x, dim, names, local.sizes, at.exchange)
 
 
 def slice_(equation: Equation) -> Form | None:
@@ -189,7 +189,7 @@ def concatenate(equation: Equation) -> Form | None:
         length = local.result_shape(0)[dim]
         made = None
         for x, plan, offset in zip(arrays, joints(tuple(sizes), local.ways(dim)), offsets, strict=True):
-            part = halo.run(x, dim, names, plan)
+            part = halo.run(x, dim, names, local.sizes, plan)
             if made is None:
                 made = part
                 continue
@@ -235,7 +235,7 @@ def rev(equation: Equation) -> Form | None:
         (x,) = local.bind(*arrays)
         for d in dims:
             if local.names(d):
-                x = halo.run(x, d, local.names(d), mirror(shape[d], local.ways(d)))
+                x = halo.run(x, d, local.names(d), local.sizes, mirror(shape[d], local.ways(d)))
         return [x]
 
     return Form(make_rule(shape, [rank], [rank], permutation=dims), run, uneven=frozenset(rank), linear=((0,),), moved=moved)

@@ -82,17 +82,18 @@ def cut(window: Window, ways: int) -> Cut:
     return Cut(plan, (0, 0), 1, shifts, d, span)
 
 
-def opened(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -> Array:
+def opened(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], at: Cut, fill: Any) -> Array:
     """What a device needs of a dimension; the op pads and dilates it as the cut says.
 
     Args:
         x: This device's block.
         dim: The dimension.
         names: The axes it is cut over.
+        sizes: The size of every mesh axis, in the order of the mesh.
         at: The cut.
         fill: What stands outside of the dimension, and between its elements.
     """
-    x = halo.run(x, dim, names, at.exchange, fill)
+    x = halo.run(x, dim, names, sizes, at.exchange, fill)
     if at.shifts is None:
         return x
     high = max(0, max(at.shifts) + at.span - ((x.shape[dim] - 1) * at.spread + 1))
@@ -146,7 +147,7 @@ class Windowed:
             if not names:
                 continue
             at = cut(window, math.prod(local.sizes[name] for name in names))
-            x = opened(x, d, names, at, fill)
+            x = opened(x, d, names, local.sizes, at, fill)
             pads[d], spread[d] = at.padding, at.dilation
         return Opened(x, tuple(pads), tuple(spread))
 
@@ -240,8 +241,8 @@ def select_and_scatter_add(equation: Equation) -> Form | None:
         now = list(pads)
         plans = {d: touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], local.ways(d)) for d in slid if local.names(d)}
         for d, plan in plans.items():
-            given = halo.run(given, d, local.names(d), plan.source, 0)
-            x = halo.run(x, d, local.names(d), plan.operand, fill)
+            given = halo.run(given, d, local.names(d), local.sizes, plan.source, 0)
+            x = halo.run(x, d, local.names(d), local.sizes, plan.operand, fill)
             now[d] = (0, 0)
         (out,) = local.bind(given, x, padding=tuple(now))
         for d, plan in plans.items():

@@ -8,23 +8,24 @@ from jax import lax
 from jax import numpy as jnp
 
 from tests.backends.local.forced import check
+from tests.backends.local.running import check_together
 
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("n", [3, 8, 13])
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
-def test_floats(name, n, reverse):
-    x = jnp.asarray(RNG.normal(size=(n, 3)), jnp.float32)
-    check(lambda x: getattr(lax, name)(x, 0, reverse), x, name=name, tolerance=1e-5)
+def test_floats(name):
+    cases = []
+    for n in (3, 8, 13):
+        x = jnp.asarray(RNG.normal(size=(n, 3)), jnp.float32)
+        cases += [(lambda x, r=reverse: getattr(lax, name)(x, 0, r), (x,)) for reverse in (False, True)]
+    check_together(name, cases, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin"])
-def test_integers(name, dtype):
-    x = jnp.asarray(RNG.integers(0, 100, (11, 3)), dtype)
-    check(lambda x: getattr(lax, name)(x, 0), x, name=name)
+def test_integers(name):
+    xs = [jnp.asarray(RNG.integers(0, 100, (11, 3)), dtype) for dtype in ("int8", "uint8", "int32")]
+    check_together(name, [(lambda x: getattr(lax, name)(x, 0), (x,)) for x in xs])
 
 
 def test_infinities():

@@ -8,6 +8,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from tests.backends.local.forced import check
+from tests.backends.local.running import check_together
 
 RNG = np.random.default_rng(0)
 
@@ -16,33 +17,36 @@ def array(*shape: int, dtype: str = "int32") -> jnp.ndarray:
     return jnp.asarray(RNG.integers(0, 100, shape), dtype)
 
 
+SLICES = [(0, 3, 1), (1, 3, 1), (1, 3, 2), (0, -1, 1), (3, -1, 1), (0, -0, 2), (1, -0, 3), (2, -2, 5)]
+PADS = [(1, 1, 0), (0, 5, 0), (7, 0, 0), (-2, 1, 0), (0, 0, 1), (0, 1, 1), (2, -1, 2), (-1, -1, 3), (20, 0, 0), (1, 0, 2)]
+
+
 @pytest.mark.parametrize("n", [3, 8, 13, 16])
-@pytest.mark.parametrize(("start", "stop", "stride"), [(0, 3, 1), (1, 3, 1), (1, 3, 2), (0, -1, 1), (3, -1, 1), (0, -0, 2), (1, -0, 3), (2, -2, 5)])
-def test_slice(n, start, stop, stride):
-    stop = n + stop if stop <= 0 else stop
-    if stop > start:
-        check(lambda x: lax.slice(x, (start, 0), (stop, 2), (stride, 1)), array(n, 3), name="slice")
+def test_slice(n):
+    cases = []
+    for start, stop, stride in SLICES:
+        end = n + stop if stop <= 0 else stop
+        if end > start:
+            cases.append((lambda x, a=(start, 0), b=(end, 2), c=(stride, 1): lax.slice(x, a, b, c), (array(n, 3),)))
+    check_together("slice", cases)
 
 
 @pytest.mark.parametrize("n", [3, 8, 13])
-@pytest.mark.parametrize("config", [(1, 1, 0), (0, 5, 0), (7, 0, 0), (-2, 1, 0), (0, 0, 1), (0, 1, 1), (2, -1, 2), (-1, -1, 3), (20, 0, 0), (1, 0, 2)])
-def test_pad(n, config):
-    check(lambda x: lax.pad(x, jnp.int32(-7), (config, (0, 1, 0))), array(n, 3), name="pad")
+def test_pad(n):
+    check_together("pad", [(lambda x, c=config: lax.pad(x, jnp.int32(-7), (c, (0, 1, 0))), (array(n, 3),)) for config in PADS])
 
 
-@pytest.mark.parametrize("sizes", [(8, 8), (1, 7), (7, 1), (3, 5, 9), (1, 1, 1), (2, 13)])
-def test_concatenate(sizes):
-    check(lambda *xs: lax.concatenate(xs, 0), *(array(n, 3) for n in sizes), name="concatenate")
+def test_concatenate():
+    cases = [(8, 8), (1, 7), (7, 1), (3, 5, 9), (1, 1, 1), (2, 13)]
+    check_together("concatenate", [(lambda *xs: lax.concatenate(xs, 0), tuple(array(n, 3) for n in sizes)) for sizes in cases])
 
 
-@pytest.mark.parametrize("n", [3, 8, 13])
-def test_rev(n):
-    check(lambda x: lax.rev(x, (0, 1)), array(n, 6), name="rev")
+def test_rev():
+    check_together("rev", [(lambda x: lax.rev(x, (0, 1)), (array(n, 6),)) for n in (3, 8, 13)])
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (1, 7), (3, 9, 1)])
-def test_split(sizes):
-    check(lambda x: lax.split(x, sizes), array(sum(sizes), 3), name="split")
+def test_split():
+    check_together("split", [(lambda x, s=sizes: lax.split(x, s), (array(sum(sizes), 3),)) for sizes in [(4, 4), (1, 7), (3, 9, 1)]])
 
 
 def test_stack_and_unstack():
@@ -50,6 +54,5 @@ def test_stack_and_unstack():
     check(lambda x: jnp.unstack(x, axis=1), array(5, 3), name="unstack")
 
 
-@pytest.mark.parametrize("reps", [(2, 1), (1, 4), (8, 3)])
-def test_tile(reps):
-    check(lambda x: jnp.tile(x, reps), array(5, 8), name="tile")
+def test_tile():
+    check_together("tile", [(lambda x, r=reps: jnp.tile(x, r), (array(5, 8),)) for reps in [(2, 1), (1, 4), (8, 3)]])

@@ -1,0 +1,68 @@
+"""Compares many forms with their equations in one compilation; counts what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from shardy_py.backends.local.table import FORMS
+from tests.backends.local.forced import choices, equation_of, run_forced, same
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def check_together(name: str, cases: Sequence[Case], *, count: int = 2, tolerance: float = 0.0) -> None:
+    """Compares forms of a primitive with the equations run whole, under several ways of sharding each.
+
+    Args:
+        name: The primitive.
+        cases: What makes an equation, and its arguments.
+        count: How many random ways of sharding to try besides each factor alone.
+        tolerance: Relative and absolute; 0 where results have to be equal bit for bit.
+    """
+    tried = []
+    for seed, (f, args) in enumerate(cases):
+        equation, operands = equation_of(f, args, name)
+        form = FORMS[name](equation)
+        assert form is not None, f"{name} has no form"
+        tried.append((equation, form, choices(form, count, seed), operands))
+
+    def wanted(given: Sequence[Any]) -> list[Any]:
+        out = []
+        for (equation, _, _, _), xs in zip(tried, given, strict=True):
+            made = equation.eqn.primitive.bind(*xs, **equation.eqn.primitive.get_bind_params(equation.params))
+            out.append(made if equation.eqn.primitive.multiple_results else [made])
+        return out
+
+    def forced(given: Sequence[Any]) -> list[Any]:
+        return [run_forced(equation, form, ways, xs) for (equation, form, ways, _), xs in zip(tried, given, strict=True)]
+
+    given = [list(operands) for _, _, _, operands in tried]
+    checked = 0
+    for (equation, _, ways, _), made, want in zip(tried, jax.jit(forced)(given), jax.jit(wanted)(given), strict=True):
+        for axes, got in zip(ways, made, strict=True):
+            checked += 1
+            for g, w in zip(got, want, strict=True):
+                same(g, w, tolerance, f"{name} of {equation.shapes} with {equation.params} under {axes}")
+    assert checked
+
+
+def eqns(jaxpr: Any) -> Any:
+    """All equations of a jaxpr, inner ones too."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from eqns(inner)
+
+
+SENDS = ("all_gather", "all_to_all", "ppermute", "psum", "psum_invariant", "psum_scatter", "reduce_scatter", "pmax", "pmin")
+
+
+def sent(jaxpr: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """The collectives of a jaxpr, with the shapes of their results."""
+    return [(eqn.primitive.name, tuple(eqn.outvars[0].aval.shape)) for eqn in eqns(jaxpr) if eqn.primitive.name in SENDS]
