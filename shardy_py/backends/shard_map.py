@@ -17,7 +17,7 @@ from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.walk import Walker
+from shardy_py.backends.local.walk import Walker, Wanted
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
@@ -106,13 +106,19 @@ def partitioned(
     at_out = [layouts(s, len(v.aval.shape)) for s, v in zip(outputs, jaxpr.outvars, strict=True)]
     at_consts = [replicated(len(getattr(v.aval, "shape", ()))) for v in jaxpr.constvars]
 
-    def local(*parts: Any) -> list[Any]:
+    def run(walker: Walker, parts: Sequence[Any]) -> list[Any]:
         held = [
             walker.hold(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1)
             for x, at, v in zip(parts, (*at_consts, *at_in), (*jaxpr.constvars, *jaxpr.invars), strict=True)
         ]
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
+
+    wanted = _foreseen(layouts, platform, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
+    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, HANDLERS, wanted)
+
+    def local(*parts: Any) -> list[Any]:
+        return run(walker, parts)
 
     region = jax.shard_map(
         local, mesh=layouts.twin, in_specs=tuple(map(spec, (*at_consts, *at_in))), out_specs=[spec(at) for at in at_out], check_vma=False
@@ -131,6 +137,31 @@ def _improved(traced: ClosedJaxpr, sizes: Mapping[str, int]) -> ClosedJaxpr:
         for eqn in traced.jaxpr.eqns
     ]
     return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns), traced.consts)
+
+
+PASSES = 4
+"""How often layouts are chosen anew, knowing what the last choice asked of each value."""
+
+
+def _foreseen(layouts: Layouts, platform: str, run: Callable[[Walker], Any]) -> Wanted:
+    """What values will be asked for in, as the cheapest of several dry runs has it.
+
+    An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
+    every value in place of what was planned for it.
+    """
+    wanted: Wanted = {}
+    best, fewest = wanted, -1
+    for _ in range(PASSES):
+        region = Region(layouts.mesh, platform, dry=True)
+        walker = Walker(region, layouts, FORMS, HANDLERS, wanted)
+        run(walker)
+        if fewest < 0 or region.spent < fewest:
+            best, fewest = wanted, region.spent
+        new = {key: tuple(held.asked) for key, held in walker.made.items()}
+        if new == wanted or not fewest:
+            break
+        wanted = new
+    return best
 
 
 def spec(at: Layout) -> PartitionSpec:

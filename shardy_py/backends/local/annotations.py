@@ -5,10 +5,11 @@ from __future__ import annotations
 from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local.held import Held
-from shardy_py.backends.local.walk import Handler, Walker
+from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.frontends.importer import Scope
 
 
+@runs_dry
 def constraint(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The value, in the planned layout."""
     (held,) = operands
@@ -23,10 +24,11 @@ def constraint(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
 def same(held: Held) -> Held:
     """The same value under another name."""
     made = Held(held.region, held.shape, held.dtype, uses=held.uses if held.uses > 1 else 0)
-    made.versions, made.remake = held.versions, held.remake
+    made.versions, made.remake, made.asked = held.versions, held.remake, held.asked
     return made
 
 
+@runs_dry
 def identity(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The values as they are."""
     return [same(held) for held in operands]

@@ -9,7 +9,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from shardy_py.backends.local.held import Held
-from shardy_py.backends.local.walk import Handler, Walker
+from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.backends.rewriting import bodies, open_jaxpr, scopes_of
 from shardy_py.frontends.importer import Scope
 
@@ -33,6 +33,7 @@ def only_child(scope: Scope | None, index: int) -> Scope | None:
     return found[0] if len(found) == 1 else None
 
 
+@runs_dry
 def inlined(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The first body, on the operands."""
     body = next(eqn.params[name] for name in _BODIES if name in eqn.params)
@@ -42,6 +43,7 @@ def inlined(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], sco
 _BODIES = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 
+@runs_dry
 def remat(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """Its body, behind a barrier where it is differentiated, so that it is computed again."""
     guarded = eqn.params["prevent_cse"]
@@ -61,7 +63,8 @@ def barrier(walker: Walker, operands: Sequence[Held]) -> list[Held]:
     real = [(held, at) for held, at in zip(operands, first) if at is not None and held.remake is None]
     if not real:
         return list(operands)
-    made = iter(lax.optimization_barrier([held.versions[at] for held, at in real]))
+    parts = [held.versions[at] for held, at in real]
+    made = iter(parts if walker.region.dry else lax.optimization_barrier(parts))
     out = []
     for held, at in zip(operands, first):
         if at is None or held.remake is not None:
@@ -71,6 +74,7 @@ def barrier(walker: Walker, operands: Sequence[Held]) -> list[Held]:
     return out
 
 
+@runs_dry
 def optimization_barrier(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """A barrier for the local parts."""
     return [_renamed(held) for held in barrier(walker, operands)]
@@ -82,6 +86,7 @@ def _renamed(held: Held) -> Held:
     return made
 
 
+@runs_dry
 def linear_solve(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The solving jaxpr, on its own constants and the right-hand sides."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardy_py.backends.local.layouts import MESH, Axes, Layout, layout, partial, ways
+from shardy_py.backends.local.layouts import Axes, Layout, layout, partial, ways
 from shardy_py.backends.local.moves import cost
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
 from shardy_py.passes.export.collective_bytes import received
@@ -24,8 +24,8 @@ class Tensor:
     Attributes:
         shape: Its global shape.
         bits: Bits of an element.
-        versions: Of an operand, the layouts it is at hand in; `FREE` where it can be had in any. Of a result, the one planned; `FREE`
-            where any will do.
+        versions: Of an operand, the layouts it is at hand in; `FREE` where it can be had in any. Of a result, those it will be asked
+            for in, or the one planned; `FREE` where any will do.
         passes: Of an operand, whether its sums may go on waiting.
     """
 
@@ -44,14 +44,14 @@ class Decision:
         operands: The layouts the operands have to be in.
         results: The layouts the results come out in.
         reduced: Axes over which results have to be combined at once.
-        bytes: What a device receives for it, until the results are as planned.
+        inside: What a device receives while it runs: to combine results at once, and inside of the form.
     """
 
     axes: tuple[Axes, ...]
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     reduced: Axes
-    bytes: int
+    inside: int
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -202,21 +202,34 @@ class _Setting:
         at_once = summed if self.combine != "add" else ()
         left = tuple(sorted((*waiting, *(() if at_once else summed))))
         made = tuple(partial(of, left) for of in placed[count:])
-        total = 0
+        total = inside = 0
         for operand, want in zip(self.operands, needed, strict=True):
             if operand.versions is not FREE:
                 total += min(_cost(version, want, operand, mesh) for version in operand.versions)
         for result, has, bare in zip(self.results, made, placed[count:], strict=True):
             if at_once:
                 piece = result.bits * math.prod(-(-n // ways(d.axes, mesh)) for n, d in zip(result.shape, bare.dims)) // 8
-                total += received("all_reduce", ways(at_once, mesh), piece, piece)
-            wanted = result.versions[0] if result.versions else layout([d.axes for d in has.dims])
-            total += _cost(has, wanted, result, mesh)
+                inside += received("all_reduce", ways(at_once, mesh), piece, piece)
+            total += _later(has, result, mesh)
         counts = [ways(a, mesh) for a in axes]
         if self.moved is not None:
-            total += self.moved(counts)
+            inside += self.moved(counts)
         work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
-        return (total + work, -float(len(waiting))), Decision(axes, needed, made, at_once, total)
+        return (total + inside + work, -float(len(waiting))), Decision(axes, needed, made, at_once, inside)
+
+
+def _later(has: Layout, result: Tensor, mesh: Mesh) -> int:
+    """What bringing a result to where it will be asked for costs; each layout from the cheapest of those there are by then."""
+    if not result.versions:
+        return _cost(has, layout([d.axes for d in has.dims]), result, mesh)
+    there = [has]
+    total = 0
+    for wanted in result.versions:
+        if any(axis not in has.unreduced for axis in wanted.unreduced):
+            wanted = partial(wanted, [axis for axis in wanted.unreduced if axis in has.unreduced])
+        total += min(_cost(version, wanted, result, mesh) for version in there)
+        there.append(wanted)
+    return total
 
 
 def _cost(version: Layout, want: Layout, tensor: Tensor, mesh: Mesh) -> int:
@@ -226,5 +239,3 @@ def _cost(version: Layout, want: Layout, tensor: Tensor, mesh: Mesh) -> int:
         return 1 << 60
     return cost(version, want, tensor.shape, tensor.bits, mesh)
 
-
-__all__ = ["FREE", "MESH", "Decision", "Tensor", "decide"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
@@ -52,23 +52,25 @@ def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str
 
 
 def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
-    return unsharded_along(x, names(move.axes), move.dim, block(shape[move.dim], ways(move.after.dims[move.dim].axes, mesh)))
+    size = block(shape[move.dim], ways(move.after.dims[move.dim].axes, mesh))
+    return as_bits(x, lambda y: unsharded_along(y, names(move.axes), move.dim, size), platform)
 
 
 def _all_to_all(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, s, t = ways(move.axes, mesh), move.dim, move.to
     x = _padded(x, t, k * block(shape[t], ways(move.after.dims[t].axes, mesh)))
-    x = lax.all_to_all(x, names(move.axes), split_axis=t, concat_axis=s, tiled=True)
+    x = as_bits(x, lambda y: lax.all_to_all(y, names(move.axes), split_axis=t, concat_axis=s, tiled=True), platform)
     length = block(shape[s], ways(move.after.dims[s].axes, mesh))
     return lax.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
 
 
 def _permute(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
-    return lax.ppermute(x, mesh.axis_names, permutation(move.before, move.after, mesh))
+    pairs = permutation(move.before, move.after, mesh)
+    return as_bits(x, lambda y: lax.ppermute(y, mesh.axis_names, pairs), platform)
 
 
 def _reduce(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
-    return all_reduce(x, move.axes, "add", platform)
+    return all_reduce(x, in_mesh_order(move.axes, mesh), "add", platform)
 
 
 def _scatter(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -122,11 +124,23 @@ _FOLDS = {
 }
 
 
+def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
+    """Axes in the order of the mesh, in which reductions over the same axes are alike."""
+    return tuple(sorted(axes, key=lambda axis: mesh.axis_index(axis.name)))
+
+
 def summable(x: Array, platform: str) -> tuple[Array, Any]:
-    """What is sent in place of `x`, and the way back: XLA on CPU adds 16-bit floats up in 32 bits, so they are sent so."""
-    if platform == "cpu" and x.dtype in (jnp.bfloat16, jnp.float16):
+    """What is sent in place of `x` where sums are formed, and the way back: XLA on CPU adds bfloat16 up in 32 bits and sends those."""
+    if platform == "cpu" and x.dtype == jnp.bfloat16:
         return x.astype(jnp.float32), lambda y: y.astype(x.dtype)
     return x, lambda y: y
+
+
+def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:
+    """Sends an array whose values nobody looks at on the way: XLA on CPU would send small floats as larger ones, and integers as they are."""
+    if platform != "cpu" or is_key(x.dtype) or x.dtype.itemsize > 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == jnp.float16:
+        return send(x)
+    return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")), x.dtype)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,16 +18,28 @@ Array = Any
 class Region:
     """What all values of a region share.
 
-    Attributes:
+    Args:
         mesh: The axes that are manual in it.
         platform: What is compiled for.
+        dry: Whether nothing runs, and only what would move is counted.
+
+    Attributes:
+        trips: How often what is looked at runs.
+        spent: Bytes that a device receives, counted in a dry run.
     """
 
-    __slots__ = ("mesh", "platform")
+    __slots__ = ("dry", "mesh", "platform", "spent", "trips")
 
-    def __init__(self, mesh: Mesh, platform: str) -> None:
+    def __init__(self, mesh: Mesh, platform: str, *, dry: bool = False) -> None:
         self.mesh = mesh
         self.platform = platform
+        self.dry = dry
+        self.trips = 1
+        self.spent = 0
+
+    def spend(self, count: int) -> None:
+        """Counts bytes."""
+        self.spent += count * self.trips
 
 
 class Held:
@@ -41,9 +53,10 @@ class Held:
         versions: Layout -> this device's part.
         remake: Gives this device's part in any layout without communication; None where that is not possible.
         uses: How many uses the value has in its jaxpr.
+        asked: The layouts it was asked for in, in order.
     """
 
-    __slots__ = ("bits", "dtype", "region", "remake", "shape", "uses", "versions")
+    __slots__ = ("asked", "bits", "dtype", "region", "remake", "shape", "uses", "versions")
 
     def __init__(self, region: Region, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> None:
         self.region = region
@@ -53,6 +66,7 @@ class Held:
         self.versions: dict[Layout, Array] = {}
         self.remake: Callable[[Layout], Array] | None = None
         self.uses = uses
+        self.asked: dict[Layout, None] = {}
 
     @property
     def rank(self) -> int:
@@ -73,9 +87,9 @@ class Held:
 
     def get(self, target: Layout) -> Array:
         """This device's part in a layout; what is moved is kept for the next use."""
-        found = self.versions.get(target)
-        if found is not None:
-            return found
+        self.asked[target] = None
+        if target in self.versions:
+            return self.versions[target]
         region = self.region
         prices = [(self._price(version, target), i, version) for i, version in enumerate(self.versions)]
         best = min(prices, default=None)
@@ -83,7 +97,11 @@ class Held:
             made = self.remake(target)
         else:
             assert best is not None
-            made = moved(self.versions[best[2]], best[2], target, self.shape, region.mesh, region.platform)
+            if region.dry:
+                region.spend(best[0])
+                made = None
+            else:
+                made = moved(self.versions[best[2]], best[2], target, self.shape, region.mesh, region.platform)
         self.versions[target] = made
         return made
 

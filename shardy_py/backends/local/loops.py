@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
 from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local.calls import run_body
-from shardy_py.backends.local.held import Held
+from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, replicated
-from shardy_py.backends.local.walk import Handler, Walker
+from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends import _jax
 from shardy_py.frontends.importer import Scope
@@ -44,6 +44,34 @@ def settled(held: Held) -> Layout:
     return replicated(held.rank) if first is None else layout([dim.axes for dim in first.dims])
 
 
+GUESSED_TRIPS = 4
+"""How often a loop is taken to run where that is not known."""
+
+
+def often(region: Region, trips: int, run: Callable[[], Any]) -> Any:
+    """Runs what is repeated once, and counts it as often as it is."""
+    before = region.trips
+    region.trips = before * trips
+    try:
+        return run()
+    finally:
+        region.trips = before
+
+
+def at_hand(held: Held, planned: Layout) -> Layout:
+    """The planned layout if that costs nothing or sums wait, else one the value is at hand in."""
+    if not held.price(planned):
+        return planned
+    return next((at for at in held.versions if not at.unreduced), planned)
+
+
+def _slice_layout(stacked: Held, planned: Layout) -> Layout:
+    """Where slices of a value along its first dimension lie: as planned if that costs nothing, else as the value does."""
+    whole = at_hand(stacked, layout([(), *(dim.axes for dim in planned.dims)]))
+    return layout([dim.axes for dim in whole.dims[1:]])
+
+
+@runs_dry
 def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """A scan of local arrays: the leading dimension is whole, the carry lies as planned on every trip."""
     n_consts, n_carry = _jax.scan_counts(eqn)
@@ -55,8 +83,10 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
     const_layouts = [settled(held) for held in consts]
     at = _body_layouts(walker, shown[n_consts:], inner)
-    carry_layouts, x_layouts = at[:n_carry], at[n_carry:]
-    y_layouts = _body_layouts(walker, outs[n_carry:], inner)
+    carry_layouts = at[:n_carry]
+    x_layouts = [_slice_layout(held, planned) for held, planned in zip(xs, at[n_carry:])]
+    y_planned = _body_layouts(walker, outs[n_carry:], inner)
+    y_layouts: list[Layout] = []
     const_arrays = [held.get(where) for held, where in zip(consts, const_layouts)]
     first = [held.get(where) for held, where in zip(carry, carry_layouts)]
     stacked = [held.get(layout([(), *(dim.axes for dim in where.dims)])) for held, where in zip(xs, x_layouts)]
@@ -64,11 +94,15 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     def step(state: Any, slices: Any) -> tuple[Any, Any]:
         arguments = _held(walker, [*const_arrays, *state, *slices], [*const_layouts, *carry_layouts, *x_layouts], shown)
         made = run_body(walker, body, arguments, inner)
+        y_layouts[:] = [at_hand(held, planned) for held, planned in zip(made[n_carry:], y_planned, strict=True)]
         new = [held.get(where) for held, where in zip(made, (*carry_layouts, *y_layouts), strict=True)]
         return new[:n_carry], new[n_carry:]
 
     params = eqn.params
-    last, ys = lax.scan(step, first, stacked, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
+    if walker.region.dry:
+        last, ys = often(walker.region, params["length"], lambda: step(first, stacked))
+    else:
+        last, ys = lax.scan(step, first, stacked, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
     results = [(x, where) for x, where in zip(last, carry_layouts)]
     results += [(y, layout([(), *(dim.axes for dim in where.dims)])) for y, where in zip(ys, y_layouts)]
     return [_result(walker, x, where, v) for (x, where), v in zip(results, eqn.outvars, strict=True)]
@@ -87,6 +121,7 @@ def _scope_of(scope: Scope | None, index: int, body: Any, skip: int = 0) -> Scop
     return found[skip] if len(found) > skip and len(found[skip].jaxpr.invars) == len(open_jaxpr(body).invars) else None
 
 
+@runs_dry
 def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """A loop of local arrays; every device decides alike, as the predicate is whole on each."""
     params = eqn.params
@@ -119,7 +154,10 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
         which = predicate(state)
         return [_masked(which, old, now, at) for old, now, at in zip(state, new, carry_layouts, strict=True)]
 
-    last = lax.while_loop(go_on, step, first)
+    if walker.region.dry:
+        last = often(walker.region, GUESSED_TRIPS, lambda: (predicate(first).whole(), step(first))[1])
+    else:
+        last = lax.while_loop(go_on, step, first)
     return [_result(walker, x, at, v) for x, at, v in zip(last, carry_layouts, eqn.outvars, strict=True)]
 
 
@@ -130,6 +168,7 @@ def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:
     return lax.select(lax.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
 
 
+@runs_dry
 def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """Branches of local arrays; every device takes the same, as the index is whole on each."""
     which, *rest = operands
@@ -150,15 +189,20 @@ def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
 
         return run
 
-    made = lax.switch(which.whole(), [taken(b, s) for b, s in zip(branches, scopes)], *arrays)
+    chosen = which.whole()
+    if walker.region.dry:
+        made = [taken(b, s)(*arrays) for b, s in zip(branches, scopes)][0]
+    else:
+        made = lax.switch(chosen, [taken(b, s) for b, s in zip(branches, scopes)], *arrays)
     return [_result(walker, x, where, v) for x, where, v in zip(made, result_layouts, eqn.outvars, strict=True)]
 
 
+@runs_dry
 def platform_index(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The number of the platform compiled for."""
     platforms = eqn.params["platforms"]
     at = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
-    return [walker.constant(lax.full((), at, eqn.outvars[0].aval.dtype), eqn.outvars[0].aval)]
+    return [walker.constant(None if walker.region.dry else lax.full((), at, eqn.outvars[0].aval.dtype), eqn.outvars[0].aval)]
 
 
 HANDLERS: dict[str, Handler] = {"cond": cond, "platform_index": platform_index, "scan": scan, "while": while_loop}

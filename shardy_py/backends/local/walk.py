@@ -9,10 +9,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, summarize, user_context
 
 from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
-from shardy_py.backends.local.emit import all_reduce, moved
-from shardy_py.backends.local.form import Equation, Form, Local, bind
+from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
+from shardy_py.backends.local.form import Equation, Form, Local, bind, is_key
 from shardy_py.backends.local.held import Held, Region
-from shardy_py.backends.local.layouts import MESH, Layout, layout, names, replicated, ways
+from shardy_py.backends.local.layouts import Layout, layout, names, replicated, ways
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.passes.propagation.factors import project
@@ -22,6 +22,7 @@ from shardy_py.plan.movements import format_bytes
 Array = Any
 Handler = Callable[["Walker", JaxprEqn, int, list[Held], Scope | None], list[Held]]
 Builders = dict[str, Callable[[Equation], Form | None]]
+Wanted = dict[tuple[int, Var], tuple[Layout, ...]]
 
 
 class Walker:
@@ -32,13 +33,24 @@ class Walker:
         layout_of: Gives the layout of a planned sharding, for a value of a rank.
         forms: Primitive -> builder of its form.
         handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
+        wanted: The layouts in which values are asked for later, by scope and variable, where that is known; else the planned ones count.
 
     Attributes:
         findings: Equations that had to run whole, with their price.
+        made: The values, by scope and variable.
     """
 
-    def __init__(self, region: Region, layout_of: Callable[[TensorSharding | None, int], Layout], forms: Builders, handlers: dict[str, Handler]) -> None:
+    def __init__(
+        self,
+        region: Region,
+        layout_of: Callable[[TensorSharding | None, int], Layout],
+        forms: Builders,
+        handlers: dict[str, Handler],
+        wanted: Wanted | None = None,
+    ) -> None:
         self.region = region
+        self.wanted = wanted or {}
+        self.made: dict[tuple[int, Var], Held] = {}
         self.layout_of = layout_of
         self.forms = forms
         self.handlers = handlers
@@ -90,6 +102,8 @@ class Walker:
             for v, held in zip(eqn.outvars, made, strict=True):
                 held.uses = uses.get(v, 0) if held.uses < 2 else 2
                 env[v] = held
+                if scope is not None:
+                    self.made[id(scope), v] = held
         return [read(v) for v in jaxpr.outvars]
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
@@ -111,6 +125,8 @@ class Walker:
         """Runs one equation."""
         handler = self.handlers.get(eqn.primitive.name)
         if handler is not None:
+            if self.region.dry and not getattr(handler, "runs_dry", False):
+                return self.unknown(eqn, operands, scope)
             return handler(self, eqn, index, operands, scope)
         equation = Equation(eqn)
         form = self.form(equation)
@@ -120,14 +136,18 @@ class Walker:
             return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
         decision = self.decide(equation, form, operands, scope)
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
+        if self.region.dry:
+            self.region.spend(decision.inside)
         made = self.run(equation, form, decision.axes, arrays)
-        if decision.reduced:
-            made = [all_reduce(x, decision.reduced, form.combine, self.region.platform) for x in made]
+        if decision.reduced and not self.region.dry:
+            made = [all_reduce(x, in_mesh_order(decision.reduced, self.mesh), form.combine, self.region.platform) for x in made]
         shapes, dtypes = equation.result_shapes, equation.result_dtypes
         return [self.hold(x, at, s, d) for x, at, s, d in zip(made, decision.results, shapes, dtypes, strict=True)]
 
     def run(self, equation: Equation, form: Form, axes: Sequence[Any], arrays: list[Array]) -> list[Array]:
         """Runs a form under the axes of its factors."""
+        if self.region.dry:
+            return [None] * len(equation.result_shapes)
         return form.run(Local(equation, form, [names(a) for a in axes], self._sizes), arrays)
 
     def form(self, equation: Equation) -> Form | None:
@@ -153,8 +173,11 @@ class Walker:
         )
         wanted = []
         for v, shape, dtype in zip(equation.eqn.outvars, equation.result_shapes, equation.result_dtypes, strict=True):
-            planned = self.planned(v, scope)
-            wanted.append(Tensor(shape, 64 if dtype is None else dtype.itemsize * 8, FREE if planned is None else (planned,)))
+            asked = self.wanted.get((id(scope), v))
+            if asked is None:
+                planned = self.planned(v, scope)
+                asked = FREE if planned is None else (planned,)
+            wanted.append(Tensor(shape, 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8, asked))
         return decide(form.rule, tensors, tuple(wanted), self.mesh, form.combine, form.uneven, form.linear, form.moved, form.weight)
 
     def passes(self, held: Held) -> bool:
@@ -183,8 +206,20 @@ class Walker:
                     location=summarize(eqn.source_info),
                 )
             )
-        made = bind(eqn, [held.whole() for held in operands], eqn.params)
+        arrays = [held.whole() for held in operands]
+        made = [None] * len(eqn.outvars) if self.region.dry else bind(eqn, arrays, eqn.params)
         return [self.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+
+    def unknown(self, eqn: JaxprEqn, operands: Sequence[Held], scope: Scope | None) -> list[Held]:
+        """In a dry run, an equation whose handler cannot be run dry: whole operands, results as planned."""
+        for held in operands:
+            held.whole()
+        out = []
+        for v in eqn.outvars:
+            shape = tuple(getattr(v.aval, "shape", ()))
+            at = self.planned(v, scope) or replicated(len(shape))
+            out.append(self.hold(None, at, shape, getattr(v.aval, "dtype", None)))
+        return out
 
     def result(self, array: Array, v: Any) -> Held:
         """A result that every device has."""
@@ -211,6 +246,8 @@ class Walker:
                     for operand, mapping in zip(operands, form.rule.operand_mappings, strict=True)
                 ]
                 made = self.run(equation, form, axes, arrays)[i]
+                if self.region.dry:
+                    return None
                 return made if at is target else moved(made, at, target, shape, self.mesh, self.region.platform)
 
         held.remake = make
@@ -235,4 +272,9 @@ class Walker:
 
 
 
-__all__ = ["MESH", "Builders", "Handler", "Walker"]
+
+
+def runs_dry(handler: Handler) -> Handler:
+    """Marks a handler that can be run dry, with None for arrays."""
+    handler.runs_dry = True  # type: ignore[attr-defined]
+    return handler
