@@ -156,7 +156,7 @@ class Walker:
         if build is None:
             return None
         types = tuple((s, d) for s, d in zip(equation.shapes, equation.dtypes, strict=True))
-        key = (equation.name, tuple(equation.params.items()), types)
+        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, equation.eqn.invars)))
         try:
             if key not in self._known:
                 self._known[key] = build(equation)
@@ -270,8 +270,11 @@ class Walker:
         return replicated(len(mapping)), [()] * rule.num_factors
 
 
-
-
+def _literal(v: Any) -> Any:
+    """The value of a scalar that stands in the program."""
+    if not isinstance(v, Literal) or getattr(v.aval, "shape", None) != ():
+        return None
+    return v.val.item() if hasattr(v.val, "item") else v.val
 
 
 def runs_dry(handler: Handler) -> Handler:
