@@ -13,7 +13,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from shardy_py.backends.leaf_order import ByLeaf, Order, Ordered
+from shardy_py.backends.leaf_order import Inputs, Outputs, Rearranged
 from shardy_py.plan.donation import Arrangement
 
 
@@ -81,8 +81,10 @@ def executable(
     if explicit:
         run = jax.sharding.auto_axes(replay, axes=mesh.axis_names, out_sharding=list(out_shardings))
 
-    places = () if arrangement.leaves is None else (*arrangement.leaves, *sorted(set(range(len(in_shardings))) - set(arrangement.leaves)))
-    order = None if arrangement.outputs is None else Order(out_tree, arrangement.outputs)
+    leaves = arrangement.leaves
+    inputs = None if leaves is None else Inputs(signature.tree, leaves, static_slots, SignatureChanged)
+    outputs = None if arrangement.outputs is None else Outputs(out_tree, arrangement.outputs)
+    outs: Any = jax.tree.unflatten(out_tree, out_shardings) if outputs is None else outputs.ordered(out_shardings)
 
     def checked(leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
         if (
@@ -92,7 +94,7 @@ def executable(
         ):
             raise SignatureChanged
         results = run(*leaves)
-        return jax.tree.unflatten(out_tree, results) if order is None else Ordered(results, order)
+        return jax.tree.unflatten(out_tree, results) if outputs is None else outputs.ordered(results)
 
     def by_slot(*slots: Any) -> Any:
         leaves, tree = jax.tree.flatten(tuple(slot for i, slot in enumerate(slots) if i not in static))
@@ -100,32 +102,30 @@ def executable(
             raise SignatureChanged
         return checked(leaves, [slots[i] for i in static_slots])
 
-    def by_leaf(donated: Sequence[Any], others: Sequence[Any], *statics: Any) -> Any:
-        leaves = dict(zip(places, (*donated, *others)))
-        return checked([leaves[i] for i in range(len(leaves))], statics)
+    if inputs is not None and leaves is not None:
 
-    outs: Any = jax.tree.unflatten(out_tree, out_shardings)
-    if order is not None:
-        outs = Ordered(out_shardings, Order(out_tree, order.order, keep=True))
-    if arrangement.leaves is not None:
+        def by_leaf(donated: Sequence[Any], others: Sequence[Any], *statics: Any) -> Any:
+            return checked(inputs.leaves(donated, others), statics)
+
         by_leaf.__name__ = by_leaf.__qualname__ = name
-        donated, count = arrangement.leaves, len(arrangement.leaves)
         jitted = jax.jit(
             by_leaf,
-            in_shardings=(tuple(in_shardings[i] for i in donated), tuple(in_shardings[i] for i in places[count:])),
+            in_shardings=inputs.dynamic(jax.tree.unflatten(signature.tree, in_shardings)),
             out_shardings=outs,
             static_argnums=tuple(range(2, 2 + len(static_slots))),
             donate_argnums=0,
         )
-        return ByLeaf(jitted, signature.tree, donated, static_slots, SignatureChanged)
+        return Rearranged(jitted, inputs, outputs)
+
     by_slot.__name__ = by_slot.__qualname__ = name
     if len(set(labels)) == len(labels) and all(label.isidentifier() and not iskeyword(label) for label in labels):
         positional = inspect.Parameter.POSITIONAL_ONLY
         by_slot.__signature__ = inspect.Signature([inspect.Parameter(label, positional) for label in labels])  # type: ignore[attr-defined]
-    return jax.jit(
+    jitted = jax.jit(
         by_slot,
         in_shardings=jax.tree.unflatten(signature.tree, in_shardings),
         out_shardings=outs,
         static_argnums=tuple(static_slots),
         donate_argnums=arrangement.slots,
     )
+    return jitted if outputs is None else Rearranged(jitted, None, outputs)

@@ -9,64 +9,6 @@ from typing import Any
 import jax
 
 
-class Order:
-    """An order of the leaves of a tree.
-
-    Args:
-        tree: The tree's structure.
-        order: For each place the number of the leaf that stands there.
-        keep: Whether `Ordered` values unflatten to themselves, in place of the tree; makes no difference for equality.
-    """
-
-    __slots__ = ("_hash", "_undo", "keep", "order", "tree")
-
-    def __init__(self, tree: Any, order: Sequence[int], *, keep: bool = False) -> None:
-        self.tree = tree
-        self.order = tuple(order)
-        self.keep = keep
-        places = [0] * len(self.order)
-        for place, leaf in enumerate(self.order):
-            places[leaf] = place
-        self._undo = picked(places)
-        self._hash = hash((tree, self.order))
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Order) and self.order == other.order and self.tree == other.tree)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def restored(self, leaves: Sequence[Any]) -> Any:
-        """The tree of leaves in this order."""
-        return self.tree.unflatten(self._undo(leaves))
-
-
-class Ordered:
-    """Leaves of a tree in another order. As a result of a jitted function it arrives as the tree.
-
-    Args:
-        leaves: In the tree's order.
-        order: Theirs from now on.
-    """
-
-    __slots__ = ("leaves", "order")
-
-    def __init__(self, leaves: Sequence[Any], order: Order) -> None:
-        self.leaves = [leaves[i] for i in order.order]
-        self.order = order
-
-
-def _unflatten(order: Order, leaves: Sequence[Any]) -> Any:
-    if not order.keep:
-        return order.restored(leaves)
-    made = object.__new__(Ordered)
-    made.leaves, made.order = list(leaves), order
-    return made
-
-
-jax.tree_util.register_pytree_node(Ordered, lambda ordered: (ordered.leaves, ordered.order), _unflatten)
-
-
 def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A fast function that takes the elements at these places from a sequence."""
     if len(places) > 1:
@@ -74,74 +16,136 @@ def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda leaves: tuple(leaves[i] for i in places)
 
 
-class ByLeaf:
-    """A function of arguments whose jitted form takes `(donated leaves, other leaves, *static arguments)`.
+def undone(order: Sequence[int]) -> list[int]:
+    """The order that puts back what was put in this order."""
+    places = [0] * len(order)
+    for place, leaf in enumerate(order):
+        places[leaf] = place
+    return places
 
-    So some leaves of an argument are donated and others are not, which `jax.jit` cannot do; a call costs a flattening more.
+
+class Inputs:
+    """Arguments as `(donated leaves, other leaves, *static arguments)`.
+
+    So some leaves of an argument are donated and others are not, which `jax.jit` cannot do.
 
     Args:
-        jitted: The jitted form.
-        tree: Structure of the dynamic arguments.
-        donated: Numbers of the donated leaves, in the jitted form's order.
+        tree: Structure of the arguments that are not static.
+        donated: Numbers of the donated leaves, in the order in which they are passed.
         static_slots: Positions of static arguments.
         changed: Raised where a call has another structure.
     """
 
-    def __init__(self, jitted: Any, tree: Any, donated: Sequence[int], static_slots: Sequence[int], changed: type[Exception]) -> None:
-        self._jitted = jitted
+    def __init__(self, tree: Any, donated: Sequence[int], static_slots: Sequence[int], changed: type[Exception]) -> None:
+        order = (*donated, *sorted(set(range(tree.num_leaves)) - set(donated)))
         self._tree = tree
-        self._donated = picked(donated)
-        self._others = picked([i for i in range(tree.num_leaves) if i not in set(donated)])
+        self._donated = picked(order[: len(donated)])
+        self._others = picked(order[len(donated) :])
+        self._undo = picked(undone(order))
         self._static = tuple(static_slots)
         self._changed = changed
 
-    def split(self, dynamic: tuple[Any, ...]) -> tuple[Any, ...]:
+    def dynamic(self, slots: tuple[Any, ...]) -> tuple[Any, ...]:
         """Donated and other leaves of the arguments that are not static."""
-        leaves, tree = jax.tree.flatten(dynamic)
+        leaves, tree = jax.tree.flatten(slots)
         if tree != self._tree:
             raise self._changed
         return self._donated(leaves), self._others(leaves)
 
-    def _arguments(self, slots: tuple[Any, ...]) -> tuple[Any, ...]:
+    def all(self, slots: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same of all arguments, with the static ones."""
         if not self._static:
-            return self.split(slots)
-        dynamic = tuple(slot for i, slot in enumerate(slots) if i not in self._static)
-        return *self.split(dynamic), *(slots[i] for i in self._static)
+            return self.dynamic(slots)
+        return *self.dynamic(tuple(slot for i, slot in enumerate(slots) if i not in self._static)), *(slots[i] for i in self._static)
+
+    def leaves(self, donated: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
+        """All leaves in the tree's order."""
+        return self._undo((*donated, *others))
+
+    def restored(self, donated: Sequence[Any], others: Sequence[Any]) -> Any:
+        """The arguments that are not static."""
+        return self._tree.unflatten(self.leaves(donated, others))
+
+
+class Outputs:
+    """Leaves of a result in another order.
+
+    Args:
+        tree: Structure of the result.
+        order: For each place the number of the leaf that stands there.
+    """
+
+    def __init__(self, tree: Any, order: Sequence[int]) -> None:
+        self.tree = tree
+        self.ordered = picked(order)
+        self._undo = picked(undone(order))
+
+    def restored(self, leaves: Sequence[Any]) -> Any:
+        """The result."""
+        return self.tree.unflatten(self._undo(leaves))
+
+
+class Rearranged:
+    """A jitted function behind the arguments and the result of the user's.
+
+    A call costs a flattening of the arguments or an unflattening of the result more, in Python. (A node of pytrees that unflattens to the
+    user's result would not do: the fast path of `jax.jit` takes the structure from the first result.)
+
+    Args:
+        jitted: Takes what `inputs` makes of the arguments, and gives a sequence of leaves that `outputs` puts in order.
+        inputs: None where it takes the arguments.
+        outputs: None where it gives the result.
+    """
+
+    def __init__(self, jitted: Any, inputs: Inputs | None, outputs: Outputs | None) -> None:
+        self._jitted = jitted
+        self._inputs = inputs
+        self._outputs = outputs
 
     def __call__(self, *slots: Any) -> Any:
         """Calls the function."""
-        return self._jitted(*self._arguments(slots))
+        inputs, outputs = self._inputs, self._outputs
+        result = self._jitted(*(slots if inputs is None else inputs.all(slots)))
+        return result if outputs is None else outputs.restored(result)
 
     def lower(self, *slots: Any) -> Any:
         """As `jax.stages.Wrapped.lower`."""
-        return _Lowered(self._jitted.lower(*self._arguments(slots)), self.split)
+        return self.trace(*slots).lower()
 
     def trace(self, *slots: Any) -> Any:
         """As `jax.stages.Wrapped.trace`."""
-        return _Traced(self._jitted.trace(*self._arguments(slots)), self.split)
+        return _Stage(self._jitted.trace(*(slots if self._inputs is None else self._inputs.all(slots))), self._inputs, self._outputs)
 
 
 class _Stage:
-    """A stage of JAX; what it does not have itself is the stage's."""
+    """A stage of JAX: traced, lowered or compiled. What it says of arguments and results is in the structure of the user's."""
 
-    def __init__(self, stage: Any, split: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    def __init__(self, stage: Any, inputs: Inputs | None, outputs: Outputs | None) -> None:
         self._stage = stage
-        self._split = split
+        self._inputs = inputs
+        self._outputs = outputs
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
+        found = getattr(self._stage, name)
+        if self._outputs is not None and name in ("out_info", "output_shardings", "output_formats"):
+            return self._outputs.restored(found)
+        if self._outputs is not None and name == "out_tree":
+            return self._outputs.tree
+        if self._inputs is not None and name in ("args_info", "in_avals", "input_shardings", "input_formats"):
+            return self._inputs.restored(*found[0]), {}
+        if self._inputs is not None and name == "in_tree":
+            return jax.tree.structure(self.args_info)
+        return found
 
+    def lower(self, **options: Any) -> _Stage:
+        """As `jax.stages.Traced.lower`."""
+        return _Stage(self._stage.lower(**options), self._inputs, self._outputs)
 
-class _Traced(_Stage):
-    def lower(self, **options: Any) -> _Lowered:
-        return _Lowered(self._stage.lower(**options), self._split)
+    def compile(self, *args: Any, **options: Any) -> _Stage:
+        """As `jax.stages.Lowered.compile`."""
+        return _Stage(self._stage.compile(*args, **options), self._inputs, self._outputs)
 
-
-class _Lowered(_Stage):
-    def compile(self, *args: Any, **options: Any) -> _Compiled:
-        return _Compiled(self._stage.compile(*args, **options), self._split)
-
-
-class _Compiled(_Stage):
     def __call__(self, *dynamic: Any) -> Any:
-        return self._stage(*self._split(dynamic))
+        """As `jax.stages.Compiled.__call__`."""
+        result = self._stage(*(dynamic if self._inputs is None else self._inputs.dynamic(dynamic)))
+        return result if self._outputs is None else self._outputs.restored(result)
