@@ -51,8 +51,8 @@ def start_process() -> None:
         PROCESSES.value,
         PROCESS.value,
         initialization_timeout=60,
-        heartbeat_timeout_seconds=30,
-        shutdown_timeout_seconds=30,
+        heartbeat_timeout_seconds=20,
+        shutdown_timeout_seconds=20,
     )
 
 

@@ -32,7 +32,7 @@ def start() -> Any:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             f"127.0.0.1:{PORT}", PROCESSES, PROCESS,
-            initialization_timeout=60, heartbeat_timeout_seconds=15, shutdown_timeout_seconds=30,
+            initialization_timeout=60, heartbeat_timeout_seconds=15, shutdown_timeout_seconds=20,
         )  # fmt: skip
     return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
@@ -59,6 +59,7 @@ def data() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def decorated(fun: Callable[..., Any], mesh: Any, in_shardings: Any = SPECS, **keywords: Any) -> Any:
+    keywords.setdefault("options", sp.Options(peer_timeout=120))
     return sp.auto_shard(fun, mesh=mesh, in_shardings=in_shardings, lowering=LOWERING, **keywords)
 
 
@@ -160,6 +161,15 @@ def mismatch() -> dict[str, Any]:
     return found
 
 
+def uneven() -> dict[str, Any]:
+    """Process 1 brings a last batch of its own, while process 0 runs what was agreed on before."""
+    mesh = start()
+    total = decorated(lambda x: jnp.sum(x), mesh, P("data"), options=sp.Options())
+    total(jnp.ones((16, 16))).block_until_ready()
+    print("running", flush=True)
+    return {"total": float(total(jnp.ones((16 - 8 * PROCESS, 16))))}
+
+
 def loop() -> dict[str, Any]:
     """Steps without end; says when they run."""
     mesh = start()
@@ -192,5 +202,5 @@ def late_threads() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    modes = {"train": train, "mismatch": mismatch, "loop": loop, "many": many, "late_threads": late_threads}
+    modes = {"train": train, "mismatch": mismatch, "uneven": uneven, "loop": loop, "many": many, "late_threads": late_threads}
     print(json.dumps(modes[MODE]()), flush=True)

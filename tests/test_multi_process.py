@@ -60,7 +60,7 @@ class Workers:
                 process.wait(30)
 
     def told(self, number: int) -> str:
-        return f"{self.outputs[number].read_text()[-2000:]}\n{self.errors[number].read_text()[-4000:]}"
+        return f"{self.outputs[number].read_text()[-2000:]}\n{self.errors[number].read_text()[-20000:]}"
 
     def results(self) -> list[dict[str, Any]]:
         for number in range(len(self.processes)):
@@ -105,7 +105,8 @@ def skip_where_not_available(lowering: str) -> None:
 def test_two_processes_train_as_one(start: Any, lowering: str) -> None:
     """300 un-blocked steps with donation; global, process-local, uncommitted and numpy arguments."""
     skip_where_not_available(lowering)
-    ((whole,), (first, second)) = (start("train", processes, lowering).results() for processes in (1, 2))
+    started = [start("train", processes, lowering) for processes in (1, 2)]
+    (whole,), (first, second) = (workers.results() for workers in started)
     assert first["plan"] == second["plan"] == whole["plan"]
     assert first["digests"] == second["digests"]
     assert first["losses"] == second["losses"]
@@ -161,6 +162,18 @@ def test_the_others_end_when_one_is_killed(start: Any, killed: int) -> None:
     os.kill(int(found[1]), signal.SIGKILL)
     assert workers.wait(1 - killed, 60) != 0
     assert re.search("unhealthy|died|Socket closed|[Cc]onnection", workers.told(1 - killed))
+
+
+@pytest.mark.slow
+def test_a_signature_that_one_process_alone_brings_ends_both(start: Any) -> None:
+    """The one waits for 30 seconds, ends itself, and takes the other with it, which waits in a collective."""
+    workers = start("uneven", 2)
+    while not all("running" in out.read_text() for out in workers.outputs):
+        assert time.monotonic() < workers.deadline, workers.told(0) + workers.told(1)
+        time.sleep(0.2)
+    assert workers.wait(1, 80) != 0  # 54 seconds, on a machine that has nothing else to do
+    assert workers.wait(0, 10) != 0
+    assert "PeerMissingError: process 0 did not come within 30 s" in workers.told(1)
 
 
 @pytest.mark.slow

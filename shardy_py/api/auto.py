@@ -104,6 +104,7 @@ class AutoSharded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function as planned; plans and compiles on the first call of a signature."""
         last = self._last
+        tried = None
         if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords and self._is_for_here(last):
             if last.guard.bad(args):
                 last.check(args)
@@ -111,8 +112,8 @@ class AutoSharded:
                 return last.dispatch.again(*args)
             except (SignatureChanged, ValueError, TypeError) as error:
                 self._misses += 1
-                return self._slow(args, kwargs, (last, error))
-        return self._slow(args, kwargs, None)
+                tried = (last, error)
+        return self._slow(args, kwargs, tried)
 
     def _is_for_here(self, entry: Entry) -> bool:
         """Whether an entry is of the mesh that is set, where that decides."""

@@ -30,7 +30,7 @@ class Options:
     rule_table: RuleTable = field(default_factory=RuleTable)
     provenance: bool = True
     platform: str = "cpu"
-    peer_timeout: float = 50.0
+    peer_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS)):
