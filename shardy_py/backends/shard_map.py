@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,14 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
 from shardy_py.backends.local.held import Region
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.walk import Walker, Wanted
+from shardy_py.backends.local.walk import Handler, Walker, Wanted
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
@@ -64,6 +65,10 @@ class Layouts:
         """How the parts of axes are written in terms of the plan's mesh."""
         return {name: f"{axis}:({low}){high // low}" for axis, pieces in (self.parts or {}).items() for low, high, name in pieces}
 
+    def rename(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The parts in the region's mesh of axes of the plan's."""
+        return parts_of(map(AxisRef, axes), self.parts)
+
     def __call__(self, sharding: TensorSharding | None, rank: int) -> Layout:
         """The layout of a value of a rank; dimensions that a sharding has beyond it are those of PRNG keys."""
         key = (sharding, rank)
@@ -99,8 +104,8 @@ def partitioned(
         mesh: What shardings that are shown to the user refer to; by default the twin.
     """
     layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)])
-    handlers = {**HANDLERS, "inspect_sharding": inspect_sharding(NamedShardings(twin if mesh is None else mesh))}
-    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers)
+    shown = inspect_sharding(NamedShardings(twin if mesh is None else mesh))
+    handlers = {**HANDLERS, **regions.handlers(layouts.rename), "inspect_sharding": shown}
     jaxpr = closed.jaxpr
     at_in = [layouts(s, len(v.aval.shape)) for s, v in zip(inputs, jaxpr.invars, strict=True)]
     at_out = [layouts(s, len(v.aval.shape)) for s, v in zip(outputs, jaxpr.outvars, strict=True)]
@@ -114,8 +119,8 @@ def partitioned(
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
 
-    wanted = _foreseen(layouts, platform, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
-    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, HANDLERS, wanted)
+    wanted = _foreseen(layouts, platform, handlers, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
+    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers, wanted)
 
     def local(*parts: Any) -> list[Any]:
         return run(walker, parts)
@@ -143,7 +148,7 @@ PASSES = 4
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, run: Callable[[Walker], Any]) -> Wanted:
+def _foreseen(layouts: Layouts, platform: str, handlers: dict[str, Handler], run: Callable[[Walker], Any]) -> Wanted:
     """What values will be asked for in, as the cheapest of several dry runs has it.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
@@ -153,7 +158,7 @@ def _foreseen(layouts: Layouts, platform: str, run: Callable[[Walker], Any]) -> 
     best, fewest = wanted, -1
     for _ in range(PASSES):
         region = Region(layouts.mesh, platform, dry=True)
-        walker = Walker(region, layouts, FORMS, HANDLERS, wanted)
+        walker = Walker(region, layouts, FORMS, handlers, wanted)
         run(walker)
         if fewest < 0 or region.spent < fewest:
             best, fewest = wanted, region.spent

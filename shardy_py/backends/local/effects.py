@@ -20,18 +20,21 @@ from shardy_py.backends.local.calls import only_child, run_body
 from shardy_py.backends.local.form import Equation, bind, is_key
 from shardy_py.backends.local.held import Held
 from shardy_py.backends.local.loops import settled
-from shardy_py.backends.local.walk import Handler, Walker
+from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.frontends.importer import Scope
 
 Array = Any
 
 
+@runs_dry
 def callback(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """Calls once, and gives the results to every device; `partitioned` callbacks are called by every device with its part."""
-    if eqn.params.get("partitioned"):
-        bind(eqn, [held.get(settled(held)) for held in operands], eqn.params)
-        return []
-    made = once(walker, eqn, [held.whole() for held in operands])
+    partitioned = eqn.params.get("partitioned")
+    arrays = [held.get(settled(held)) if partitioned else held.whole() for held in operands]
+    if walker.region.dry:
+        made = [None] * len(eqn.outvars)
+    else:
+        made = bind(eqn, arrays, eqn.params) if partitioned else once(walker, eqn, arrays)
     return [walker.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
 
 
@@ -85,24 +88,29 @@ def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
         named: Gives the `NamedSharding` of a planned sharding, for a value of a rank.
     """
 
+    @runs_dry
     def inspect(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
         (v,) = eqn.invars
         planned = None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
-        eqn.params["callback"](named(planned, operands[0].rank))
+        if not walker.region.dry:
+            eqn.params["callback"](named(planned, operands[0].rank))
         return []
 
     return inspect
 
 
+@runs_dry
 def in_place(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """An equation that asks how a value lies in memory, on this device's part."""
     (held,) = operands
     planned = walker.planned(eqn.outvars[0], scope)
     at = settled(held) if planned is None else planned
-    (made,) = bind(eqn, [held.get(at)], eqn.params)
+    array = held.get(at)
+    (made,) = (None,) if walker.region.dry else bind(eqn, [array], eqn.params)
     return [walker.hold(made, at, held.shape, held.dtype)]
 
 
+@runs_dry
 def device_put(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """Nothing, as all devices of the region hold the value; another memory space is moved to, except on CPU."""
     out = []
@@ -112,7 +120,8 @@ def device_put(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
             out += identity(walker, eqn, index, [held], scope)
             continue
         at = settled(held)
-        out.append(walker.hold(jax.device_put(held.get(at), space), at, held.shape, held.dtype))
+        array = held.get(at)
+        out.append(walker.hold(array if walker.region.dry else jax.device_put(array, space), at, held.shape, held.dtype))
     return out
 
 
@@ -125,6 +134,7 @@ def _space(device: Any) -> Any:
     return jax.memory.Space.Host if "host" in kind else jax.memory.Space.Device
 
 
+@runs_dry
 def ruled_call(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The function that has a rule, its results as planned."""
     made = run_body(walker, eqn.params["call_jaxpr"], operands, None)
@@ -138,14 +148,18 @@ def ruled_call(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     return out
 
 
+@runs_dry
 def called(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The jaxpr of a call that compilers may replace by another one."""
     body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
     return run_body(walker, body, operands, only_child(scope, index))
 
 
+@runs_dry
 def kernel(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it."""
+    if walker.region.dry:
+        return walker.whole(Equation(eqn), operands)
     here = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
     params = {name: _placed(value, here) for name, value in eqn.params.items()}
     return walker.whole(Equation(eqn.replace(params=params)), operands)

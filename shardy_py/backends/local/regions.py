@@ -1,0 +1,177 @@
+"""The user's own `shard_map`s inside of the region: their bodies run as they are, on the axes that they leave over as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.sharding import PartitionSpec
+
+from shardy_py.backends.local.annotations import identity
+from shardy_py.backends.local.calls import only_child
+from shardy_py.backends.local.form import Equation, bind
+from shardy_py.backends.local.held import Held, Region
+from shardy_py.backends.local.layouts import Axes, Layout, layout, replicated
+from shardy_py.backends.local.loops import settled
+from shardy_py.backends.local.walk import Handler, Walker, runs_dry
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.errors import ShardyError
+from shardy_py.frontends.importer import Scope
+
+Array = Any
+Rename = Callable[[Sequence[str]], tuple[str, ...]]
+"""Given axes of the plan's mesh, those of the region's mesh that they are cut into."""
+
+
+def handlers(rename: Rename) -> dict[str, Handler]:
+    """What runs shard_maps, and the equations that only their bodies hold.
+
+    Args:
+        rename: Gives the parts of axes in the region.
+    """
+
+    @runs_dry
+    def run_shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+        return _shard_map(walker, eqn, index, operands, scope, rename)
+
+    @runs_dry
+    def run_collective(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+        return _collective(walker, eqn, operands, rename)
+
+    @runs_dry
+    def axis_index(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+        names = rename(_named(eqn.params["axis_name"]))
+        return [walker.constant(None if walker.region.dry else lax.axis_index(names), eqn.outvars[0].aval)]
+
+    return {
+        "axis_index": axis_index,
+        "shard_map": run_shard_map,
+        **dict.fromkeys(_CASTS, identity),
+        **dict.fromkeys(_COLLECTIVES, run_collective),
+    }
+
+
+def _named(axes: Any) -> tuple[str, ...]:
+    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+
+
+def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None, rename: Rename) -> list[Held]:
+    """The body on blocks of the operands, with a walker whose region has only the axes that are left."""
+    params, body, sizes = eqn.params, eqn.params["jaxpr"], walker.mesh.shape
+    manual = rename([name for name in params["mesh"].axis_names if name in params["newly_manual_axes"]])
+    if any(name not in sizes for name in manual):
+        raise ShardyError(
+            f"a shard_map is over axes {', '.join(manual)}, and the plan's mesh has {', '.join(sizes) or 'none left'}",
+            where="shard_map",
+            why='under lowering="shard_map" the body runs on the axes of the plan\'s mesh',
+            fix="give the shard_map the mesh that is planned for",
+        )
+    left = Mesh(tuple((name, size) for name, size in sizes.items() if name not in manual))
+    region = Region(left, walker.region.platform, dry=walker.region.dry)
+    region.trips = walker.region.trips
+    inner = Walker(region, walker.layout_of, walker.forms, walker.handlers, walker.wanted)
+    inner.findings, inner.made = walker.findings, walker.made
+    child = only_child(scope, index)
+
+    def cut(spec: PartitionSpec, rank: int) -> list[Axes]:
+        entries = [() if entry is None else rename(_named(entry)) for entry in spec]
+        return [tuple(AxisRef(name) for name in entry if sizes[name] > 1) for entry in (*entries, *[()] * (rank - len(entries)))]
+
+    arguments = []
+    for held, v, spec in zip(operands, body.invars, params["in_specs"], strict=True):
+        free = _free(inner.planned(v, child), held.rank, left)
+        outer = layout([(*a, *dim.axes) for a, dim in zip(cut(spec, held.rank), free.dims, strict=True)])
+        arguments.append(inner.hold(held.get(outer), free, tuple(getattr(v.aval, "shape", ())), held.dtype, uses=1))
+    out = []
+    for held, v, spec in zip(inner.jaxpr(body, [], arguments, child), eqn.outvars, params["out_specs"], strict=True):
+        free = settled(held)
+        at = layout([(*a, *dim.axes) for a, dim in zip(cut(spec, held.rank), free.dims, strict=True)])
+        out.append(walker.hold(held.get(free), at, tuple(getattr(v.aval, "shape", ())), held.dtype))
+    walker.region.spent += region.spent
+    return out
+
+
+def _free(planned: Layout | None, rank: int, left: Mesh) -> Layout:
+    """A layout over the axes that are left."""
+    if planned is None:
+        return replicated(rank)
+    return layout([tuple(axis for axis in dim.axes if axis.name in left.shape) for dim in planned.dims])
+
+
+def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Rename) -> list[Held]:
+    """The user's collective over manual axes; dimensions that it does not rearrange may be cut over the others."""
+    params = {name: _renamed(value, rename) if name in ("axes", "axis_name") else value for name, value in eqn.params.items()}
+    eqn = eqn.replace(params=params)
+    name = eqn.primitive.name
+    touched = _touched(name, params)
+    run = _PLAIN.get(name, lambda eqn, arrays: bind(eqn, arrays, eqn.params))
+    if walker.region.dry:
+        run = _nothing
+    if touched is None:
+        made = run(eqn, [held.whole() for held in operands])
+        return [walker.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+    at = [layout([() if d in touched else dim.axes for d, dim in enumerate(settled(held).dims)]) for held in operands]
+    made = run(eqn, [held.get(where) for held, where in zip(operands, at)])
+    equation = Equation(eqn)
+    return [
+        walker.hold(x, where, shape, dtype)
+        for x, where, shape, dtype in zip(made, at, equation.result_shapes, equation.result_dtypes, strict=True)
+    ]
+
+
+def _nothing(eqn: JaxprEqn, arrays: list[Array]) -> list[Array]:
+    return [None] * len(eqn.outvars)
+
+
+def _renamed(axes: Any, rename: Rename) -> Any:
+    names = _named(axes)
+    made = tuple(part for axis in names for part in (rename((axis,)) if isinstance(axis, str) else (axis,)))
+    return axes if made == names else made
+
+
+def _touched(name: str, params: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The dimensions that a collective rearranges; None where it cannot run with any dimension cut."""
+    if name in _ELEMENTWISE:
+        return ()
+    if not params.get("tiled"):
+        return None
+    if name.startswith("all_gather"):
+        return (params["all_gather_dimension"],)
+    if name == "all_to_all":
+        return params["split_axis"], params["concat_axis"]
+    return (params["scatter_dimension"],) if "scatter_dimension" in params else None
+
+
+def _psum(eqn: JaxprEqn, arrays: list[Array]) -> list[Array]:
+    return [lax.psum(x, eqn.params["axes"]) for x in arrays]
+
+
+def _gather(eqn: JaxprEqn, arrays: list[Array]) -> list[Array]:
+    params = eqn.params
+    return [lax.all_gather(x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"]) for x in arrays]
+
+
+def _scatter(eqn: JaxprEqn, arrays: list[Array]) -> list[Array]:
+    params = eqn.params
+    dim = params["scatter_dimension"]
+    return [lax.psum_scatter(x, params["axis_name"], scatter_dimension=dim, tiled=params["tiled"]) for x in arrays]
+
+
+_PLAIN: dict[str, Callable[[JaxprEqn, list[Array]], list[Array]]] = {
+    "all_gather_invariant": _gather,
+    "all_gather_reduced": _gather,
+    "psum_invariant": _psum,
+    "unreduced_psum": _psum,
+    "unreduced_reduce_scatter": _scatter,
+}
+"""Collectives of a body with checked types -> the one without."""
+
+_ELEMENTWISE = frozenset({"pbroadcast", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "unreduced_psum"})
+
+_COLLECTIVES = (*sorted(_ELEMENTWISE), "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all",
+                "reduce_scatter", "unreduced_reduce_scatter")  # fmt: skip
+
+_CASTS = ("preduced", "pvary", "reduced_vary_cast_p", "vary_unreduced_cast_p")
+"""What only changes how a type speaks of manual axes."""

@@ -1,0 +1,119 @@
+"""The user's own shard_maps inside of a region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+
+import shardy_py as sp
+
+P = PartitionSpec
+X = np.arange(256, dtype=np.float32).reshape(16, 16) / 256
+
+
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+def check(fun: Callable[..., Any], *args: Any, specs: Any) -> Any:
+    """Compares results in a region with those of `jax.jit`."""
+    step = sp.auto_shard(fun, mesh=mesh(), in_shardings=specs, lowering="shard_map")
+    for a, b in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(jax.jit(fun)(*args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+    return step.plan(*args)
+
+
+def everything(x: Any) -> Any:
+    gathered = lax.all_gather(x, "y", axis=1, tiled=True)
+    exchanged = lax.all_to_all(x, "y", 0, 1, tiled=True)
+    scattered = lax.psum_scatter(x, ("x", "y"), scatter_dimension=0, tiled=True)
+    moved = lax.ppermute(x, ("x", "y"), [(i, (i + 3) % 8) for i in range(8)])
+    here = lax.axis_index(("x", "y")) + 10 * lax.axis_index("y")
+    stacked = lax.all_gather(x, "x")
+    parts = gathered.sum() + (exchanged * 2).sum() + scattered[0].sum() + moved[0, 0] * here + stacked[1].sum()
+    return x * parts + lax.pmax(x, "x") - lax.pmean(x, ("x", "y"))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_collectives_of_a_body(checked: bool) -> None:
+    def fun(x: Any) -> Any:
+        return jnp.sin(jax.shard_map(everything, mesh=mesh(), in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=checked)(x * 2))
+
+    check(fun, X, specs=P("x"))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_gradient_through_a_body_with_a_loop(checked: bool) -> None:
+    def body(w: Any, x: Any) -> Any:
+        def layer(h: Any, _: Any) -> Any:
+            return jnp.tanh(lax.psum(h @ w, "y")[:, :4] * 0.1 + h), None
+
+        start = lax.pcast(x, (), to="varying") if checked else x
+        return lax.psum(lax.scan(jax.checkpoint(layer), start, None, length=3)[0].sum(), ("x", "y"))
+
+    def fun(w: Any, x: Any) -> Any:
+        apply = jax.shard_map(body, mesh=mesh(), in_specs=(P("y"), P("x", "y")), out_specs=P(), check_vma=checked)
+        return jax.value_and_grad(lambda w: apply(w, x) ** 2)(w)
+
+    check(fun, X, X, specs=(P(), P("x")))
+
+
+def test_axes_that_are_left_over_are_used_as_planned() -> None:
+    def body(x: Any, w: Any) -> Any:
+        h = jnp.tanh(x @ w)
+        return lax.psum_scatter(h @ w.T, "x", scatter_dimension=0, tiled=True) + lax.axis_index("x")
+
+    def fun(x: Any, w: Any) -> Any:
+        apply = jax.shard_map(body, mesh=mesh(), in_specs=(P("x"), P()), out_specs=P("x"), axis_names={"x"}, check_vma=False)
+        return apply(x, w) * 2
+
+    plan = check(fun, X, X, specs=(P("x"), P(None, "y")))
+    assert [(c.kind, c.axes) for c in plan.collectives] == [("all_reduce", ("y",)), ("reduce_scatter", ("x",))]
+
+
+def test_shard_maps_in_shard_maps() -> None:
+    def inner(x: Any) -> Any:
+        return x * lax.psum(x, "y") + lax.axis_index("y")
+
+    def body(x: Any) -> Any:
+        nested = jax.shard_map(inner, in_specs=P(None, "y"), out_specs=P(None, "y"), axis_names={"y"}, check_vma=False)
+        return lax.psum(nested(x + 1), "x")
+
+    def fun(x: Any) -> Any:
+        outer = jax.shard_map(body, mesh=mesh(), in_specs=P("x"), out_specs=P(), axis_names={"x"}, check_vma=False)
+        return outer(jnp.sin(x))
+
+    check(fun, X, specs=P("x", "y"))
+
+
+def test_body_names_axes_that_the_plan_cuts() -> None:
+    def fun(x: Any) -> Any:
+        y = jnp.sin(x).reshape(2, 8, 16)
+        z = jax.shard_map(lambda v: lax.all_gather(v, "y", tiled=True) + lax.axis_index("y"), mesh=mesh(),
+                          in_specs=P("y"), out_specs=P(None, "y"), check_vma=False)(jnp.cos(x))  # fmt: skip
+        return y * 2, z
+
+    plan = check(fun, X, specs=P("y"))
+    assert {axis for c in plan.collectives for axis in c.axes} <= {"x", "y", "y:(1)2", "y:(2)2"}
+
+
+def test_callbacks_of_a_body_are_called_on_every_device() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def body(x: Any) -> Any:
+        jax.debug.callback(lambda v: seen.append(v.shape), x)
+        return x
+
+    def fun(x: Any) -> Any:
+        return jax.shard_map(body, mesh=mesh(), in_specs=P("x", "y"), out_specs=P("x", "y"))(x)
+
+    jax.block_until_ready(sp.auto_shard(fun, mesh=mesh(), in_shardings=P("x"), lowering="shard_map")(X))
+    jax.effects_barrier()
+    assert seen == [(8, 4)] * 8
