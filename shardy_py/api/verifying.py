@@ -26,7 +26,7 @@ from shardy_py.backends.compare import Comparison, compare, fetch, first_line, p
 from shardy_py.backends.first_difference import PORTION, FirstDifference, Run, Search, observed_bytes, spread, tolerances
 from shardy_py.backends.flat import Flat, flatten
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.backends.reference import Reference
+from shardy_py.backends.reference import Reference, without_mesh
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.jaxpr import Imported
@@ -376,7 +376,12 @@ def plain_run(mesh: JaxMesh) -> Run:
         call = jax.jit(
             lambda xs: eval_jaxpr(closed.jaxpr, closed.consts, *xs), in_shardings=(ins,), out_shardings=[*outs, *(None for _ in seen)]
         )
-        return lambda xs: call(list(xs))
+
+        def outside(xs: Sequence[Any]) -> Sequence[Any]:
+            with without_mesh():
+                return call(_everywhere(xs, ins))
+
+        return outside
 
     return run
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -63,10 +65,14 @@ class Reference:
         def run(operands: Sequence[Sequence[Any]]) -> list[list[Any]]:
             return [eval_jaxpr(jaxpr, consts, *xs) for (jaxpr, consts), xs in zip(stripped, operands)]
 
-        if on_mesh:
-            return jax.jit(run, in_shardings=self.replicated, out_shardings=self.replicated)
-        call = jax.jit(run)
-        return lambda operands: call(jax.device_put([list(xs) for xs in operands], self.device))
+        call = jax.jit(run, in_shardings=self.replicated, out_shardings=self.replicated) if on_mesh else jax.jit(run)
+
+        def outside(operands: Sequence[Sequence[Any]]) -> list[list[Any]]:
+            values = [list(xs) for xs in operands]
+            with without_mesh():
+                return call(values if on_mesh else jax.device_put(values, self.device))
+
+        return outside
 
     def of(self, closed: ClosedJaxpr) -> Callable[[Sequence[Any]], list[Any]]:
         """A compiled program of one jaxpr."""
@@ -96,6 +102,11 @@ class Reference:
     def _whole(self, x: Any) -> Any:
         params = constraint_params(NamedSharding(self.mesh.abstract_mesh, PartitionSpec()))
         return jax.lax.sharding_constraint_p.bind(x, **params)
+
+
+def without_mesh() -> AbstractContextManager[Any]:
+    """As outside of `jax.set_mesh`."""
+    return jax.set_mesh(Mesh(np.empty((), object), ()))
 
 
 def _is_manual(jaxpr: Jaxpr) -> bool:

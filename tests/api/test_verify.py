@@ -232,6 +232,22 @@ def test_explicit_axes_and_mappings():
     assert step.verify(random(16, 8), random(8, 8)).check().plain_xla.agrees
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_under_set_mesh(kind):
+    step = sp.auto_shard(lambda x: jnp.tanh(x).sum(0), in_shardings=P("x"))
+    with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind,) * 2)):
+        assert step.verify(random(8, 8)).check().plain_xla.agrees
+
+
+def test_references_and_constant_results(mesh):
+    def f(x):
+        ref = jax.new_ref(x * 2)
+        ref[0] = ref[1] + 1
+        return ref[...].sum(0), 1.0, None, x
+
+    assert sp.auto_shard(f, mesh=mesh, in_shardings=P("x")).verify(random(8, 8)).check().plain_xla.agrees
+
+
 def test_nnx_modules_do_not_change(mesh):
     nnx = pytest.importorskip("flax.nnx")
     norm = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
