@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
@@ -71,7 +72,7 @@ def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     left = Mesh(tuple((name, size) for name, size in sizes.items() if name not in manual))
     region = Region(left, walker.region.platform, dry=walker.region.dry)
     region.trips = walker.region.trips
-    inner = Walker(region, walker.layout_of, walker.forms, walker.handlers, walker.wanted)
+    inner = _Inner(region, walker.layout_of, walker.forms, walker.handlers, walker.wanted)
     inner.findings, inner.made = walker.findings, walker.made
     child = only_child(scope, index)
 
@@ -91,6 +92,14 @@ def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
         out.append(walker.hold(held.get(free), at, tuple(getattr(v.aval, "shape", ())), held.dtype))
     walker.region.spent += region.spent
     return out
+
+
+class _Inner(Walker):
+    """Runs a body. Arrays in it remember the mesh that it was traced under; their views do not."""
+
+    def constant(self, value: Any, aval: Any) -> Held:
+        """A value that every device has."""
+        return super().constant(value.view() if isinstance(value, np.ndarray) else value, aval)
 
 
 def _free(planned: Layout | None, rank: int, left: Mesh) -> Layout:
