@@ -57,7 +57,7 @@ class Made:
     collectives: list[CompiledCollective]
     compiling: float
     planning: float
-    memory: int
+    memory: float
     step: float = math.nan
 
     @property
@@ -149,12 +149,14 @@ def row(name: str, ways: Sequence[str], made: dict[str, Made]) -> str:
     cells = [f"{name[:34]:34s}", f"{base.bytes:>12d}" if base else f"{'n/a':>12s}"]
     for way in ways[1:]:
         one = made.get(way)
-        if one is None or base is None:
+        if one is None:
             cells.append(f"|{'n/a':>12s}" + " " * 44)
             continue
+        to = base or Made(None, [], math.nan, math.nan, math.nan)
+        moved = ratio(one.bytes, base.bytes) if base else math.nan
         cells.append(
-            f"|{one.bytes:>12d} {ratio(one.bytes, base.bytes):6.2f}  {ratio(one.compiling, base.compiling):6.2f} "
-            f"{one.planning:6.2f}s {ratio(one.memory, base.memory):6.2f}  {ratio(one.step, base.step):6.2f}     "
+            f"|{one.bytes:>12d} {moved:6.2f}  {ratio(one.compiling, to.compiling):6.2f} "
+            f"{one.planning:6.2f}s {ratio(one.memory, to.memory):6.2f}  {ratio(one.step, to.step):6.2f}     "
         )
     return " ".join(cells)
 
