@@ -1,0 +1,119 @@
+"""Slices whose place is known at run time only: every device looks whether they touch its block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.slicing import refuses
+
+Array = Any
+
+
+def dynamic_slice(equation: Equation) -> Form | None:
+    """Dimensions that are taken whole pass through; a sliced one may be cut, and leaves sums to which one block or two contribute."""
+    if refuses(equation) or any(n > _INT32 for n in equation.shapes[0]):
+        return None
+    shape, *scalars = equation.shapes
+    (out,) = equation.result_shapes
+    rank = range(len(shape))
+    cuts = [d for d in rank if shape[d] != out[d]]
+    sizes = list(shape)
+    result = list(rank)
+    for d in cuts:
+        sizes.append(out[d])
+        result[d] = len(sizes) - 1
+    dtype = jnp.dtype(equation.dtypes[0])
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        x, *starts = arrays
+        at = [_clamped(starts[d], shape[d] - out[d]) if d in cuts else 0 for d in rank]
+        lengths = [out[d] if d in cuts else x.shape[d] for d in rank]
+        split = [d for d in cuts if local.names(d)]
+        if not split:
+            return [lax.dynamic_slice(x, at, lengths)]
+        begins = list(at)
+        shifts: dict[int, Array] = {}
+        for d in split:
+            lengths[d] = min(out[d], x.shape[d])
+            mine = at[d] - local.index(d) * x.shape[d]
+            begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
+            shifts[d] = begins[d] - mine
+        part = lax.dynamic_slice(x, [jnp.int32(b) for b in begins], lengths)
+        room = [out[d] if d in cuts else part.shape[d] for d in rank]
+        for d in split:
+            position = lax.broadcasted_iota(jnp.int32, part.shape, d) + shifts[d]
+            part = lax.select((position >= 0) & (position < out[d]), part, jnp.zeros_like(part))
+        if all(out[d] == 1 for d in split):
+            return [part]
+        wide = lax.pad(part, jnp.zeros((), dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
+        moved = [jnp.clip(room[d] - shifts[d], 0, room[d] + lengths[d]) if d in split else 0 for d in rank]
+        return [lax.dynamic_slice(wide, [jnp.int32(b) for b in moved], room)]
+
+    rule = make_rule(
+        sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts, whole=[result[d] for d in cuts]
+    )
+    combine = "or" if dtype == jnp.bool_ else "add"
+    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),))
+
+
+def dynamic_update_slice(equation: Equation) -> Form | None:
+    """Dimensions that are updated whole pass through; of the others each device updates what lies in its block, and nothing is sent."""
+    if refuses(equation) or any(n > _INT32 for n in equation.shapes[0]):
+        return None
+    shape, update, *scalars = equation.shapes
+    rank = range(len(shape))
+    cuts = [d for d in rank if shape[d] != update[d]]
+    sizes = list(shape)
+    given = list(rank)
+    for d in cuts:
+        sizes.append(update[d])
+        given[d] = len(sizes) - 1
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        x, new, *starts = arrays
+        at = [_clamped(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
+        split = [d for d in cuts if local.names(d)]
+        if not split:
+            return [lax.dynamic_update_slice(x, new, at)]
+        begins, lengths = list(at), list(new.shape)
+        shifts: dict[int, Array] = {}
+        for d in split:
+            lengths[d] = min(update[d], x.shape[d])
+            mine = at[d] - local.index(d) * x.shape[d]
+            begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
+            shifts[d] = begins[d] - mine
+        begins = [jnp.int32(b) for b in begins]
+        old = lax.dynamic_slice(x, begins, lengths)
+        inside = None
+        for d in split:
+            position = lax.broadcasted_iota(jnp.int32, old.shape, d) + shifts[d]
+            here = (position >= 0) & (position < update[d])
+            inside = here if inside is None else inside & here
+        moving = [d for d in split if update[d] > 1]
+        if moving:
+            room = [lengths[d] if d in moving else 0 for d in rank]
+            wide = lax.pad(new, jnp.zeros((), new.dtype), [(room[d], room[d], 0) for d in rank])
+            first = [jnp.clip(shifts[d] + room[d], 0, update[d] + room[d]) if d in moving else 0 for d in rank]
+            new = lax.dynamic_slice(wide, [jnp.int32(f) for f in first], lengths)
+        assert inside is not None
+        return [lax.dynamic_update_slice(x, lax.select(inside, new, old), begins)]
+
+    rule = make_rule(sizes, [rank, given, *[()] * len(scalars)], [rank], whole=[given[d] for d in cuts])
+    return Form(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)
+
+
+def _clamped(start: Array, most: int) -> Array:
+    """A start as XLA takes it: so that the slice lies within the dimension."""
+    dtype = jnp.asarray(start).dtype
+    most = min(most, jnp.iinfo(dtype).max)
+    return lax.clamp(jnp.zeros((), dtype), jnp.asarray(start), jnp.asarray(most, dtype)).astype(jnp.int32)
+
+
+_INT32 = (1 << 31) - 1
+
+FORMS: dict[str, Builder] = {"dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice}
+"""Primitive -> form."""
