@@ -28,6 +28,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import slicing as _slicing
 from jax._src.lax.control_flow.loops import _scan_impl
+from jax._src.random import core as _random
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
@@ -377,6 +378,11 @@ def random_split(eqn: JaxprEqn) -> Callable[..., Any]:
     """As `random_split_lowering`."""
     aval = _aval(eqn.invars[0])
     return _mapped(lambda key: aval.dtype._impl.split(key, eqn.params["shape"]), aval.ndim)
+
+
+def gamma_draw() -> Callable[..., Any] | None:
+    """What `random_gamma` calls with a key, a shape parameter and whether it wants the logarithm, for each number."""
+    return getattr(_random, "_gamma_one", None)
 
 
 def random_bits(eqn: JaxprEqn) -> Callable[..., Any]:

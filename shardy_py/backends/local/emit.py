@@ -106,7 +106,7 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
             return count > 0 if combine != "and" else count == lax.axis_size(over)
         wide, back = summable(x, platform)
         return back(lax.psum(wide, over))
-    if combine in ("max", "min"):
+    if combine in ("max", "min") and x.dtype.kind != "c":
         reduce = lax.pmax if combine == "max" else lax.pmin
         if x.dtype == jnp.bool_:
             return reduce(x.astype(jnp.int32), over).astype(jnp.bool_)
@@ -117,6 +117,8 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
 
 
 _FOLDS = {
+    "max": lambda dtype: (jnp.full((), -jnp.inf, dtype), lax.max),
+    "min": lambda dtype: (jnp.full((), jnp.inf, dtype), lax.min),
     "mul": lambda dtype: (jnp.ones((), dtype), lax.mul),
     "and": lambda dtype: (~jnp.zeros((), dtype), lax.bitwise_and),
     "or": lambda dtype: (jnp.zeros((), dtype), lax.bitwise_or),

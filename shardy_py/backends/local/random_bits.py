@@ -17,6 +17,7 @@ from jax.extend.random import threefry2x32_p
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
 from shardy_py.backends.local.iota import linear_index
+from shardy_py.frontends.context import gamma_draw
 
 
 def _is_threefry(dtype: Any) -> bool:
@@ -73,14 +74,14 @@ def random_bits(equation: Equation) -> Form | None:
     return _drawn(equation, draws)
 
 
+def _keys(first: Array, second: Array) -> Array:
+    """Keys of their two halves."""
+    return jax.random.wrap_key_data(jnp.stack([first, second], axis=-1), impl="threefry2x32")
+
+
 def random_split(equation: Equation) -> Form | None:
     """New keys from each key."""
-    dtype = equation.result_dtypes[0]
-
-    def draws(first: Array, second: Array) -> Array:
-        return jax.random.wrap_key_data(jnp.stack([first, second], axis=-1), impl="threefry2x32")
-
-    return _drawn(equation, draws) if _is_batched(dtype) else None
+    return _drawn(equation, _keys) if _is_batched(equation.result_dtypes[0]) else None
 
 
 def random_fold_in(equation: Equation) -> Form | None:
@@ -121,13 +122,26 @@ def keyed(equation: Equation) -> Form | None:
 
 
 def random_gamma(equation: Equation) -> Form | None:
-    """Dimensions of the keys pass through; numbers drawn with one key are drawn whole, as each takes as many bits as it needs."""
+    """A key for every number is made of a key and the number's position; the dimensions of both pass through."""
     keys, shape = equation.shapes
-    if not _is_threefry(equation.dtypes[0]) or not keys or 0 in shape:
+    draw = gamma_draw()
+    log = equation.params["log_space"]
+    if not _is_threefry(equation.dtypes[0]) or 0 in shape:
         return None
     rank = range(len(shape))
-    rule = make_rule(shape, [rank[: len(keys)], rank], [rank], whole=rank[len(keys) :])
-    return Form(rule, _run, uneven=frozenset(rank[: len(keys)]), weight=1.0)
+    splits = jax.config.jax_threefry_partitionable and draw is not None
+    whole = () if splits else rank[len(keys) :]
+    rule = make_rule(shape, [rank[: len(keys)], rank], [rank], whole=whole)
+
+    def run(local: Local, arrays: list) -> list:
+        if draw is None or not any(local.names(f) for f in rank[len(keys) :]):
+            return local.bind(*arrays)
+        given, alphas = arrays
+        each = _keys(*_hashed(local, given, shape[len(keys) :], alphas.shape))
+        drawn = jax.vmap(lambda key, alpha: draw(key, alpha, log))(each.reshape(-1), alphas.reshape(-1))
+        return [drawn.reshape(alphas.shape)]
+
+    return Form(rule, run, uneven=frozenset(rank) - frozenset(whole), weight=1.0)
 
 
 FORMS: dict[str, Builder] = {
