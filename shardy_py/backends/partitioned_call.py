@@ -193,7 +193,22 @@ def _run(
     return _program(jaxpr, partition, in_seeds, out_seeds, name)(*args)
 
 
-partitioned_call_p.def_impl(_run)
+@functools.lru_cache(maxsize=1024)
+def _jitted(**params: Any) -> Callable[..., Any]:
+    def call(*args: Any) -> list[Any]:
+        return partitioned_call_p.bind(*args, **params)
+
+    call.__name__ = call.__qualname__ = params["name"]
+    return jax.jit(call)
+
+
+def _eagerly(*args: Any, **params: Any) -> list[Any]:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        return _run(*args, **params)
+    return _jitted(**params)(*args)  # jax.jit finds the devices where arguments do not tell
+
+
+partitioned_call_p.def_impl(_eagerly)
 partitioned_call_p.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
 mlir.register_lowering(partitioned_call_p, mlir.lower_fun(_run, multiple_results=True))
 

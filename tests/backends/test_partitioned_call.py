@@ -40,7 +40,9 @@ class Replicated(Plain):
     def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> Callable[..., Any]:
         whole = PartitionSpec()
         run = super().__call__(jaxpr, ins, outs)
-        return jax.shard_map(run, mesh=self.devices, in_specs=(whole,) * len(ins), out_specs=[whole] * len(outs), check_vma=False)
+        assert self.devices is not None
+        mesh = self.devices.abstract_mesh  # so that nothing but the call says which devices
+        return jax.shard_map(run, mesh=mesh, in_specs=(whole,) * len(ins), out_specs=[whole] * len(outs), check_vma=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +189,19 @@ def test_in_a_manual_region(name: str) -> None:
     got = jit(TRANSFORMATIONS[name](called(ruled, Replicated(mesh))))(W, X)
     compare(got, jit(TRANSFORMATIONS[name](ruled))(W, X))
     assert all(x.sharding.device_set == set(jax.devices()) for x in jax.tree.leaves(got))
+
+
+def test_eagerly_on_devices_that_only_the_partition_knows() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    got = jax.grad(called(lambda w, x: seven(x @ w).sum(), Replicated(mesh)))(W[0], X)
+    compare(got, jax.grad(lambda w, x: seven(x @ w).sum())(W[0], X))
+    assert got.sharding.device_set == set(jax.devices())
+
+
+def test_disabled_jit() -> None:
+    with jax.disable_jit():
+        got = jax.grad(called(lambda w, x: seven(x @ w).sum(), Plain()))(W[0], X)
+    compare(got, jax.grad(lambda w, x: seven(x @ w).sum())(W[0], X))
 
 
 def test_rules_of_the_user_are_kept() -> None:
