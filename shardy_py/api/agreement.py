@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import jax
 import jaxlib
+import numpy as np
+from jax.core import Tracer
 
 from shardy_py.api.errors import PeerMissingError, PlanMismatchError
 from shardy_py.api.planning import Planned
@@ -32,6 +34,7 @@ _GRACE = 4.0
 """Seconds that the other processes wait longer than the one that compares, so that they hear from it who is missing."""
 
 _CHUNK = 1 << 20
+_LARGEST_CONSTANT = 1 << 22
 _GONE = "gone"
 
 
@@ -79,9 +82,21 @@ def statement(planned: Planned, devices: Sequence[Any]) -> str:
         *(f"input {value}" for value in plan.inputs),
         *(f"output {value}" for value in plan.outputs),
         print_program(plan.program),
+        *(f"closed over {_constant(value)}" for value in planned.traced.jaxpr.consts),
     ]
     # Names of callables may hold their addresses, which differ between processes.
     return re.sub(r" at 0x[0-9a-f]+", "", "\n".join(lines))
+
+
+def _constant(value: Any) -> str:
+    """Type and digest of a closed-over array; without the digest where it would be dear or is not to be had here."""
+    kind = f"{getattr(value, 'dtype', type(value).__name__)}{list(getattr(value, 'shape', ()))}"
+    known = isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.is_fully_addressable)
+    if not known or value.size > _LARGEST_CONSTANT:
+        return kind
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        value = jax.random.key_data(value)
+    return f"{kind} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
 
 
 class Agreement:

@@ -90,7 +90,15 @@ def cut_host_array(leaf: Any, sharding: NamedSharding, asked: bool, described: L
             "jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index]) with the whole; plan.input_shardings has "
             "the sharding",
         )
-    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+    return cut_for_processes(leaf, sharding)
+
+
+def cut_for_processes(leaf: Any, sharding: NamedSharding) -> Any:
+    """A value that every process has, as one global array; PRNG keys are left to `jax.jit`."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def _is_whole_here(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 from jax.sharding import NamedSharding
 
-from shardy_py.api.dispatch import Dispatch, cut_host_array, direct, dispatched
+from shardy_py.api.dispatch import Dispatch, cut_for_processes, cut_host_array, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.planning import Planned, propagated
@@ -165,8 +165,10 @@ class Entry:
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> Any:
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or leaf.committed or not sharding.is_fully_addressable:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or leaf.committed:
         return leaf
+    if not sharding.is_fully_addressable:
+        return cut_for_processes(leaf, sharding)
     return jax.device_put(leaf, sharding)
 
 

@@ -134,6 +134,16 @@ def test_a_statement_holds_what_is_run() -> None:
     assert len({statement(plain), *others}) == 6
 
 
+def test_closed_over_arrays_are_part_of_a_statement() -> None:
+    def with_seed(seed: int) -> str:
+        key, shift = jax.random.key(seed), jnp.full((16,), seed)
+        return statement(lambda x: x + jax.random.normal(key, (16, 16)) + shift)
+
+    assert with_seed(0) == with_seed(0)
+    assert with_seed(0) != with_seed(1)
+    assert with_seed(1).count("closed over") == 2
+
+
 def test_one_process_compares_nothing() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     function = sp.auto_shard(lambda x: x + 1, mesh=mesh, in_shardings=P("data"))
