@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Program, TensorType, Type
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir import Program, TensorType, Type, Value
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
 from shardy_py.plan.movements import format_bytes
@@ -89,8 +88,8 @@ def donations(
     main = program.main
     results = main.body.terminator.operands
     arguments = {value: number for number, value in enumerate(main.arguments)}
-    ins = [_buffer(n, v, a.type, program) for n, (v, a) in enumerate(zip(inputs, main.arguments))]
-    outs = [_buffer(n, v, r.type, program) for n, (v, r) in enumerate(zip(outputs, results))]
+    ins = _buffers(inputs, main.arguments, program)
+    outs = _buffers(outputs, results, program)
     usable = [b for b in ins if slots[b.index] is not None and used[b.index] and not off]
     paired = {pair.input: pair for pair in pairs(usable, outs, lambda output: origins(results[output], arguments))}
     takers = {pair.output: inputs[pair.input].path for pair in paired.values()}
@@ -124,15 +123,22 @@ def donations(
     return tuple(made)
 
 
-def _buffer(number: int, value: PlannedValue, held: Type, program: Program) -> Buffer:
-    shape = value.shape
-    if value.sharding is not None:
-        mesh = value.sharding.mesh_in(program.meshes)
-        ways = [math.prod(axis.size_in(mesh) for axis in dim.axes) for dim in value.sharding.dims]
-        shape = tuple(-(-n // k) for n, k in zip(shape, ways))
-    # A PRNG key is held as numbers, of which it has several.
-    physical = held if isinstance(held, TensorType) and held.rank >= len(value.shape) else value.type
-    return Buffer(number, names_of(value.path), shape, value.dtype, local_bytes(physical, value.sharding, program.meshes))
+def _buffers(values: Sequence[PlannedValue], held: Sequence[Value], program: Program) -> list[Buffer]:
+    ways: dict[TensorSharding, tuple[int, ...]] = {}
+    made = []
+    for number, (value, holder) in enumerate(zip(values, held)):
+        shape, sharding = value.shape, value.sharding
+        if sharding is not None:
+            cut = ways.get(sharding)
+            if cut is None:
+                mesh = sharding.mesh_in(program.meshes)
+                cut = ways[sharding] = tuple(math.prod(axis.size_in(mesh) for axis in dim.axes) for dim in sharding.dims)
+            shape = tuple(-(-n // k) for n, k in zip(shape, cut))
+        # A PRNG key is held as numbers, of which it has several.
+        kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type
+        size = TensorType((*shape, *kind.shape[len(shape) :]), kind.dtype).bytes
+        made.append(Buffer(number, names_of(value.path), shape, value.dtype, size))
+    return made
 
 
 def _judged(
@@ -203,7 +209,7 @@ def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[
     wanted = {d.input: d.output for d in donated if d.output is not None}
     if not wanted:
         return Arrangement()
-    outs = [_buffer(n, v, r.type, program) for n, (v, r) in enumerate(zip(outputs, program.main.body.terminator.operands))]
+    outs = _buffers(outputs, program.main.body.terminator.operands, program)
     slots = tuple(sorted({d.slot for d in donated if d.output is not None}))
     given = [_donor(d) for d in donated if d.slot in slots and d.parameter is not None]
     if len(given) == len(wanted):

@@ -11,6 +11,9 @@ from shardy_py.rules.traits import is_elementwise
 VALUES_AT_MOST = 512
 """How many values are followed back from one output."""
 
+FARTHER = 8
+"""How many ops farther than the nearest argument others are looked for."""
+
 FORWARDING = frozenset(
     (
         "sdy.data_flow_edge",
@@ -41,14 +44,18 @@ def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
     found: dict[int, int] = {}
     seen: set[Value] = set()
     queue = deque([(result, 0)])
+    farthest = VALUES_AT_MOST
     while queue and len(seen) < VALUES_AT_MOST:
         value, steps = queue.popleft()
+        if steps > farthest:
+            break
         if value in seen:
             continue
         seen.add(value)
         number = arguments.get(value)
         if number is not None:
             found[number] = steps
+            farthest = min(farthest, steps + FARTHER)
             continue
         for earlier, more in _before(value):
             if more:

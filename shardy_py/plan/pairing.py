@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -31,10 +32,7 @@ class Buffer:
     @property
     def elements(self) -> int:
         """Elements of a device's piece."""
-        count = 1
-        for n in self.shape:
-            count *= n
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ def names_of(path: str) -> tuple[str, ...]:
         >>> names_of("state.params['mlp'][0]")
         ('state', 'params', 'mlp', '0')
     """
-    return tuple(next(part for part in match.groups() if part is not None) for match in _COMPONENT.finditer(path))
+    return tuple(match[match.lastindex or 0] for match in _COMPONENT.finditer(path))
 
 
 def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
