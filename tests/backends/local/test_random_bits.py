@@ -18,12 +18,12 @@ KEY = jax.random.key(3)
 @pytest.mark.parametrize("width", [8, 16, 32, 64])
 def test_bits(width: int) -> None:
     with jax.enable_x64(width == 64):
-        check(lambda k: jax.random.bits(k, (6, 5, 4), dtype=f"uint{width}"), KEY, name="random_bits", count=2 if width == 32 else 0, cuts=6)
+        check(lambda k: jax.random.bits(k, (6, 5), dtype=f"uint{width}"), KEY, name="random_bits", count=2 if width == 32 else 0, cuts=4)
 
 
 def test_bits_of_many_keys() -> None:
-    keys = jax.random.split(KEY, 6).reshape(3, 2)
-    check(jax.vmap(jax.vmap(lambda k: jax.random.bits(k, (5, 4)))), keys, name="random_bits", count=1, cuts=7)
+    keys = jax.random.split(KEY, 3)
+    check(jax.vmap(lambda k: jax.random.bits(k, (5,))), keys, name="random_bits", count=1, cuts=5)
 
 
 def test_keys_from_keys() -> None:
@@ -39,10 +39,9 @@ def test_keys_from_keys() -> None:
 
 
 def test_gamma() -> None:
-    keys = jax.random.split(KEY, 6)
-    check(jax.vmap(lambda k: jax.random.gamma(k, 2.0, (3,))), keys, name="random_gamma", tolerance=1e-6, count=0, cuts=2)
-    equation, _ = equation_of(lambda k: jax.random.gamma(k, 2.0, (3,)), [KEY], "random_gamma")
-    assert FORMS["random_gamma"](equation) is None
+    """Also where one key draws many numbers."""
+    keys = jax.random.split(KEY, 3)
+    check(jax.vmap(lambda k: jax.random.loggamma(k, 0.3, (5,))), keys, name="random_gamma", tolerance=1e-6, count=0, cuts=4)
 
 
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
