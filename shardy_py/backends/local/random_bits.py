@@ -24,9 +24,14 @@ def _is_threefry(dtype: Any) -> bool:
     return getattr(dtype, "name", "") == "key<fry>"
 
 
-def _is_batched(dtype: Any) -> bool:
-    """Whether each key of an array is used as if it were alone; `unsafe_rbg` and drawing with `rbg` mix them."""
-    return getattr(dtype, "name", "") in ("key<fry>", "key<rbg>")
+def _is_batched(dtype: Any, *, draws: bool = False) -> bool:
+    """Whether each key of an array is used as if it were alone; `unsafe_rbg`, and drawing with `rbg`, mix them."""
+    name = getattr(dtype, "name", "")
+    return name in _HASHES or (name == "key<rbg>" and not draws)
+
+
+_HASHES = frozenset({"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>"})
+"""Key types of generators that hash a key with a counter."""
 
 
 def _hashed(local: Local, keys: Array, shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
@@ -47,8 +52,7 @@ def _drawn(equation: Equation, draws: Any) -> Form | None:
     shape = tuple(equation.params["shape"])
     rank = len(out)
     splits = _is_threefry(dtype) and jax.config.jax_threefry_partitionable
-    batched = _is_threefry(dtype) or (equation.name == "random_split" and _is_batched(dtype))
-    if not batched or 0 in out:
+    if not _is_batched(dtype, draws=equation.name == "random_bits") or 0 in out:
         return None
     whole = () if splits else range(len(keys), rank)
     rule = make_rule(out, [range(len(keys))], [range(rank)], whole=whole)
@@ -81,7 +85,7 @@ def _keys(first: Array, second: Array) -> Array:
 
 def random_split(equation: Equation) -> Form | None:
     """New keys from each key."""
-    return _drawn(equation, _keys) if _is_batched(equation.result_dtypes[0]) else None
+    return _drawn(equation, _keys)
 
 
 def random_fold_in(equation: Equation) -> Form | None:
@@ -145,6 +149,7 @@ def random_gamma(equation: Equation) -> Form | None:
 
 
 FORMS: dict[str, Builder] = {
+    **dict.fromkeys(("philox2x32", "philox4x32", "threefry2x32", "threefry4x32"), pointwise),
     "random_bits": random_bits,
     "random_fold_in": random_fold_in,
     "random_gamma": random_gamma,
@@ -152,6 +157,5 @@ FORMS: dict[str, Builder] = {
     "random_split": random_split,
     "random_unwrap": keyed,
     "random_wrap": keyed,
-    "threefry2x32": pointwise,
 }
 """Primitive -> form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
 
 
@@ -44,5 +45,5 @@ def empty(equation: Equation) -> Form | None:
     return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 
 
-FORMS: dict[str, Builder] = {"bitcast_convert_type": bitcast_convert_type, "empty": empty, "reduce": reduce}
+FORMS: dict[str, Builder] = {"bitcast_convert_type": bitcast_convert_type, "empty": empty, "reduce": reduce, "xla_metadata_value": pointwise}
 """Primitive -> form."""

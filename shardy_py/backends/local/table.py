@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shardy_py.backends.local import (
@@ -66,3 +66,40 @@ FORMS = _joined(
 
 HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS))
 """Primitive -> what runs it, for equations that hold jaxprs or speak of shardings."""
+
+_WHOLE: Mapping[str, str] = {
+    "is a sparse array's, whose entries lie in no dimension of it": """
+        bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_sort_indices bcoo_spdot_general bcoo_sum_duplicates
+        bcoo_todense bcoo_transpose bcsr_dot_general bcsr_extract bcsr_fromdense bcsr_todense coo_fromdense coo_matmat coo_matvec
+        coo_todense csr_fromdense csr_matmat csr_matvec csr_todense todense
+    """,
+    "acts over axes of a region of the user's, whose body is no program of global arrays": """
+        all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start all_to_all
+        all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_start pmax pmin ppermute ppermute_done
+        ppermute_start precv preduced psend psum psum_done psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all
+        reduce_scatter reduce_scatter_done reduce_scatter_start reduced_vary_cast_p unreduced_psum unreduced_psum_start
+        unreduced_reduce_scatter unreduced_reduce_scatter_start vary_unreduced_cast_p
+    """,
+    "draws from one state for all numbers": "rng_bit_generator rng_uniform",
+    "picks what to scatter by a function of the user's": "select_and_scatter",
+    "is code that was compiled elsewhere": "call_exported",
+    "has blocks that share a scale": "scaled_dot",
+    "has no array to cut": "after_all create_token dim_as_value dimension_size shape_assertion",
+    "stands for something of JAX's own, on arrays of any kind": """
+        broadcast_to create_linear custom_lin dce_sink empty2 from_edtype pin stage tie to_edtype unpin
+    """,
+}
+
+
+def _reasons(groups: Mapping[str, str]) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    for reason, names in groups.items():
+        for name in names.split():
+            if name in reasons or name in FORMS or name in HANDLERS:
+                raise ValueError(f"primitive '{name}' stands in two tables; remove one")
+            reasons[name] = reason
+    return reasons
+
+
+RUNS_WHOLE = _reasons(_WHOLE)
+"""Primitive without form -> why its operands are gathered and every device runs all of it; the reason follows the primitive's name."""
