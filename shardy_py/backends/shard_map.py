@@ -54,7 +54,8 @@ class Layouts:
 
     def __init__(self, twin: AbstractMesh, shardings: Sequence[TensorSharding]) -> None:
         cuts = cuts_of(axis for sharding in shardings for dim in sharding.dims for axis in dim.axes)
-        mesh, self.parts = (twin, None) if cuts is None else refine(twin, cuts)
+        cuts = _prime_cuts(twin, cuts or {})
+        mesh, self.parts = refine(twin, cuts) if cuts else (twin, None)
         assert isinstance(mesh, AbstractMesh)
         self.twin = mesh
         self.mesh = Mesh(tuple(zip(mesh.axis_names, mesh.axis_sizes)))
@@ -142,6 +143,25 @@ def _improved(traced: ClosedJaxpr, sizes: Mapping[str, int]) -> ClosedJaxpr:
         for eqn in traced.jaxpr.eqns
     ]
     return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns), traced.consts)
+
+
+def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Cuts after which every axis has a prime size: layouts in between two others may need parts that neither of them has."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, total in zip(mesh.axis_names, mesh.axis_sizes):
+        bounds = sorted({1, *cuts.get(name, ()), total})
+        inner: list[int] = []
+        for low, high in itertools.pairwise(bounds):
+            at, rest, prime = low, high // low, 2
+            while rest > 1:
+                while rest % prime == 0:
+                    rest //= prime
+                    at *= prime
+                    inner.append(at)
+                prime += 1
+        if len(inner) > 1:
+            found[name] = tuple(inner[:-1])
+    return found
 
 
 PASSES = 4

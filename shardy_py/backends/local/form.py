@@ -59,6 +59,7 @@ class Form:
         linear: Groups of operands in which the results are linear: all of a group may be partial sums over the same axes while the others
             are not, and the results are partial sums then.
         moved: Bytes that a device receives inside `run`, given the ways every factor is cut; for permutation factors.
+        alternatives: Other ways to run the equation, of which the cheapest is taken.
         weight: How much one point of the iteration space costs, in bytes that could be sent meanwhile.
     """
 
@@ -69,6 +70,7 @@ class Form:
     linear: tuple[tuple[int, ...], ...] = ()
     moved: Callable[[Sequence[int]], int] | None = None
     weight: float = 0.02
+    alternatives: tuple[Form, ...] = ()
 
 
 Builder = Callable[[Equation], Form | None]

@@ -134,7 +134,7 @@ class Walker:
             return self.whole(equation, operands)
         if self._is_remakable(equation, form, operands):
             return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
-        decision = self.decide(equation, form, operands, scope)
+        form, decision = self.decide(equation, form, operands, scope)
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
         if self.region.dry:
             self.region.spend(decision.inside)
@@ -166,8 +166,8 @@ class Walker:
                 raise
             return build(equation)
 
-    def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> Decision:
-        """Under which axes an equation runs, and where its operands and results lie then."""
+    def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
+        """How an equation runs, under which axes, and where its operands and results lie then."""
         tensors = tuple(
             Tensor(held.shape, held.bits, FREE if held.remake is not None else tuple(held.versions), self.passes(held)) for held in operands
         )
@@ -178,7 +178,13 @@ class Walker:
                 planned = self.planned(v, scope)
                 asked = FREE if planned is None else (planned,)
             wanted.append(Tensor(shape, 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8, asked))
-        return decide(form.rule, tensors, tuple(wanted), self.mesh, form.combine, form.uneven, form.linear, form.moved, form.weight)
+        best: tuple[Form, Decision] | None = None
+        for way in (form, *form.alternatives):
+            found = decide(way.rule, tensors, tuple(wanted), self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight)
+            if best is None or found.cost < best[1].cost:
+                best = way, found
+        assert best is not None
+        return best
 
     def passes(self, held: Held) -> bool:
         """Whether sums of a value may go on waiting behind its user: the only user, and nobody has added them up."""
