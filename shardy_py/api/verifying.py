@@ -229,9 +229,14 @@ class _Comparer:
         if asked.every_op is None and agree and total > PORTION:
             note = f"ops were not compared one by one: their results are {format_bytes(total)}; every_op=True compares them"
             return RunComparison(tuple(found), notes=(note,))
-        search = Search(self.reference, run, asked.rtol)
+        try:
+            return self._by_op(found, Search(self.reference, run, asked.rtol), flat, described)
+        except Exception as error:  # such as XLA finding no program where intermediates are outputs
+            return RunComparison(tuple(found), notes=(f"ops could not be compared one by one: {first_line(error)}",))
+
+    def _by_op(self, found: list[Comparison], search: Search, flat: Flat, described: bool) -> RunComparison:
         first = search.first_wrong(flat, self.inputs)
-        if agree or first is not None:
+        if first is not None or all(c.agrees for c in found):
             return RunComparison(tuple(found), first, search.checked)
         found = self._explained(found)
         if all(c.agrees or c.rounding is not None for c in found):

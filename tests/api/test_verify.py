@@ -262,6 +262,16 @@ def test_nnx_modules_do_not_change(mesh):
     assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.tree.map(np.asarray, nnx.state(norm))))
 
 
+def test_ops_that_cannot_be_compared(mesh, monkeypatch):
+    def broken(self, flat, inputs):
+        raise RuntimeError("UNIMPLEMENTED: something")
+
+    monkeypatch.setattr("shardy_py.backends.first_difference.Search.first_wrong", broken)
+    found = sp.auto_shard(jnp.tanh, mesh=mesh, in_shardings=P("x")).verify(random(8), plain_xla=False).check()
+    assert found.run.ops == 0
+    assert "could not be compared one by one: RuntimeError: UNIMPLEMENTED" in str(found)
+
+
 def test_needs_values(mesh):
     step = sp.auto_shard(jnp.tanh, mesh=mesh)
     with pytest.raises(TypeError, match="has no values"):
