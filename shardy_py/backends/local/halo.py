@@ -22,17 +22,21 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """What a device has of a dimension.
+    """A run of positions that a device has.
 
     Attributes:
-        base: The position of the first element of its array.
-        start: The first position that is valid.
-        stop: The position behind the last that is valid.
+        base: The position that the first element of its array would have.
+        start: The first position of the run.
+        stop: The position behind its last.
+        device: Which device.
+        run: Which of the runs of that device, where they have several.
     """
 
     base: int
     start: int
     stop: int
+    device: int
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +44,26 @@ class Piece:
     """A run of positions on its way.
 
     Attributes:
-        source: Who has it.
+        have: Who has it.
         target: Who wants it.
         start: Its first position.
         stop: The position behind its last.
     """
 
-    source: int
+    have: Have
     target: int
     start: int
     stop: int
+
+    @property
+    def source(self) -> int:
+        """Who has it."""
+        return self.have.device
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in the array of its source."""
+        return self.start - self.have.base
 
     @property
     def length(self) -> int:
@@ -77,7 +91,7 @@ class Exchange:
     """How devices get the ranges they want.
 
     Attributes:
-        have: What each has.
+        have: Who has what.
         starts: Where the range begins that each wants.
         length: How long it is.
         block: Elements along the dimension in each device's array.
@@ -100,10 +114,10 @@ def blocks(size: int, count: int) -> tuple[Have, ...]:
 
     Example:
         >>> blocks(5, 2)
-        (Have(base=0, start=0, stop=3), Have(base=3, start=3, stop=5))
+        (Have(base=0, start=0, stop=3, device=0, run=0), Have(base=3, start=3, stop=5, device=1, run=0))
     """
     b = -(-size // count)
-    return tuple(Have(t * b, min(t * b, size), min((t + 1) * b, size)) for t in range(count))
+    return tuple(Have(t * b, min(t * b, size), min((t + 1) * b, size), t) for t in range(count))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -111,7 +125,7 @@ def exchange(have: tuple[Have, ...], starts: tuple[int, ...], length: int, block
     """The cheapest way to bring everyone its range.
 
     Args:
-        have: What each device has; together one range without gaps.
+        have: What devices have; together one range without gaps, every position once.
         starts: Where the range begins that each wants; it may lie outside in part or all.
         length: How long it is.
         block: Elements along the dimension in each device's array.
@@ -122,15 +136,15 @@ def exchange(have: tuple[Have, ...], starts: tuple[int, ...], length: int, block
         (2, [1, 4, 1])
     """
     pieces = [
-        Piece(s, t, max(start, h.start), min(start + length, h.stop))
+        Piece(h, t, max(start, h.start), min(start + length, h.stop))
         for t, start in enumerate(starts)
-        for s, h in enumerate(have)
+        for h in have
         if max(start, h.start) < min(start + length, h.stop)
     ]
     by_hop, packed = _by_hop(pieces), _packed(pieces)
     slots = min((by_hop, packed), key=lambda slots: (_received(slots), len(slots)))
-    received, whole = _received(slots), (len(have) - 1) * block
-    is_even = all(h.base == have[0].base + i * block for i, h in enumerate(have))
+    received, whole = _received(slots), (len(starts) - 1) * block
+    is_even = all(h.device == i and h.base == have[0].base + i * block for i, h in enumerate(have))
     if received and received >= whole and is_even:
         return Exchange(have, starts, length, block, (), True, whole)
     return Exchange(have, starts, length, block, slots, False, received)
@@ -142,15 +156,18 @@ def _received(slots: Sequence[Slot]) -> int:
 
 def _by_hop(pieces: Sequence[Piece]) -> tuple[Slot, ...]:
     """One slot for each distance from source to target, nearest to the left first."""
-    hops: dict[int, list[Piece]] = {}
+    hops: dict[tuple[int, int], list[Piece]] = {}
     for piece in pieces:
-        hops.setdefault(piece.source - piece.target, []).append(piece)
+        hops.setdefault((piece.have.run, piece.source - piece.target), []).append(piece)
     return tuple(_slot(hops[hop]) for hop in sorted(hops))
 
 
 def _packed(pieces: Sequence[Piece]) -> tuple[Slot, ...]:
     """As few slots as first fit finds, long pieces first."""
-    own = [piece for piece in pieces if piece.source == piece.target]
+    own: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        if piece.source == piece.target:
+            own.setdefault(piece.have.run, []).append(piece)
     slots: list[list[Piece]] = []
     for piece in sorted((p for p in pieces if p.source != p.target), key=lambda p: (-p.length, p.target, p.source)):
         for slot in slots:
@@ -159,7 +176,7 @@ def _packed(pieces: Sequence[Piece]) -> tuple[Slot, ...]:
                 break
         else:
             slots.append([piece])
-    return (*((_slot(own),) if own else ()), *map(_slot, slots))
+    return tuple(map(_slot, (*own.values(), *slots)))
 
 
 def _slot(pieces: Sequence[Piece]) -> Slot:
@@ -190,8 +207,8 @@ def run(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], plan:
     room = max(slot.length for slot in plan.slots)
     out = _filled(x, dim, plan.length + room, fill)
     for part, slot in zip(parts, plan.slots, strict=True):
-        at: list[int | None] = [plan.length] * len(plan.have)
-        counts: list[int | None] = [0] * len(plan.have)
+        at: list[int | None] = [plan.length] * len(plan.starts)
+        counts: list[int | None] = [0] * len(plan.starts)
         for piece in slot.pieces:
             at[piece.target] = piece.start - plan.starts[piece.target]
             counts[piece.target] = piece.length
@@ -284,9 +301,9 @@ def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
 
 def _sent(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], plan: Exchange, slot: Slot, index: Array) -> Array:
     """What arrives in a slot: the piece, from its first element on."""
-    offsets: list[int | None] = [None] * len(plan.have)
+    offsets: list[int | None] = [None] * len(plan.starts)
     for piece in slot.pieces:
-        offsets[piece.source] = piece.start - plan.have[piece.source].base
+        offsets[piece.source] = piece.offset
     x = padded(x, dim, 0, max(0, max(o + slot.length - plan.block for o in offsets if o is not None)))
     part = sliced(x, dim, of_device(offsets, index), slot.length)
     if slot.is_own:

@@ -60,7 +60,7 @@ def steps(size: int, start: int, stride: int, count: int, ways: int) -> Steps:
     for has in halo.blocks(size, ways):
         first = min(max(0, -(-(has.start - start) // stride)), count)
         last = min(max(first, -(-(has.stop - start) // stride)), count)
-        have.append(halo.Have(first, first, last))
+        have.append(halo.Have(first, first, last, has.device))
         offsets.append(start + first * stride - has.base if last > first else 0)
     most = max(h.stop - h.start for h in have)
     return Steps(tuple(offsets), stride, most, halo.exchange(tuple(have), starts, out, most))
@@ -171,7 +171,6 @@ def concatenate(equation: Equation) -> Form | None:
     dim = equation.params["dimension"]
     rank = range(len(out))
     sizes = [shape[dim] for shape in equation.shapes]
-    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     row = jnp.dtype(equation.dtypes[0]).itemsize
     if len(sizes) == 1:
         return Form(make_rule(out, [rank], [rank]), lambda local, arrays: local.bind(*arrays), uneven=frozenset(rank), linear=((0,),))
@@ -180,22 +179,13 @@ def concatenate(equation: Equation) -> Form | None:
         if ways[dim] == 1:
             return 0
         others = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(out, ways, strict=True)) if d != dim)
-        return sum(plan.received for plan in joints(tuple(sizes), ways[dim])) * others * row
+        return joined(tuple(sizes), ways[dim]).received * others * row
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
-        names, index = local.names(dim), local.index(dim)
+        names = local.names(dim)
         if not names:
             return local.bind(*arrays)
-        length = local.result_shape(0)[dim]
-        made = None
-        for x, plan, offset in zip(arrays, joints(tuple(sizes), local.ways(dim)), offsets, strict=True):
-            part = halo.run(x, dim, names, local.sizes, plan)
-            if made is None:
-                made = part
-                continue
-            position = lax.broadcasted_iota(jnp.int32, part.shape, dim) + index * length
-            made = lax.select(position < offset, made, part)
-        return [made]
+        return [halo.run(lax.concatenate(arrays, dim), dim, names, local.sizes, joined(tuple(sizes), local.ways(dim)))]
 
     operands = tuple(range(len(sizes)))
     rule = make_rule(out, [rank] * len(sizes), [rank], permutation=[dim])
@@ -203,19 +193,20 @@ def concatenate(equation: Equation) -> Form | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def joints(sizes: tuple[int, ...], ways: int) -> tuple[halo.Exchange, ...]:
-    """What devices fetch of each of several runs of a dimension to have their blocks of all of it.
+def joined(sizes: tuple[int, ...], ways: int) -> halo.Exchange:
+    """The way from blocks of several runs, which each device has one behind the other, to blocks of all of them.
 
     Args:
         sizes: The lengths of the runs.
         ways: Into how many blocks each is cut, and all of it.
     """
-    length = -(-sum(sizes) // ways)
-    plans, at = [], 0
-    for size in sizes:
-        plans.append(halo.planned(size, ways, [t * length - at for t in range(ways)], length))
-        at += size
-    return tuple(plans)
+    have = []
+    at = offset = 0
+    for run, size in enumerate(sizes):
+        have += [halo.Have(at + h.base - offset, at + h.start, at + h.stop, h.device, run) for h in halo.blocks(size, ways)]
+        at, offset = at + size, offset + -(-size // ways)
+    length = -(-at // ways)
+    return halo.exchange(tuple(have), tuple(t * length for t in range(ways)), length, offset)
 
 
 def rev(equation: Equation) -> Form | None:
@@ -245,7 +236,7 @@ def rev(equation: Equation) -> Form | None:
 def mirror(size: int, ways: int) -> halo.Exchange:
     """The way from blocks that are reversed in place to blocks of the reversed dimension."""
     block = -(-size // ways)
-    have = tuple(halo.Have(size - h.base - block, size - h.stop, size - h.start) for h in halo.blocks(size, ways))
+    have = tuple(halo.Have(size - h.base - block, size - h.stop, size - h.start, h.device) for h in halo.blocks(size, ways))
     return halo.exchange(have, tuple(t * block for t in range(ways)), block, block)
 
 

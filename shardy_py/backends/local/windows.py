@@ -168,7 +168,11 @@ class Opened:
 
 
 def reduce_window(equation: Equation) -> Form | None:
-    """Dimensions without windows pass through; the others fetch the elements at the borders of blocks."""
+    """Dimensions without windows pass through; the others fetch the elements at the borders of blocks.
+
+    A reducer of the user's own stays whole along padded dimensions: XLA leaves padding out there, and its initial value is part of each
+    window once, whether or not that changes it.
+    """
     params, name = equation.params, equation.name
     count = len(equation.result_shapes)
     (shape, *_), (out, *_) = equation.shapes, equation.result_shapes
@@ -182,7 +186,8 @@ def reduce_window(equation: Equation) -> Form | None:
         for d in rank
         if (kernel[d], strides[d], base[d], *pads[d]) != (1, 1, 1, 0, 0)
     )
-    slid = [d for d, _ in windows]
+    whole = [d for d, _ in windows if name == "reduce_window" and (*pads[d], base[d]) != (0, 0, 1)]
+    slid = [d for d, _ in windows if d not in whole]
     tensors = [tuple(rank) if s else () for s in equation.shapes]
     operands = [Windowed(tuple((d,) for d in rank), shape, jnp.dtype(d).itemsize, windows) for d in equation.dtypes[:count]]
     if name == "select_and_gather_add":
@@ -205,7 +210,7 @@ def reduce_window(equation: Equation) -> Form | None:
 
     linear = ((0,),) if name in ("reduce_window_sum", "select_and_gather_add") else ()
     work = 0.005 * math.prod(kernel)
-    rule = make_rule(shape, tensors, [rank] * count, permutation=slid)
+    rule = make_rule(shape, tensors, [rank] * count, permutation=slid, whole=whole)
     return Form(rule, run, uneven=frozenset(rank), linear=linear, moved=moved, weight=work)
 
 
