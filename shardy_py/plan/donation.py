@@ -1,7 +1,7 @@
 """Donation: which output reuses the memory of each donated input, or why none does.
 
 XLA pairs a donated input with an output of as many bytes per device, whatever else they are; JAX says which by their order
-(`jax._src.interpreters.mlir._set_up_aliases`). So pairs are chosen here, and `Arrangement` says how a jitted function has to be laid
+(`_set_up_aliases` in its lowering). So pairs are chosen here, and `Arrangement` says how a jitted function has to be laid
 out for JAX to make the same ones.
 """
 
