@@ -54,9 +54,10 @@ class Held:
         remake: Gives this device's part in any layout without communication; None where that is not possible.
         uses: How many uses the value has in its jaxpr.
         asked: The layouts it was asked for in, in order.
+        cut_from: What it is a slice of, along which dimension and from where on; None where it is none.
     """
 
-    __slots__ = ("asked", "bits", "dtype", "region", "remake", "shape", "uses", "versions")
+    __slots__ = ("asked", "bits", "cut_from", "dtype", "region", "remake", "shape", "uses", "versions")
 
     def __init__(self, region: Region, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> None:
         self.region = region
@@ -67,6 +68,7 @@ class Held:
         self.remake: Callable[[Layout], Array] | None = None
         self.uses = uses
         self.asked: dict[Layout, None] = {}
+        self.cut_from: tuple[Held, int, int] | None = None
 
     @property
     def rank(self) -> int:

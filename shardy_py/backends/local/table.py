@@ -23,6 +23,7 @@ from shardy_py.backends.local import (
     random_bits,
     reductions,
     remaining,
+    rolling,
     shapes,
     slicing,
     sorting,
@@ -64,7 +65,7 @@ FORMS = _joined(
 )
 """Primitive -> builder of its form."""
 
-HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS))
+HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, rolling.HANDLERS))
 """Primitive -> what runs it, for equations that hold jaxprs or speak of shardings."""
 
 _WHOLE: Mapping[str, str] = {

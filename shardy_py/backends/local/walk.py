@@ -128,8 +128,12 @@ class Walker:
             if self.region.dry and not getattr(handler, "runs_dry", False):
                 return self.unknown(eqn, operands, scope)
             return handler(self, eqn, index, operands, scope)
-        equation = Equation(eqn)
-        form = self.form(equation)
+        return self.formed(Equation(eqn), operands, scope)
+
+    def formed(self, equation: Equation, operands: list[Held], scope: Scope | None, form: Form | None = None) -> list[Held]:
+        """Runs one equation by a form, its primitive's where none is given."""
+        eqn = equation.eqn
+        form = self.form(equation) if form is None else form
         if form is None:
             return self.whole(equation, operands)
         if self._is_remakable(equation, form, operands):
