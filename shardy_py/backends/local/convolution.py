@@ -52,7 +52,8 @@ def conv_general_dilated(equation: Equation) -> Form | None:
     summed: list[tuple[int, int]] = []
     for i, (d, k, o) in enumerate(zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)):
         n, length, count = lhs_shape[d], rhs_shape[k], out_shape[o]
-        stride, low, base, spread = params["window_strides"][i], params["padding"][i][0], params["lhs_dilation"][i], params["rhs_dilation"][i]
+        stride, low = params["window_strides"][i], params["padding"][i][0]
+        base, spread = params["lhs_dilation"][i], params["rhs_dilation"][i]
         if length == 1 and (stride, low, base, n) == (1, 0, 1, count):
             lhs[d] = out[o] = (factor(n),)
             rhs[k] = (factor(1),)

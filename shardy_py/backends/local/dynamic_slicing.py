@@ -53,9 +53,7 @@ def dynamic_slice(equation: Equation) -> Form | None:
         moved = [jnp.clip(room[d] - shifts[d], 0, room[d] + lengths[d]) if d in split else 0 for d in rank]
         return [lax.dynamic_slice(wide, [jnp.int32(b) for b in moved], room)]
 
-    rule = make_rule(
-        sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts, whole=[result[d] for d in cuts]
-    )
+    rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts, whole=[result[d] for d in cuts])
     combine = "or" if dtype == jnp.bool_ else "add"
     return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),))
 

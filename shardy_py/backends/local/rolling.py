@@ -28,7 +28,8 @@ def sliced(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scop
     made = walker.formed(Equation(eqn), operands, scope)
     (held,), (whole,) = made, operands
     cuts = [d for d, (n, m) in enumerate(zip(whole.shape, held.shape, strict=True)) if n != m]
-    if len(cuts) == 1 and not is_key(held.dtype) and 0 not in held.shape and (eqn.params["strides"] is None or eqn.params["strides"][cuts[0]] == 1):
+    strides = eqn.params["strides"]
+    if len(cuts) == 1 and (strides is None or strides[cuts[0]] == 1) and not is_key(held.dtype) and 0 not in held.shape:
         held.cut_from = (whole, cuts[0], eqn.params["start_indices"][cuts[0]])
     return made
 

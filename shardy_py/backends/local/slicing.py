@@ -147,7 +147,9 @@ def pad(equation: Equation) -> Form | None:
     config = equation.params["padding_config"]
     rank = range(len(shape))
     windows = tuple(
-        (d, Window(shape[d], out[d], 1, low, 1, inner + 1)) for d, (low, high, inner) in enumerate(config) if (low, high, inner) != (0, 0, 0)
+        (d, Window(shape[d], out[d], 1, low, 1, inner + 1))
+        for d, (low, high, inner) in enumerate(config)
+        if (low, high, inner) != (0, 0, 0)
     )
     operand = Windowed(tuple((d,) for d in rank), shape, jnp.dtype(equation.dtypes[0]).itemsize, windows)
 
@@ -267,7 +269,7 @@ def tile(equation: Equation) -> Form | None:
     """Dimensions that are not repeated pass through; a repeated one is cut where blocks hold whole repetitions."""
     if refuses(equation):
         return None
-    (shape,), (out,) = equation.shapes, equation.result_shapes
+    (shape,) = equation.shapes
     reps = tuple(equation.params["reps"])
     if len(reps) != len(shape):
         return None

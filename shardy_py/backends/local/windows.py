@@ -203,9 +203,7 @@ def reduce_window(equation: Equation) -> Form | None:
         return sum(operand.moved(ways) for operand in operands)
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
-        at = [
-            operand.opened(local, x, fill, pads, base) for operand, x, fill in zip(operands, arrays, fills or arrays[count:])
-        ]
+        at = [operand.opened(local, x, fill, pads, base) for operand, x, fill in zip(operands, arrays, fills or arrays[count:])]
         return local.bind(*(o.array for o in at), *arrays[len(at) :], padding=at[0].padding, base_dilation=at[0].dilation)
 
     linear = ((0,),) if name in ("reduce_window_sum", "select_and_gather_add") else ()

@@ -43,7 +43,8 @@ def test_integers(name, init, op):
 
 
 def test_any_reducer():
-    cases = [(reducing(np.float32(1.5), lambda a, b: a * b, s), (floats(s[0], 3) * 0.01,)) for s in [SETTINGS[1], SETTINGS[2], (9, 3, 2, (0, 0), 1, 2)]]
+    settings = [SETTINGS[1], SETTINGS[2], (9, 3, 2, (0, 0), 1, 2)]
+    cases = [(reducing(np.float32(1.5), lambda a, b: a * b, s), (floats(s[0], 3) * 0.01,)) for s in settings]
     check_together("reduce_window", cases, tolerance=1e-6)
 
 
