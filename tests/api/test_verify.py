@@ -224,6 +224,13 @@ def test_annotations_and_constants(mesh):
     assert sp.auto_shard(f, mesh=mesh).verify(random(16, 8)).check().run.ops >= 2
 
 
+def test_lowering_by_shard_map(mesh):
+    step = sp.auto_shard(scanned, mesh=mesh, in_shardings=P(None, "x"), lowering="shard_map")
+    found = step.verify(random(4, 8)).check()
+    assert found.plain_xla.agrees
+    assert found.run.ops == 3
+
+
 def test_explicit_axes_and_mappings():
     explicit = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     step = sp.auto_shard(lambda x, w: jnp.tanh(x @ w), mesh=explicit)
