@@ -16,6 +16,7 @@ from jax import numpy as jnp
 from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from shardy_py.backends.local.combine import SMALL
 from shardy_py.backends.local.tidy import BODIES, COLLECTIVES, Rewritten, everywhere, has_effects, needed, part, retraced, rewrite
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends import _jax
@@ -140,71 +141,101 @@ _HOIST: dict[str, Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]] = {
 def summed_late(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PARTIAL) -> Jaxpr:
     """Sums over devices that a scan adds to its carry are added up on each device, and over devices once, behind the scan.
 
+    Sums that a scan stacks are taken behind it where they are small, and in loops, where an outer loop may add them up in turn: a scan
+    over layers in one over microbatches reduces the gradients once.
+
     Args:
         jaxpr: The jaxpr of a region.
         sizes: The axes of the region.
         largest: Bytes of a partial sum up to which a scattered one is carried whole.
     """
 
-    def run(body: Jaxpr) -> Jaxpr:
-        return rewrite(body, lambda eqn: _sum_late(eqn, sizes, largest) if eqn.primitive.name == "scan" else None)
+    def run(body: Jaxpr, small: float) -> Jaxpr:
+        return rewrite(body, lambda eqn: _sum_late(eqn, sizes, largest, small) if eqn.primitive.name == "scan" else None)
 
-    return everywhere(jaxpr, run)
+    return everywhere(jaxpr, lambda body: run(body, math.inf), lambda body: run(body, SMALL))
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """A carry to which a sum over devices is added.
+    """A sum over devices that a scan adds to its carry, or stacks.
 
     Attributes:
-        index: Its place in the carry.
-        add: The equation that adds.
+        index: Its place among the results of the body.
+        add: The equation that adds; None where the sum is stacked.
         partial: What is summed over devices.
-        rest: From `partial` to the new carry.
+        rest: From `partial` to the new carry, or to what is stacked.
     """
 
     index: int
-    add: JaxprEqn
+    add: JaxprEqn | None
     partial: Var
     rest: list[JaxprEqn]
 
 
-def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int) -> Rewritten | None:
+def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: float) -> Rewritten | None:
     body = open_jaxpr(eqn.params["jaxpr"])
     if body.constvars or eqn.params["length"] < 2:
         return None
     n_consts, n_carry = _jax.scan_counts(eqn)
-    sums = _sums(body, n_consts, n_carry, largest)
+    sums = [*_sums(body, n_consts, n_carry, largest), *_stacked(body, n_carry, small)]
     if not sums:
         return None
-    late = {s.index: s for s in sums}
+    late = {s.index: s for s in sums if s.add is not None}
     arguments, outs, eqns = list(body.invars), list(body.outvars), list(body.eqns)
+    tails: dict[int, Jaxpr] = {}
     for s in sums:
+        if s.add is None:
+            outs[s.index] = s.partial
+            tails[s.index] = part(body, s.rest, [s.partial], [body.outvars[s.index]])
+            continue
         aval = s.partial.aval
         carried, total = Var(aval), Var(aval)
         arguments[n_consts + s.index], outs[s.index] = carried, total
         add = s.add.replace(invars=[carried, s.partial], outvars=[total])
         eqns = [add if e is s.add else e for e in eqns]
+        tails[s.index] = part(body, s.rest, [body.invars[n_consts + s.index], s.partial], [body.outvars[s.index]])
     inner = part(body, needed(eqns, outs, effects=True), arguments, outs)
-    tails = {i: part(body, s.rest, [body.invars[n_consts + i], s.partial], [body.outvars[i]]) for i, s in late.items()}
 
     def run(*operands: Any) -> list[Any]:
         consts, first, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
         start = [jnp.zeros(late[i].partial.aval.shape, late[i].partial.aval.dtype) if i in late else x for i, x in enumerate(first)]
         made = scan(eqn, lambda *state: eval_jaxpr(inner, (), *consts, *state), [*start, *xs], n_carry)
         for i, tail in tails.items():
-            (made[i],) = eval_jaxpr(tail, (), first[i], made[i])
+            (made[i],) = eval_jaxpr(tail, (), *([first[i]] if i in late else []), made[i])
         return made
 
     return retraced(run, eqn, sizes)
 
 
-def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
-    made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
+    """Sums that are stacked and used for nothing else."""
+    made, uses = _made(body), _uses(body)
+    found = []
+    for i, out in enumerate(body.outvars[n_carry:], n_carry):
+        if isinstance(out, Literal) or uses[out] != 1:
+            continue
+        partial = _partial(out, made, uses, out.aval.dtype)
+        if partial is None or partial.aval.shape != out.aval.shape or math.prod(out.aval.shape) * out.aval.dtype.itemsize > small:
+            continue
+        found.append(_Sum(i, None, partial, needed(body.eqns, [out], [partial])))
+    return found
+
+
+def _made(body: Jaxpr) -> dict[Var, JaxprEqn]:
+    return {v: eqn for eqn in body.eqns for v in eqn.outvars}
+
+
+def _uses(body: Jaxpr) -> dict[Var, int]:
     uses: dict[Var, int] = {}
     for v in [v for eqn in body.eqns for v in eqn.invars] + list(body.outvars):
         if not isinstance(v, Literal):
             uses[v] = uses.get(v, 0) + 1
+    return uses
+
+
+def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
+    made, uses = _made(body), _uses(body)
     found = []
     for i in range(n_carry):
         carried, out = body.invars[n_consts + i], body.outvars[i]

@@ -31,17 +31,18 @@ COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "ppermute",
 Pass = Callable[[Jaxpr], Jaxpr]
 
 
-def everywhere(jaxpr: Jaxpr, run: Pass) -> Jaxpr:
+def everywhere(jaxpr: Jaxpr, run: Pass, last: Pass | None = None) -> Jaxpr:
     """Runs a pass on the bodies of all loops, branches and calls, the innermost first, then on the jaxpr.
 
     Args:
         jaxpr: A jaxpr of local arrays.
         run: Gives a jaxpr with the same arguments and results; the same object where nothing changes.
+        last: What to run on the jaxpr itself in place of it.
     """
     eqns = [_with_bodies(eqn, run) for eqn in jaxpr.eqns]
     if any(new is not old for new, old in zip(eqns, jaxpr.eqns)):
         jaxpr = jaxpr.replace(eqns=eqns)
-    return run(jaxpr)
+    return (last or run)(jaxpr)
 
 
 def _with_bodies(eqn: JaxprEqn, run: Pass) -> JaxprEqn:

@@ -118,6 +118,25 @@ def test_sums_in_nested_loops_are_taken_once() -> None:
     assert check(local, late, (XS,), (P(None, "x"),)) == ["all_reduce(x) x1"]
 
 
+def test_stacked_sums_are_added_up_by_the_outer_loop_first() -> None:
+    def local(xs: Any) -> Any:
+        def outer(c: Any, x: Any) -> Any:
+            ys = lax.scan(lambda d, row: (d, lax.psum(row * d, "x")), x.sum(), x)[1]
+            return c + ys, None
+
+        return [lax.scan(outer, jnp.ones((2, 16)), xs)[0]]
+
+    assert check(local, late, (XS,), (P(None, "x"),)) == ["all_reduce(x) x1"]
+
+
+def test_large_stacked_sums_stay_in_an_outermost_loop() -> None:
+    def local(xs: Any) -> Any:
+        big = jnp.ones((256, 128))
+        return [lax.scan(lambda c, x: (c, (lax.psum(x, "x"), lax.psum(big * x[0, 0], "y"))), 0, xs)[1][1][:, 0]]
+
+    assert check(local, late, (XS,), (P(None, "x"),)) == ["all_reduce(y) x5"]
+
+
 def test_scattered_sum_is_taken_once_where_it_is_small() -> None:
     def local(xs: Any) -> Any:
         def body(c: Any, x: Any) -> Any:
