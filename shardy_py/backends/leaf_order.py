@@ -126,6 +126,8 @@ class _Stage:
         self._outputs = outputs
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_stage", "_inputs", "_outputs"):  # While it is copied.
+            raise AttributeError(name)
         found = getattr(self._stage, name)
         if self._outputs is not None and name in ("out_info", "output_shardings", "output_formats"):
             return self._outputs.restored(found)

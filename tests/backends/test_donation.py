@@ -108,12 +108,13 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize(("kind", "lowering"), [("Auto", "jit"), ("Explicit", "jit"), ("Auto", "shard_map")])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_compiled_program_does_what_the_plan_says(name, kind):
+def test_the_compiled_program_does_what_the_plan_says(name, kind, lowering):
     fun, args, copies = PROGRAMS[name]
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
-    step = sp.auto_shard(fun, mesh=mesh, in_shardings=P() if name == "keys" else P("x"), donate_argnums=tuple(range(len(args))))
+    given = P() if name == "keys" else P("x")
+    step = sp.auto_shard(fun, mesh=mesh, in_shardings=given, lowering=lowering, donate_argnums=tuple(range(len(args))))
     traced = step.trace(*args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DonationWarning)  # JAX's own would fail the test.
