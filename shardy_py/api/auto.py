@@ -20,7 +20,8 @@ from shardy_py.api.request import PlanRequest, Settings, request
 from shardy_py.api.running import Entry, make_entry
 from shardy_py.api.signature import Arguments, Layout
 from shardy_py.api.tracing import TracedCall, trace
-from shardy_py.api.verifying import Request, Verification, verify
+from shardy_py.api.verification import Verification
+from shardy_py.api.verifying import Request, verify
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.frontends.context import is_tracing
 from shardy_py.plan.plan import Plan
