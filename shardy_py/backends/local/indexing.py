@@ -66,9 +66,7 @@ def gather(equation: Equation) -> Form | None:
     rank = len(equation.result_shapes[0])
     rest = iter(batch)
     result = [out[d] if d in out else next(rest) for d in range(rank)]
-    rule = make_rule(
-        factors.sizes, [source, [*batch, vector]], [result], reduction=sorted(indexed.values()), whole=factors.whole
-    )
+    rule = make_rule(factors.sizes, [source, [*batch, vector]], [result], reduction=sorted(indexed.values()), whole=factors.whole)
     batch_out = [d for d in range(rank) if d not in out]
     fills = mode == lax.GatherScatterMode.FILL_OR_DROP
 
@@ -114,7 +112,9 @@ def gather(equation: Equation) -> Form | None:
 
 def _is_summable(dtype: Any) -> bool:
     """Whether partial results can be added up: not keys, nor types that collectives do not know."""
-    return not is_key(dtype) and (dtype in (jnp.bool_, jnp.bfloat16) or (dtype.kind in "fciu" and jnp.dtype(dtype).itemsize * 8 == _bits(dtype)))
+    return not is_key(dtype) and (
+        dtype in (jnp.bool_, jnp.bfloat16) or (dtype.kind in "fciu" and jnp.dtype(dtype).itemsize * 8 == _bits(dtype))
+    )
 
 
 def _bits(dtype: Any) -> int:
@@ -264,7 +264,13 @@ def _shifted(
     return jnp.stack(columns, axis=-1), dropped
 
 
-COMBINES: dict[str, Combine] = {"scatter-add": "add", "scatter-max": "max", "scatter-min": "min", "scatter-mul": "mul", "scatter-sub": "add"}
+COMBINES: dict[str, Combine] = {
+    "scatter-add": "add",
+    "scatter-max": "max",
+    "scatter-min": "min",
+    "scatter-mul": "mul",
+    "scatter-sub": "add",
+}
 """Scatters whose updates may be made in any order -> how partial results are combined."""
 
 FORMS: dict[str, Builder] = {"gather": gather, "scatter": scatter, **dict.fromkeys(COMBINES, scatter)}

@@ -45,5 +45,10 @@ def empty(equation: Equation) -> Form | None:
     return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 
 
-FORMS: dict[str, Builder] = {"bitcast_convert_type": bitcast_convert_type, "empty": empty, "reduce": reduce, "xla_metadata_value": pointwise}
+FORMS: dict[str, Builder] = {
+    "bitcast_convert_type": bitcast_convert_type,
+    "empty": empty,
+    "reduce": reduce,
+    "xla_metadata_value": pointwise,
+}
 """Primitive -> form."""

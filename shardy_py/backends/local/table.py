@@ -31,7 +31,6 @@ from shardy_py.backends.local import (
 )
 
 
-
 def _joined(tables: Iterable[dict[str, Any]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for table in tables:
@@ -74,13 +73,13 @@ _WHOLE: Mapping[str, str] = {
         bcoo_todense bcoo_transpose bcsr_dot_general bcsr_extract bcsr_fromdense bcsr_todense coo_fromdense coo_matmat coo_matvec
         coo_todense csr_fromdense csr_matmat csr_matvec csr_todense todense
     """,
-    "acts over axes of a region of the user's, whose body is no program of global arrays": """
-        all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start all_to_all
-        all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_start pmax pmin ppermute ppermute_done
-        ppermute_start precv preduced psend psum psum_done psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all
-        reduce_scatter reduce_scatter_done reduce_scatter_start reduced_vary_cast_p unreduced_psum unreduced_psum_start
-        unreduced_reduce_scatter unreduced_reduce_scatter_start vary_unreduced_cast_p
+    "is a half of a collective, which a region of the user's holds on the way from its start to its end": """
+        all_gather_done all_gather_reduced_start all_gather_start all_to_all_done all_to_all_start pbroadcast_done pbroadcast_start
+        ppermute_done ppermute_start precv psend psum_done psum_invariant_start psum_start reduce_scatter_done reduce_scatter_start
+        unreduced_psum_start unreduced_reduce_scatter_start
     """,
+    "acts on references, which have no value to cut": "run_state",
+    "asks for another processor": "compute_on",
     "draws from one state for all numbers": "rng_bit_generator rng_uniform",
     "picks what to scatter by a function of the user's": "select_and_scatter",
     "is code that was compiled elsewhere": "call_exported",

@@ -140,7 +140,9 @@ def _garbage(dtype: Any) -> Any:
     return jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max - 1
 
 
-def check(f: Callable[..., Any], *args: Any, name: str, count: int = 3, seed: int = 0, tolerance: float = 0.0, cuts: int | None = None) -> Form:
+def check(
+    f: Callable[..., Any], *args: Any, name: str, count: int = 3, seed: int = 0, tolerance: float = 0.0, cuts: int | None = None
+) -> Form:
     """Compares a form under several ways of sharding with the equation run whole.
 
     Args:

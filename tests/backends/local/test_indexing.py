@@ -71,7 +71,8 @@ def test_keys_are_gathered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("add", "fill"), ("multiply", "clip"), ("min", "drop"), ("max", "promise_in_bounds"), ("set", "clip"), ("subtract", "drop")]
+    ("name", "mode"),
+    [("add", "fill"), ("multiply", "clip"), ("min", "drop"), ("max", "promise_in_bounds"), ("set", "clip"), ("subtract", "drop")],
 )
 def test_scatter(name: str, mode: str) -> None:
     """Updates of rows, with rows hit twice and out of bounds, cut every way."""

@@ -38,4 +38,9 @@ def test_top_k_of_a_dimension_that_does_not_divide_is_whole() -> None:
 
 
 def test_approx_top_k() -> None:
-    check(lambda x: lax.approx_max_k(x, 2, reduction_dimension=1), ties("float32", (6, 16, 3)).at[:, :, :].add(1.0), name="approx_top_k", cuts=2)
+    check(
+        lambda x: lax.approx_max_k(x, 2, reduction_dimension=1),
+        ties("float32", (6, 16, 3)).at[:, :, :].add(1.0),
+        name="approx_top_k",
+        cuts=2,
+    )
