@@ -171,7 +171,8 @@ def _placed(value: Any, context: Any) -> Any:
         return ClosedJaxpr(_placed(value.jaxpr, context), value.consts)
     if isinstance(value, Jaxpr):
         eqns = [e.replace(ctx=context, params={name: _placed(p, context) for name, p in e.params.items()}) for e in value.eqns]
-        return value.replace(eqns=eqns)
+        jaxpr: Any = value
+        return jaxpr.replace(eqns=eqns)
     if isinstance(value, tuple) and type(value) is tuple:
         return tuple(_placed(item, context) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__name__ in ("GridMapping", "BlockMapping"):

@@ -17,7 +17,19 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.combine import SMALL
-from shardy_py.backends.local.tidy import BODIES, COLLECTIVES, Rewritten, everywhere, has_effects, needed, part, retraced, rewrite
+from shardy_py.backends.local.tidy import (
+    BODIES,
+    COLLECTIVES,
+    Atom,
+    Rewritten,
+    as_body,
+    everywhere,
+    has_effects,
+    needed,
+    part,
+    retraced,
+    rewrite,
+)
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends import _jax
 
@@ -169,7 +181,7 @@ class _Sum:
 
     index: int
     add: JaxprEqn | None
-    partial: Var
+    partial: Any
     rest: list[JaxprEqn]
 
 
@@ -181,38 +193,45 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: floa
     sums = [*_sums(body, n_consts, n_carry, largest), *_stacked(body, n_carry, small)]
     if not sums:
         return None
-    late = {s.index: s for s in sums if s.add is not None}
-    arguments, outs, eqns = list(body.invars), list(body.outvars), list(body.eqns)
-    tails: dict[int, Jaxpr] = {}
+    arguments: list[Any] = list(body.invars)
+    outs: list[Any] = list(body.outvars)
+    eqns = list(body.eqns)
+    operands: list[Any] = list(eqn.invars)
+    results: list[Any] = list(eqn.outvars)
+    before: list[JaxprEqn] = []
+    behind: list[tuple[int, Jaxpr, list[Atom]]] = []
     for s in sums:
+        aval, (result,) = s.partial.aval, results[s.index : s.index + 1]
         if s.add is None:
             outs[s.index] = s.partial
-            tails[s.index] = part(body, s.rest, [s.partial], [body.outvars[s.index]])
+            results[s.index] = Var(result.aval)
+            behind.append((s.index, part(body, s.rest, [s.partial], [body.outvars[s.index]]), [results[s.index]]))
             continue
-        aval = s.partial.aval
-        carried, total = Var(aval), Var(aval)
-        arguments[n_consts + s.index], outs[s.index] = carried, total
-        add = s.add.replace(invars=[carried, s.partial], outvars=[total])
+        at = n_consts + s.index
+        zeros, (start,) = retraced(lambda aval=aval: [jnp.zeros(aval.shape, aval.dtype)], eqn, sizes, [])
+        tail = part(body, s.rest, [body.invars[at], s.partial], [body.outvars[s.index]])
+        arguments[at], outs[s.index], results[s.index] = Var(aval), Var(aval), Var(aval)
+        behind.append((s.index, tail, [operands[at], results[s.index]]))
+        before += zeros
+        operands[at] = start
+        add = s.add.replace(invars=[arguments[at], s.partial], outvars=[outs[s.index]])
         eqns = [add if e is s.add else e for e in eqns]
-        tails[s.index] = part(body, s.rest, [body.invars[n_consts + s.index], s.partial], [body.outvars[s.index]])
     inner = part(body, needed(eqns, outs, effects=True), arguments, outs)
-
-    def run(*operands: Any) -> list[Any]:
-        consts, first, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-        start = [jnp.zeros(late[i].partial.aval.shape, late[i].partial.aval.dtype) if i in late else x for i, x in enumerate(first)]
-        made = scan(eqn, lambda *state: eval_jaxpr(inner, (), *consts, *state), [*start, *xs], n_carry)
-        for i, tail in tails.items():
-            (made[i],) = eval_jaxpr(tail, (), *([first[i]] if i in late else []), made[i])
-        return made
-
-    return retraced(run, eqn, sizes)
+    loop = eqn.replace(invars=operands, outvars=results, params={**eqn.params, "jaxpr": as_body(inner, eqn.params["jaxpr"])})
+    after: list[JaxprEqn] = []
+    final: list[Atom] = list(results)
+    for i, tail, given in behind:
+        made, (final[i],) = retraced(lambda *xs, tail=tail: eval_jaxpr(tail, (), *xs), eqn, sizes, given)
+        after += made
+    return [*before, loop, *after], final
 
 
 def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
     """Sums that are stacked and used for nothing else."""
     made, uses = _made(body), _uses(body)
     found = []
-    for i, out in enumerate(body.outvars[n_carry:], n_carry):
+    outs: list[Any] = body.outvars
+    for i, out in enumerate(outs[n_carry:], n_carry):
         if isinstance(out, Literal) or uses[out] != 1:
             continue
         partial = _partial(out, made, uses, out.aval.dtype)
@@ -236,10 +255,12 @@ def _uses(body: Jaxpr) -> dict[Var, int]:
 
 def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
     made, uses = _made(body), _uses(body)
+    arguments: list[Any] = body.invars
+    outs: list[Any] = body.outvars
     found = []
     for i in range(n_carry):
-        carried, out = body.invars[n_consts + i], body.outvars[i]
-        add = None if isinstance(out, Literal) else made.get(out)
+        carried, out = arguments[n_consts + i], outs[i]
+        add: Any = None if isinstance(out, Literal) else made.get(out)
         if add is None or add.primitive.name not in ("add", "add_any") or not jnp.issubdtype(out.aval.dtype, jnp.inexact):
             continue
         read = _read(carried, body, uses)  # as the addition reads it
@@ -258,16 +279,17 @@ def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
     return found
 
 
-def _read(v: Var, body: Jaxpr, uses: Mapping[Var, int]) -> Var:
+def _read(v: Any, body: Jaxpr, uses: Mapping[Var, int]) -> Any:
     """A variable behind a conversion to its own type, which only makes it no longer weak."""
     if uses.get(v) == 1:
         for eqn in body.eqns:
-            if eqn.primitive.name == "convert_element_type" and eqn.invars[0] is v and eqn.outvars[0].aval.dtype == v.aval.dtype:
-                return eqn.outvars[0]
+            made: Sequence[Any] = eqn.outvars
+            if eqn.primitive.name == "convert_element_type" and eqn.invars[0] is v and made[0].aval.dtype == v.aval.dtype:
+                return made[0]
     return v
 
 
-def _partial(v: Var, made: Mapping[Var, JaxprEqn], uses: Mapping[Var, int], dtype: Any) -> Var | None:
+def _partial(v: Any, made: Mapping[Var, JaxprEqn], uses: Mapping[Var, int], dtype: Any) -> Any:
     """What is summed over devices to make a value, in its type; None where it is no such sum, or used otherwise too."""
     summed = False
     while not summed or v.aval.dtype != dtype:

@@ -60,9 +60,12 @@ def _with_bodies(eqn: JaxprEqn, run: Pass) -> JaxprEqn:
 def _body(body: Any, run: Pass) -> Any:
     jaxpr = open_jaxpr(body)
     new = everywhere(jaxpr, run)
-    if new is jaxpr:
-        return body
-    return ClosedJaxpr(new, body.consts) if isinstance(body, ClosedJaxpr) else new
+    return body if new is jaxpr else as_body(new, body)
+
+
+def as_body(jaxpr: Jaxpr, like: Any) -> Any:
+    """A jaxpr as the parameter of an equation, in place of another one."""
+    return ClosedJaxpr(jaxpr, like.consts) if isinstance(like, ClosedJaxpr) else jaxpr
 
 
 def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Jaxpr:
@@ -103,8 +106,9 @@ def retraced(
         sizes: The axes of the region.
         operands: Other operands than those of the equation.
     """
-    given = like.invars if operands is None else operands
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given]
+    given: Sequence[Atom] = like.invars if operands is None else operands
+    types: list[Any] = [v.aval for v in given]
+    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in types]
     with like.ctx.manager, user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
         traced = jax.make_jaxpr(function, axis_env=list(sizes.items()))(*avals)
     if traced.consts:

@@ -1,0 +1,63 @@
+"""The collectives of a plan, as they run or as they are predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec
+
+import shardy_py as sp
+from shardy_py.backends.local.read_collectives import spelled
+from shardy_py.plan.collectives import lines
+
+P = PartitionSpec
+
+
+def layers(x: Any, ws: Any) -> Any:
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0]
+
+
+ARGS = (np.ones((8, 16), np.float32), np.ones((3, 16, 16), np.float32))
+
+
+def test_collectives_of_a_loop_have_trips_and_lines() -> None:
+    step = sp.auto_shard(layers, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "y")), lowering="shard_map")
+    (moved,) = step.plan(*ARGS).collectives
+    line = layers.__code__.co_firstlineno + 1
+    assert (moved.kind, moved.axes, moved.group_size, moved.trips, moved.dtype) == ("reduce_scatter", ("y",), 4, 3, "float32")
+    assert moved.location.endswith(f"test_read_collectives.py:{line}")
+
+
+def test_predicted_collectives_have_the_bytes_of_the_reshards() -> None:
+    plan = sp.auto_shard(layers, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "y"))).plan(*ARGS)
+    assert plan.collectives
+    assert sum(c.total_bytes or 0 for c in plan.collectives) == sum(r.total_bytes_per_device or 0 for r in plan.reshards)
+
+
+def test_trips_of_a_while_loop_are_unknown() -> None:
+    def fun(x: Any) -> Any:
+        return jax.lax.while_loop(lambda v: v.sum() < 100, lambda v: v + v.sum(), x)
+
+    plan = sp.auto_shard(fun, mesh={"x": 8}, in_shardings=P("x"), lowering="shard_map").plan(ARGS[0])
+    assert [(c.kind, c.trips) for c in plan.collectives] == [("all_reduce", None)] * 2
+    assert "each trip" in lines(plan.collectives)[0]
+
+
+def test_a_plan_is_partitioned_once() -> None:
+    step = sp.auto_shard(lambda x: x.sum(0), mesh={"x": 8}, in_shardings=P("x"), lowering="shard_map")
+    traced = step.trace(ARGS[0])
+    (reduce,) = traced.plan().collectives
+    before = dict(traced.plan().timings)["partition"]
+    traced.lower()
+    assert dict(traced.plan().timings)["partition"] == before
+    assert (reduce.kind, reduce.axes, reduce.operand_bytes) == ("all_reduce", ("x",), 64)
+
+
+def test_parts_of_axes_are_written_as_the_user_names_them() -> None:
+    spelling = {"x_0": "x:(1)2", "x_1": "x:(2)4"}
+    assert spelled(("x_0", "x_1", "y"), spelling) == ("x", "y")
+    assert spelled(("x_1", "y"), spelling) == ("x:(2)4", "y")
+    assert spelled(("x_1", "x_0"), spelling) == ("x:(2)4", "x:(1)2")
