@@ -40,10 +40,10 @@ class Equation:
         self.eqn = eqn
         self.name = eqn.primitive.name
         self.params = eqn.params
-        self.shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
-        self.dtypes = [getattr(v.aval, "dtype", None) for v in eqn.invars]
-        self.result_shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
-        self.result_dtypes = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
+        self.shapes: list[tuple[int, ...]] = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
+        self.dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.invars]
+        self.result_shapes: list[tuple[int, ...]] = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+        self.result_dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
 
 
 @dataclass(frozen=True)

@@ -80,14 +80,13 @@ def gather(equation: Equation) -> Form | None:
         bounds = [shape[d] - sizes[d] for d in numbers.start_index_map]
         valid = _inside(i, bounds) if fills else None
         i = _wide(_clamped(i, bounds))
-        owned = None
+        owned: Array = jnp.ones(i.shape[:-1], bool)
         columns = []
         for at, d in enumerate(numbers.start_index_map):
             column = i[..., at]
             if d in cut:
                 column = column - local.index(cut[d]) * local.block(cut[d])
-                own = (column >= 0) & (column < local.block(cut[d]))
-                owned = own if owned is None else owned & own
+                owned = owned & (column >= 0) & (column < local.block(cut[d]))
             columns.append(column)
         i = jnp.stack(columns, axis=-1)
         clip = lax.GatherScatterMode.CLIP

@@ -39,8 +39,9 @@ def batched(equation: Equation) -> Form | None:
     count = len(batch)
     if any(shape[:count] != batch for shape in (*shapes, *outs)) or any(len(s) != count + c for s, c in zip(shapes, cores, strict=True)):
         return None
-    sizes, whole = list(batch), []
-    tensors = []
+    sizes = list(batch)
+    whole: list[int] = []
+    tensors: list[list[int]] = []
     free = _free(equation)
     side = -1
     for at, shape in enumerate((*shapes, *outs)):

@@ -24,6 +24,11 @@ def _is_threefry(dtype: Any) -> bool:
     return getattr(dtype, "name", "") == "key<fry>"
 
 
+def _is_partitionable() -> bool:
+    """Whether a number depends on its position only, not on how many are drawn."""
+    return bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _is_batched(dtype: Any, *, draws: bool = False) -> bool:
     """Whether each key of an array is used as if it were alone; `unsafe_rbg`, and drawing with `rbg`, mix them."""
     name = getattr(dtype, "name", "")
@@ -51,7 +56,7 @@ def _drawn(equation: Equation, draws: Any) -> Form | None:
     (out,) = equation.result_shapes
     shape = tuple(equation.params["shape"])
     rank = len(out)
-    splits = _is_threefry(dtype) and jax.config.jax_threefry_partitionable
+    splits = _is_threefry(dtype) and _is_partitionable()
     if not _is_batched(dtype, draws=equation.name == "random_bits") or 0 in out:
         return None
     whole = () if splits else range(len(keys), rank)
@@ -133,7 +138,7 @@ def random_gamma(equation: Equation) -> Form | None:
     if not _is_threefry(equation.dtypes[0]) or 0 in shape:
         return None
     rank = range(len(shape))
-    splits = jax.config.jax_threefry_partitionable and draw is not None
+    splits = _is_partitionable() and draw is not None
     whole = () if splits else rank[len(keys) :]
     rule = make_rule(shape, [rank[: len(keys)], rank], [rank], whole=whole)
 
@@ -141,8 +146,9 @@ def random_gamma(equation: Equation) -> Form | None:
         if draw is None or not any(local.names(f) for f in rank[len(keys) :]):
             return local.bind(*arrays)
         given, alphas = arrays
+        one = draw
         each = _keys(*_hashed(local, given, shape[len(keys) :], alphas.shape))
-        drawn = jax.vmap(lambda key, alpha: draw(key, alpha, log))(each.reshape(-1), alphas.reshape(-1))
+        drawn = jax.vmap(lambda key, alpha: one(key, alpha, log))(each.reshape(-1), alphas.reshape(-1))
         return [drawn.reshape(alphas.shape)]
 
     return Form(rule, run, uneven=frozenset(rank) - frozenset(whole), weight=1.0)

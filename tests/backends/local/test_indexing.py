@@ -61,8 +61,8 @@ def test_slices_of_some_length_are_whole() -> None:
     numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1))
     starts = jnp.array([[0, 0], [2, 1], [8, 0], [9, 9]])
     for mode in ("clip", "fill"):
-        check(lambda x, i: lax.gather(x, i, numbers, (1, 6), mode=mode), table("float32"), starts, name="gather", count=1, cuts=5)
-        check(lambda x, i: lax.gather(x, i, numbers, (3, 6), mode=mode), table("float32"), starts, name="gather", count=1, cuts=3)
+        check(lambda x, i, m=mode: lax.gather(x, i, numbers, (1, 6), mode=m), table("float32"), starts, name="gather", count=1, cuts=5)
+        check(lambda x, i, m=mode: lax.gather(x, i, numbers, (3, 6), mode=m), table("float32"), starts, name="gather", count=1, cuts=3)
 
 
 def test_keys_are_gathered() -> None:
@@ -95,7 +95,7 @@ def test_batched_scatter() -> None:
     updates = jnp.asarray(RNG.integers(-5, 5, (4, 5, 6)), jnp.int32)
     for name in ("add", "set"):
         primitive = "scatter" if name == "set" else f"scatter-{name}"
-        check(jax.vmap(lambda a, i, u: getattr(a.at[i], name)(u)), x, rows, updates, name=primitive, cuts=5)
+        check(jax.vmap(lambda a, i, u, n=name: getattr(a.at[i], n)(u)), x, rows, updates, name=primitive, cuts=5)
     check(lambda a, i, j, u: a.at[:, i, j].add(u), x, rows[0], rows[1], updates[..., 0], name="scatter-add", cuts=5)
 
 
@@ -107,7 +107,7 @@ def test_scatter_of_windows() -> None:
     for rows in (1, 3):
         updates = jnp.asarray(RNG.integers(-5, 5, (4, rows, 6)), jnp.int32)
         for mode in ("clip", "drop"):
-            check(lambda x, i, u: lax.scatter_add(x, i, u, numbers, mode=mode), x, starts, updates, name="scatter-add", cuts=3)
+            check(lambda x, i, u, m=mode: lax.scatter_add(x, i, u, numbers, mode=m), x, starts, updates, name="scatter-add", cuts=3)
 
 
 def test_apply_reads_what_it_writes() -> None:

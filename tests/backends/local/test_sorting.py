@@ -29,7 +29,7 @@ def test_sort() -> None:
 def test_top_k(dtype: str) -> None:
     """Also more than a shard has, with ties and NaN."""
     for k in (3, 6):
-        check(lambda x: lax.top_k(x, k, axis=1), ties(dtype), name="top_k", count=2, cuts=5)
+        check(lambda x, k=k: lax.top_k(x, k, axis=1), ties(dtype), name="top_k", count=2, cuts=5)
 
 
 def test_top_k_of_a_dimension_that_does_not_divide_is_whole() -> None:
