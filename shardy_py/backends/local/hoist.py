@@ -255,12 +255,11 @@ def _uses(body: Jaxpr) -> dict[Var, int]:
 
 def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
     made, uses = _made(body), _uses(body)
-    arguments: list[Any] = body.invars
-    outs: list[Any] = body.outvars
+    arguments, outs = list[Any](body.invars), list[Any](body.outvars)
     found = []
     for i in range(n_carry):
         carried, out = arguments[n_consts + i], outs[i]
-        add: Any = None if isinstance(out, Literal) else made.get(out)
+        add = _maker(out, made)
         if add is None or add.primitive.name not in ("add", "add_any") or not jnp.issubdtype(out.aval.dtype, jnp.inexact):
             continue
         read = _read(carried, body, uses)  # as the addition reads it
@@ -279,11 +278,15 @@ def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
     return found
 
 
+def _maker(v: Any, made: Mapping[Var, JaxprEqn]) -> Any:
+    return None if isinstance(v, Literal) else made.get(v)
+
+
 def _read(v: Any, body: Jaxpr, uses: Mapping[Var, int]) -> Any:
     """A variable behind a conversion to its own type, which only makes it no longer weak."""
     if uses.get(v) == 1:
         for eqn in body.eqns:
-            made: Sequence[Any] = eqn.outvars
+            made = list[Any](eqn.outvars)
             if eqn.primitive.name == "convert_element_type" and eqn.invars[0] is v and made[0].aval.dtype == v.aval.dtype:
                 return made[0]
     return v
