@@ -16,6 +16,8 @@ from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_key
 from shardy_py.backends.local.windows import Window, Windowed
 
 Array = Any
+Part = tuple[tuple[int, ...], Sequence[int], Sequence[int]]
+"""A slice: its shape, where it begins, and how far apart its elements are."""
 
 
 def refuses(equation: Equation) -> bool:
@@ -101,19 +103,29 @@ def split(equation: Equation) -> Form | None:
     return _sliced(equation, shape, results)
 
 
-def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[tuple[tuple[int, ...], Sequence[int], Sequence[int]]]) -> Form:
+def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part]) -> Form:
+    """A form of slices of one operand.
+
+    Where the only slice takes a single element of a dimension, the one device that has it gives it, the others zeros: a sum that waits.
+    """
     rank = range(len(shape))
     cuts = [d for d in rank if any(out[d] != shape[d] for out, _, _ in results)]
-    row = jnp.dtype(equation.dtypes[0]).itemsize
+    dtype = jnp.dtype(equation.dtypes[0])
+    single = [d for d in cuts if len(results) == 1 and results[0][0][d] == 1]
+    moving = [d for d in cuts if d not in single]
+    sizes, dims = list(shape), list(rank)
+    for d in single:
+        sizes.append(1)
+        dims[d] = len(sizes) - 1
 
     def moved(ways: Sequence[int]) -> int:
         total = 0
         for out, starts, strides in results:
-            local = [-(-n // k) if d not in cuts or k > 1 else o for d, (n, k, o) in enumerate(zip(shape, ways, out))]
-            for d in cuts:
+            local = [-(-n // ways[d]) if d not in cuts or (ways[d] > 1 and d in moving) else out[d] for d, n in enumerate(shape)]
+            for d in moving:
                 if ways[d] > 1:
                     at = steps(shape[d], starts[d], strides[d], out[d], ways[d])
-                    total += at.exchange.received * math.prod(n for i, n in enumerate(local) if i != d) * row
+                    total += at.exchange.received * math.prod(n for i, n in enumerate(local) if i != d) * dtype.itemsize
                     local[d] = -(-out[d] // ways[d])
         return total
 
@@ -121,22 +133,27 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[tuple[
         made = []
         for out, starts, strides in results:
             (x,) = arrays
-            whole = [d for d in cuts if not local.names(d)]
-            if whole:
-                x = lax.slice(
-                    x,
-                    [starts[d] if d in whole else 0 for d in rank],
-                    [starts[d] + (out[d] - 1) * strides[d] + 1 if d in whole else x.shape[d] for d in rank],
-                    [strides[d] if d in whole else 1 for d in rank],
-                )
+            begins, ends, every = [0] * len(shape), list(x.shape), [1] * len(shape)
+            givers = []
             for d in cuts:
-                if d not in whole:
+                if not local.names(d):
+                    begins[d], ends[d], every[d] = starts[d], starts[d] + (out[d] - 1) * strides[d] + 1, strides[d]
+                elif d in single:
+                    giver, begins[d] = divmod(starts[d], x.shape[d])
+                    ends[d] = begins[d] + 1
+                    givers.append(local.index(d) == giver)
+            x = lax.slice(x, begins, ends, every)
+            for d in moving:
+                if local.names(d):
                     x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.ways(d)))
+            if givers:
+                x = jnp.where(functools.reduce(lambda a, b: a & b, givers), x, jnp.zeros_like(x))
             made.append(x)
         return made
 
-    rule = make_rule(shape, [rank], [rank] * len(results), permutation=cuts)
-    return Form(rule, run, uneven=frozenset(rank), linear=((0,),), moved=moved if cuts else None)
+    rule = make_rule(sizes, [rank], [dims] * len(results), reduction=single, whole=[dims[d] for d in single], permutation=moving)
+    combine = "or" if dtype == jnp.bool_ else "add"
+    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),), moved=moved if moving else None)
 
 
 def pad(equation: Equation) -> Form | None:

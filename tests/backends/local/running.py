@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from shardy_py.backends.local.form import Equation, Form, Local
 from shardy_py.backends.local.table import FORMS
-from tests.backends.local.forced import choices, equation_of, run_forced, same
+from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -41,12 +43,33 @@ def check_together(name: str, cases: Sequence[Case], *, count: int = 2, toleranc
 
     given = [list(operands) for _, _, _, operands in tried]
     checked = 0
-    for (equation, _, ways, _), made, want in zip(tried, jax.jit(forced)(given), jax.jit(wanted)(given), strict=True):
+    for (equation, form, ways, _), made, want in zip(tried, jax.jit(forced)(given), jax.jit(wanted)(given), strict=True):
         for axes, got in zip(ways, made, strict=True):
             checked += 1
+            expected = 0 if form.moved is None else form.moved([math.prod(SIZES[a] for a in names) for names in axes])
+            assert received_inside(equation, form, axes) == expected, f"{name} of {equation.shapes} with {equation.params} under {axes}"
             for g, w in zip(got, want, strict=True):
                 same(g, w, tolerance, f"{name} of {equation.shapes} with {equation.params} under {axes}")
     assert checked
+
+
+def received_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ...]]) -> int:
+    """Bytes that a device receives in a form's `run`, read off its trace."""
+    local = Local(equation, form, axes, SIZES)
+    shapes = [jax.ShapeDtypeStruct(local.operand_shape(i), d) for i, d in enumerate(equation.dtypes)]
+    specs: Any = jax.sharding.PartitionSpec()
+
+    def inside(*arrays: Any) -> list[Any]:
+        return form.run(local, list(arrays))
+
+    traced = jax.make_jaxpr(jax.shard_map(inside, mesh=mesh(), in_specs=specs, out_specs=specs, check_vma=False))(*shapes)
+    total = 0
+    for eqn in eqns(traced.jaxpr):
+        if eqn.primitive.name in SENDS:
+            assert eqn.primitive.name in ("ppermute", "all_gather")
+            (before,), (after,) = eqn.invars, eqn.outvars
+            total += (after.aval.size - (before.aval.size if eqn.primitive.name == "all_gather" else 0)) * after.aval.dtype.itemsize
+    return total
 
 
 def eqns(jaxpr: Any) -> Any:

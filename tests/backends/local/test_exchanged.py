@@ -45,6 +45,7 @@ CASES = {
     "neighbours": (neighbours, (P("x", "y"),), (floats(64, 64),), None, [*[("ppermute", (1, 16))] * 2, *[("ppermute", (32, 1))] * 2]),
     "flip": (lambda x: x[::-1], (P("y"),), (floats(64, 16),), None, [("ppermute", (16, 16))]),
     "halves": (lambda x, y: jnp.concatenate([x, y]), (P("y"), P("y")), (floats(64, 8), floats(64, 8)), None, [("ppermute", (16, 8))] * 2),
+    "one": (lambda x: x[5], (P("y"),), (floats(64, 16),), P(), [("psum", (16,))]),
     "every second": (lambda x: x[::2], (P("y"),), (floats(64, 8),), P("y"), []),
     "update of a cache": (
         lambda c, u, i: lax.dynamic_update_slice(c, u, (0, i, 0)),
