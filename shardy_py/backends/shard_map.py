@@ -18,7 +18,7 @@ from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.walk import Handler, Walker, Wanted
+from shardy_py.backends.local.walk import Handler, Start, Walker, Wanted
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
@@ -120,8 +120,8 @@ def partitioned(
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
 
-    wanted = _foreseen(layouts, platform, handlers, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
-    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers, wanted)
+    wanted, start = _foreseen(layouts, platform, handlers, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
+    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers, wanted, start)
 
     def local(*parts: Any) -> list[Any]:
         return run(walker, parts)
@@ -168,25 +168,27 @@ PASSES = 4
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, handlers: dict[str, Handler], run: Callable[[Walker], Any]) -> Wanted:
+def _foreseen(layouts: Layouts, platform: str, handlers: dict[str, Handler], run: Callable[[Walker], Any]) -> tuple[Wanted, Start]:
     """What values will be asked for in, as the cheapest of several dry runs has it.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
-    every value in place of what was planned for it.
+    every value in place of what was planned for it; and from several starts, for a choice settles near its start.
     """
-    wanted: Wanted = {}
-    best, fewest = wanted, -1
-    for _ in range(PASSES):
-        region = Region(layouts.mesh, platform, dry=True)
-        walker = Walker(region, layouts, FORMS, handlers, wanted)
-        run(walker)
-        if fewest < 0 or region.spent < fewest:
-            best, fewest = wanted, region.spent
-        new = {key: tuple(held.asked) for key, held in walker.made.items()}
-        if new == wanted or not fewest:
-            break
-        wanted = new
-    return best
+    best: tuple[int, Wanted, Start] | None = None
+    for start in Start:
+        wanted: Wanted = {}
+        for _ in range(PASSES):
+            region = Region(layouts.mesh, platform, dry=True)
+            walker = Walker(region, layouts, FORMS, handlers, wanted, start)
+            run(walker)
+            if best is None or region.spent < best[0]:
+                best = region.spent, wanted, start
+            new = {key: tuple(held.asked) for key, held in walker.made.items()}
+            if new == wanted or not region.spent:
+                break
+            wanted = new
+    assert best is not None
+    return best[1:]
 
 
 def spec(at: Layout) -> PartitionSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ def decide(
     linear: tuple[tuple[int, ...], ...],
     moved: Callable[[Sequence[int]], int] | None,
     weight: float,
+    strict: bool = False,
 ) -> Decision:
     """The cheapest of several proposals: what each operand or result has, alone and completed by the others.
 
@@ -80,11 +82,12 @@ def decide(
         linear: See `Form`.
         moved: See `Form`.
         weight: See `Form`.
+        strict: Whether only to try what the results say, completed by the operands.
     """
     setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
     best: tuple[tuple[float, float], Decision] | None = None
     for waiting, group in setting.delays(linear):
-        for axes in setting.proposals(waiting):
+        for axes in itertools.islice(setting.proposals(waiting), 1 if strict else None):
             rated = setting.rate(axes, waiting, group)
             if best is None or rated[0] < best[0]:
                 best = rated
@@ -124,7 +127,7 @@ class _Setting:
                 found = self._factors(mapping, version, waiting)
                 if any(found.values()) and found not in sources:
                     sources.append(found)
-        orders = [sources, sources[::-1]]
+        orders = [sources[::-1], sources]
         orders += [[source, *(s for s in sources if s is not source)] for source in sources]
         orders += [[source] for source in sources]
         orders.append([])

@@ -60,15 +60,22 @@ def expand_dims(equation: Equation) -> Form | None:
 def reshape(equation: Equation) -> Form | None:
     """Runs of dimensions with equal products share factors, as in the rule of `stablehlo.reshape`."""
     (shape, *dynamic), (out,) = equation.shapes, equation.result_shapes
-    if dynamic or equation.params.get("dimensions") is not None:
+    if dynamic:
         return None
+    order = tuple(equation.params.get("dimensions") or range(len(shape)))
+    shape = tuple(shape[d] for d in order)
     op = Op("stablehlo.reshape", Block([TensorType(shape, "float32")]).arguments, (TensorType(out, "float32"),))
     rule = rule_for(op)
     if rule is None:
         return None
 
+    if order != tuple(range(len(shape))):
+        (mapping,) = rule.operand_mappings
+        back = [mapping[order.index(d)] for d in range(len(shape))]
+        rule = make_rule(rule.factor_sizes, [back], rule.result_mappings, whole=rule.need_replication)
+
     def run(local: Local, arrays: list) -> list:
-        return [lax.reshape(arrays[0], local.result_shape(0))]
+        return [lax.reshape(lax.transpose(arrays[0], order), local.result_shape(0))]
 
     alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]
     shared = {f for mapping in rule.mappings for dim in mapping if len(dim) > 1 for f in dim}

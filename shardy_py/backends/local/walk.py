@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,14 @@ Builders = dict[str, Callable[[Equation], Form | None]]
 Wanted = dict[tuple[int, Var], tuple[Layout, ...]]
 
 
+class Start(enum.Enum):
+    """What an equation goes by before it is known how its results are used."""
+
+    PLAN = "what moves the fewest bytes between its operands and its planned results"
+    FORWARD = "what moves the fewest bytes of its operands"
+    STRICT = "the planned sharding of its results"
+
+
 class Walker:
     """Runs jaxprs on local arrays.
 
@@ -33,6 +42,7 @@ class Walker:
         layout_of: Gives the layout of a planned sharding, for a value of a rank.
         forms: Primitive -> builder of its form.
         handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
+        start: What counts where it is not known what a value will be asked for in.
         wanted: The layouts in which values are asked for later, by scope and variable, where that is known; else the planned ones count.
 
     Attributes:
@@ -47,8 +57,10 @@ class Walker:
         forms: Builders,
         handlers: dict[str, Handler],
         wanted: Wanted | None = None,
+        start: Start = Start.PLAN,
     ) -> None:
         self.region = region
+        self.start = start
         self.wanted = wanted or {}
         self.made: dict[tuple[int, Var], Held] = {}
         self.layout_of = layout_of
@@ -179,12 +191,13 @@ class Walker:
         for v, shape, dtype in zip(equation.eqn.outvars, equation.result_shapes, equation.result_dtypes, strict=True):
             asked = self.wanted.get((id(scope), v))
             if asked is None:
-                planned = self.planned(v, scope)
+                planned = None if self.start is Start.FORWARD else self.planned(v, scope)
                 asked = FREE if planned is None else (planned,)
             wanted.append(Tensor(shape, 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8, asked))
+        strict = self.start is Start.STRICT and not self.wanted
         best: tuple[Form, Decision] | None = None
         for way in (form, *form.alternatives):
-            found = decide(way.rule, tensors, tuple(wanted), self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight)
+            found = decide(way.rule, tensors, tuple(wanted), self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict)
             if best is None or found.cost < best[1].cost:
                 best = way, found
         assert best is not None
