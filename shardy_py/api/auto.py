@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from shardy_py.api import nnx_modules
+from shardy_py.api.inside import run_inside
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.planning import Planned, make_plan
 from shardy_py.api.request import PlanRequest, Settings, request
@@ -128,8 +129,8 @@ class AutoSharded:
     def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
         view = view_of(self._decoration.mesh)
         if _is_manual(view):
-            # Inside a shard_map over this mesh there is nothing left to shard.
-            return settings.fun(*args, **kwargs)
+            # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
+            return run_inside(settings, view, self._arguments.layout(len(args), kwargs), args, kwargs)
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             with _context(view):
                 return settings.fun(*args, **kwargs)

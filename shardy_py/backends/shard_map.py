@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.walk import Handler, Start, Walker, Wanted
+from shardy_py.backends.local.walk import Handler, Start, Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
@@ -50,15 +51,16 @@ class Layouts:
     Args:
         twin: The plan's mesh, all axes Auto.
         shardings: All shardings of the plan.
+        manual: Axes that are manual already where the region stands.
     """
 
-    def __init__(self, twin: AbstractMesh, shardings: Sequence[TensorSharding]) -> None:
+    def __init__(self, twin: AbstractMesh, shardings: Sequence[TensorSharding], manual: Collection[str] = ()) -> None:
         cuts = cuts_of(axis for sharding in shardings for dim in sharding.dims for axis in dim.axes)
-        cuts = _prime_cuts(twin, cuts or {})
+        cuts = cuts if manual else _prime_cuts(twin, cuts or {})  # a mesh inside of another region has to be that region's
         mesh, self.parts = refine(twin, cuts) if cuts else (twin, None)
         assert isinstance(mesh, AbstractMesh)
         self.twin = mesh
-        self.mesh = Mesh(tuple(zip(mesh.axis_names, mesh.axis_sizes)))
+        self.mesh = Mesh(tuple((name, size) for name, size in zip(mesh.axis_names, mesh.axis_sizes) if name not in manual))
         self._made: dict[tuple[TensorSharding | None, int], Layout] = {}
 
     @property
@@ -92,6 +94,7 @@ def partitioned(
     outputs: Sequence[TensorSharding | None],
     platform: str,
     mesh: AnyMesh | None = None,
+    context: AbstractMesh | None = None,
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh.
 
@@ -103,8 +106,10 @@ def partitioned(
         outputs: The planned shardings of the results.
         platform: What is compiled for.
         mesh: What shardings that are shown to the user refer to; by default the twin.
+        context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
     """
-    layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)])
+    manual = () if context is None else context.manual_axes
+    layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
     shown = inspect_sharding(NamedShardings(twin if mesh is None else mesh))
     handlers = {**HANDLERS, **regions.handlers(layouts.rename), "inspect_sharding": shown}
     jaxpr = closed.jaxpr
@@ -120,21 +125,42 @@ def partitioned(
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
 
-    wanted, start = _foreseen(layouts, platform, handlers, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
-    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers, wanted, start)
+    before, start = _foreseen(layouts, platform, handlers, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
+    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers, before, start)
 
     def local(*parts: Any) -> list[Any]:
         return run(walker, parts)
 
     region = jax.shard_map(
-        local, mesh=layouts.twin, in_specs=tuple(map(spec, (*at_consts, *at_in))), out_specs=[spec(at) for at in at_out], check_vma=False
+        local,
+        mesh=layouts.twin if context is None else context,
+        in_specs=tuple(map(spec, (*at_consts, *at_in))),
+        out_specs=[spec(at) for at in at_out],
+        axis_names=set(layouts.mesh.axis_names),
+        check_vma=False,
     )
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in (*jaxpr.constvars, *jaxpr.invars)]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if context is None else contextlib.nullcontext():
         traced = jax.make_jaxpr(region)(*structs)
     traced = _improved(traced, layouts.mesh.shape)
     collectives = read_collectives(traced.jaxpr, layouts.mesh.shape, layouts.spelling)
     return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, tuple(walker.findings), collectives)
+
+
+def fits_inside(
+    planned: Imported, context: AbstractMesh, inputs: Sequence[TensorSharding | None], outputs: Sequence[TensorSharding | None]
+) -> bool:
+    """Whether a plan uses only axes that are left where it is to run, and these whole.
+
+    Args:
+        planned: The program after propagation.
+        context: The mesh there.
+        inputs: The planned shardings of the arguments.
+        outputs: The planned shardings of the results.
+    """
+    shardings = [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)]
+    used = [axis for sharding in shardings for dim in sharding.dims for axis in dim.axes]
+    return cuts_of(used) is None and not any(axis.name in context.manual_axes for axis in used)
 
 
 def _improved(traced: ClosedJaxpr, sizes: Mapping[str, int]) -> ClosedJaxpr:
@@ -164,29 +190,29 @@ def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict
     return found
 
 
-PASSES = 4
+PASSES = 6
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, handlers: dict[str, Handler], run: Callable[[Walker], Any]) -> tuple[Wanted, Start]:
-    """What values will be asked for in, as the cheapest of several dry runs has it.
+def _foreseen(layouts: Layouts, platform: str, handlers: dict[str, Handler], run: Callable[[Walker], Any]) -> tuple[Walker | None, Start]:
+    """The walk to be repeated: the one before it, and where it started, as the cheapest of several dry runs has them.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
     every value in place of what was planned for it; and from several starts, for a choice settles near its start.
     """
-    best: tuple[int, Wanted, Start] | None = None
+    best: tuple[int, Walker | None, Start] | None = None
     for start in Start:
-        wanted: Wanted = {}
+        before: Walker | None = None
+        last = -1
         for _ in range(PASSES):
             region = Region(layouts.mesh, platform, dry=True)
-            walker = Walker(region, layouts, FORMS, handlers, wanted, start)
+            walker = Walker(region, layouts, FORMS, handlers, before, start)
             run(walker)
             if best is None or region.spent < best[0]:
-                best = region.spent, wanted, start
-            new = {key: tuple(held.asked) for key, held in walker.made.items()}
-            if new == wanted or not region.spent:
+                best = region.spent, before, start
+            if region.spent in (0, last):
                 break
-            wanted = new
+            before, last = walker, region.spent
     assert best is not None
     return best[1:]
 

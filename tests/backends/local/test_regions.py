@@ -117,3 +117,18 @@ def test_callbacks_of_a_body_are_called_on_every_device() -> None:
     jax.block_until_ready(sp.auto_shard(fun, mesh=mesh(), in_shardings=P("x"), lowering="shard_map")(X))
     jax.effects_barrier()
     assert seen == [(8, 4)] * 8
+
+
+@pytest.mark.parametrize("specs", [(P(), P(None, "y")), (P("x"), P(None, "y"))])
+def test_planned_function_inside_of_a_shard_map(specs: Any) -> None:
+    """Only the axes that are left are used; a plan that needs others is not."""
+    step = sp.auto_shard(lambda x, w: {"out": jnp.tanh(x @ w) @ w.T}, mesh=mesh(), in_shardings=specs, lowering="shard_map")
+
+    def outer(x: Any, w: Any) -> Any:
+        def body(a: Any, b: Any) -> Any:
+            return step(a, b)["out"] + lax.axis_index("x") * 0
+
+        return jax.shard_map(body, mesh=mesh(), in_specs=(P("x"), P()), out_specs=P("x"), axis_names={"x"}, check_vma=False)(x, w)
+
+    np.testing.assert_allclose(jax.jit(outer)(X, X), np.tanh(X @ X) @ X.T, rtol=1e-4)
+    assert str(jax.make_jaxpr(outer)(X, X)).count("shard_map[") == (2 if specs[0] == P() else 1)

@@ -1,0 +1,45 @@
+"""A planned function that is called inside of a shard_map over some axes of its mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.core import eval_jaxpr
+from jax.sharding import AbstractMesh
+
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.planning import make_plan
+from shardy_py.api.request import Settings, request
+from shardy_py.api.signature import Layout
+from shardy_py.api.tracing import trace
+from shardy_py.backends.shard_map import fits_inside, partitioned
+
+
+def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs the function; under `lowering="shard_map"` in a region over the axes that are left, where the plan uses only those.
+
+    Args:
+        settings: Those of the function.
+        view: Its mesh.
+        layout: How it is called.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    context = jax.sharding.get_abstract_mesh()
+    sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
+    if settings.lowering != "shard_map" or not sizes or dict(context.shape) != view.sizes:
+        return settings.fun(*args, **kwargs)
+    slots = layout.slots(args, kwargs)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        planned = make_plan(trace(request(settings, view, layout, slots)))
+    plan = planned.plan
+    inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
+    if not fits_inside(planned.imported, context, inputs, outputs):
+        return settings.fun(*args, **kwargs)
+    with plan.timings.step("partition"):
+        made = partitioned(
+            planned.traced.jaxpr, planned.imported, view.twin, inputs, outputs, settings.options.platform, view.given, context
+        )
+    results = eval_jaxpr(made.jaxpr.jaxpr, made.jaxpr.consts, *jax.tree.leaves(layout.dynamic_arguments(slots)))
+    return jax.tree.unflatten(planned.traced.out_tree, results)
