@@ -10,6 +10,7 @@ from typing import Any
 
 from jax import lax
 from jax import numpy as jnp
+from jax.extend.core import Literal
 
 from shardy_py.backends.local import halo
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_key, make_rule
@@ -176,7 +177,7 @@ def pad(equation: Equation) -> Form | None:
         return local.bind(at.array, fill, padding_config=tuple((*p, s - 1) for p, s in zip(at.padding, at.dilation)))
 
     fill = equation.eqn.invars[1]
-    is_zero = hasattr(fill, "val") and not fill.val
+    is_zero = isinstance(fill, Literal) and not fill.val
     rule = make_rule(shape, [rank, ()], [rank], permutation=[d for d, _ in windows])
     linear = ((0, 1), (0,)) if is_zero else ((0, 1),)
     return Form(rule, run, uneven=frozenset(rank), linear=linear, moved=operand.moved if windows else None)
