@@ -28,12 +28,14 @@ class Tensor:
         versions: Of an operand, the layouts it is at hand in; `FREE` where it can be had in any. Of a result, those it will be asked
             for in, or the one planned; `FREE` where any will do.
         passes: Of an operand, whether its sums may go on waiting.
+        often: How often an operand is moved each time the equation runs; less than once where it is the same on every trip of a loop.
     """
 
     shape: tuple[int, ...]
     bits: int
     versions: tuple[Layout, ...] | None
     passes: bool = False
+    often: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -207,10 +209,10 @@ class _Setting:
         at_once = summed if self.combine != "add" else ()
         left = tuple(sorted((*waiting, *(() if at_once else summed))))
         made = tuple(partial(of, left) for of in placed[count:])
-        total = inside = 0
+        total, inside = 0.0, 0
         for operand, want in zip(self.operands, needed, strict=True):
             if operand.versions is not FREE:
-                total += min(_cost(version, want, operand, mesh) for version in operand.versions)
+                total += operand.often * min(_cost(version, want, operand, mesh) for version in operand.versions)
         for result, has, bare in zip(self.results, made, placed[count:], strict=True):
             if at_once:
                 piece = result.bits * math.prod(-(-n // ways(d.axes, mesh)) for n, d in zip(result.shape, bare.dims)) // 8

@@ -37,9 +37,9 @@ class Region:
         self.trips = 1
         self.spent = 0
 
-    def spend(self, count: int) -> None:
-        """Counts bytes."""
-        self.spent += count * self.trips
+    def spend(self, count: int, trips: int | None = None) -> None:
+        """Counts bytes that are received so often; as often as what is looked at runs where nothing is said."""
+        self.spent += count * (self.trips if trips is None else trips)
 
 
 class Held:
@@ -55,9 +55,10 @@ class Held:
         uses: How many uses the value has in its jaxpr.
         asked: The layouts it was asked for in, in order.
         cut_from: What it is a slice of, along which dimension and from where on; None where it is none.
+        trips: How often it is made; a value from outside of a loop is moved once, in front of the loop.
     """
 
-    __slots__ = ("asked", "bits", "cut_from", "dtype", "region", "remake", "shape", "uses", "versions")
+    __slots__ = ("asked", "bits", "cut_from", "dtype", "region", "remake", "shape", "trips", "uses", "versions")
 
     def __init__(self, region: Region, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> None:
         self.region = region
@@ -68,12 +69,18 @@ class Held:
         self.remake: Callable[[Layout], Array] | None = None
         self.uses = uses
         self.asked: dict[Layout, None] = {}
+        self.trips = region.trips
         self.cut_from: tuple[Held, int, int] | None = None
 
     @property
     def rank(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
+
+    @property
+    def often(self) -> float:
+        """How often it is moved each time that what is looked at runs."""
+        return self.trips / self.region.trips
 
     @property
     def local_bytes(self) -> int:
@@ -100,7 +107,7 @@ class Held:
         else:
             assert best is not None
             if region.dry:
-                region.spend(best[0])
+                region.spend(best[0], self.trips)
                 made = None
             else:
                 made = moved(self.versions[best[2]], best[2], target, self.shape, region.mesh, region.platform)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
 
 from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, replicated
+from shardy_py.backends.local.moves import cost
 from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends import _jax
@@ -28,11 +29,51 @@ def _body_layouts(walker: Walker, variables: Sequence[Any], scope: Scope | None)
     return out
 
 
-def _held(walker: Walker, arrays: Sequence[Array], at: Sequence[Layout], variables: Sequence[Any]) -> list[Held]:
-    return [
-        walker.hold(x, where, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None), uses=2)
-        for x, where, v in zip(arrays, at, variables, strict=True)
-    ]
+def _carried(walker: Walker, variables: Sequence[Any], results: Sequence[Any], scope: Scope | None) -> list[Layout]:
+    """Where what a loop carries lies: as planned, or where a walk before had it on either end of a trip if fewer bytes move so."""
+    out = []
+    for v, made, planned in zip(variables, results, _body_layouts(walker, variables, scope), strict=True):
+        start, end = walker.before.get((id(scope), v)), None if isinstance(made, Literal) else walker.before.get((id(scope), made))
+        best = planned
+        if start is not None and end is not None and end.remake is None and start.shape:
+            choices = [planned, *start.asked, *(at for at in end.versions if not at.unreduced)]
+            rated = [(_trip_bytes(start, end, at), i) for i, at in enumerate(choices) if not at.unreduced]
+            best = choices[min(rated)[1]]
+        out.append(best)
+    return out
+
+
+def _trip_bytes(start: Held, end: Held, at: Layout) -> int:
+    """What a trip moves of a value that is carried in a layout: to be as it is asked for, and back at the end."""
+    mesh = start.region.mesh
+    asked = sum(cost(at, wanted, start.shape, start.bits, mesh) for wanted in start.asked if not wanted.unreduced and wanted is not at)
+    first = next(iter(end.versions))
+    return asked + cost(first, at, start.shape, start.bits, mesh)
+
+
+def _held(
+    walker: Walker, arrays: Sequence[Array], at: Sequence[Layout], variables: Sequence[Any], scope: Scope | None, fixed: int = 0, trips: int = 1
+) -> list[Held]:
+    """The arguments of a body.
+
+    Args:
+        walker: The walker.
+        arrays: Their parts.
+        at: Where they lie.
+        variables: Their variables.
+        scope: The scope of the body.
+        fixed: How many of them, from the first on, are the same on every trip.
+        trips: How often the loop runs.
+    """
+    out = []
+    for i, (x, where, v) in enumerate(zip(arrays, at, variables, strict=True)):
+        held = walker.hold(x, where, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None), uses=2)
+        if i < fixed and trips:
+            held.trips = held.region.trips // trips
+        if scope is not None:
+            walker.made[id(scope), v] = held
+        out.append(held)
+    return out
 
 
 def settled(held: Held) -> Layout:
@@ -82,9 +123,8 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     outs = (open_jaxpr(body) if inner is None else inner.jaxpr).outvars
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
     const_layouts = [settled(held) for held in consts]
-    at = _body_layouts(walker, shown[n_consts:], inner)
-    carry_layouts = at[:n_carry]
-    x_layouts = [_slice_layout(held, planned) for held, planned in zip(xs, at[n_carry:])]
+    carry_layouts = _carried(walker, shown[n_consts : n_consts + n_carry], outs[:n_carry], inner)
+    x_layouts = [_slice_layout(held, planned) for held, planned in zip(xs, _body_layouts(walker, shown[n_consts + n_carry :], inner))]
     y_planned = _body_layouts(walker, outs[n_carry:], inner)
     y_layouts: list[Layout] = []
     const_arrays = [held.get(where) for held, where in zip(consts, const_layouts)]
@@ -92,7 +132,8 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     stacked = [held.get(layout([(), *(dim.axes for dim in where.dims)])) for held, where in zip(xs, x_layouts)]
 
     def step(state: Any, slices: Any) -> tuple[Any, Any]:
-        arguments = _held(walker, [*const_arrays, *state, *slices], [*const_layouts, *carry_layouts, *x_layouts], shown)
+        at = [*const_layouts, *carry_layouts, *x_layouts]
+        arguments = _held(walker, [*const_arrays, *state, *slices], at, shown, inner, n_consts, eqn.params["length"])
         made = run_body(walker, body, arguments, inner)
         y_layouts[:] = [at_hand(held, planned) for held, planned in zip(made[n_carry:], y_planned, strict=True)]
         new = [held.get(where) for held, where in zip(made, (*carry_layouts, *y_layouts), strict=True)]
@@ -133,12 +174,13 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     consts = operands[: n_cond + n_body]
     const_layouts = [settled(held) for held in consts]
     const_arrays = [held.get(at) for held, at in zip(consts, const_layouts)]
-    carry_layouts = _body_layouts(walker, body_vars[n_body:], body_scope)
+    body_outs = (open_jaxpr(body_jaxpr) if body_scope is None else body_scope.jaxpr).outvars
+    carry_layouts = _carried(walker, body_vars[n_body:], body_outs, body_scope)
     first = [held.get(at) for held, at in zip(operands[n_cond + n_body :], carry_layouts)]
     batched = bool(open_jaxpr(cond_jaxpr).outvars[0].aval.shape)
 
     def predicate(state: Any) -> Held:
-        arguments = _held(walker, [*const_arrays[:n_cond], *state], [*const_layouts[:n_cond], *carry_layouts], cond_vars)
+        arguments = _held(walker, [*const_arrays[:n_cond], *state], [*const_layouts[:n_cond], *carry_layouts], cond_vars, cond_scope)
         return run_body(walker, cond_jaxpr, arguments, cond_scope)[0]
 
     def go_on(state: Any) -> Array:
@@ -146,7 +188,7 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
         return lax.reduce_or(found, tuple(range(found.ndim))) if batched else found
 
     def step(state: Any) -> Any:
-        arguments = _held(walker, [*const_arrays[n_cond:], *state], [*const_layouts[n_cond:], *carry_layouts], body_vars)
+        arguments = _held(walker, [*const_arrays[n_cond:], *state], [*const_layouts[n_cond:], *carry_layouts], body_vars, body_scope)
         made = run_body(walker, body_jaxpr, arguments, body_scope)
         new = [held.get(at) for held, at in zip(made, carry_layouts, strict=True)]
         if not batched:
@@ -184,7 +226,7 @@ def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
 
     def taken(branch: Any, inner: Scope | None) -> Any:
         def run(*parts: Array) -> list[Array]:
-            made = run_body(walker, branch, _held(walker, parts, at, open_jaxpr(branch).invars), inner)
+            made = run_body(walker, branch, _held(walker, parts, at, open_jaxpr(branch).invars, None), inner)
             return [held.get(where) for held, where in zip(made, result_layouts, strict=True)]
 
         return run

@@ -72,7 +72,7 @@ def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     left = Mesh(tuple((name, size) for name, size in sizes.items() if name not in manual))
     region = Region(left, walker.region.platform, dry=walker.region.dry)
     region.trips = walker.region.trips
-    inner = _Inner(region, walker.layout_of, walker.forms, walker.handlers, walker.wanted)
+    inner = _Inner(region, walker.layout_of, walker.forms, walker.handlers, walker.previous, walker.start)
     inner.findings, inner.made = walker.findings, walker.made
     child = only_child(scope, index)
 

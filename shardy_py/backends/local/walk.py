@@ -23,7 +23,8 @@ from shardy_py.plan.movements import format_bytes
 Array = Any
 Handler = Callable[["Walker", JaxprEqn, int, list[Held], Scope | None], list[Held]]
 Builders = dict[str, Callable[[Equation], Form | None]]
-Wanted = dict[tuple[int, Var], tuple[Layout, ...]]
+Key = tuple[int, Var]
+"""A variable of a jaxpr at one call site: the scope's identity and the variable."""
 
 
 class Start(enum.Enum):
@@ -43,7 +44,7 @@ class Walker:
         forms: Primitive -> builder of its form.
         handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
         start: What counts where it is not known what a value will be asked for in.
-        wanted: The layouts in which values are asked for later, by scope and variable, where that is known; else the planned ones count.
+        before: A walk over the same, whose values tell what each will be asked for in.
 
     Attributes:
         findings: Equations that had to run whole, with their price.
@@ -56,13 +57,14 @@ class Walker:
         layout_of: Callable[[TensorSharding | None, int], Layout],
         forms: Builders,
         handlers: dict[str, Handler],
-        wanted: Wanted | None = None,
+        before: Walker | None = None,
         start: Start = Start.PLAN,
     ) -> None:
         self.region = region
         self.start = start
-        self.wanted = wanted or {}
-        self.made: dict[tuple[int, Var], Held] = {}
+        self.previous = before
+        self.before = before.made if before is not None else {}
+        self.made: dict[Key, Held] = {}
         self.layout_of = layout_of
         self.forms = forms
         self.handlers = handlers
@@ -185,16 +187,18 @@ class Walker:
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""
         tensors = tuple(
-            Tensor(held.shape, held.bits, FREE if held.remake is not None else tuple(held.versions), self.passes(held)) for held in operands
+            Tensor(held.shape, held.bits, FREE if held.remake is not None else tuple(held.versions), self.passes(held), held.often)
+            for held in operands
         )
         wanted = []
         for v, shape, dtype in zip(equation.eqn.outvars, equation.result_shapes, equation.result_dtypes, strict=True):
-            asked = self.wanted.get((id(scope), v))
+            known = self.before.get((id(scope), v))
+            asked = None if known is None else tuple(known.asked)
             if asked is None:
                 planned = None if self.start is Start.FORWARD else self.planned(v, scope)
                 asked = FREE if planned is None else (planned,)
             wanted.append(Tensor(shape, 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8, asked))
-        strict = self.start is Start.STRICT and not self.wanted
+        strict = self.start is Start.STRICT and not self.before
         best: tuple[Form, Decision] | None = None
         for way in (form, *form.alternatives):
             found = decide(way.rule, tensors, tuple(wanted), self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict)
