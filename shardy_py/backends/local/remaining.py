@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from jax import lax
+from jax import numpy as jnp
+
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
 
@@ -45,10 +51,30 @@ def empty(equation: Equation) -> Form | None:
     return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 
 
+def rng_uniform(equation: Equation) -> Form | None:
+    """Numbers that are others every time, and on every device: those of the first device are everybody's."""
+    (shape,), (dtype,) = equation.result_shapes, equation.result_dtypes
+    rank = range(len(shape))
+
+    def moved(ways: Sequence[int]) -> int:
+        return 2 * math.prod(shape) * dtype.itemsize
+
+    def run(local: Local, arrays: list) -> list:
+        (x,) = local.bind(*arrays)
+        names = tuple(name for name, size in local.sizes.items() if size > 1)
+        if not names:
+            return [x]
+        first = jnp.broadcast_to(lax.axis_index(names) == 0, x.shape)
+        return [lax.psum(lax.select(first, x, lax.full_like(x, 0)), names)]
+
+    return Form(make_rule(shape, [()] * len(equation.shapes), [rank], whole=rank), run, moved=moved)
+
+
 FORMS: dict[str, Builder] = {
     "bitcast_convert_type": bitcast_convert_type,
     "empty": empty,
     "reduce": reduce,
+    "rng_uniform": rng_uniform,
     "xla_metadata_value": pointwise,
 }
 """Primitive -> form."""

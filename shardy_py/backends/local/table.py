@@ -80,7 +80,7 @@ _WHOLE: Mapping[str, str] = {
     """,
     "acts on references, which have no value to cut": "run_state",
     "asks for another processor": "compute_on",
-    "draws from one state for all numbers": "rng_bit_generator rng_uniform",
+    "draws from one state for all numbers": "rng_bit_generator",
     "picks what to scatter by a function of the user's": "select_and_scatter",
     "is code that was compiled elsewhere": "call_exported",
     "has blocks that share a scale": "scaled_dot",

@@ -186,6 +186,7 @@ INSIDE_OTHERS: Mapping[str, str] = {
     "philox2x32": "stands in generators of other numbers than the default ones",
     "philox4x32": "stands in generators of other numbers than the default ones",
     "reciprocal": "is no primitive of every version",
+    "rng_uniform": "draws other numbers every time",
     "stop_gradient": "is no primitive of every version",
     "threefry4x32": "stands in generators of other numbers than the default ones",
     "xla_metadata_value": "holds a value as it is",
