@@ -104,15 +104,20 @@ def split(equation: Equation) -> Form | None:
     return _sliced(equation, shape, results)
 
 
-def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part]) -> Form:
+def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part], given: bool = True) -> Form:
     """A form of slices of one operand.
 
-    Where the only slice takes a single element of a dimension, the one device that has it gives it, the others zeros: a sum that waits.
+    Args:
+        equation: The equation.
+        shape: The operand's shape.
+        results: The slices.
+        given: Whether, where the only slice takes a single element of a dimension, the one device that has it gives it and the others
+            zeros: a sum that waits. The result can be cut along that dimension otherwise, which is the other way to run it.
     """
     rank = range(len(shape))
     cuts = [d for d in rank if any(out[d] != shape[d] for out, _, _ in results)]
     dtype = jnp.dtype(equation.dtypes[0])
-    single = [d for d in cuts if len(results) == 1 and results[0][0][d] == 1]
+    single = [d for d in cuts if given and len(results) == 1 and results[0][0][d] == 1]
     moving = [d for d in cuts if d not in single]
     sizes, dims = list(shape), list(rank)
     for d in single:
@@ -154,7 +159,8 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part])
 
     rule = make_rule(sizes, [rank], [dims] * len(results), reduction=single, whole=[dims[d] for d in single], permutation=moving)
     combine = "or" if dtype == jnp.bool_ else "add"
-    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),), moved=moved if moving else None)
+    others = (_sliced(equation, shape, results, given=False),) if single else ()
+    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),), moved=moved if moving else None, alternatives=others)
 
 
 def pad(equation: Equation) -> Form | None:
