@@ -8,6 +8,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from tests.backends.local.forced import check
+from tests.backends.local.running import check_together
 
 RNG = np.random.default_rng(0)
 
@@ -28,8 +29,7 @@ def test_sort() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "uint8"])
 def test_top_k(dtype: str) -> None:
     """Also more than a shard has, with ties and NaN."""
-    for k in (3, 6):
-        check(lambda x, k=k: lax.top_k(x, k, axis=1), ties(dtype), name="top_k", count=2, cuts=5)
+    check_together("top_k", [((lambda x, k=k: lax.top_k(x, k, axis=1)), (ties(dtype),)) for k in (3, 6)])
 
 
 def test_top_k_of_a_dimension_that_does_not_divide_is_whole() -> None:
