@@ -110,10 +110,27 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
         reduce = lax.pmax if combine == "max" else lax.pmin
         if x.dtype == jnp.bool_:
             return reduce(x.astype(jnp.int32), over).astype(jnp.bool_)
-        wide, back = summable(x, platform)
-        return back(reduce(wide, over))
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return _float_extreme(x, over, combine)
+        return reduce(x, over)
     parts = lax.all_gather(x, over, axis=0, tiled=False)
     return lax.reduce(parts, *_FOLDS[combine](x.dtype), (0,))
+
+
+def _float_extreme(x: Array, over: tuple[str, ...], combine: str) -> Array:
+    """The largest or smallest of floats, or NaN where there is one.
+
+    All-reduces of floats pass NaN over on CPU, and may elsewhere, which reductions on one device do not. So integers in the same order are
+    sent, with NaN at the end that wins.
+    """
+    wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+    whole = jnp.int64 if wide.dtype.itemsize == 8 else jnp.int32
+    limits = jnp.iinfo(whole)
+    bits = lax.bitcast_convert_type(wide, whole)
+    ordered = jnp.where(bits < 0, bits ^ limits.max, bits)
+    ordered = jnp.where(jnp.isnan(wide), limits.max if combine == "max" else limits.min, ordered)
+    best = (lax.pmax if combine == "max" else lax.pmin)(ordered, over)
+    return lax.bitcast_convert_type(jnp.where(best < 0, best ^ limits.max, best), wide.dtype).astype(x.dtype)
 
 
 _FOLDS = {
