@@ -18,19 +18,18 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.combine import SMALL
 from shardy_py.backends.local.tidy import (
-    BODIES,
     COLLECTIVES,
     Atom,
     Rewritten,
     as_body,
     everywhere,
-    has_effects,
+    is_pure,
     needed,
     part,
     retraced,
     rewrite,
 )
-from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends import _jax
 
 LARGEST_PARTIAL = 16 << 20
@@ -56,7 +55,7 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
     known: set[Any] = set(consts)
     fixed = []
     for eqn in body.eqns:
-        if _is_pure(eqn) and all(isinstance(v, Literal) or v in known for v in eqn.invars):
+        if is_pure(eqn) and all(isinstance(v, Literal) or v in known for v in eqn.invars):
             known.update(eqn.outvars)
             fixed.append(eqn)
     moved = needed(fixed, [v for eqn in fixed if eqn.primitive.name in COLLECTIVES for v in eqn.outvars], consts)
@@ -69,12 +68,6 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
         if not isinstance(v, Literal) and v in made:
             used[v] = None
     return moved, list(used)
-
-
-def _is_pure(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name in ("optimization_barrier", "pure_callback", "pallas_call", "ffi_call") or bodies(eqn):
-        return False
-    return eqn.primitive.name not in BODIES and not has_effects(eqn)
 
 
 def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import user_context
 from jax.interpreters import partial_eval
 
-from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.backends.rewriting import bodies, open_jaxpr
 
 Atom = Any
 Rewritten = tuple[list[JaxprEqn], list[Atom]]
@@ -137,6 +137,15 @@ def has_effects(eqn: JaxprEqn) -> bool:
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
+_UNEQUAL = frozenset({"ffi_call", "optimization_barrier", "pallas_call", "pure_callback", "rng_uniform"})
+"""Primitives that may not give the same every time, or that are there to be kept apart."""
+
+
+def is_pure(eqn: JaxprEqn) -> bool:
+    """Whether an equation only computes, the same from the same operands, without jaxprs of its own."""
+    return eqn.primitive.name not in _UNEQUAL and not bodies(eqn) and not has_effects(eqn)
+
+
 def needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom], given: Iterable[Var] = (), *, effects: bool = False) -> list[JaxprEqn]:
     """The equations that results depend on, in order.
 
@@ -162,16 +171,8 @@ def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     return new
 
 
-_REPEATABLE = COLLECTIVES | frozenset(
-    """
-    add all_reduce and axis_index broadcast_in_dim concatenate convert_element_type dynamic_slice eq ge gt iota le lt max min mul ne neg
-    pad reshape rev select_n slice squeeze sub transpose
-    """.split()
-)
-
-
 def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
-    """Computes once what a body asks for twice: collectives, and what prepares their operands.
+    """Computes once what a body asks for twice, as XLA will: collectives of equal operands are then seen to be the same.
 
     What stands behind an `optimization_barrier` has other operands than what stands before it, and is kept.
     """
@@ -180,10 +181,9 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
     def replace(eqn: JaxprEqn) -> Rewritten | None:
         if eqn.primitive.name == "reshard":  # where all axes are manual it says nothing
             return [], list(eqn.invars)
-        if eqn.primitive.name not in _REPEATABLE:
+        if eqn.primitive.name in _UNEQUAL or has_effects(eqn):
             return None
-        operands = tuple((v.val.item(), v.aval) if isinstance(v, Literal) and hasattr(v.val, "item") else _key(v) for v in eqn.invars)
-        key = (eqn.primitive, tuple(eqn.params.items()), operands)
+        key = (eqn.primitive, tuple(eqn.params.items()), tuple(map(_key, eqn.invars)), tuple(v.aval for v in eqn.outvars))
         try:
             found = seen.get(key)
         except TypeError:  # a parameter that has no hash
@@ -197,7 +197,10 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _key(v: Atom) -> Any:
-    return (type(v.val), v.val, v.aval) if isinstance(v, Literal) else v
+    """Equal for atoms of equal values; 0.0 and -0.0 are none."""
+    if not isinstance(v, Literal):
+        return v
+    return v.val.tobytes() if hasattr(v.val, "tobytes") else repr(v.val), type(v.val), v.aval
 
 
 def tidied(jaxpr: Jaxpr) -> Jaxpr:
