@@ -28,8 +28,8 @@ _REDUCTIONS = ("pmax", "pmin", "psum")
 def combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int = SMALL) -> Jaxpr:
     """Packs small independent reductions of the same kind, type and axes into one.
 
-    It stands where the last of them stood; what uses the others moves behind it. Compilers order equations by what they need, so this
-    makes nothing wait that did not wait for another reduction before.
+    It stands where the last of them stood; what uses the others moves behind it, and so may wait longer than before. For small operands
+    the rendezvous that is saved counts for more.
 
     Args:
         jaxpr: The jaxpr of a region.
