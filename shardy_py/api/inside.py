@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.core import eval_jaxpr
 from jax.sharding import AbstractMesh
 
 from shardy_py.api.meshes import MeshView
@@ -13,7 +12,7 @@ from shardy_py.api.planning import make_plan
 from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import Layout
 from shardy_py.api.tracing import trace
-from shardy_py.backends.shard_map import fits_inside, partitioned
+from shardy_py.backends.shard_map import fits_inside
 
 
 def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -37,9 +36,6 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
     inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
     if not fits_inside(planned.imported, context, inputs, outputs):
         return settings.fun(*args, **kwargs)
-    with plan.timings.step("partition"):
-        made = partitioned(
-            planned.traced.jaxpr, planned.imported, view.twin, inputs, outputs, settings.options.platform, view.given, context
-        )
-    results = eval_jaxpr(made.jaxpr.jaxpr, made.jaxpr.consts, *jax.tree.leaves(layout.dynamic_arguments(slots)))
+    assert planned.partitioning is not None
+    results = planned.partitioning.calling(plan, None, context)(*jax.tree.leaves(layout.dynamic_arguments(slots)))
     return jax.tree.unflatten(planned.traced.out_tree, results)

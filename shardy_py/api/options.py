@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jax.sharding import AbstractMesh, Mesh
+
 from shardy_py.api.errors import SpecError, did_you_mean
+from shardy_py.frontends.context import device_platform
 from shardy_py.rules.rule_table import RuleTable
 
 
@@ -19,7 +22,7 @@ class Options:
         op_priority: Propagate element-wise ops first, then others, in stages.
         rule_table: Rules by primitive name or custom call target, used instead of the built-in ones.
         provenance: Keep the steps of the propagation, which `Plan.explain` needs.
-        platform: The platform whose lowering is planned for.
+        platform: The platform whose lowering is planned for; by default that of the mesh's devices, `cpu` for a mesh without devices.
         peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
             compare their plans; 0 compares nothing.
     """
@@ -29,19 +32,29 @@ class Options:
     op_priority: bool = True
     rule_table: RuleTable = field(default_factory=RuleTable)
     provenance: bool = True
-    platform: str = "cpu"
+    platform: str | None = None
     peer_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS)):
             value = getattr(self, name)
-            if value not in known:
+            if value not in known and not (name == "platform" and value is None):
                 raise SpecError(
                     f"{name} is {value!r}",
                     where=f"Options({name}=...)",
                     why=f"the {name} is one of {', '.join(map(repr, known))}",
                     fix=did_you_mean(str(value), known),
                 )
+
+    def platform_of(self, mesh: Mesh | AbstractMesh) -> str:
+        """The platform to plan for.
+
+        Args:
+            mesh: The mesh that is planned for.
+        """
+        if self.platform is not None:
+            return self.platform
+        return device_platform(mesh.devices.flat[0]) if isinstance(mesh, Mesh) else "cpu"
 
 
 _STRATEGIES = ("basic", "aggressive", "basic-then-aggressive")

@@ -1,12 +1,32 @@
-"""One partitioning per plan: for running it and for listing its collectives."""
+"""What runs under `lowering="shard_map"`: the region of a plan, and those of the programs that transformations make of the planned one."""
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import lax
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import AbstractMesh, Mesh
+
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.options import Options
+from shardy_py.api.propagating import decided, propagated
 from shardy_py.api.tracing import TracedCall
-from shardy_py.backends.shard_map import Partitioned, partitioned
+from shardy_py.backends.partitioned_call import Shardings, partitioned_call
+from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.frontends.transforms import hoisted, used_part
+from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.plan import Plan
+
+Run = Callable[..., Sequence[Any]]
 
 
 class Partitioning:
@@ -22,25 +42,27 @@ class Partitioning:
         self.traced = traced
         self._made: Partitioned | None = None
 
-    def made(self, plan: Plan) -> Partitioned:
+    def made(self, plan: Plan, context: AbstractMesh | None = None) -> Partitioned:
         """The traced jaxpr as one region of local arrays.
 
         Args:
             plan: The plan of it.
+            context: The mesh of the `shard_map` around it, if there is one.
         """
         if self._made is None:
-            view = self.traced.request.view
+            request = self.traced.request
+            view, options = request.view, request.settings.options
+            ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
                 self._made = partitioned(
-                    self.traced.jaxpr,
-                    self.imported,
-                    view.twin,
-                    [v.sharding for v in plan.inputs],
-                    [v.sharding for v in plan.outputs],
-                    self.traced.request.settings.options.platform,
-                    view.given,
+                    self.closed, self.imported, view.twin, ins, outs, options.platform_of(view.given), view.given, context
                 )
         return self._made
+
+    @property
+    def closed(self) -> ClosedJaxpr:
+        """What was traced; without references where there were any."""
+        return ClosedJaxpr(self.imported.scope.jaxpr, self.traced.jaxpr.consts)
 
     def collectives(self, plan: Plan) -> tuple[Collective, ...]:
         """The collectives of the region.
@@ -49,3 +71,170 @@ class Partitioning:
             plan: The plan of it.
         """
         return self.made(plan).collectives
+
+    def calling(self, plan: Plan, mesh: Mesh | None, context: AbstractMesh | None = None) -> Run:
+        """A function from leaves to leaves that runs the region, and can be transformed as the traced one.
+
+        Args:
+            plan: The plan of it.
+            mesh: The devices; None where the mesh is abstract, or they are known from around the call.
+            context: The mesh of the `shard_map` around the call, if there is one.
+        """
+        request, closed = self.traced.request, self.closed
+        consts, whole = closed.consts, hoisted(closed)
+        # Without what nothing uses, as jax.jit would leave it out later: that would be another program, to be planned once more.
+        jaxpr, used = used_part(whole, (True,) * len(whole.out_avals))
+        ins = (*(None for _ in consts), *(decided(v.sharding, len(v.shape)) for v in plan.inputs))
+        outs = tuple(decided(v.sharding, len(v.shape)) for v in plan.outputs)
+        ins = tuple(s for s, u in zip(ins, used, strict=True) if u)
+        planned = _Planned(self, plan, jaxpr, used, ins, outs)
+        # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
+        light = not any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts)
+        find = (lambda: planned) if light else _Weakly(planned)
+        partition = Partitions(request.view, request.settings.options, mesh, find, context)
+
+        def run(*leaves: Any) -> list[Any]:
+            operands = [x for x, u in zip((*consts, *leaves), planned.used, strict=True) if u]
+            return partitioned_call(jaxpr, operands, partition, ins, outs, request.name)
+
+        return run
+
+
+_LIGHT = 1 << 16
+"""The bytes of a constant that may be remembered."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """A call that is planned already.
+
+    Attributes:
+        partitioning: Makes its region.
+        plan: Its plan.
+        jaxpr: What the call binds.
+        used: Which of the constants and inputs of the planned jaxpr are its inputs.
+        ins: What the plan says of them.
+        outs: What it says of results.
+    """
+
+    partitioning: Partitioning
+    plan: Plan
+    jaxpr: ClosedJaxpr
+    used: tuple[bool, ...]
+    ins: Shardings
+    outs: Shardings
+
+    def run(self, context: AbstractMesh | None) -> Run:
+        """The region."""
+        made = self.partitioning.made(self.plan, context).jaxpr
+        own = made.consts[: len(made.consts) - len(self.partitioning.closed.consts)]  # those of the region, before those of the planned one
+        whole = hoisted(made)
+        part, needed = used_part(whole, (True,) * len(whole.out_avals))
+        call, used, avals = jaxpr_as_fun(part), self.used, whole.in_avals
+
+        def run(*args: Any) -> Sequence[Any]:
+            given = iter(args)
+            values = [*own, *(next(given) if u else None for u in used)]
+            return call(*(_anything(a) if x is None else x for x, a, n in zip(values, avals, needed, strict=True) if n))
+
+        return run
+
+
+def _anything(aval: Any) -> Any:
+    return lax.full(aval.shape, 0, aval.dtype)
+
+
+class _Weakly:
+    def __init__(self, planned: _Planned) -> None:
+        self._planned = weakref.ref(planned)
+
+    def __call__(self) -> _Planned | None:
+        return self._planned()
+
+
+@dataclass(eq=False)
+class _Derived:
+    """A program that a transformation made, planned.
+
+    Attributes:
+        shardings: Of its inputs, and of its results.
+        imported: Its program; None once there is a region.
+    """
+
+    shardings: tuple[Shardings, Shardings]
+    imported: Imported | None
+
+
+@dataclass(frozen=True, eq=False)
+class Partitions:
+    """Plans and partitions what a decorated function is transformed to, as the function itself; see `Partition`.
+
+    Attributes:
+        view: The mesh.
+        options: How to propagate.
+        devices: The devices of the mesh.
+        first: Gives the call that is planned already, while there is such a one.
+        context: The mesh of the `shard_map` around the call, if there is one.
+    """
+
+    view: MeshView
+    options: Options
+    devices: Mesh | None
+    first: Callable[[], _Planned | None]
+    context: AbstractMesh | None = None
+    _derived: dict[Any, _Derived] = field(default_factory=dict)
+
+    def planned(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> tuple[Shardings, Shardings]:
+        """The shardings of inputs and results."""
+        if self._is_first(jaxpr, in_shardings, out_shardings) is not None:
+            return in_shardings, out_shardings
+        return self._plan(jaxpr, in_shardings, out_shardings).shardings
+
+    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Run:
+        """A function from global arrays to global arrays, one region."""
+        first = self._is_first(jaxpr, in_shardings, out_shardings)
+        run = self._region(jaxpr, in_shardings, out_shardings) if first is None else first.run(self.context)
+        around = AbstractMesh((), ()) if self.context is None else self.context
+
+        def call(*args: Any) -> Sequence[Any]:
+            with jax.sharding.use_abstract_mesh(around):
+                return run(*args)
+
+        return call
+
+    def _is_first(self, jaxpr: ClosedJaxpr, ins: Shardings, outs: Shardings) -> _Planned | None:
+        first = self.first()
+        return first if first is not None and jaxpr is first.jaxpr and ins == first.ins and outs == first.outs else None
+
+    def _region(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Run:
+        found = self._plan(jaxpr, in_shardings, out_shardings)
+        imported = self._propagated(jaxpr, in_shardings, out_shardings) if found.imported is None else found.imported
+        found.imported = None
+        ins, outs = found.shardings
+        if self.context is not None and not fits_inside(imported, self.context, ins, outs):
+            return jaxpr_as_fun(jaxpr)
+        closed = ClosedJaxpr(imported.scope.jaxpr, jaxpr.consts)
+        view, platform = self.view, self.options.platform_of(self.view.given)
+        return jaxpr_as_fun(partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context).jaxpr)
+
+    def _plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> _Derived:
+        key = (jaxpr, in_shardings, out_shardings)
+        found = self._derived.get(key)
+        if found is None:
+            imported = self._propagated(*key)
+            main = imported.program.main
+            ins = tuple(decided(a.sharding, v.aval.ndim) for a, v in zip(main.arguments, jaxpr.jaxpr.invars, strict=True))
+            outs = tuple(decided(s, v.aval.ndim) for s, v in zip(main.result_shardings, jaxpr.jaxpr.outvars, strict=True))
+            found = _Derived((ins, outs), imported)
+            while len(self._derived) >= _DERIVED_AT_MOST:
+                self._derived.pop(next(iter(self._derived)))
+            self._derived[key] = found
+        return found
+
+    def _propagated(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Imported:
+        with no_collection():
+            return propagated(jaxpr, self.view, self.options, in_shardings, out_shardings)
+
+
+_DERIVED_AT_MOST = 256
+"""How many programs are remembered for each planned one."""

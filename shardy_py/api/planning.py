@@ -9,15 +9,15 @@ from typing import Any
 import jax
 
 from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.propagating import propagated
 from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf, result_paths
 from shardy_py.backends.donation import used_inputs, why_off
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
-from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.frontends.jaxpr import Imported, from_jaxpr
+from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.jaxpr import Imported
 from shardy_py.ir import TensorType
-from shardy_py.passes import pipelines
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, refusals
@@ -99,7 +99,8 @@ def make_plan(traced: TracedCall) -> Planned:
         with timings.step("describe"):
             results = result_leaves(traced)
             wanted = out_shardings(traced, results)
-        imported = propagated(traced.jaxpr, traced, request.shardings, wanted, timings, log)
+        names = [leaf.path for leaf in request.leaves]
+        imported = propagated(traced.jaxpr, request.view, request.settings.options, request.shardings, wanted, timings, log, names)
         with timings.step("collect"):
             main = imported.program.main
             inputs = tuple(
@@ -131,45 +132,3 @@ def _donated(
         leaves = jax.tree.structure(traced.request.slots[i]).num_leaves
         slots += [i if i in layout.donated else None] * leaves
     return donations(imported.program, inputs, outputs, slots, used_inputs(traced.jaxpr), why_off())
-
-
-def propagated(
-    jaxpr: Any,
-    traced: TracedCall,
-    inputs: Any,
-    outputs: Any,
-    timings: Timings,
-    log: list[Step] | None,
-) -> Imported:
-    """A jaxpr as a program, with the shardings that the propagation gives it."""
-    request = traced.request
-    options = request.settings.options
-    with timings.step("read"):
-        imported = from_jaxpr(
-            jaxpr,
-            mesh=request.view.core,
-            in_shardings=[_physical(s, v.aval) for s, v in zip(inputs, jaxpr.jaxpr.invars)],
-            out_shardings=[_physical(s, v.aval) for s, v in zip(outputs, jaxpr.jaxpr.outvars)],
-            argument_names=[leaf.path for leaf in request.leaves],
-            rules=options.rule_table or None,
-            platform=options.platform,
-        )
-    with timings.step("propagate"):
-        pipelines.plan_pipeline(
-            imported.program,
-            strategy=options.strategy,
-            conservative=options.conservative,
-            op_priority=options.op_priority,
-            log=log,
-        )
-    return imported
-
-
-def _physical(sharding: TensorSharding | None, aval: Any) -> TensorSharding | None:
-    """The sharding of the array that holds a value; PRNG keys have further dimensions, replicated."""
-    if sharding is None or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
-        return sharding
-    from shardy_py.frontends.primitives.avals import physical_shape
-
-    extra = len(physical_shape(aval)) - sharding.rank
-    return sharding.with_dims((*sharding.dims, *(DimensionSharding(),) * extra))

@@ -11,14 +11,16 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.source_info_util import summarize
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardy_py.api.dispatch import Dispatch, cut_for_processes, cut_host_array, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
-from shardy_py.api.meshes import MESH_NAME, MeshView
-from shardy_py.api.planning import Planned, propagated
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.planning import Planned
+from shardy_py.api.propagating import decided, propagated
 from shardy_py.api.signature import Layout, configuration
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
@@ -74,7 +76,6 @@ class Entry:
 
     Attributes:
         plan: The plan.
-        pinned: What runs.
         jitted: Takes slots.
         dispatch: How calls run it; see `dispatch.Dispatch`.
         placements: Where the leaves of the dynamic slots belong.
@@ -86,7 +87,7 @@ class Entry:
     """
 
     planned: Planned
-    pinned: Pinned
+    _pinned: Pinned | None
     jitted: Any
     dispatch: Dispatch
     placements: tuple[NamedSharding, ...]
@@ -101,6 +102,14 @@ class Entry:
     def plan(self) -> Plan:
         """The plan."""
         return self.planned.plan
+
+    @property
+    def pinned(self) -> Pinned:
+        """What runs."""
+        if self._pinned is not None:
+            return self._pinned
+        assert self.planned.partitioning is not None
+        return Pinned(self.planned.partitioning.made(self.plan).jaxpr, 0, True)
 
     def __call__(self, slots: Sequence[Any]) -> Any:
         """Runs, with uncommitted arrays that are donated put where the plan wants them.
@@ -192,14 +201,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
     _warn_of_refused(plan.donation, request.location)
 
-    def again(copy: ClosedJaxpr) -> Imported:
-        return propagated(copy, traced, _closed(plan.inputs), _closed(plan.outputs), plan.timings, None)
-
-    if planned.partitioning is not None:
-        ready = Pinned(planned.partitioning.made(plan).jaxpr, 0, True)
-    else:
-        with plan.timings.step("pin"):
-            ready = pinned(traced.jaxpr, planned.imported, view.twin, again)
+    pins, replay = _pinned(planned) if planned.partitioning is None else (None, _partitioned(planned, planned.partitioning, mesh))
     named = NamedShardings(mesh)
     tree = jax.tree.structure(tuple(request.slots[i] for i in layout.dynamic))
     types, statics = request.key[2], request.key[4]
@@ -207,7 +209,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     jitted = executable(
         request.name,
         layout.labels,
-        ready.jaxpr,
+        replay,
         traced.out_tree,
         Signature(tree, types, statics, configuration()),
         mesh=mesh,
@@ -221,17 +223,30 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     guard, errors = guard_of(layout, request.settings.fun)
     placed = None if view.explicit else in_shardings
     dispatch = direct(jitted) if abstract else dispatched(jitted, planned, mesh)
-    return Entry(planned, ready, jitted, dispatch, in_shardings, placed, layout, guard, errors, not traced.closes_over_tracers)
+    return Entry(planned, pins, jitted, dispatch, in_shardings, placed, layout, guard, errors, not traced.closes_over_tracers)
+
+
+def _pinned(planned: Planned) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
+    """The traced jaxpr with constraints that pin the plan, and a function that runs it."""
+    plan, request = planned.plan, planned.traced.request
+    closed = _closed(plan.inputs), _closed(plan.outputs)
+
+    def again(copy: ClosedJaxpr) -> Imported:
+        return propagated(copy, request.view, request.settings.options, *closed, plan.timings)
+
+    with plan.timings.step("pin"):
+        made = pinned(planned.traced.jaxpr, planned.imported, request.view.twin, again)
+    return made, jaxpr_as_fun(made.jaxpr)
+
+
+def _partitioned(planned: Planned, partitioning: Partitioning, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
+    """A function that calls the region of a plan."""
+    return partitioning.calling(planned.plan, mesh if isinstance(mesh, Mesh) else None)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:
     """What `in_shardings` and `out_shardings` of the jitted function say: the plan, every dimension closed."""
-    made = []
-    for value in values:
-        rank = len(value.shape)
-        planned = TensorSharding.closed(MESH_NAME, rank) if value.sharding is None else value.sharding
-        made.append(planned.with_dims(planned.dims[:rank]).closed_like().with_mesh(MESH_NAME))
-    return made
+    return [decided(value.sharding, len(value.shape)) for value in values]
 
 
 def _warn_of_refused(donated: Sequence[Donated], location: str) -> None:

@@ -1,4 +1,4 @@
-"""Executable: a pinned jaxpr behind one `jax.jit`, for calls of one signature."""
+"""Executable: what a plan runs behind one `jax.jit`, for calls of one signature."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from keyword import iskeyword
 from typing import Any
 
 import jax
-from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardy_py.backends.leaf_order import Inputs, Outputs, Rearranged
@@ -41,7 +39,7 @@ class Signature:
 def executable(
     name: str,
     labels: Sequence[str],
-    jaxpr: ClosedJaxpr,
+    replay: Callable[..., Sequence[Any]],
     out_tree: Any,
     signature: Signature,
     *,
@@ -53,15 +51,15 @@ def executable(
     arrangement: Arrangement,
     configuration: Callable[[], tuple[Any, ...]],
 ) -> Any:
-    """A jitted function of slots that replays the jaxpr.
+    """A jitted function of slots.
 
     JAX's own dispatch finds the compiled program; only where it finds none does the body run, and raises `SignatureChanged` unless the
-    call is of the signature the jaxpr was traced for. So repeated calls cost what they cost with `jax.jit`.
+    call is of the signature it was made for. So repeated calls cost what they cost with `jax.jit`.
 
     Args:
         name: The function's name, for profiles.
         labels: The names of the slots, for messages of JAX and names of parameters in compiled programs.
-        jaxpr: What to run.
+        replay: What to run, from leaves to leaves.
         out_tree: Structure of the result.
         signature: What the jaxpr was traced for.
         mesh: The mesh with its devices, or an abstract one to lower for other platforms.
@@ -73,9 +71,6 @@ def executable(
         configuration: Gives the settings of JAX at the time of a call.
     """
     static = frozenset(static_slots)
-
-    def replay(*leaves: Any) -> list[Any]:
-        return eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves)
 
     run: Callable[..., Any] = replay
     if explicit:

@@ -18,3 +18,9 @@ def explicit_sharding(tracer: Any) -> Any:
     """The sharding that a tracer has in its type, over axes of type Explicit; None where it has none."""
     aval = jax.typeof(tracer)
     return _jax.sharding_of(aval) if _jax.has_explicit_axes(aval) else None
+
+
+def device_platform(device: Any) -> str:
+    """The platform that programs for a device are lowered for: `cpu`, `cuda`, `rocm`, `tpu`."""
+    client = device.client
+    return getattr(client, "_raw_platform", client.platform)

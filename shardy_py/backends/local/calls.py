@@ -107,6 +107,7 @@ HANDLERS: dict[str, Handler] = {
     "jit": inlined,
     "linear_call": inlined,
     "optimization_barrier": optimization_barrier,
+    "partitioned_call": inlined,
     "remat2": remat,
     "remat_opt": inlined,
     "xla_metadata_call": inlined,

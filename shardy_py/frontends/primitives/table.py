@@ -39,8 +39,8 @@ NATIVE = """
 
 REGION = """
     axis_index call closed_call compute_on cond custom_jvp_call custom_linear_solve custom_vjp_call custom_vmap_call device_put jit
-    linear_call optimization_barrier platform_index remat2 remat_opt reshard run_state scan sdy_propagation_barrier sdy_ruled_call
-    sdy_sharding_constraint sdy_sharding_group shard_alike shard_map sharding_constraint while xla_metadata_call
+    linear_call optimization_barrier partitioned_call platform_index remat2 remat_opt reshard run_state scan sdy_propagation_barrier
+    sdy_ruled_call sdy_sharding_constraint sdy_sharding_group shard_alike shard_map sharding_constraint while xla_metadata_call
 """
 
 LOWERED = """

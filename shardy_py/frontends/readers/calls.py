@@ -142,6 +142,7 @@ READERS: ReaderTable = {
     "eval_jaxpr": inlined,
     "jit": jit,
     "linear_call": inlined,
+    "partitioned_call": inlined,
     "remat2": remat,
     "remat_opt": inlined,
     "xla_metadata_call": inlined,

@@ -1,0 +1,82 @@
+"""From a jaxpr and what is known of its shardings to a program with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from shardy_py.api.meshes import MESH_NAME, MeshView
+from shardy_py.api.options import Options
+from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.frontends.jaxpr import Imported, from_jaxpr
+from shardy_py.passes import pipelines
+from shardy_py.passes.propagation.log import Step
+from shardy_py.plan.timings import Timings
+
+
+def propagated(
+    jaxpr: ClosedJaxpr,
+    view: MeshView,
+    options: Options,
+    inputs: Sequence[TensorSharding | None],
+    outputs: Sequence[TensorSharding | None],
+    timings: Timings | None = None,
+    log: list[Step] | None = None,
+    names: Sequence[str] | None = None,
+) -> Imported:
+    """A jaxpr as a program, with the shardings that the propagation gives it.
+
+    Args:
+        jaxpr: The jaxpr.
+        view: The mesh.
+        options: How to propagate.
+        inputs: What is known of the sharding of each input, at its rank; None where nothing is.
+        outputs: The same for results.
+        timings: Where the time of each step is added.
+        log: Where the steps of the propagation are written.
+        names: Names of the inputs, for people to read.
+    """
+    timings = Timings() if timings is None else timings
+    with timings.step("read"):
+        imported = from_jaxpr(
+            jaxpr,
+            mesh=view.core,
+            in_shardings=[_physical(s, v.aval) for s, v in zip(inputs, jaxpr.jaxpr.invars, strict=True)],
+            out_shardings=[_physical(s, v.aval) for s, v in zip(outputs, jaxpr.jaxpr.outvars, strict=True)],
+            argument_names=names,
+            rules=options.rule_table or None,
+            platform=options.platform_of(view.given),
+        )
+    with timings.step("propagate"):
+        pipelines.plan_pipeline(
+            imported.program,
+            strategy=options.strategy,
+            conservative=options.conservative,
+            op_priority=options.op_priority,
+            log=log,
+        )
+    return imported
+
+
+def _physical(sharding: TensorSharding | None, aval: Any) -> TensorSharding | None:
+    """The sharding of the array that holds a value; PRNG keys have further dimensions, replicated."""
+    if sharding is None or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return sharding
+    from shardy_py.frontends.primitives.avals import physical_shape
+
+    extra = len(physical_shape(aval)) - sharding.rank
+    return sharding.with_dims((*sharding.dims, *(DimensionSharding(),) * extra))
+
+
+def decided(sharding: TensorSharding | None, rank: int) -> TensorSharding:
+    """A planned sharding as annotations say it: every dimension closed, without those that PRNG keys add.
+
+    Args:
+        sharding: The sharding; None is replicated.
+        rank: The rank of the value.
+    """
+    planned = TensorSharding.closed(MESH_NAME, rank) if sharding is None else sharding
+    return planned.with_dims(planned.dims[:rank]).closed_like().with_mesh(MESH_NAME)
