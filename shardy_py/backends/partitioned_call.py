@@ -19,6 +19,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.frontends.context import no_context_devices
 from shardy_py.frontends.transforms import batch_jaxpr, checkpoint_rule, hoisted, jvp_jaxpr, split_jaxpr, transpose_jaxpr, used_part
 
 Shardings = tuple[TensorSharding | None, ...]
@@ -210,7 +211,15 @@ def _eagerly(*args: Any, **params: Any) -> list[Any]:
 
 partitioned_call_p.def_impl(_eagerly)
 partitioned_call_p.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
-mlir.register_lowering(partitioned_call_p, mlir.lower_fun(_run, multiple_results=True))
+_lowered = mlir.lower_fun(_run, multiple_results=True)
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
+    with no_context_devices():
+        return _lowered(ctx, *args, **params)
+
+
+mlir.register_lowering(partitioned_call_p, _lower)
 
 
 # Forward derivatives. Reverse ones are made by JAX from these, by the division below into what does not depend on tangents and what does.

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -107,6 +108,11 @@ def context_devices() -> Mesh | None:
     """The mesh of `jax.set_mesh`; unlike `jax.sharding.get_mesh`, under a trace too."""
     mesh = _mesh.get_concrete_mesh()
     return None if mesh is None or mesh.empty else mesh
+
+
+def no_context_devices() -> AbstractContextManager[Any]:
+    """As if no mesh had been set by `jax.set_mesh`: lowering takes its axes for those of any region over an abstract mesh."""
+    return _sharding_impls._internal_use_concrete_mesh(_mesh.empty_concrete_mesh)
 
 
 def coordination_client() -> Any:

@@ -12,6 +12,7 @@ from shardy_py.frontends._jax import coordination_client as coordination_client
 from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
 from shardy_py.frontends._jax import is_tracing as is_tracing
+from shardy_py.frontends._jax import no_context_devices as no_context_devices
 
 
 def explicit_sharding(tracer: Any) -> Any:

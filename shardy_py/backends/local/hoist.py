@@ -30,7 +30,7 @@ from shardy_py.backends.local.tidy import (
     rewrite,
 )
 from shardy_py.backends.rewriting import open_jaxpr
-from shardy_py.frontends import _jax
+from shardy_py.frontends.loops import scan_counts
 
 LARGEST_PARTIAL = 16 << 20
 """Bytes that a sum may take on each device while its scattering waits for the end of a loop."""
@@ -83,7 +83,7 @@ def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:
 
 
 def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
-    n_consts, n_carry = _jax.scan_counts(eqn)
+    n_consts, n_carry = scan_counts(eqn)
     body = open_jaxpr(eqn.params["jaxpr"])
     found = _split(body, body.invars[:n_consts])
     if found is None:
@@ -182,7 +182,7 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: floa
     body = open_jaxpr(eqn.params["jaxpr"])
     if body.constvars or eqn.params["length"] < 2:
         return None
-    n_consts, n_carry = _jax.scan_counts(eqn)
+    n_consts, n_carry = scan_counts(eqn)
     sums = [*_sums(body, n_consts, n_carry, largest), *_stacked(body, n_carry, small)]
     if not sums:
         return None

@@ -14,8 +14,8 @@ from shardy_py.backends.local.layouts import Layout, layout, replicated
 from shardy_py.backends.local.moves import cost
 from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.backends.rewriting import open_jaxpr
-from shardy_py.frontends import _jax
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.loops import scan_counts
 
 Array = Any
 
@@ -115,7 +115,7 @@ def _slice_layout(stacked: Held, planned: Layout) -> Layout:
 @runs_dry
 def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """A scan of local arrays: the leading dimension is whole, the carry lies as planned on every trip."""
-    n_consts, n_carry = _jax.scan_counts(eqn)
+    n_consts, n_carry = scan_counts(eqn)
     body = eqn.params["jaxpr"]
     variables = open_jaxpr(body).invars
     inner = _scope_of(scope, index, body)
