@@ -19,7 +19,7 @@ from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.walk import Handler, Start, Walker
+from shardy_py.backends.local.walk import Reading, Start, Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
@@ -125,8 +125,9 @@ def partitioned(
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
 
-    before, start = _foreseen(layouts, platform, handlers, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
-    walker = Walker(Region(layouts.mesh, platform), layouts, FORMS, handlers, before, start)
+    reading = Reading(FORMS, handlers)
+    before, start = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
+    walker = Walker(Region(layouts.mesh, platform), layouts, reading, before, start)
 
     def local(*parts: Any) -> list[Any]:
         return run(walker, parts)
@@ -194,7 +195,7 @@ PASSES = 6
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, handlers: dict[str, Handler], run: Callable[[Walker], Any]) -> tuple[Walker | None, Start]:
+def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[Walker], Any]) -> tuple[Walker | None, Start]:
     """The walk to be repeated: the one before it, and where it started, as the cheapest of several dry runs has them.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
@@ -206,7 +207,7 @@ def _foreseen(layouts: Layouts, platform: str, handlers: dict[str, Handler], run
         last = -1
         for _ in range(PASSES):
             region = Region(layouts.mesh, platform, dry=True)
-            walker = Walker(region, layouts, FORMS, handlers, before, start)
+            walker = Walker(region, layouts, reading, before, start)
             run(walker)
             if best is None or region.spent < best[0]:
                 best = region.spent, before, start

@@ -245,4 +245,3 @@ def _cost(version: Layout, want: Layout, tensor: Tensor, mesh: Mesh) -> int:
     if any(axis not in version.unreduced for axis in want.unreduced):
         return 1 << 60
     return cost(version, want, tensor.shape, tensor.bits, mesh)
-

@@ -159,7 +159,7 @@ def called(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scop
 def kernel(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it."""
     if walker.region.dry:
-        return walker.whole(Equation(eqn), operands)
+        return walker.whole(walker.reading.equation(eqn), operands)
     here = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
     params = {name: _placed(value, here) for name, value in eqn.params.items()}
     return walker.whole(Equation(eqn.replace(params=params)), operands)

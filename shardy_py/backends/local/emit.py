@@ -156,8 +156,9 @@ def summable(x: Array, platform: str) -> tuple[Array, Any]:
 
 
 def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:
-    """Sends an array whose values nobody looks at on the way: XLA on CPU would send small floats as larger ones, and integers as they are."""
-    if platform != "cpu" or is_key(x.dtype) or x.dtype.itemsize > 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == jnp.float16:
+    """Sends an array whose values nobody looks at on the way, where XLA on CPU would send small floats as larger ones."""
+    widened = not is_key(x.dtype) and x.dtype.itemsize <= 2 and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != jnp.float16
+    if platform != "cpu" or not widened:
         return send(x)
     return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")), x.dtype)
 

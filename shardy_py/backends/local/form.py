@@ -32,9 +32,10 @@ class Equation:
         dtypes: Their element types.
         result_shapes: Global shapes of its results.
         result_dtypes: Their element types.
+        known: What was found out about it, for whoever reads it again.
     """
 
-    __slots__ = ("dtypes", "eqn", "name", "params", "result_dtypes", "result_shapes", "shapes")
+    __slots__ = ("dtypes", "eqn", "known", "name", "params", "result_dtypes", "result_shapes", "shapes")
 
     def __init__(self, eqn: JaxprEqn) -> None:
         self.eqn = eqn
@@ -44,6 +45,7 @@ class Equation:
         self.dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.invars]
         self.result_shapes: list[tuple[int, ...]] = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
         self.result_dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
+        self.known: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -233,3 +235,9 @@ def is_key(dtype: Any) -> bool:
 def is_inexact(dtype: Any) -> bool:
     """Whether an element type is of floats or complex numbers, whose sums may be taken in any order."""
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+@functools.lru_cache(maxsize=256)
+def bits_of(dtype: Any) -> int:
+    """Bits of an element; a PRNG key counts as two words."""
+    return 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardy_py.backends.local.emit import moved
-from shardy_py.backends.local.form import is_key
+from shardy_py.backends.local.form import bits_of
 from shardy_py.backends.local.layouts import Layout, local_shape, replicated
 from shardy_py.backends.local.moves import cost
 from shardy_py.dialect import Mesh
@@ -64,7 +64,7 @@ class Held:
         self.region = region
         self.shape = shape
         self.dtype = dtype
-        self.bits = 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8
+        self.bits = bits_of(dtype)
         self.versions: dict[Layout, Array] = {}
         self.remake: Callable[[Layout], Array] | None = None
         self.uses = uses

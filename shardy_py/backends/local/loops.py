@@ -52,7 +52,13 @@ def _trip_bytes(start: Held, end: Held, at: Layout) -> int:
 
 
 def _held(
-    walker: Walker, arrays: Sequence[Array], at: Sequence[Layout], variables: Sequence[Any], scope: Scope | None, fixed: int = 0, trips: int = 1
+    walker: Walker,
+    arrays: Sequence[Array],
+    at: Sequence[Layout],
+    variables: Sequence[Any],
+    scope: Scope | None,
+    fixed: int = 0,
+    trips: int = 1,
 ) -> list[Held]:
     """The arguments of a body.
 
@@ -233,7 +239,7 @@ def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
 
     chosen = which.whole()
     if walker.region.dry:
-        made = [taken(b, s)(*arrays) for b, s in zip(branches, scopes)][0]
+        made, *_ = [taken(b, s)(*arrays) for b, s in zip(branches, scopes)]
     else:
         made = lax.switch(chosen, [taken(b, s) for b, s in zip(branches, scopes)], *arrays)
     return [_result(walker, x, where, v) for x, where, v in zip(made, result_layouts, eqn.outvars, strict=True)]

@@ -182,7 +182,8 @@ def _spelled(source: Layout, steps: tuple[CollectiveStep, ...], target: Layout, 
                 out.append(("all_to_all", axes, layout(dims), move.source, move.target))
         else:
             after = layout([dim.axes for dim in step.result.dims])
-            if any(not a.is_full for dim in after.dims for a in dim.axes) or local_shape(shape, now, mesh) != local_shape(shape, after, mesh):
+            cut = any(not a.is_full for dim in after.dims for a in dim.axes)
+            if cut or local_shape(shape, now, mesh) != local_shape(shape, after, mesh):
                 return None
             out.append(("collective_permute", tuple(AxisRef(name) for name in mesh.axis_names), after, -1, -1))
         now = out[-1][2] if out else now
@@ -205,5 +206,3 @@ def _whole(source: Layout, target: Layout) -> _Spelled:
         if dims[d]:
             out.append(("all_slice", dims[d], layout(dims), d, -1))
     return out
-
-

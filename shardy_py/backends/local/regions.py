@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.annotations import identity
 from shardy_py.backends.local.calls import only_child
-from shardy_py.backends.local.form import Equation, bind
+from shardy_py.backends.local.form import bind
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Axes, Layout, layout, replicated
 from shardy_py.backends.local.loops import settled
@@ -72,7 +72,7 @@ def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     left = Mesh(tuple((name, size) for name, size in sizes.items() if name not in manual))
     region = Region(left, walker.region.platform, dry=walker.region.dry)
     region.trips = walker.region.trips
-    inner = _Inner(region, walker.layout_of, walker.forms, walker.handlers, walker.previous, walker.start)
+    inner = _Inner(region, walker.layout_of, walker.reading, walker.previous, walker.start)
     inner.findings, inner.made = walker.findings, walker.made
     child = only_child(scope, index)
 
@@ -123,7 +123,7 @@ def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Ren
         return [walker.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
     at = [layout([() if d in touched else dim.axes for d, dim in enumerate(settled(held).dims)]) for held in operands]
     made = run(eqn, [held.get(where) for held, where in zip(operands, at)])
-    equation = Equation(eqn)
+    equation = walker.reading.equation(eqn)
     return [
         walker.hold(x, where, shape, dtype)
         for x, where, shape, dtype in zip(made, at, equation.result_shapes, equation.result_dtypes, strict=True)

@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local import halo
-from shardy_py.backends.local.form import Equation, Form, Local, is_key, make_rule
+from shardy_py.backends.local.form import Form, Local, is_key, make_rule
 from shardy_py.backends.local.held import Held
 from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.frontends.importer import Scope
@@ -25,7 +25,7 @@ Runs = tuple[tuple[int, int], ...]
 @runs_dry
 def sliced(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The slice; what it is one of is noted, where it takes neighbouring elements of one dimension."""
-    made = walker.formed(Equation(eqn), operands, scope)
+    made = walker.formed(walker.reading.equation(eqn), operands, scope)
     (held,), (whole,) = made, operands
     cuts = [d for d, (n, m) in enumerate(zip(whole.shape, held.shape, strict=True)) if n != m]
     strides = eqn.params["strides"]
@@ -37,7 +37,7 @@ def sliced(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scop
 @runs_dry
 def concatenated(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """The operands behind each other; straight from what they are slices of, where that is one value, cut along the same dimension."""
-    equation = Equation(eqn)
+    equation = Equation(eqn)  # one of its own, for it gets other operands
     dim = eqn.params["dimension"]
     sources = [held.cut_from for held in operands]
     first = sources[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from jax.extend.source_info_util import current_name_stack, summarize, user_cont
 
 from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
 from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
-from shardy_py.backends.local.form import Equation, Form, Local, bind, is_key
+from shardy_py.backends.local.form import Equation, Form, Local, bind, bits_of
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated, ways
 from shardy_py.dialect import Mesh, TensorSharding
@@ -35,14 +36,72 @@ class Start(enum.Enum):
     STRICT = "the planned sharding of its results"
 
 
+class Reading:
+    """What walks over the same jaxprs know of them: forms of equations, and how often variables are used.
+
+    Args:
+        forms: Primitive -> builder of its form.
+        handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
+    """
+
+    def __init__(self, forms: Builders, handlers: dict[str, Handler]) -> None:
+        self.forms = forms
+        self.handlers = handlers
+        self._equations: dict[int, Equation] = {}
+        self._forms: dict[Any, Form | None] = {}
+        self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
+
+    def equation(self, eqn: JaxprEqn) -> Equation:
+        """An equation, read once."""
+        found = self._equations.get(id(eqn))
+        if found is None:
+            found = self._equations[id(eqn)] = Equation(eqn)
+        return found
+
+    def form(self, equation: Equation) -> Form | None:
+        """The form of an equation; None where it has to run whole."""
+        if "form" not in equation.known:
+            equation.known["form"] = self._form(equation)
+        return equation.known["form"]
+
+    def _form(self, equation: Equation) -> Form | None:
+        build = self.forms.get(equation.name)
+        if build is None:
+            return None
+        types = tuple((s, d) for s, d in zip(equation.shapes, equation.dtypes, strict=True))
+        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, equation.eqn.invars)))
+        try:
+            if key not in self._forms:
+                self._forms[key] = build(equation)
+            return self._forms[key]
+        except TypeError as error:
+            if "hash" not in str(error):
+                raise
+            return build(equation)
+
+    def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
+        """How often each variable of a jaxpr is used, as a result of it too."""
+        found = self._uses.get(id(jaxpr))
+        if found is None:
+            counts: dict[Var, int] = {}
+            for eqn in jaxpr.eqns:
+                for v in eqn.invars:
+                    if not isinstance(v, Literal):
+                        counts[v] = counts.get(v, 0) + 1
+            for v in jaxpr.outvars:
+                if not isinstance(v, Literal):
+                    counts[v] = counts.get(v, 0) + 1
+            found = self._uses[id(jaxpr)] = (jaxpr, counts)
+        return found[1]
+
+
 class Walker:
     """Runs jaxprs on local arrays.
 
     Args:
         region: The axes and the platform.
         layout_of: Gives the layout of a planned sharding, for a value of a rank.
-        forms: Primitive -> builder of its form.
-        handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
+        reading: What is known of the jaxprs.
         start: What counts where it is not known what a value will be asked for in.
         before: A walk over the same, whose values tell what each will be asked for in.
 
@@ -55,8 +114,7 @@ class Walker:
         self,
         region: Region,
         layout_of: Callable[[TensorSharding | None, int], Layout],
-        forms: Builders,
-        handlers: dict[str, Handler],
+        reading: Reading,
         before: Walker | None = None,
         start: Start = Start.PLAN,
     ) -> None:
@@ -66,12 +124,9 @@ class Walker:
         self.before = before.made if before is not None else {}
         self.made: dict[Key, Held] = {}
         self.layout_of = layout_of
-        self.forms = forms
-        self.handlers = handlers
+        self.reading = reading
         self.findings: list[Finding] = []
-        self._known: dict[Any, Form | None] = {}
         self._sizes = dict(region.mesh.shape)
-        self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
 
     @property
     def mesh(self) -> Mesh:
@@ -100,7 +155,7 @@ class Walker:
         """
         if scope is not None and scope.jaxpr is not jaxpr and len(scope.jaxpr.invars) == len(jaxpr.invars):
             jaxpr = scope.jaxpr
-        uses = self.uses(jaxpr)
+        uses = self.reading.uses(jaxpr)
         env: dict[Var, Held] = {}
         for v, held in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):
             held.uses = uses.get(v, 0) if held.uses == 1 else max(held.uses, 2)
@@ -110,8 +165,7 @@ class Walker:
             return self.constant(v.val, v.aval) if isinstance(v, Literal) else env[v]
 
         for index, eqn in enumerate(jaxpr.eqns):
-            stack = current_name_stack() + eqn.source_info.name_stack
-            with user_context(eqn.source_info.traceback, name_stack=stack):
+            with self.place(eqn):
                 made = self.equation(eqn, index, [read(v) for v in eqn.invars], scope)
             for v, held in zip(eqn.outvars, made, strict=True):
                 held.uses = uses.get(v, 0) if held.uses < 2 else 2
@@ -120,34 +174,25 @@ class Walker:
                     self.made[id(scope), v] = held
         return [read(v) for v in jaxpr.outvars]
 
-    def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
-        """How often each variable of a jaxpr is used, as a result of it too."""
-        found = self._uses.get(id(jaxpr))
-        if found is None:
-            counts: dict[Var, int] = {}
-            for eqn in jaxpr.eqns:
-                for v in eqn.invars:
-                    if not isinstance(v, Literal):
-                        counts[v] = counts.get(v, 0) + 1
-            for v in jaxpr.outvars:
-                if not isinstance(v, Literal):
-                    counts[v] = counts.get(v, 0) + 1
-            found = self._uses[id(jaxpr)] = (jaxpr, counts)
-        return found[1]
+    def place(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+        """What is traced inside comes from where the equation comes from."""
+        if self.region.dry:
+            return _NOWHERE
+        return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 
     def equation(self, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
         """Runs one equation."""
-        handler = self.handlers.get(eqn.primitive.name)
+        handler = self.reading.handlers.get(eqn.primitive.name)
         if handler is not None:
             if self.region.dry and not getattr(handler, "runs_dry", False):
                 return self.unknown(eqn, operands, scope)
             return handler(self, eqn, index, operands, scope)
-        return self.formed(Equation(eqn), operands, scope)
+        return self.formed(self.reading.equation(eqn), operands, scope)
 
     def formed(self, equation: Equation, operands: list[Held], scope: Scope | None, form: Form | None = None) -> list[Held]:
         """Runs one equation by a form, its primitive's where none is given."""
         eqn = equation.eqn
-        form = self.form(equation) if form is None else form
+        form = self.reading.form(equation) if form is None else form
         if form is None:
             return self.whole(equation, operands)
         if self._is_remakable(equation, form, operands):
@@ -168,44 +213,37 @@ class Walker:
             return [None] * len(equation.result_shapes)
         return form.run(Local(equation, form, [names(a) for a in axes], self._sizes), arrays)
 
-    def form(self, equation: Equation) -> Form | None:
-        """The form of an equation; None where it has to run whole."""
-        build = self.forms.get(equation.name)
-        if build is None:
-            return None
-        types = tuple((s, d) for s, d in zip(equation.shapes, equation.dtypes, strict=True))
-        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, equation.eqn.invars)))
-        try:
-            if key not in self._known:
-                self._known[key] = build(equation)
-            return self._known[key]
-        except TypeError as error:
-            if "hash" not in str(error):
-                raise
-            return build(equation)
-
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""
-        tensors = tuple(
-            Tensor(held.shape, held.bits, FREE if held.remake is not None else tuple(held.versions), self.passes(held), held.often)
-            for held in operands
-        )
-        wanted = []
-        for v, shape, dtype in zip(equation.eqn.outvars, equation.result_shapes, equation.result_dtypes, strict=True):
-            known = self.before.get((id(scope), v))
-            asked = None if known is None else tuple(known.asked)
-            if asked is None:
-                planned = None if self.start is Start.FORWARD else self.planned(v, scope)
-                asked = FREE if planned is None else (planned,)
-            wanted.append(Tensor(shape, 64 if dtype is None or is_key(dtype) else dtype.itemsize * 8, asked))
+        has = tuple([FREE if held.remake is not None else tuple(held.versions) for held in operands])
+        passes = tuple([self.passes(held) for held in operands])
+        often = tuple([held.often for held in operands])
+        wanted = tuple([self.asked(v, scope) for v in equation.eqn.outvars])
         strict = self.start is Start.STRICT and not self.before
+        key = (id(form), has, passes, often, wanted, strict)
+        found = equation.known.get(key)
+        if found is None:
+            tensors = tuple(map(Tensor, equation.shapes, map(bits_of, equation.dtypes), has, passes, often))
+            results = tuple(map(Tensor, equation.result_shapes, map(bits_of, equation.result_dtypes), wanted))
+            found = equation.known[key] = self._cheapest(form, tensors, results, strict)
+        return found
+
+    def _cheapest(self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], strict: bool) -> tuple[Form, Decision]:
         best: tuple[Form, Decision] | None = None
         for way in (form, *form.alternatives):
-            found = decide(way.rule, tensors, tuple(wanted), self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict)
+            found = decide(way.rule, operands, results, self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict)
             if best is None or found.cost < best[1].cost:
                 best = way, found
         assert best is not None
         return best
+
+    def asked(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
+        """Where a result will be asked for, as far as that is known."""
+        known = self.before.get((id(scope), v))
+        if known is not None:
+            return tuple(known.asked)
+        planned = None if self.start is Start.FORWARD else self.planned(v, scope)
+        return FREE if planned is None else (planned,)
 
     def passes(self, held: Held) -> bool:
         """Whether sums of a value may go on waiting behind its user: the only user, and nobody has added them up."""
@@ -266,8 +304,7 @@ class Walker:
 
         def make(target: Layout) -> Array:
             at, axes = self._layouts_for(form, i, target)
-            stack = current_name_stack() + eqn.source_info.name_stack
-            with user_context(eqn.source_info.traceback, name_stack=stack):
+            with self.place(eqn):
                 arrays = [
                     operand.get(layout([tuple(a for f in dim for a in axes[f]) for dim in mapping]))
                     for operand, mapping in zip(operands, form.rule.operand_mappings, strict=True)
@@ -295,6 +332,9 @@ class Walker:
         if at is target:
             return at, axes
         return replicated(len(mapping)), [()] * rule.num_factors
+
+
+_NOWHERE = contextlib.nullcontext()
 
 
 def _literal(v: Any) -> Any:
