@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local import halo
-from shardy_py.backends.local.form import Form, Local, is_key, make_rule
+from shardy_py.backends.local.form import Equation, Form, Local, is_key, make_rule
 from shardy_py.backends.local.held import Held
 from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.frontends.importer import Scope
