@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from jax.extend.core import Jaxpr
 
+from shardy_py.backends.local.carries import without_idle_carries
 from shardy_py.backends.local.combine import combined
 from shardy_py.backends.local.hoist import hoisted, summed_late
 from shardy_py.backends.local.tidy import tidied
@@ -18,6 +19,6 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of the region.
         sizes: Its axes.
     """
-    jaxpr = tidied(jaxpr)
+    jaxpr = tidied(without_idle_carries(tidied(jaxpr), sizes))
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
     return combined(moved if moved is jaxpr else tidied(moved), sizes)

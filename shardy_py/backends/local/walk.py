@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, summarize, user_context
 
@@ -14,7 +17,7 @@ from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
 from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
 from shardy_py.backends.local.form import Equation, Form, Local, bind, bits_of
 from shardy_py.backends.local.held import Held, Region
-from shardy_py.backends.local.layouts import Layout, layout, names, replicated, ways
+from shardy_py.backends.local.layouts import Layout, layout, local_shape, names, replicated, ways
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.passes.propagation.factors import project
@@ -192,6 +195,8 @@ class Walker:
     def formed(self, equation: Equation, operands: list[Held], scope: Scope | None, form: Form | None = None) -> list[Held]:
         """Runs one equation by a form, its primitive's where none is given."""
         eqn = equation.eqn
+        if _is_empty(equation):
+            return [self._empty(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
         form = self.reading.form(equation) if form is None else form
         if form is None:
             return self.whole(equation, operands)
@@ -291,6 +296,12 @@ class Walker:
         shape = tuple(getattr(v.aval, "shape", ()))
         return self.hold(array, replicated(len(shape)), shape, getattr(v.aval, "dtype", None))
 
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Held:
+        """A value without elements."""
+        held = Held(self.region, shape, dtype, uses=2)
+        held.remake = lambda target: None if self.region.dry else lax.full(local_shape(shape, target, self.mesh), 0, dtype)
+        return held
+
     def _is_remakable(self, equation: Equation, form: Form, operands: Sequence[Held]) -> bool:
         if equation.eqn.effects or form.rule.reduction or form.moved is not None or not any(equation.result_shapes):
             return False
@@ -335,6 +346,13 @@ class Walker:
 
 
 _NOWHERE = contextlib.nullcontext()
+
+
+def _is_empty(equation: Equation) -> bool:
+    """Whether no result has elements; PRNG keys aside."""
+    if any(map(math.prod, equation.result_shapes)) or equation.eqn.effects:
+        return False
+    return all(isinstance(dtype, np.dtype) for dtype in equation.result_dtypes)
 
 
 def _literal(v: Any) -> Any:
