@@ -18,7 +18,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import MeshError
 from shardy_py.dialect import Mesh
-from shardy_py.frontends.context import context_devices, is_tracing
+from shardy_py.frontends.context import context_devices, explicit_sharding, is_tracing
 
 MESH_NAME = "mesh"
 
@@ -75,7 +75,12 @@ class MeshView:
         if not self.from_mapping:
             return self
         for array in arrays:
-            if not isinstance(array, jax.Array) or isinstance(array, Tracer) or not array.committed:
+            if isinstance(array, Tracer):
+                own = explicit_sharding(array)
+                if own is not None and same_axes(self, own.mesh):
+                    return _with_devices(own.mesh)
+                continue
+            if not isinstance(array, jax.Array) or not array.committed:
                 continue
             mesh = array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None
             if isinstance(mesh, JaxMesh) and same_axes(self, mesh):
@@ -138,6 +143,11 @@ def _context_mesh(user: str) -> MeshView:
             why=_WITHOUT_MESH[user][1],
             fix=f"{_WITHOUT_MESH[user][2]} or call it inside `with jax.set_mesh(mesh):`",
         )
+    return _with_devices(abstract)
+
+
+def _with_devices(abstract: AbstractMesh) -> MeshView:
+    """The view of an abstract mesh with the devices of the mesh that is set, where that has the same axes."""
     concrete = context_devices()
     if concrete is None or abstract.manual_axes or (concrete.axis_names, concrete.axis_sizes) != (abstract.axis_names, abstract.axis_sizes):
         return _view(abstract)

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardy_py.backends.leaf_order import Inputs, Outputs, Rearranged
+from shardy_py.frontends.context import explicit_sharding
 from shardy_py.plan.donation import Arrangement
 
 
@@ -86,6 +87,7 @@ def executable(
             configuration() != signature.configuration
             or tuple((x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in leaves) != signature.types
             or tuple((type(static), static) for static in statics) != signature.statics
+            or (not explicit and any(explicit_sharding(x) is not None for x in leaves))
         ):
             raise SignatureChanged
         results = run(*leaves)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,12 @@ def explicit():
     return jax.make_mesh((2, 4), ("data", "model"))
 
 
+@pytest.fixture(params=["jit", "shard_map"])
+def auto_shard(request):
+    """`sp.auto_shard` with each of the lowerings."""
+    return functools.partial(sp.auto_shard, lowering=request.param)
+
+
 def mlp(params, x):
     return jnp.tanh(x @ params["up"]) @ params["down"]
 
@@ -43,8 +50,8 @@ def specs(tree):
     return jax.tree.map(lambda s: tuple(s.spec), tree)
 
 
-def test_propagates_and_gives_the_numbers(auto):
-    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+def test_propagates_and_gives_the_numbers(auto_shard, auto):
+    step = auto_shard(mlp, mesh=auto, in_shardings=SPECS)
     params, x = arguments()
     plan = step.plan(params, x)
     assert specs(plan.input_shardings) == ({"up": (None, "model"), "down": ("model",)}, ("data",))
@@ -67,10 +74,10 @@ def test_every_kind_of_mesh_gives_one_plan(kind, auto, explicit):
 
 
 @pytest.mark.parametrize("context", [False, True])
-def test_runs_on_an_explicit_mesh(explicit, context):
+def test_runs_on_an_explicit_mesh(auto_shard, explicit, context):
     params, x = arguments()
     want = mlp(params, x)
-    step = sp.auto_shard(mlp, mesh=explicit, in_shardings=SPECS)
+    step = auto_shard(mlp, mesh=explicit, in_shardings=SPECS)
     with jax.set_mesh(explicit) if context else jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         y = step(params, x)
         assert str(jax.typeof(y)) == "float32[8@data,16]"
@@ -79,8 +86,8 @@ def test_runs_on_an_explicit_mesh(explicit, context):
     assert step.plan_count == 1
 
 
-def test_bare_decorator_takes_the_mesh_of_the_context(auto):
-    @sp.auto_shard
+def test_bare_decorator_takes_the_mesh_of_the_context(auto_shard, auto):
+    @auto_shard
     def double(x):
         """Twice."""
         return x * 2
@@ -91,8 +98,8 @@ def test_bare_decorator_takes_the_mesh_of_the_context(auto):
         np.testing.assert_array_equal(double(np.ones(8)), 2 * np.ones(8))
 
 
-def test_plans_once_per_signature(auto):
-    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+def test_plans_once_per_signature(auto_shard, auto):
+    step = auto_shard(mlp, mesh=auto, in_shardings=SPECS)
     params, x = arguments()
     for _ in range(3):
         step(params, x)
@@ -117,8 +124,8 @@ def test_alternating_signatures_do_not_plan_again(auto):
     assert step.plan_count == 2
 
 
-def test_a_loop_over_its_own_state_settles(auto):
-    @sp.auto_shard(mesh=auto, in_shardings=(None, P("data")), donate_argnums=0)
+def test_a_loop_over_its_own_state_settles(auto_shard, auto):
+    @auto_shard(mesh=auto, in_shardings=(None, P("data")), donate_argnums=0)
     def train(params, x):
         grads = jax.grad(lambda p: (mlp(p, x) ** 2).mean())(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
@@ -139,9 +146,9 @@ def test_shape_structs_and_their_shardings_are_enough(auto):
     assert specs(plan.input_shardings[0]) == {"up": (None, "model"), "down": ("model",)}
 
 
-def test_sharding_of_committed_arrays_counts(auto):
+def test_sharding_of_committed_arrays_counts(auto_shard, auto):
     params, x = arguments()
-    step = sp.auto_shard(mlp, mesh=auto)
+    step = auto_shard(mlp, mesh=auto)
     x = jax.device_put(x, NamedSharding(auto, P("data")))
     assert specs(step.plan(params, x).output_shardings) == ("data",)
     assert tuple(step(params, x).sharding.spec) == ("data",)
@@ -166,12 +173,12 @@ def test_specs_of_the_dialect_with_priorities():
         assert specs(plan.output_shardings) == (want,)
 
 
-def test_keyword_arguments(auto):
+def test_keyword_arguments(auto_shard, auto):
     def f(params, x, *, scale):
         return mlp(params, x) * scale
 
     params, x = arguments()
-    step = sp.auto_shard(f, mesh=auto, in_shardings=SPECS)
+    step = auto_shard(f, mesh=auto, in_shardings=SPECS)
     plan = step.plan(params, x, scale=np.float32(2))
     args, kwargs = plan.input_shardings
     assert specs(args) == ({"up": (None, "model"), "down": ("model",)}, ("data",))
@@ -198,18 +205,18 @@ def test_specs_follow_the_parameters_however_they_are_passed(auto):
     assert specs(static.plan(x, a=x, scale=3.0).output_shardings) == ("model",)
 
 
-def test_a_mapping_takes_the_mesh_of_the_arguments(auto, explicit):
+def test_a_mapping_takes_the_mesh_of_the_arguments(auto_shard, auto, explicit):
     x = np.ones((8, 8), np.float32)
-    step = sp.auto_shard(lambda x: x * 2, mesh=SIZES)
+    step = auto_shard(lambda x: x * 2, mesh=SIZES)
     for mesh in (auto, explicit):
         result = step(jax.device_put(x, NamedSharding(mesh, P("data"))))
         assert result.sharding == NamedSharding(mesh, P("data"))
     turned = NamedSharding(jax.sharding.Mesh(auto.devices[::-1], auto.axis_names), P("data"))
-    assert sp.auto_shard(lambda x: x * 2, mesh=SIZES)(jax.device_put(x, turned)).sharding == turned
+    assert auto_shard(lambda x: x * 2, mesh=SIZES)(jax.device_put(x, turned)).sharding == turned
 
 
-def test_the_mesh_of_the_context_may_change(auto):
-    f = sp.auto_shard(lambda x: x * 2, in_shardings=P("data"))
+def test_the_mesh_of_the_context_may_change(auto_shard, auto):
+    f = auto_shard(lambda x: x * 2, in_shardings=P("data"))
     x = np.ones((8, 8), np.float32)
     line = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     for mesh in (auto, line, auto):
@@ -219,28 +226,28 @@ def test_the_mesh_of_the_context_may_change(auto):
         f(x)
 
 
-def test_explicit_axes_under_transformations(explicit):
+def test_explicit_axes_under_transformations(auto_shard, explicit):
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     with jax.set_mesh(explicit):
         given = jax.device_put(x, P("data", "model"))
-        f = sp.auto_shard(lambda x: (x**2).sum())
+        f = auto_shard(lambda x: (x**2).sum())
         gradient = jax.grad(f)(given)
         assert gradient.sharding == given.sharding
         np.testing.assert_array_equal(gradient, 2 * x)
-        np.testing.assert_array_equal(jax.jit(lambda x: sp.auto_shard(lambda x: x * 2)(x) + x)(given), 3 * x)
+        np.testing.assert_array_equal(jax.jit(lambda x: auto_shard(lambda x: x * 2)(x) + x)(given), 3 * x)
 
 
-def test_the_mesh_of_the_context_reaches_traced_functions(auto):
+def test_the_mesh_of_the_context_reaches_traced_functions(auto_shard, auto):
     x = np.ones((8, 8), np.float32)
-    inner = sp.auto_shard(lambda x: x * 2, in_shardings=P("data"))
-    assert specs(sp.auto_shard(lambda x: inner(x) + 1, mesh=SIZES)(x).sharding) == ("data",)
+    inner = auto_shard(lambda x: x * 2, in_shardings=P("data"))
+    assert specs(auto_shard(lambda x: inner(x) + 1, mesh=SIZES)(x).sharding) == ("data",)
     with jax.set_mesh(auto):
         assert specs(jax.jit(lambda x: inner(x) + 1)(x).sharding) == ("data",)
         np.testing.assert_array_equal(jax.vmap(inner)(x[None]), 2 * x[None])
 
 
-def test_disabled_jit_runs_the_function_itself(auto):
-    @functools.partial(sp.auto_shard, mesh=SIZES)
+def test_disabled_jit_runs_the_function_itself(auto_shard, auto):
+    @functools.partial(auto_shard, mesh=SIZES)
     def f(x):
         y = sp.with_sharding_constraint(x, P("data"))
         return y * 2 if y.sum() > 0 else y  # needs a value
@@ -248,22 +255,22 @@ def test_disabled_jit_runs_the_function_itself(auto):
     x = np.ones((8, 8), np.float32)
     with jax.disable_jit():
         np.testing.assert_array_equal(f(x), 2 * x)
-    g = sp.auto_shard(lambda x: x * 2, mesh=SIZES)
+    g = auto_shard(lambda x: x * 2, mesh=SIZES)
     g(2.0)
     with jax.disable_jit():
         assert g(2.0) == 4
 
 
-def test_abstract_mesh_lowers_for_named_platforms():
-    f = sp.auto_shard(lambda x: x * 2, mesh=AbstractMesh((4, 8), ("data", "model")), in_shardings=P("data"))
+def test_abstract_mesh_lowers_for_named_platforms(auto_shard):
+    f = auto_shard(lambda x: x * 2, mesh=AbstractMesh((4, 8), ("data", "model")), in_shardings=P("data"))
     text = f.trace(jax.ShapeDtypeStruct((8, 8), np.float32)).lower(lowering_platforms=("tpu",)).as_text()
     assert '["data"=4, "model"=8]' in text
     with pytest.raises(ValueError, match="lowering_platforms"):
         f.lower(np.ones((8, 8), np.float32))
 
 
-def test_static_arguments(auto):
-    @functools.partial(sp.auto_shard, mesh=auto, in_shardings=P("data"), static_argnames=("n", "mode"))
+def test_static_arguments(auto_shard, auto):
+    @functools.partial(auto_shard, mesh=auto, in_shardings=P("data"), static_argnames=("n", "mode"))
     def f(x, n, *, mode="add"):
         return x + n if mode == "add" else x * n
 
@@ -276,12 +283,12 @@ def test_static_arguments(auto):
     assert f.plan_count == 3
 
 
-def test_methods(auto):
+def test_methods(auto_shard, auto):
     class Model:
         def __init__(self, scale):
             self.scale = scale
 
-        @functools.partial(sp.auto_shard, mesh=auto, static_argnums=0, in_shardings=P("data"))
+        @functools.partial(auto_shard, mesh=auto, static_argnums=0, in_shardings=P("data"))
         def apply(self, x):
             """Scales."""
             return x * self.scale
@@ -298,9 +305,9 @@ def test_methods(auto):
     assert Model.apply.plan_count == 2
 
 
-def test_composes_with_transformations(auto):
+def test_composes_with_transformations(auto_shard, auto):
     params, x = arguments()
-    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+    step = auto_shard(mlp, mesh=auto, in_shardings=SPECS)
     loss = lambda f: lambda p, x: (f(p, x) ** 2).sum()  # noqa: E731
     want = jax.grad(loss(mlp))(params, x)
     got = jax.jit(jax.grad(loss(step)))(params, x)
@@ -312,14 +319,14 @@ def test_composes_with_transformations(auto):
     np.testing.assert_allclose(carried, mlp(params, mlp(params, x)), rtol=1e-3, atol=1e-3)
 
 
-def test_closing_over_an_outer_trace_keeps_nothing(auto):
+def test_closing_over_an_outer_trace_keeps_nothing(auto_shard, auto):
     def outer(w, x):
-        return sp.auto_shard(lambda x: x @ w, mesh=auto, in_shardings=P("data"))(x).sum()
+        return auto_shard(lambda x: x @ w, mesh=auto, in_shardings=P("data"))(x).sum()
 
     w, x = np.ones((4, 4), np.float32), np.ones((8, 4), np.float32)
     np.testing.assert_allclose(jax.grad(outer)(w, x), 8 * np.ones((4, 4)))
     holder = {}
-    inner = sp.auto_shard(lambda x: x * holder["w"], mesh=auto)
+    inner = auto_shard(lambda x: x * holder["w"], mesh=auto)
 
     def use(w):
         holder["w"] = w
@@ -328,14 +335,14 @@ def test_closing_over_an_outer_trace_keeps_nothing(auto):
     assert jax.grad(use)(2.0) == jax.grad(use)(3.0) == 32
 
 
-def test_inside_shard_map_it_is_the_function_itself(auto):
-    step = sp.auto_shard(lambda x: x * 2, mesh=auto)
+def test_inside_shard_map_it_is_the_function_itself(auto_shard, auto):
+    step = auto_shard(lambda x: x * 2, mesh=auto)
     mapped = jax.shard_map(step, mesh=auto, in_specs=P("data"), out_specs=P("data"))
     np.testing.assert_array_equal(jax.jit(mapped)(np.ones(8)), 2 * np.ones(8))
 
 
-def test_weak_types_and_x64_are_part_of_the_signature(auto):
-    step = sp.auto_shard(lambda x, s: x * s, mesh=auto)
+def test_weak_types_and_x64_are_part_of_the_signature(auto_shard, auto):
+    step = auto_shard(lambda x, s: x * s, mesh=auto)
     x = np.ones(8, np.float16)
     assert step(x, 2.0).dtype == jnp.float16
     assert step(x, np.float32(2)).dtype == jnp.float32
@@ -343,9 +350,9 @@ def test_weak_types_and_x64_are_part_of_the_signature(auto):
         assert step(np.ones(8), 2.0).dtype == jnp.float64
 
 
-def test_stages(auto):
+def test_stages(auto_shard, auto):
     params, x = arguments()
-    step = sp.auto_shard(mlp, mesh=auto, in_shardings=SPECS)
+    step = auto_shard(mlp, mesh=auto, in_shardings=SPECS)
     traced = step.trace(params, x)
     assert traced.plan() is traced.plan()
     assert len(traced.jaxpr.eqns) == 3
@@ -357,28 +364,26 @@ def test_stages(auto):
     assert (out.shape, specs(out.sharding)) == ((8, 16), ("data",))
 
 
-def test_compiled_programs_name_the_arguments(auto):
-    f = sp.auto_shard(lambda params, x: params["w"] * x, mesh=auto, in_shardings=P("data"))
+def test_compiled_programs_name_the_arguments(auto_shard, auto):
+    f = auto_shard(lambda params, x: params["w"] * x, mesh=auto, in_shardings=P("data"))
     x = np.ones((8, 8), np.float32)
     text = f.lower({"w": x}, x).compile().as_text()
     assert "params[\\'w\\']" in text
     assert "slots" not in text
 
 
-def test_donation(auto):
-    step = sp.auto_shard(
-        lambda s, b: jax.tree.map(lambda x: x + b.sum(), s), mesh=auto, in_shardings=(P("data"), None), donate_argnames="s"
-    )
+def test_donation(auto_shard, auto):
+    step = auto_shard(lambda s, b: jax.tree.map(lambda x: x + b.sum(), s), mesh=auto, in_shardings=(P("data"), None), donate_argnames="s")
     state = {"a": jax.device_put(jnp.ones((8, 4)), NamedSharding(auto, P("data")))}
     step(state, np.ones(8, np.float32))
     assert state["a"].is_deleted()
 
 
-def test_prng_keys(auto):
+def test_prng_keys(auto_shard, auto):
     def f(key, x):
         return x + jax.random.normal(key, x.shape), jax.random.split(key, 8)
 
-    step = sp.auto_shard(f, mesh=auto, in_shardings=(None, P("data", "model")))
+    step = auto_shard(f, mesh=auto, in_shardings=(None, P("data", "model")))
     key, x = jax.random.key(3), np.zeros((8, 8), np.float32)
     y, keys = step(key, x)
     np.testing.assert_allclose(y, f(key, x)[0], rtol=1e-6)
@@ -393,8 +398,8 @@ def test_large_mesh_needs_no_devices():
     assert specs(plan.output_shardings) == ("data",)
 
 
-def test_the_results_of_the_first_call_do_not_compile_again(caplog: pytest.LogCaptureFixture) -> None:
-    @sp.auto_shard(mesh={"data": 2, "model": 4}, in_shardings=({"w": P(None, "model")}, P("data")), donate_argnums=0)
+def test_the_results_of_the_first_call_do_not_compile_again(auto_shard: Any, caplog: pytest.LogCaptureFixture) -> None:
+    @auto_shard(mesh={"data": 2, "model": 4}, in_shardings=({"w": P(None, "model")}, P("data")), donate_argnums=0)
     def step(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
         return {"w": params["w"] - jax.grad(lambda w: jnp.tanh(x @ w).sum())(params["w"])}
 
@@ -417,8 +422,8 @@ def test_copies_and_pickles_as_a_function():
         pickle.dumps(sp.auto_shard(lambda x: x, mesh=SIZES))
 
 
-def test_keyword_state_settles(auto):
-    f = sp.auto_shard(lambda state, x: state + x.sum(), mesh=auto, in_shardings=(None, P("data")))
+def test_keyword_state_settles(auto_shard, auto):
+    f = auto_shard(lambda state, x: state + x.sum(), mesh=auto, in_shardings=(None, P("data")))
     state = np.zeros((8, 8), np.float32)
     for _ in range(3):
         state = f(state=state, x=np.ones((8, 8), np.float32))
@@ -427,8 +432,8 @@ def test_keyword_state_settles(auto):
     assert f.plan_count == 2
 
 
-def test_the_mesh_of_named_shardings_is_enough(auto):
-    f = sp.auto_shard(lambda tree, x: x * tree["a"], in_shardings=({"a": None}, NamedSharding(auto, P("data"))))
+def test_the_mesh_of_named_shardings_is_enough(auto_shard, auto):
+    f = auto_shard(lambda tree, x: x * tree["a"], in_shardings=({"a": None}, NamedSharding(auto, P("data"))))
     x = np.ones((8, 8), np.float32)
     assert f({"a": x}, x).sharding == NamedSharding(auto, P("data"))
 
