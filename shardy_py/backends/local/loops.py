@@ -213,6 +213,8 @@ def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:
     """`now` where the batched predicate holds."""
     rank = which.rank
     mask = which.get(layout([dim.axes for dim in at.dims[:rank]]))
+    if which.region.dry:
+        return None
     return lax.select(lax.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
 
 

@@ -177,13 +177,19 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
     What stands behind an `optimization_barrier` has other operands than what stands before it, and is kept.
     """
     seen: dict[Any, list[Var]] = {}
+    like: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
-        if eqn.primitive.name == "reshard":  # where all axes are manual it says nothing
-            return [], list(eqn.invars)
+        if _changes_nothing(eqn):
+            operand, (out,) = eqn.invars[0], eqn.outvars
+            if eqn.primitive.name == "reshard" or operand.aval == out.aval:
+                return [], [operand]
+            like[out] = like.get(operand, operand) if not isinstance(operand, Literal) else operand
+            return None
         if eqn.primitive.name in _UNEQUAL or has_effects(eqn):
             return None
-        key = (eqn.primitive, tuple(eqn.params.items()), tuple(map(_key, eqn.invars)), tuple(v.aval for v in eqn.outvars))
+        operands = tuple(_key(v if isinstance(v, Literal) else like.get(v, v)) for v in eqn.invars)
+        key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(v.aval for v in eqn.outvars))
         try:
             found = seen.get(key)
         except TypeError:  # a parameter that has no hash
@@ -194,6 +200,34 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
         return [], found
 
     return rewrite(jaxpr, replace)
+
+
+def _changes_nothing(eqn: JaxprEqn) -> bool:
+    """Whether the result is the first operand; where all axes are manual, a `reshard` says nothing."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "reshard":
+        return True
+    if name not in _SHAPING:
+        return False
+    before: Any = eqn.invars[0].aval
+    after: Any = eqn.outvars[0].aval
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    if name == "pad":
+        return not any(low or high or inner for low, high, inner in params["padding_config"])
+    if name == "transpose":
+        return tuple(params["permutation"]) == tuple(range(len(before.shape)))
+    if name == "broadcast_in_dim":
+        return tuple(params["broadcast_dimensions"]) == tuple(range(len(before.shape)))
+    if name == "reshape" and params["dimensions"] is not None:
+        return False
+    return name != "rev" or not params["dimensions"]
+
+
+_SHAPING = frozenset(
+    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice pad reshape rev slice squeeze transpose".split()
+)
+"""Primitives that hand the first operand on where its shape stays."""
 
 
 def _key(v: Atom) -> Any:
