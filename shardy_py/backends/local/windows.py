@@ -82,18 +82,16 @@ def cut(window: Window, ways: int) -> Cut:
     return Cut(plan, (0, 0), 1, shifts, d, span)
 
 
-def opened(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], at: Cut, fill: Any) -> Array:
-    """What a device needs of a dimension; the op pads and dilates it as the cut says.
+def spread_out(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -> Array:
+    """What was fetched of a dimension, with its elements apart, from where the first window of this device begins.
 
     Args:
-        x: This device's block.
+        x: What was fetched.
         dim: The dimension.
         names: The axes it is cut over.
-        sizes: The size of every mesh axis, in the order of the mesh.
         at: The cut.
         fill: What stands outside of the dimension, and between its elements.
     """
-    x = halo.run(x, dim, names, sizes, at.exchange, fill)
     if at.shifts is None:
         return x
     high = max(0, max(at.shifts) + at.span - ((x.shape[dim] - 1) * at.spread + 1))
@@ -142,12 +140,15 @@ class Windowed:
             dilation: Its dilation.
         """
         pads, spread = list(padding), list(dilation)
+        cuts: list[tuple[int, tuple[str, ...], Cut]] = []
         for d, window in self.windows:
             names = tuple(name for f in self.dims[d] for name in local.names(f))
-            if not names:
-                continue
-            at = cut(window, math.prod(local.sizes[name] for name in names))
-            x = opened(x, d, names, local.sizes, at, fill)
+            if names:
+                cuts.append((d, names, cut(window, math.prod(local.sizes[name] for name in names))))
+        for d, names, at in cuts:
+            x = halo.run(x, d, names, local.sizes, at.exchange, fill)
+        for d, names, at in cuts:  # only now, so that what lies between elements is not sent
+            x = spread_out(x, d, names, at, fill)
             pads[d], spread[d] = at.padding, at.dilation
         return Opened(x, tuple(pads), tuple(spread))
 
