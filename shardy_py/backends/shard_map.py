@@ -25,6 +25,7 @@ from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.plan.collectives import Collective
+from shardy_py.passes.collection import no_collection
 from shardy_py.plan.findings import Finding
 
 
@@ -86,6 +87,7 @@ class Layouts:
         return found
 
 
+@no_collection()
 def partitioned(
     closed: ClosedJaxpr,
     planned: Imported,
