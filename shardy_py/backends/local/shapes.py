@@ -68,11 +68,10 @@ def reshape(equation: Equation) -> Form | None:
     rule = rule_for(op)
     if rule is None:
         return None
-
-    if order != tuple(range(len(shape))):
-        (mapping,) = rule.operand_mappings
-        back = [mapping[order.index(d)] for d in range(len(shape))]
-        rule = make_rule(rule.factor_sizes, [back], rule.result_mappings, whole=rule.need_replication)
+    (mapping,), (made,) = rule.operand_mappings, rule.result_mappings
+    before, after = ({f for dim in dims for f in dim} for dims in (mapping, made))
+    back = [mapping[order.index(d)] for d in range(len(shape))]
+    rule = make_rule(rule.factor_sizes, [back], [made], whole=sorted({*rule.need_replication, *(before ^ after)}))
 
     def run(local: Local, arrays: list) -> list:
         return [lax.reshape(lax.transpose(arrays[0], order), local.result_shape(0))]

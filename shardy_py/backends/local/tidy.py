@@ -180,11 +180,12 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
     like: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
-        if _changes_nothing(eqn):
-            operand, (out,) = eqn.invars[0], eqn.outvars
-            if eqn.primitive.name == "reshard" or operand.aval == out.aval:
-                return [], [operand]
-            like[out] = like.get(operand, operand) if not isinstance(operand, Literal) else operand
+        same = _same_as(eqn)
+        if same is not None:
+            (out,) = eqn.outvars
+            if eqn.primitive.name == "reshard" or same.aval == out.aval:
+                return [], [same]
+            like[out] = same if isinstance(same, Literal) else like.get(same, same)
             return None
         if eqn.primitive.name in _UNEQUAL or has_effects(eqn):
             return None
@@ -202,32 +203,43 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
     return rewrite(jaxpr, replace)
 
 
-def _changes_nothing(eqn: JaxprEqn) -> bool:
-    """Whether the result is the first operand; where all axes are manual, a `reshard` says nothing."""
+def _same_as(eqn: JaxprEqn) -> Atom | None:
+    """The operand that the result is equal to, if one is; where all axes are manual, a `reshard` says nothing."""
+    name = eqn.primitive.name
+    if name == "reshard" or (name in _SHAPING and _keeps_shape(eqn)):
+        return eqn.invars[0]
+    if name in _NEUTRAL:
+        left, right = eqn.invars
+        for v, other in ((right, left), (left, right)) if name in ("add", "mul") else ((right, left),):
+            if isinstance(v, Literal) and not getattr(v.aval, "shape", ()) and v.val == _NEUTRAL[name] and _is_like(other, eqn):
+                return other
+    return None
+
+
+def _is_like(v: Atom, eqn: JaxprEqn) -> bool:
+    out: Any = eqn.outvars[0].aval
+    return v.aval.shape == out.shape and v.aval.dtype == out.dtype and (eqn.primitive.name in ("mul", "div") or out.dtype.kind in "iu")
+
+
+def _keeps_shape(eqn: JaxprEqn) -> bool:
     name, params = eqn.primitive.name, eqn.params
-    if name == "reshard":
-        return True
-    if name not in _SHAPING:
-        return False
     before: Any = eqn.invars[0].aval
     after: Any = eqn.outvars[0].aval
     if before.shape != after.shape or before.dtype != after.dtype:
         return False
+    in_order = tuple(range(len(before.shape)))
     if name == "pad":
         return not any(low or high or inner for low, high, inner in params["padding_config"])
-    if name == "transpose":
-        return tuple(params["permutation"]) == tuple(range(len(before.shape)))
-    if name == "broadcast_in_dim":
-        return tuple(params["broadcast_dimensions"]) == tuple(range(len(before.shape)))
-    if name == "reshape" and params["dimensions"] is not None:
-        return False
-    return name != "rev" or not params["dimensions"]
+    if name in ("transpose", "broadcast_in_dim"):
+        return tuple(params["permutation" if name == "transpose" else "broadcast_dimensions"]) == in_order
+    return name not in ("reshape", "rev") or not params["dimensions"]
 
 
-_SHAPING = frozenset(
-    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice pad reshape rev slice squeeze transpose".split()
-)
+_SHAPING = frozenset("broadcast_in_dim concatenate convert_element_type copy dynamic_slice pad reshape rev slice squeeze transpose".split())
 """Primitives that hand the first operand on where its shape stays."""
+
+_NEUTRAL: Mapping[str, int] = {"add": 0, "div": 1, "mul": 1, "sub": 0}
+"""Primitive -> what leaves the other operand as it is; floats may not be left out of sums, where -0.0 becomes 0.0."""
 
 
 def _key(v: Atom) -> Any:
