@@ -24,8 +24,8 @@ from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of,
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
-from shardy_py.plan.collectives import Collective
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
 
 
