@@ -17,6 +17,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
+from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.planning import Planned, out_shardings, result_leaves
 from shardy_py.api.running import make_entry
 from shardy_py.api.signature import Layout
@@ -238,11 +239,10 @@ def planned_run(planned: Planned) -> Run:
             findings=(),
             key=(layout, in_tree, types, shardings, (), *request.key[5:]),
         )
-        made = Planned(
-            replace(plan, inputs=tuple(inputs), outputs=tuple(outputs)),
-            Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), []),
-            TracedCall(part, closed, results, jax.tree.structure(results)),
-        )
+        imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
+        call = TracedCall(part, closed, results, jax.tree.structure(results))
+        partitioning = None if planned.partitioning is None else Partitioning(imported, call)
+        made = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), source=partitioning), imported, call, partitioning)
         entry = make_entry(made)
         return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape)) for v in inputs]))
 

@@ -89,7 +89,7 @@ class Reference:
         name = eqn.primitive.name
         if name in LEFT_OUT or (name == "device_put" and any(isinstance(d, jax.sharding.Sharding) for d in eqn.params["devices"])):
             return lambda *xs: list(xs)
-        if name == "jit" and any(isinstance(s, jax.sharding.Sharding) for s in (*eqn.params["in_shardings"], *eqn.params["out_shardings"])):
+        if name == "partitioned_call" or (name == "jit" and _has_shardings(eqn)):
             inner = eqn.params["jaxpr"]
             return lambda *xs: eval_jaxpr(self.stripped(inner.jaxpr), inner.consts, *xs)
         if name == "shard_map":
@@ -107,6 +107,10 @@ class Reference:
 def without_mesh() -> AbstractContextManager[Any]:
     """As outside of `jax.set_mesh`."""
     return jax.set_mesh(Mesh(np.empty((), object), ()))
+
+
+def _has_shardings(eqn: JaxprEqn) -> bool:
+    return any(isinstance(s, jax.sharding.Sharding) for s in (*eqn.params["in_shardings"], *eqn.params["out_shardings"]))
 
 
 def _is_manual(jaxpr: Jaxpr) -> bool:

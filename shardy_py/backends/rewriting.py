@@ -68,6 +68,8 @@ def bodies(eqn: JaxprEqn) -> list[tuple[str, int | None, Any]]:
     """The jaxprs among an equation's parameters: parameter name, place in a tuple, jaxpr."""
     found: list[tuple[str, int | None, Any]] = []
     for name, value in eqn.params.items():
+        if name == "devices":  # of a partitioned call: it is never run
+            continue
         if isinstance(value, (Jaxpr, ClosedJaxpr)):
             found.append((name, None, value))
         elif isinstance(value, tuple) and value and all(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
