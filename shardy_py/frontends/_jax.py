@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
@@ -27,13 +28,14 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import parallel as _parallel
 from jax._src.lax import slicing as _slicing
 from jax._src.lax.control_flow.loops import _scan_impl
 from jax._src.random import core as _random
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo
@@ -448,3 +450,19 @@ def checkpoint_rule(update: Callable[..., tuple[dict[str, Any], dict[str, Any]]]
         update: Completes the parameters of the two calls, as the `ParamsUpdater2` of JAX's own call primitives.
     """
     return functools.partial(_partial_eval.closed_call_partial_eval_custom_rule, "jaxpr", update)
+
+
+def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
+    """A primitive like `pmax` with another computation; None where JAX lowers all-reduces by functions not known here.
+
+    Args:
+        name: Its name.
+        computation: What it combines two elements by.
+    """
+    lower = getattr(_parallel, "_all_reduce_lowering", None) or getattr(_parallel, "_allreduce_lowering", None)
+    if lower is None:
+        return None
+    made = Primitive(name)
+    made.def_effectful_abstract_eval(lax.pmax_p.abstract_eval)
+    _mlir.register_lowering(made, functools.partial(lower, computation, None))
+    return made

@@ -22,7 +22,7 @@ SMALL = 64 << 10
 TOGETHER = 1 << 20
 """Bytes that are packed into one reduction at most."""
 
-_REDUCTIONS = ("pmax", "pmin", "psum")
+_REDUCTIONS = ("pmax", "pmin", "pmul", "psum")
 
 
 def combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int = SMALL) -> Jaxpr:

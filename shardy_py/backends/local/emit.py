@@ -15,6 +15,7 @@ from shardy_py.backends.local.form import is_key, unsharded_along
 from shardy_py.backends.local.layouts import Axes, Layout, block, names, ways
 from shardy_py.backends.local.moves import Move, moves
 from shardy_py.dialect import Mesh
+from shardy_py.frontends.all_reduces import product
 
 Array = Any
 
@@ -100,21 +101,42 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
         platform: What is compiled for.
     """
     over = names(axes)
-    if combine == "add" or (combine in ("or", "and") and x.dtype == jnp.bool_):
-        if x.dtype == jnp.bool_:
-            count = lax.psum(x.astype(jnp.int32), over)
-            return count > 0 if combine != "and" else count == lax.axis_size(over)
+    if x.dtype == jnp.bool_:
+        return _truth(x, over, combine)
+    if combine == "add" or (combine == "mul" and (platform == "cpu" or x.dtype.kind != "c")):
         wide, back = summable(x, platform)
-        return back(lax.psum(wide, over))
+        made = lax.psum(wide, over) if combine == "add" else product(wide, over)
+        if made is not None:
+            return back(made)
     if combine in ("max", "min") and x.dtype.kind != "c":
-        reduce = lax.pmax if combine == "max" else lax.pmin
-        if x.dtype == jnp.bool_:
-            return reduce(x.astype(jnp.int32), over).astype(jnp.bool_)
         if jnp.issubdtype(x.dtype, jnp.floating):
             return _float_extreme(x, over, combine)
-        return reduce(x, over)
-    parts = lax.all_gather(x, over, axis=0, tiled=False)
-    return lax.reduce(parts, *_FOLDS[combine](x.dtype), (0,))
+        return (lax.pmax if combine == "max" else lax.pmin)(x, over)
+    return _folded(x, over, combine, platform)
+
+
+def _truth(x: Array, over: tuple[str, ...], combine: str) -> Array:
+    """Truth values combined in one byte each, all by the same reduction, so that they can be sent together."""
+    if combine == "xor":
+        return lax.psum(x.astype(jnp.uint8), over) % 2 == 1  # right even where the sum wraps around
+    if combine in ("and", "min", "mul"):
+        return ~lax.pmax(~x, over)
+    return lax.pmax(x, over)
+
+
+def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Array:
+    """What back ends have no all-reduce for: each device combines a part and sends the result around, or all of it where it is small."""
+    group = lax.axis_size(over)
+    block = -(-x.size // group)
+
+    def fold(parts: Array) -> Array:
+        return lax.reduce(parts, *_FOLDS[combine](x.dtype), (0,))
+
+    if 2 * block >= x.size:
+        return fold(as_bits(x, lambda y: lax.all_gather(y, over, axis=0, tiled=False), platform))
+    parts = _padded(lax.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
+    mine = fold(as_bits(parts, lambda y: lax.all_to_all(y, over, split_axis=0, concat_axis=0, tiled=True), platform))
+    return lax.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size), platform), x.shape)
 
 
 def _float_extreme(x: Array, over: tuple[str, ...], combine: str) -> Array:

@@ -19,6 +19,7 @@ KINDS: Mapping[str, str] = {
     "all_to_all": "all_to_all",
     "pmax": "all_reduce",
     "pmin": "all_reduce",
+    "pmul": "all_reduce",
     "ppermute": "collective_permute",
     "psum": "all_reduce",
     "psum_invariant": "all_reduce",

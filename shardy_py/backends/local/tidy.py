@@ -25,7 +25,7 @@ BODIES: Mapping[str, tuple[str, ...]] = {
 }
 """Primitive -> its parameters with jaxprs that run where the equation stands."""
 
-COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "reduce_scatter"})
+COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "pmul", "ppermute", "psum", "reduce_scatter"})
 """Primitives in which devices exchange data."""
 
 Pass = Callable[[Jaxpr], Jaxpr]

@@ -83,7 +83,7 @@ def eqns(jaxpr: Any) -> Any:
                     yield from eqns(inner)
 
 
-SENDS = ("all_gather", "all_to_all", "ppermute", "psum", "psum_invariant", "psum_scatter", "reduce_scatter", "pmax", "pmin")
+SENDS = ("all_gather", "all_to_all", "ppermute", "psum", "psum_invariant", "psum_scatter", "reduce_scatter", "pmax", "pmin", "pmul")
 
 
 def sent(jaxpr: Any) -> list[tuple[str, tuple[int, ...]]]:
