@@ -16,7 +16,7 @@ from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
 from shardy_py.backends.local.held import Region
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated
-from shardy_py.backends.local.passes import improved
+from shardy_py.backends.local.passes import as_merged, improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
 from shardy_py.backends.local.walk import Reading, Start, Walker
@@ -145,8 +145,10 @@ def partitioned(
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in (*jaxpr.constvars, *jaxpr.invars)]
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if context is None else contextlib.nullcontext():
         traced = jax.make_jaxpr(region)(*structs)
-    traced = _improved(traced, layouts.mesh.shape)
-    collectives = read_collectives(traced.jaxpr, layouts.mesh.shape, layouts.spelling)
+    sizes = layouts.mesh.shape
+    traced = _within(traced, lambda body: improved(body, sizes))
+    merged = _within(traced, lambda body: as_merged(body, platform))
+    collectives = read_collectives(merged.jaxpr, sizes, layouts.spelling)
     return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, tuple(walker.findings), collectives)
 
 
@@ -166,9 +168,10 @@ def fits_inside(
     return cuts_of(used) is None and not any(axis.name in context.manual_axes for axis in used)
 
 
-def _improved(traced: ClosedJaxpr, sizes: Mapping[str, int]) -> ClosedJaxpr:
+def _within(traced: ClosedJaxpr, run: Callable[[Jaxpr], Jaxpr]) -> ClosedJaxpr:
+    """Runs a pass on the jaxpr of the region."""
     eqns = [
-        eqn.replace(params={**eqn.params, "jaxpr": improved(eqn.params["jaxpr"], sizes)}) if eqn.primitive.name == "shard_map" else eqn
+        eqn.replace(params={**eqn.params, "jaxpr": run(eqn.params["jaxpr"])}) if eqn.primitive.name == "shard_map" else eqn
         for eqn in traced.jaxpr.eqns
     ]
     return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns), traced.consts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import jax
 from jax.extend.core import Jaxpr
 
 from shardy_py.backends.local.carries import without_idle_carries
@@ -22,3 +23,18 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     jaxpr = tidied(without_idle_carries(tidied(jaxpr), sizes))
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
     return combined(moved if moved is jaxpr else tidied(moved), sizes)
+
+
+def as_merged(jaxpr: Jaxpr, platform: str) -> Jaxpr:
+    """A region's jaxpr as XLA has it when it merges what is computed twice.
+
+    Before that of JAX 0.11, XLA on CPU drops each `optimization_barrier` first: a parameter that `jax.checkpoint` has gathered again is
+    gathered once. Other values are computed again in ways that differ by then.
+
+    Args:
+        jaxpr: The improved jaxpr of a region.
+        platform: What is compiled for.
+    """
+    if platform != "cpu" or jax.__version_info__ >= (0, 11):
+        return jaxpr
+    return tidied(jaxpr, drop_barriers=True)

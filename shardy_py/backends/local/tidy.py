@@ -171,13 +171,18 @@ def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     return new
 
 
-def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
+def without_repeats(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
     """Computes once what a body asks for twice, as XLA will: collectives of equal operands are then seen to be the same.
 
     What stands behind an `optimization_barrier` has other operands than what stands before it, and is kept.
+
+    Args:
+        jaxpr: A body.
+        drop_barriers: Whether to see through barriers to arguments and what is sent or shaped of them.
     """
     seen: dict[Any, list[Var]] = {}
     like: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
+    given: set[Any] = {*jaxpr.invars, *jaxpr.constvars}
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
         same = _same_as(eqn)
@@ -187,8 +192,13 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
                 return [], [same]
             like[out] = same if isinstance(same, Literal) else like.get(same, same)
             return None
-        if eqn.primitive.name in _UNEQUAL or has_effects(eqn):
+        name = eqn.primitive.name
+        if drop_barriers and name == "optimization_barrier":
+            like.update((out, like.get(v, v)) for v, out in zip(eqn.invars, eqn.outvars) if like.get(v, v) in given)
+        if name in _UNEQUAL or has_effects(eqn):
             return None
+        if (name in _SHAPING or name in COLLECTIVES) and all(isinstance(v, Literal) or like.get(v, v) in given for v in eqn.invars):
+            given.update(eqn.outvars)
         operands = tuple(_key(v if isinstance(v, Literal) else like.get(v, v)) for v in eqn.invars)
         key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(v.aval for v in eqn.outvars))
         try:
@@ -205,9 +215,11 @@ def without_repeats(jaxpr: Jaxpr) -> Jaxpr:
 
 def _same_as(eqn: JaxprEqn) -> Atom | None:
     """The operand that the result is equal to, if one is; where all axes are manual, a `reshard` says nothing."""
-    name = eqn.primitive.name
+    name, operands = eqn.primitive.name, list[Any](eqn.invars)
     if name == "reshard" or (name in _SHAPING and _keeps_shape(eqn)):
         return eqn.invars[0]
+    if name == "dynamic_update_slice":
+        return operands[1] if operands[1].aval.shape == operands[0].aval.shape else None
     if name in _NEUTRAL:
         left, right = eqn.invars
         for v, other in ((right, left), (left, right)) if name in ("add", "mul") else ((right, left),):
@@ -249,10 +261,11 @@ def _key(v: Atom) -> Any:
     return v.val.tobytes() if hasattr(v.val, "tobytes") else repr(v.val), type(v.val), v.aval
 
 
-def tidied(jaxpr: Jaxpr) -> Jaxpr:
+def tidied(jaxpr: Jaxpr, *, drop_barriers: bool = False) -> Jaxpr:
     """Without repeats and dead code.
 
     Args:
         jaxpr: The jaxpr of a region.
+        drop_barriers: See `without_repeats`.
     """
-    return without_dead_code(everywhere(jaxpr, without_repeats))
+    return without_dead_code(everywhere(jaxpr, lambda body: without_repeats(body, drop_barriers)))
