@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local.emit import gathered
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, make_rule
 
 
@@ -39,7 +39,7 @@ def argminmax(equation: Equation) -> Form | None:
         spread = jnp.expand_dims(at, axis)
         value = jnp.take_along_axis(x, spread, axis, mode="promise_in_bounds")
         spread = spread + (local.index(axis) * local.block(axis)).astype(index)
-        values, places = (lax.all_gather(part, names, axis=axis, tiled=True) for part in (value, spread))
+        values, places = (gathered(part, names, axis, local.platform) for part in (value, spread))
         (first,) = local.bind(values)
         return [jnp.squeeze(jnp.take_along_axis(places, jnp.expand_dims(first, axis), axis, mode="promise_in_bounds"), axis)]
 

@@ -9,6 +9,7 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local.emit import gathered
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, make_rule
 
 Array = Any
@@ -44,7 +45,7 @@ def cumulative(equation: Equation) -> Form | None:
             return local.bind(*arrays)
         (x,) = local.bind(local.mask(arrays[0], axis, axis, fill))
         last = 0 if reverse else x.shape[axis] - 1
-        totals = lax.all_gather(lax.slice_in_dim(x, last, last + 1, axis=axis), names, axis=axis, tiled=True)
+        totals = gathered(lax.slice_in_dim(x, last, last + 1, axis=axis), names, axis, local.platform)
         block = lax.broadcasted_iota(jnp.int32, totals.shape, axis)
         others = lax.select(block > index if reverse else block < index, totals, lax.full(totals.shape, fill, x.dtype))
         (before,) = local.bind(others)

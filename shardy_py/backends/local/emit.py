@@ -185,6 +185,18 @@ def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:
     return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")), x.dtype)
 
 
+def gathered(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:
+    """All blocks of a dimension one behind the other.
+
+    Args:
+        x: This device's block.
+        over: The mesh axes the dimension is cut over, major to minor.
+        dim: The dimension.
+        platform: What is compiled for.
+    """
+    return as_bits(x, lambda y: lax.all_gather(y, over, axis=dim, tiled=True), platform)
+
+
 @functools.lru_cache(maxsize=4096)
 def permutation(before: Layout, after: Layout, mesh: Mesh) -> tuple[tuple[int, int], ...]:
     """Who sends to whom so that every device gets its block: pairs of positions in the mesh.

@@ -112,16 +112,18 @@ class Local:
         equation: The equation.
         form: Its form.
         axes: Names of the mesh axes of each factor, major to minor.
-        sizes: Size of every mesh axis.
+        sizes: Size of every mesh axis, in the order of the mesh.
+        platform: What is compiled for.
     """
 
-    __slots__ = ("axes", "equation", "form", "sizes")
+    __slots__ = ("axes", "equation", "form", "platform", "sizes")
 
-    def __init__(self, equation: Equation, form: Form, axes: Sequence[tuple[str, ...]], sizes: dict[str, int]) -> None:
+    def __init__(self, equation: Equation, form: Form, axes: Sequence[tuple[str, ...]], sizes: dict[str, int], platform: str) -> None:
         self.equation = equation
         self.form = form
         self.axes = axes
         self.sizes = sizes
+        self.platform = platform
 
     @property
     def eqn(self) -> JaxprEqn:

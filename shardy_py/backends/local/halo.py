@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
+
+from shardy_py.backends.local.emit import as_bits, gathered
+from shardy_py.backends.local.form import Local
 
 Array = Any
 
@@ -184,24 +186,24 @@ def _slot(pieces: Sequence[Piece]) -> Slot:
     return Slot(max(p.length for p in pieces), ordered, all(p.source == p.target for p in pieces))
 
 
-def run(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], plan: Exchange, fill: Any = None) -> Array:
+def run(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange, fill: Any = None) -> Array:
     """Everyone's range of a dimension.
 
     Args:
         x: This device's array.
         dim: The dimension.
         names: The mesh axes it is cut over, major to minor; () where it is whole.
-        sizes: The size of every mesh axis, in the order of the mesh.
+        local: For which equation.
         plan: What is had and wanted.
         fill: What stands at positions that nobody has; anything where None.
     """
     index = lax.axis_index(names) if names else 0
     if plan.is_gathered:
-        return _masked(_gathered(x, dim, names, plan, index), dim, plan, index, fill)
+        return _masked(_from_all(gathered(x, names, dim, local.platform), dim, plan, index), dim, plan, index, fill)
     if not plan.slots:
         return _filled(x, dim, plan.length, fill)
     places = _places(plan)
-    parts = [_sent(x, dim, names, sizes, plan, slot, index) for slot in plan.slots]
+    parts = [_sent(x, dim, names, local, plan, slot, index) for slot in plan.slots]
     if places is not None:
         return _masked(_joined(parts, places, dim, plan.length), dim, plan, index, fill)
     room = max(slot.length for slot in plan.slots)
@@ -220,41 +222,9 @@ def run(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], plan:
     return lax.slice_in_dim(out, 0, plan.length, axis=dim)
 
 
-def fetch(
-    x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], n: int, starts: Sequence[int], length: int, fill: Any = None
-) -> Array:
-    """A range for everyone of a dimension that is cut into blocks.
-
-    Args:
-        x: This device's block.
-        dim: The dimension.
-        names: The mesh axes it is cut over, major to minor.
-        sizes: The size of every mesh axis, in the order of the mesh.
-        n: The dimension's size.
-        starts: Where each device's range begins, in the order of blocks.
-        length: How long every range is.
-        fill: What stands at positions outside of the dimension; anything where None.
-    """
-    ways = math.prod(sizes[name] for name in names)
-    return run(x, dim, names, sizes, planned(n, ways, starts, length), fill)
-
-
 def planned(n: int, ways: int, starts: Sequence[int], length: int) -> Exchange:
     """The exchange of a dimension in blocks."""
     return exchange(blocks(n, ways), tuple(starts), length, -(-n // ways))
-
-
-def fetched_bytes(n: int, ways: int, starts: Sequence[int], length: int, row: int) -> int:
-    """Bytes that `fetch` brings to a device.
-
-    Args:
-        n: The dimension's size.
-        ways: Into how many blocks it is cut.
-        starts: Where each device's range begins.
-        length: How long every range is.
-        row: Bytes that a device has for one position.
-    """
-    return planned(n, ways, starts, length).received * row
 
 
 def of_device(values: Sequence[int | None], index: Array) -> Array:
@@ -299,7 +269,7 @@ def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
     return lax.broadcast_in_dim(jnp.asarray(0 if fill is None else fill, x.dtype), shape, ())
 
 
-def _sent(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], plan: Exchange, slot: Slot, index: Array) -> Array:
+def _sent(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange, slot: Slot, index: Array) -> Array:
     """What arrives in a slot: the piece, from its first element on."""
     offsets: list[int | None] = [None] * len(plan.starts)
     for piece in slot.pieces:
@@ -308,9 +278,10 @@ def _sent(x: Array, dim: int, names: tuple[str, ...], sizes: dict[str, int], pla
     part = sliced(x, dim, of_device(offsets, index), slot.length)
     if slot.is_own:
         return part
-    ordered = tuple(name for name in sizes if name in names)
-    places = _in_mesh_order(names, tuple(sizes[name] for name in names), ordered)
-    return lax.ppermute(part, ordered, [(places[p.source], places[p.target]) for p in slot.pieces])
+    ordered = tuple(name for name in local.sizes if name in names)
+    places = _in_mesh_order(names, tuple(local.sizes[name] for name in names), ordered)
+    pairs = [(places[p.source], places[p.target]) for p in slot.pieces]
+    return as_bits(part, lambda y: lax.ppermute(y, ordered, pairs), local.platform)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -346,8 +317,7 @@ def _joined(parts: Sequence[Array], places: Sequence[int], dim: int, length: int
     return padded(out, dim, places[0], length - places[0] - out.shape[dim])
 
 
-def _gathered(x: Array, dim: int, names: tuple[str, ...], plan: Exchange, index: Array) -> Array:
-    whole = lax.all_gather(x, names, axis=dim, tiled=True)
+def _from_all(whole: Array, dim: int, plan: Exchange, index: Array) -> Array:
     base = plan.have[0].base
     low = max(0, base - min(plan.starts))
     high = max(0, max(plan.starts) + plan.length - base - whole.shape[dim])

@@ -63,7 +63,7 @@ def _form(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> Form:
         (x,) = arrays
         names = local.names(dim)
         if names:
-            return [halo.run(x, dim, names, local.sizes, picked(shape[dim], runs, local.ways(dim)))]
+            return [halo.run(x, dim, names, local, picked(shape[dim], runs, local.ways(dim)))]
         return [lax.concatenate([lax.slice_in_dim(x, start, start + length, axis=dim) for start, length in runs], dim)]
 
     return Form(make_rule(shape, [rank], [rank], permutation=[dim]), run, uneven=frozenset(rank), linear=((0,),), moved=moved)

@@ -77,7 +77,7 @@ def stepped(x: Array, dim: int, local: Local, factor: int, at: Steps) -> Array:
         x = halo.padded(x, dim, 0, max(0, max(at.offsets) + length - x.shape[dim]))
         x = halo.sliced(x, dim, halo.of_device(at.offsets, index), length)
         x = lax.slice_in_dim(x, 0, length, at.stride, dim)
-    return halo.run(x, dim, names, local.sizes, at.exchange)
+    return halo.run(x, dim, names, local, at.exchange)
 
 
 def slice_(equation: Equation) -> Form | None:
@@ -211,7 +211,7 @@ def concatenate(equation: Equation) -> Form | None:
         names = local.names(dim)
         if not names:
             return local.bind(*arrays)
-        return [halo.run(lax.concatenate(arrays, dim), dim, names, local.sizes, joined(tuple(sizes), local.ways(dim)))]
+        return [halo.run(lax.concatenate(arrays, dim), dim, names, local, joined(tuple(sizes), local.ways(dim)))]
 
     operands = tuple(range(len(sizes)))
     rule = make_rule(out, [rank] * len(sizes), [rank], permutation=[dim])
@@ -252,7 +252,7 @@ def rev(equation: Equation) -> Form | None:
         (x,) = local.bind(*arrays)
         for d in dims:
             if local.names(d):
-                x = halo.run(x, d, local.names(d), local.sizes, mirror(shape[d], local.ways(d)))
+                x = halo.run(x, d, local.names(d), local, mirror(shape[d], local.ways(d)))
         return [x]
 
     return Form(make_rule(shape, [rank], [rank], permutation=dims), run, uneven=frozenset(rank), linear=((0,),), moved=moved)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local.emit import gathered
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
 
 
@@ -48,7 +48,7 @@ def top_k(equation: Equation) -> Form | None:
             return local.bind(x)
         values, indices = local.bind(x, k=min(k, local.block(axis)))
         indices = indices + (local.index(axis) * local.block(axis)).astype(indices.dtype)
-        values, indices = (lax.all_gather(part, names, axis=axis, tiled=True) for part in (values, indices))
+        values, indices = (gathered(part, names, axis, local.platform) for part in (values, indices))
         values, at = local.bind(values)
         return [values, jnp.take_along_axis(indices, at, axis, mode="promise_in_bounds")]
 

@@ -216,7 +216,7 @@ class Walker:
         """Runs a form under the axes of its factors."""
         if self.region.dry:
             return [None] * len(equation.result_shapes)
-        return form.run(Local(equation, form, [names(a) for a in axes], self._sizes), arrays)
+        return form.run(Local(equation, form, [names(a) for a in axes], self._sizes, self.region.platform), arrays)
 
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""

@@ -146,7 +146,7 @@ class Windowed:
             if names:
                 cuts.append((d, names, cut(window, math.prod(local.sizes[name] for name in names))))
         for d, names, at in cuts:
-            x = halo.run(x, d, names, local.sizes, at.exchange, fill)
+            x = halo.run(x, d, names, local, at.exchange, fill)
         for d, names, at in cuts:  # only now, so that what lies between elements is not sent
             x = spread_out(x, d, names, at, fill)
             pads[d], spread[d] = at.padding, at.dilation
@@ -245,8 +245,8 @@ def select_and_scatter_add(equation: Equation) -> Form | None:
         now = list(pads)
         plans = {d: touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], local.ways(d)) for d in slid if local.names(d)}
         for d, plan in plans.items():
-            given = halo.run(given, d, local.names(d), local.sizes, plan.source, 0)
-            x = halo.run(x, d, local.names(d), local.sizes, plan.operand, fill)
+            given = halo.run(given, d, local.names(d), local, plan.source, 0)
+            x = halo.run(x, d, local.names(d), local, plan.operand, fill)
             now[d] = (0, 0)
         (out,) = local.bind(given, x, padding=tuple(now))
         for d, plan in plans.items():

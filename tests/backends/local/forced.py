@@ -96,7 +96,7 @@ def run_forced(equation: Equation, form: Form, ways: Sequence[Sequence[tuple[str
     rule = form.rule
 
     def under(axes: Sequence[tuple[str, ...]], arrays: Sequence[Any]) -> list[Any]:
-        local = Local(equation, form, axes, SIZES)
+        local = Local(equation, form, axes, SIZES, "cpu")
         cut = [_cut(x, mapping, axes, local.operand_shape(i)) for i, (x, mapping) in enumerate(zip(arrays, rule.operand_mappings))]
         out = []
         for i, made in enumerate(form.run(local, cut)):

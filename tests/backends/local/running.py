@@ -55,7 +55,7 @@ def check_together(name: str, cases: Sequence[Case], *, count: int = 2, toleranc
 
 def received_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ...]]) -> int:
     """Bytes that a device receives in a form's `run`, read off its trace."""
-    local = Local(equation, form, axes, SIZES)
+    local = Local(equation, form, axes, SIZES, "cpu")
     shapes = [jax.ShapeDtypeStruct(local.operand_shape(i), d) for i, d in enumerate(equation.dtypes)]
     specs: Any = jax.sharding.PartitionSpec()
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardy_py.backends.local.halo import Exchange, Have, blocks, exchange, fetched_bytes, of_device, planned
+from shardy_py.backends.local.halo import Exchange, Have, blocks, exchange, of_device, planned
 from shardy_py.backends.local.slicing import joined, mirror, steps
 from shardy_py.backends.local.windows import Window, cut
 
@@ -72,7 +72,6 @@ def test_slices_windows_concatenations():
 )
 def test_received(n, ways, starts, length, rows):
     assert planned(n, ways, starts, length).received == rows
-    assert fetched_bytes(n, ways, starts, length, 8) == rows * 8
 
 
 def test_halves_of_a_concatenation_share_slots():
