@@ -23,6 +23,7 @@ from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.plan import Plan
 
 Run = Callable[..., Sequence[Any]]
@@ -70,6 +71,14 @@ class Partitioning:
             plan: The plan of it.
         """
         return self.made(plan).collectives
+
+    def findings(self, plan: Plan) -> tuple[Finding, ...]:
+        """What runs whole in the region.
+
+        Args:
+            plan: The plan of it.
+        """
+        return self.made(plan).findings
 
     def calling(self, plan: Plan, mesh: Mesh | None, context: AbstractMesh | None = None) -> Run:
         """A function from leaves to leaves that runs the region, and can be transformed as the traced one.

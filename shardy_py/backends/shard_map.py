@@ -149,7 +149,8 @@ def partitioned(
     traced = _within(traced, lambda body: improved(body, sizes))
     merged = _within(traced, lambda body: as_merged(body, platform))
     collectives = read_collectives(merged.jaxpr, sizes, layouts.spelling)
-    return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, tuple(walker.findings), collectives)
+    findings = tuple(dict.fromkeys(walker.findings))
+    return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, findings, collectives)
 
 
 def fits_inside(

@@ -37,10 +37,14 @@ class ShardingTrees(Protocol):
 
 
 class CollectiveSource(Protocol):
-    """Gives the collectives of a plan that is run by explicit ones."""
+    """Partitions a plan that is run by explicit collectives, when it is first asked for what came of that."""
 
     def collectives(self, plan: Plan) -> tuple[Collective, ...]:
         """In the order in which they run."""
+        ...
+
+    def findings(self, plan: Plan) -> tuple[Finding, ...]:
+        """What could not be partitioned."""
         ...
 
 
@@ -53,7 +57,7 @@ class Plan:
         mesh: Axes and sizes.
         inputs: One per leaf of the arguments, in order.
         outputs: One per leaf of the result, in order.
-        findings: Remarks: rules not used, primitives without a rule, ...
+        noted: What planning found: rules not used, primitives without a rule, ...
         timings: Seconds per step of planning.
         program: The program after all passes.
         log: The steps of the propagation.
@@ -64,7 +68,7 @@ class Plan:
     mesh: Mesh
     inputs: tuple[PlannedValue, ...]
     outputs: tuple[PlannedValue, ...]
-    findings: tuple[Finding, ...]
+    noted: tuple[Finding, ...]
     program: Program
     log: Sequence[Any] = ()
     timings: Timings = field(default_factory=Timings)
@@ -108,6 +112,15 @@ class Plan:
         `lowering="jit"` those that the `reshards` predict.
         """
         return predicted(self.reshards) if self.source is None else self.source.collectives(self)
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Remarks: rules not used, primitives without a rule, ...
+
+        Under `lowering="shard_map"` what runs whole on every device too, for which the program is partitioned when they are first asked
+        for.
+        """
+        return self.noted if self.source is None else (*self.noted, *self.source.findings(self))
 
     @functools.cached_property
     def _names(self) -> dict[Value, str]:
@@ -213,6 +226,7 @@ class Plan:
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        grave = sum(finding.severity != "info" for finding in self.findings)
-        found = f"{grave} findings, {len(self.findings) - grave} notes"
+        known = self.__dict__.get("findings", self.noted)  # without partitioning for it
+        grave = sum(finding.severity != "info" for finding in known)
+        found = f"{grave} findings, {len(known) - grave} notes"
         return f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {found}>"

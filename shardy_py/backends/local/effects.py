@@ -30,6 +30,9 @@ Array = Any
 def callback(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
     """Calls once, and gives the results to every device; `partitioned` callbacks are called by every device with its part."""
     partitioned = eqn.params.get("partitioned")
+    if not partitioned:
+        why = f"{eqn.primitive.name} is called once, with whole arrays", "give it less, such as a sum of them"
+        walker.gathers(eqn, operands, "whole-callback", *why, severity="info")
     arrays = [held.get(settled(held)) if partitioned else held.whole() for held in operands]
     if walker.region.dry:
         made = [None] * len(eqn.outvars)

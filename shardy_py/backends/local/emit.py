@@ -130,7 +130,8 @@ def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Arr
     block = -(-x.size // group)
 
     def fold(parts: Array) -> Array:
-        return lax.reduce(parts, *_FOLDS[combine](x.dtype), (0,))
+        start, combined = _FOLDS[combine](x.dtype)
+        return lax.reduce(parts, start, combined, (0,))
 
     if 2 * block >= x.size:
         return fold(as_bits(x, lambda y: lax.all_gather(y, over, axis=0, tiled=False), platform))

@@ -119,6 +119,8 @@ def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Ren
     if walker.region.dry:
         run = _nothing
     if touched is None:
+        why = f"{name} rearranges all dimensions, so it takes operands that are whole along the axes that are not manual"
+        walker.gathers(eqn, operands, "runs-whole", why, "make those axes manual too")
         made = run(eqn, [held.whole() for held in operands])
         return [walker.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
     at = [layout([() if d in touched else dim.axes for d, dim in enumerate(settled(held).dims)]) for held in operands]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.source_info_util import current_name_stack, summarize, user_context
+from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
 from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
@@ -20,8 +20,9 @@ from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, names, replicated, ways
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.locations import locate
 from shardy_py.passes.propagation.factors import project
-from shardy_py.plan.findings import Finding
+from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes
 
 Array = Any
@@ -203,6 +204,9 @@ class Walker:
         if self._is_remakable(equation, form, operands):
             return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
         form, decision = self.decide(equation, form, operands, scope)
+        if not any(decision.axes) and any(form.rule.factor_sizes[f] > 1 for f in form.rule.need_replication):
+            why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
+            self.gathers(eqn, operands, "runs-whole", *why, severity="info")
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
         if self.region.dry:
             self.region.spend(decision.inside)
@@ -266,19 +270,18 @@ class Walker:
     def whole(self, equation: Equation, operands: Sequence[Held]) -> list[Held]:
         """Runs an equation as it is on every device; what that moves is a finding."""
         eqn = equation.eqn
-        price = sum(held.price(replicated(held.rank)) for held in operands)
-        if price:
-            self.findings.append(
-                Finding(
-                    "runs-whole",
-                    f"{equation.name} runs whole on every device, which brings {format_bytes(price)} to each; "
-                    "shard its operands otherwise, or give it a rule with sharding_rule",
-                    location=summarize(eqn.source_info),
-                )
-            )
+        why = f"{equation.name} runs whole on every device", "shard its operands otherwise, or give it a rule with sharding_rule"
+        self.gathers(eqn, operands, "runs-whole", *why)
         arrays = [held.whole() for held in operands]
         made = [None] * len(eqn.outvars) if self.region.dry else bind(eqn, arrays, eqn.params)
         return [self.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+
+    def gathers(self, eqn: JaxprEqn, operands: Sequence[Held], kind: str, why: str, fix: str, severity: Severity = "warning") -> None:
+        """Finds that an equation brings whole operands to every device, if it does."""
+        price = 0 if self.region.dry else sum(held.price(replicated(held.rank)) for held in operands)
+        if price:
+            message = f"{why}, which brings {format_bytes(price)} to each; {fix}"
+            self.findings.append(Finding(kind, message, location=str(locate(eqn.source_info) or ""), severity=severity))
 
     def unknown(self, eqn: JaxprEqn, operands: Sequence[Held], scope: Scope | None) -> list[Held]:
         """In a dry run, an equation whose handler cannot be run dry: whole operands, results as planned."""
