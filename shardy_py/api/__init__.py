@@ -138,6 +138,6 @@ def _check(fun: object, options: object, planner: object, lowering: object) -> N
         raise SpecError(
             f"lowering is {lowering!r}",
             where="auto_shard(lowering=...)",
-            why="there is one way of running a plan",
+            why="there are two ways of running a plan",
             fix='use lowering="jit" or lowering="shard_map"',
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,12 +67,12 @@ def donated_and_passed():
     f(a, a)
 
 
-def ordered_effect():
+def ordered_effect(lowering):
     def f(x):
         jax.debug.print("x {}", x.sum(), ordered=True)
         return x
 
-    sp.auto_shard(f, mesh=MESH)(X)
+    sp.auto_shard(f, mesh=MESH, lowering=lowering)(X)
 
 
 def unhashable_static():
@@ -199,9 +201,20 @@ CASES = {
     "deleted buffer": (deleted_buffer, RuntimeError, ["the buffer of s has been deleted", "donated", "result of that call"]),
     "donated twice": (donated_twice, ValueError, ["s['a'] and s['b'] are one array", "jnp.copy"]),
     "donated and passed": (donated_and_passed, ValueError, ["s and t are one array"]),
-    "ordered effects": (ordered_effect, ValueError, ["ordered", "8 devices", "test_errors.py", "ordered=False"]),
+    **{
+        f"ordered effects, {lowering}": (
+            functools.partial(ordered_effect, lowering),
+            ValueError,
+            ["ordered", "8 devices", "test_errors.py", "ordered=False"],
+        )
+        for lowering in ("jit", "shard_map")
+    },
     "planner": (lambda: sp.auto_shard(step, mesh=MESH, planner="beam"), ValueError, ["no planner"]),
-    "lowering": (lambda: sp.auto_shard(step, mesh=MESH, lowering="shard_map"), NotImplementedError, ['lowering="jit"']),
+    "lowering": (
+        lambda: sp.auto_shard(step, mesh=MESH, lowering="smap"),
+        ValueError,
+        ["lowering is 'smap'", 'lowering="jit" or lowering="shard_map"'],
+    ),
     "mesh": (lambda: sp.auto_shard(step, mesh=3), ValueError, ["mesh is a int", "make_mesh"]),
     "no mesh": (lambda: sp.auto_shard(step).plan(params(), X), ValueError, ["no mesh", "jax.set_mesh"]),
     "too few devices": (lambda: sp.auto_shard(lambda x: x, mesh={"data": 64})(X), ValueError, ["needs 64 devices and there are 8"]),
