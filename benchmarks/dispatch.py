@@ -1,7 +1,7 @@
 """Times one call of a decorated step beside the same step under `jax.jit`: 200 leaves, 8 CPU devices, donated.
 
 Each function keeps its own state and they take turns, each call blocked until its results are there. The difference of
-the two medians is what the decorator costs per call.
+a median and that of `jax.jit` is what the decorator costs per call, with each of its lowerings.
 
     python benchmarks/dispatch.py --calls=400
 """
@@ -42,6 +42,7 @@ def main(argv: list[str]) -> None:
     functions = {
         "jax.jit": jax.jit(step, in_shardings=sharding, out_shardings=sharding, donate_argnums=0),
         "auto_shard": sp.auto_shard(step, mesh=mesh, in_shardings=sharding, out_shardings=sharding, donate_argnums=0),
+        "shard_map": sp.auto_shard(step, mesh=mesh, in_shardings=sharding, out_shardings=sharding, donate_argnums=0, lowering="shard_map"),
     }
     state: dict[str, Any] = {name: jax.device_put([jnp.zeros((8, 16))] * (LEAVES.value - 1), sharding) for name in functions}
     state = {name: [p.copy() for p in params] for name, params in state.items()}
@@ -56,7 +57,9 @@ def main(argv: list[str]) -> None:
     medians = {name: statistics.median(taken) * 1e6 for name, taken in times.items()}
     for name, median in medians.items():
         print(f"{name:12s} {median:7.0f} us per call (median of {CALLS.value})")
-    print(f"difference   {medians['auto_shard'] - medians['jax.jit']:7.0f} us with {LEAVES.value} leaves")
+    for name in functions:
+        if name != "jax.jit":
+            print(f"{name:12s} {medians[name] - medians['jax.jit']:+7.0f} us with {LEAVES.value} leaves")
 
 
 if __name__ == "__main__":
