@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardy_py.backends.local.layouts import MESH, Axes, Layout, layout, local_shape, nests, ways
+from shardy_py.backends.local.layouts import MESH, Axes, Layout, block, layout, local_shape, nests, ways
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.errors import DialectError
 from shardy_py.passes.export.collective_bytes import received
@@ -77,9 +77,17 @@ def cost(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh
 
 
 def move_bytes(move: Move, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
-    """Bytes a device receives in one step."""
+    """Bytes a device receives in one step, with the padding of blocks that are cut unevenly."""
+    k = ways(move.axes, mesh)
     before, after = (-(-math.prod(local_shape(shape, of, mesh)) * bits // 8) for of in (move.before, move.after))
-    return received(move.kind, ways(move.axes, mesh), before, after)
+    if move.kind == "all_gather":
+        return before * (k - 1)
+    if move.kind == "reduce_scatter":
+        return after * (k - 1)
+    if move.kind == "all_to_all":
+        wide, cut = (block(shape[move.to], ways(of.dims[move.to].axes, mesh)) for of in (move.before, move.after))
+        return before * k * cut // wide * (k - 1) // k if wide else 0
+    return received(move.kind, k, before, after)
 
 
 class _Walk:
