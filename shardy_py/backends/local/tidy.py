@@ -184,6 +184,12 @@ def without_repeats(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
     like: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
     given: set[Any] = {*jaxpr.invars, *jaxpr.constvars}
 
+    def behind(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else like.get(v, v)
+
+    def is_given(v: Atom) -> bool:
+        return not isinstance(v, Literal) and v in given
+
     def replace(eqn: JaxprEqn) -> Rewritten | None:
         same = _same_as(eqn)
         if same is not None:
@@ -194,12 +200,12 @@ def without_repeats(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
             return None
         name = eqn.primitive.name
         if drop_barriers and name == "optimization_barrier":
-            like.update((out, like.get(v, v)) for v, out in zip(eqn.invars, eqn.outvars) if like.get(v, v) in given)
+            like.update((out, behind(v)) for v, out in zip(eqn.invars, eqn.outvars) if is_given(behind(v)))
         if name in _UNEQUAL or has_effects(eqn):
             return None
-        if (name in _SHAPING or name in COLLECTIVES) and all(isinstance(v, Literal) or like.get(v, v) in given for v in eqn.invars):
+        if (name in _SHAPING or name in COLLECTIVES) and all(isinstance(behind(v), Literal) or is_given(behind(v)) for v in eqn.invars):
             given.update(eqn.outvars)
-        operands = tuple(_key(v if isinstance(v, Literal) else like.get(v, v)) for v in eqn.invars)
+        operands = tuple(_key(behind(v)) for v in eqn.invars)
         key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(v.aval for v in eqn.outvars))
         try:
             found = seen.get(key)
