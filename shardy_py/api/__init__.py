@@ -64,8 +64,9 @@ def auto_shard(
         rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches an argument's path wins.
         options: How to propagate.
         planner: None; searching for annotations is not available yet.
-        lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA partitions it. `"shard_map"`: one `jax.shard_map` region of
-            local arrays with explicit collectives; nothing is left to XLA's partitioner.
+        lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA's partitioner places the collectives. `"shard_map"`: one
+            `jax.shard_map` region of local arrays with the collectives of `plan.collectives`; nothing is left to XLA's partitioner.
+            Either can be differentiated, mapped and called inside of other transformations.
         static_argnums: As in `jax.jit`.
         static_argnames: As in `jax.jit`.
         donate_argnums: As in `jax.jit`.
