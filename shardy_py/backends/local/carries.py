@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from shardy_py.backends.local.hoist import scan
 from shardy_py.backends.local.tidy import Atom, Rewritten, everywhere, retraced, rewrite
 from shardy_py.backends.rewriting import open_jaxpr
-from shardy_py.frontends import _jax
+from shardy_py.frontends.loops import scan_counts
 
 
 def without_idle_carries(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
@@ -55,7 +55,7 @@ def _idle(body: Jaxpr, n_consts: int, n_carry: int, operands: Sequence[Atom]) ->
 
 
 def _scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
-    n_consts, n_carry = _jax.scan_counts(eqn)
+    n_consts, n_carry = scan_counts(eqn)
     body = open_jaxpr(eqn.params["jaxpr"])
     idle = _idle(body, n_consts, n_carry, eqn.invars)
     if not idle or body.constvars:
