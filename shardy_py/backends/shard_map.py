@@ -19,7 +19,7 @@ from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import as_merged, improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.walk import Reading, Start, Walker
+from shardy_py.backends.local.walk import Place, Reading, Start, Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
@@ -128,11 +128,13 @@ def partitioned(
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
 
     reading = Reading(FORMS, handlers)
-    before, start = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
-    walker = Walker(Region(layouts.mesh, platform), layouts, reading, before, start)
+    choice = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
+    walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks)
 
     def local(*parts: Any) -> list[Any]:
-        return run(walker, parts)
+        made = run(walker, parts)
+        walker.made.clear()  # of tracers, which are not to outlive their trace
+        return made
 
     region = jax.shard_map(
         local,
@@ -197,31 +199,76 @@ def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict
     return found
 
 
+@dataclass(frozen=True)
+class Choice:
+    """How to walk.
+
+    Attributes:
+        before: The walk before, which tells what values will be asked for in.
+        start: What the first walk went by.
+        ranks: Equations that do not run in the way that is cheapest for them.
+        last: A dry walk of that kind.
+    """
+
+    before: Walker | None
+    start: Start
+    ranks: Mapping[Place, int]
+    last: Walker
+
+
+STEPS = 12_000
+"""Equations to be looked at for improving a choice; a walk looks at all of a program."""
+
 PASSES = 6
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[Walker], Any]) -> tuple[Walker | None, Start]:
+def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[Walker], Any]) -> Choice:
     """The walk to be repeated: the one before it, and where it started, as the cheapest of several dry runs has them.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
     every value in place of what was planned for it; and from several starts, for a choice settles near its start.
     """
-    best: tuple[int, Walker | None, Start] | None = None
+    def walk(before: Walker | None, start: Start, ranks: Mapping[Place, int]) -> Walker:
+        walker = Walker(Region(layouts.mesh, platform, dry=True), layouts, reading, before, start, ranks)
+        run(walker)
+        return walker
+
+    best: Choice | None = None
     for start in Start:
         before: Walker | None = None
-        last = -1
         for _ in range(PASSES):
-            region = Region(layouts.mesh, platform, dry=True)
-            walker = Walker(region, layouts, reading, before, start)
-            run(walker)
-            if best is None or region.spent < best[0]:
-                best = region.spent, before, start
-            if region.spent in (0, last):
+            walker = walk(before, start, {})
+            if best is None or walker.region.spent < best.last.region.spent:
+                best = Choice(before, start, {}, walker)
+            if not walker.region.spent or (before is not None and before.region.spent == walker.region.spent):
                 break
-            before, last = walker, region.spent
+            before = walker
     assert best is not None
-    return best[1:]
+    return _improved_choice(best, walk, STEPS // max(len(best.last.made), 1))
+
+
+def _improved_choice(best: Choice, walk: Callable[[Walker | None, Start, Mapping[Place, int]], Walker], walks: int) -> Choice:
+    """What is left when equations that cost much run in another way, as long as that makes all cheaper."""
+    tried: set[Place] = set()
+    while walks > 0:
+        costly = [place for place in best.last.charges if place not in tried]
+        if not costly:
+            break
+        place = max(costly, key=best.last.charges.__getitem__)
+        tried.add(place)
+        for rank in (1, 2):
+            ranks = {**best.ranks, place: rank}
+            before = best.last
+            for _ in range(2):
+                walker = walk(before, best.start, ranks)
+                walks -= 1
+                if walker.region.spent < best.last.region.spent:
+                    best = Choice(before, best.start, ranks, walker)
+                before = walker
+            if best.ranks is ranks:
+                break
+    return best
 
 
 def spec(at: Layout) -> PartitionSpec:

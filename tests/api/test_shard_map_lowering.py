@@ -167,6 +167,14 @@ def test_constants_and_closures(mesh: Mesh) -> None:
         same(transform(functools.partial(outer, shard))(W["up"], X), transform(functools.partial(outer, lambda f: f))(W["up"], X))
 
 
+def test_nothing_of_a_trace_is_kept(mesh: Mesh) -> None:
+    def outer(w: Any) -> Any:
+        return sp.auto_shard(lambda x: jnp.tanh(x @ w), mesh=mesh, in_shardings=P("data"), lowering="shard_map")(X).sum()
+
+    with jax.checking_leaks():
+        same(jax.grad(outer)(W["up"]), jax.jit(jax.grad(outer))(W["up"]))
+
+
 def test_large_constants_are_not_kept(mesh: Mesh) -> None:
     def run() -> weakref.ref[Any]:
         big = jnp.ones((256, 256))
