@@ -26,7 +26,7 @@ class Tensor:
         shape: Its global shape.
         bits: Bits of an element.
         versions: Of an operand, the layouts it is at hand in; `FREE` where it can be had in any. Of a result, those it will be asked
-            for in, or the one planned; `FREE` where any will do.
+            for in, or the one planned; `FREE` where any will do, none where nothing uses it.
         passes: Of an operand, whether its sums may go on waiting.
         often: How often an operand is moved each time the equation runs; less than once where it is the same on every trip of a loop.
     """
@@ -59,6 +59,10 @@ class Decision:
     cost: float
 
 
+KEPT = 3
+"""How many ways to run an equation are remembered."""
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def decide(
     rule: OpShardingRule,
@@ -71,8 +75,9 @@ def decide(
     moved: Callable[[Sequence[int]], int] | None,
     weight: float,
     strict: bool = False,
-) -> Decision:
-    """The cheapest of several proposals: what each operand or result has, alone and completed by the others.
+    future: float = 1.0,
+) -> tuple[Decision, ...]:
+    """Several proposals, the cheapest first: what each operand or result has, alone and completed by the others.
 
     Args:
         rule: The rule of the equation.
@@ -85,16 +90,14 @@ def decide(
         moved: See `Form`.
         weight: See `Form`.
         strict: Whether only to try what the results say, completed by the operands.
+        future: How much what results cost later counts.
     """
-    setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
-    best: tuple[tuple[float, float], Decision] | None = None
+    setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight, future)
+    rated: list[tuple[tuple[float, float], Decision]] = []
     for waiting, group in setting.delays(linear):
         for axes in itertools.islice(setting.proposals(waiting), 1 if strict else None):
-            rated = setting.rate(axes, waiting, group)
-            if best is None or rated[0] < best[0]:
-                best = rated
-    assert best is not None
-    return best[1]
+            rated.append(setting.rate(axes, waiting, group))
+    return tuple(decision for _, decision in sorted(rated, key=lambda one: one[0])[:KEPT])
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class _Setting:
     uneven: frozenset[int]
     moved: Callable[[Sequence[int]], int] | None
     weight: float
+    future: float
 
     def delays(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The sums that may go on waiting: axes and the operands that wait for them."""
@@ -217,7 +221,7 @@ class _Setting:
             if at_once:
                 piece = result.bits * math.prod(-(-n // ways(d.axes, mesh)) for n, d in zip(result.shape, bare.dims)) // 8
                 inside += received("all_reduce", ways(at_once, mesh), piece, piece)
-            total += _later(has, result, mesh)
+            total += self.future * _later(has, result, mesh)
         counts = [ways(a, mesh) for a in axes]
         if self.moved is not None:
             inside += self.moved(counts)
@@ -227,7 +231,7 @@ class _Setting:
 
 def _later(has: Layout, result: Tensor, mesh: Mesh) -> int:
     """What bringing a result to where it will be asked for costs; each layout from the cheapest of those there are by then."""
-    if not result.versions:
+    if result.versions is None:
         return _cost(has, layout([d.axes for d in has.dims]), result, mesh)
     there = [has]
     total = 0

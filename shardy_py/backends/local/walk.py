@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,21 @@ Handler = Callable[["Walker", JaxprEqn, int, list[Held], Scope | None], list[Hel
 Builders = dict[str, Callable[[Equation], Form | None]]
 Key = tuple[int, Var]
 """A variable of a jaxpr at one call site: the scope's identity and the variable."""
+Place = tuple[int, int]
+"""An equation of a jaxpr at one call site: the identities of the scope and the equation."""
 
 
 class Start(enum.Enum):
     """What an equation goes by before it is known how its results are used."""
 
     PLAN = "what moves the fewest bytes between its operands and its planned results"
+    NEAR = "the same, what its results cost later counting half"
+    FAR = "the same, what its results cost later counting twice"
     FORWARD = "what moves the fewest bytes of its operands"
     STRICT = "the planned sharding of its results"
+
+
+_FUTURES = {Start.NEAR: 0.5, Start.FAR: 2.0}
 
 
 class Reading:
@@ -54,12 +61,13 @@ class Reading:
         self._equations: dict[int, Equation] = {}
         self._forms: dict[Any, Form | None] = {}
         self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
+        self._used: dict[int, tuple[bool, ...]] = {}
 
     def equation(self, eqn: JaxprEqn) -> Equation:
         """An equation, read once."""
         found = self._equations.get(id(eqn))
         if found is None:
-            found = self._equations[id(eqn)] = Equation(eqn)
+            found = self._equations[id(eqn)] = Equation(eqn, self._used.get(id(eqn)))
         return found
 
     def form(self, equation: Equation) -> Form | None:
@@ -73,7 +81,7 @@ class Reading:
         if build is None:
             return None
         types = tuple((s, d) for s, d in zip(equation.shapes, equation.dtypes, strict=True))
-        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, equation.eqn.invars)))
+        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, equation.eqn.invars)), equation.used)
         try:
             if key not in self._forms:
                 self._forms[key] = build(equation)
@@ -95,6 +103,9 @@ class Reading:
             for v in jaxpr.outvars:
                 if not isinstance(v, Literal):
                     counts[v] = counts.get(v, 0) + 1
+            for eqn in jaxpr.eqns:
+                if len(eqn.outvars) > 1:
+                    self._used[id(eqn)] = tuple(v in counts for v in eqn.outvars)
             found = self._uses[id(jaxpr)] = (jaxpr, counts)
         return found[1]
 
@@ -108,10 +119,12 @@ class Walker:
         reading: What is known of the jaxprs.
         start: What counts where it is not known what a value will be asked for in.
         before: A walk over the same, whose values tell what each will be asked for in.
+        ranks: Equations that do not run in the cheapest way, but in the next one, or the one after it.
 
     Attributes:
         findings: Equations that had to run whole, with their price.
         made: The values, by scope and variable.
+        charges: In a dry run, bytes that a device receives for the sake of each equation.
     """
 
     def __init__(
@@ -121,7 +134,10 @@ class Walker:
         reading: Reading,
         before: Walker | None = None,
         start: Start = Start.PLAN,
+        ranks: Mapping[Place, int] | None = None,
     ) -> None:
+        self.ranks = ranks or {}
+        self.charges: dict[Place, int] = {}
         self.region = region
         self.start = start
         self.previous = before
@@ -207,9 +223,12 @@ class Walker:
         if not any(decision.axes) and any(form.rule.factor_sizes[f] > 1 for f in form.rule.need_replication):
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
             self.gathers(eqn, operands, "runs-whole", *why, severity="info")
+        spent = self.region.spent
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
         if self.region.dry:
             self.region.spend(decision.inside)
+            if self.region.spent > spent:
+                self.charges[id(scope), id(eqn)] = self.region.spent - spent
         made = self.run(equation, form, decision.axes, arrays)
         if decision.reduced and not self.region.dry:
             made = [all_reduce(x, in_mesh_order(decision.reduced, self.mesh), form.combine, self.region.platform) for x in made]
@@ -227,24 +246,29 @@ class Walker:
         has = tuple([FREE if held.remake is not None else tuple(held.versions) for held in operands])
         passes = tuple([self.passes(held) for held in operands])
         often = tuple([held.often for held in operands])
-        wanted = tuple([self.asked(v, scope) for v in equation.eqn.outvars])
+        wanted = tuple([self.asked(v, scope) if used else () for v, used in zip(equation.eqn.outvars, equation.used, strict=True)])
         strict = self.start is Start.STRICT and not self.before
-        key = (id(form), has, passes, often, wanted, strict)
+        future = 1.0 if self.before else _FUTURES.get(self.start, 1.0)
+        key = (id(form), has, passes, often, wanted, strict, future)
         found = equation.known.get(key)
         if found is None:
             tensors = tuple(map(Tensor, equation.shapes, map(bits_of, equation.dtypes), has, passes, often))
             results = tuple(map(Tensor, equation.result_shapes, map(bits_of, equation.result_dtypes), wanted))
-            found = equation.known[key] = self._cheapest(form, tensors, results, strict)
-        return found
+            found = equation.known[key] = self._ways(form, tensors, results, strict, future)
+        return found[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(found) - 1)]
 
-    def _cheapest(self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], strict: bool) -> tuple[Form, Decision]:
-        best: tuple[Form, Decision] | None = None
-        for way in (form, *form.alternatives):
-            found = decide(way.rule, operands, results, self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict)
-            if best is None or found.cost < best[1].cost:
-                best = way, found
-        assert best is not None
-        return best
+    def _ways(
+        self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], strict: bool, future: float
+    ) -> list[tuple[Form, Decision]]:
+        """Ways to run an equation, the cheapest first."""
+        found = [
+            (way, decision)
+            for way in (form, *form.alternatives)
+            for decision in decide(
+                way.rule, operands, results, self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict, future
+            )
+        ]
+        return sorted(found, key=lambda one: one[1].cost)
 
     def asked(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
         """Where a result will be asked for, as far as that is known."""
