@@ -32,12 +32,13 @@ class Equation:
         dtypes: Their element types.
         result_shapes: Global shapes of its results.
         result_dtypes: Their element types.
+        used: Which of its results anything uses, as far as is known.
         known: What was found out about it, for whoever reads it again.
     """
 
-    __slots__ = ("dtypes", "eqn", "known", "name", "params", "result_dtypes", "result_shapes", "shapes")
+    __slots__ = ("dtypes", "eqn", "known", "name", "params", "result_dtypes", "result_shapes", "shapes", "used")
 
-    def __init__(self, eqn: JaxprEqn) -> None:
+    def __init__(self, eqn: JaxprEqn, used: Sequence[bool] | None = None) -> None:
         self.eqn = eqn
         self.name = eqn.primitive.name
         self.params = eqn.params
@@ -45,6 +46,7 @@ class Equation:
         self.dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.invars]
         self.result_shapes: list[tuple[int, ...]] = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
         self.result_dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
+        self.used: tuple[bool, ...] = (True,) * len(eqn.outvars) if used is None else tuple(used)
         self.known: dict[Any, Any] = {}
 
 

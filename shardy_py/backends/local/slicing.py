@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,9 +93,9 @@ def slice_(equation: Equation) -> Form | None:
 
 def split(equation: Equation) -> Form | None:
     """Slices that follow each other."""
-    if refuses(equation):
-        return None
     (shape,) = equation.shapes
+    if 0 in shape or any(map(is_key, equation.dtypes)):
+        return None
     axis = equation.params["axis"]
     results = []
     at = 0
@@ -117,6 +118,7 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
     rank = range(len(shape))
     cuts = [d for d in rank if any(out[d] != shape[d] for out, _, _ in results)]
     dtype = jnp.dtype(equation.dtypes[0])
+    needed = [used and 0 not in out for used, (out, _, _) in zip(equation.used, results, strict=True)]
     single = [d for d in cuts if given and len(results) == 1 and results[0][0][d] == 1]
     moving = [d for d in cuts if d not in single]
     sizes, dims = list(shape), list(rank)
@@ -126,7 +128,7 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
 
     def moved(ways: Sequence[int]) -> int:
         total = 0
-        for out, starts, strides in results:
+        for out, starts, strides in itertools.compress(results, needed):
             local = [-(-n // ways[d]) if d not in cuts or (ways[d] > 1 and d in moving) else out[d] for d, n in enumerate(shape)]
             for d in moving:
                 if ways[d] > 1:
@@ -137,8 +139,11 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         made = []
-        for out, starts, strides in results:
+        for i, (out, starts, strides) in enumerate(results):
             (x,) = arrays
+            if not needed[i]:
+                made.append(lax.full(local.result_shape(i), 0, dtype))
+                continue
             begins, ends, every = [0] * len(shape), list(x.shape), [1] * len(shape)
             givers = []
             for d in cuts:
@@ -191,15 +196,18 @@ def pad(equation: Equation) -> Form | None:
 
 def concatenate(equation: Equation) -> Form | None:
     """Other dimensions pass through; a block of the result is put together from the operands' blocks it lies on."""
-    if refuses(equation):
-        return None
     (out,) = equation.result_shapes
+    if 0 in out or any(map(is_key, equation.dtypes)):
+        return None
     dim = equation.params["dimension"]
     rank = range(len(out))
-    sizes = [shape[dim] for shape in equation.shapes]
+    some = [i for i, shape in enumerate(equation.shapes) if shape[dim]]
+    sizes = [equation.shapes[i][dim] for i in some]
     row = jnp.dtype(equation.dtypes[0]).itemsize
+    operands = tuple(range(len(equation.shapes)))
     if len(sizes) == 1:
-        return Form(make_rule(out, [rank], [rank]), lambda local, arrays: local.bind(*arrays), uneven=frozenset(rank), linear=((0,),))
+        rule = make_rule(out, [rank for _ in operands], [rank])
+        return Form(rule, lambda local, arrays: [arrays[some[0]]], uneven=frozenset(rank), linear=(operands,))
 
     def moved(ways: Sequence[int]) -> int:
         if ways[dim] == 1:
@@ -211,10 +219,9 @@ def concatenate(equation: Equation) -> Form | None:
         names = local.names(dim)
         if not names:
             return local.bind(*arrays)
-        return [halo.run(lax.concatenate(arrays, dim), dim, names, local, joined(tuple(sizes), local.ways(dim)))]
+        return [halo.run(lax.concatenate([arrays[i] for i in some], dim), dim, names, local, joined(tuple(sizes), local.ways(dim)))]
 
-    operands = tuple(range(len(sizes)))
-    rule = make_rule(out, [rank] * len(sizes), [rank], permutation=[dim])
+    rule = make_rule(out, [rank for _ in operands], [rank], permutation=[dim])
     return Form(rule, run, uneven=frozenset(rank), linear=(operands,), moved=moved)
 
 
@@ -279,14 +286,28 @@ def stack(equation: Equation) -> Form | None:
 
 
 def unstack(equation: Equation) -> Form | None:
-    """Dimensions of the results pass through."""
+    """Dimensions of the results pass through; the other one is whole, or whoever has a result gives it: a sum that waits."""
     if refuses(equation):
         return None
     (shape,) = equation.shapes
     axis = equation.params["axis"] % len(shape)
     dims = [d for d in range(len(shape)) if d != axis]
-    rule = make_rule(shape, [range(len(shape))], [dims] * len(equation.result_shapes), whole=[axis])
-    return Form(rule, lambda local, arrays: local.bind(*arrays), uneven=frozenset(dims), linear=((0,),))
+    tables = [range(len(shape))], [dims] * len(equation.result_shapes)
+
+    def run(local: Local, arrays: list[Array]) -> list[Array]:
+        if not local.names(axis):
+            return local.bind(*arrays)
+        (x,) = arrays
+        made = []
+        for i, used in enumerate(equation.used):
+            giver, at = divmod(i, x.shape[axis])
+            part = lax.index_in_dim(x, at, axis, keepdims=False)
+            made.append(jnp.where(local.index(axis) == giver, part, jnp.zeros_like(part)) if used else jnp.zeros_like(part))
+        return made
+
+    combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"
+    given = Form(make_rule(shape, *tables, reduction=[axis]), run, combine, uneven=frozenset(range(len(shape))), linear=((0,),))
+    return Form(make_rule(shape, *tables, whole=[axis]), run, uneven=frozenset(dims), linear=((0,),), alternatives=(given,))
 
 
 def tile(equation: Equation) -> Form | None:

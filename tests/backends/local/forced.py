@@ -107,10 +107,10 @@ def run_forced(equation: Equation, form: Form, ways: Sequence[Sequence[tuple[str
                 made = all_reduce(made, summed, form.combine, "cpu")
             for d, dim in enumerate(rule.result_mappings[i]):
                 names = tuple(n for f in dim for n in axes[f])
-                if names:
+                if names and made.size:
                     made = lax.all_gather(made, names, axis=d, tiled=True)
                     made = lax.slice_in_dim(made, 0, equation.result_shapes[i][d], axis=d)
-            out.append(made)
+            out.append(made if made.size else jnp.zeros(equation.result_shapes[i], made.dtype))
         return out
 
     def inside(*arrays: Any) -> list[list[Any]]:

@@ -7,7 +7,9 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
-from tests.backends.local.forced import check
+from shardy_py.backends.local.form import Equation
+from shardy_py.backends.local.table import FORMS
+from tests.backends.local.forced import check, choices, equation_of, run_forced, same
 from tests.backends.local.running import check_together
 
 RNG = np.random.default_rng(0)
@@ -49,12 +51,48 @@ def test_concatenate():
     check_together("concatenate", [(lambda *xs: lax.concatenate(xs, 0), tuple(array(n, 3) for n in sizes)) for sizes in cases])
 
 
+def test_concatenate_with_empty_operands():
+    cases = [(0, 8), (5, 0, 6, 0), (0, 13), (7, 0)]
+    check_together("concatenate", [(lambda *xs: lax.concatenate(xs, 0), tuple(array(n, 3) for n in sizes)) for sizes in cases])
+
+
 def test_rev():
     check_together("rev", [(lambda x: lax.rev(x, (0, 1)), (array(n, 6),)) for n in (3, 8, 13)])
 
 
 def test_split():
     check_together("split", [(lambda x, s=sizes: lax.split(x, s), (array(sum(sizes), 3),)) for sizes in [(4, 4), (1, 7), (3, 9, 1)]])
+
+
+def test_split_with_empty_results():
+    check_together("split", [(lambda x, s=sizes: lax.split(x, s), (array(sum(sizes), 3),)) for sizes in [(0, 8), (5, 0, 8)]])
+
+
+def test_results_that_nothing_uses_cost_nothing():
+    equation, _ = equation_of(lambda x: lax.split(x, (4, 12)), (array(16, 3),), "split")
+    received = []
+    for used in ((True, True), (False, True), (False, False)):
+        form = FORMS["split"](Equation(equation.eqn, used))
+        assert form is not None
+        assert form.moved is not None
+        received.append(form.moved([4, 1]))
+    assert received == sorted(received, reverse=True)
+    assert received[0] > received[1] > received[2] == 0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "float32"])
+def test_unstack_where_devices_give_what_they_have(dtype):
+    for axis, n in ((0, 8), (1, 5), (-1, 3)):
+        shape = [4, 6]
+        shape.insert(axis % 3, n)
+        x = array(*shape, dtype=dtype)
+        equation, operands = equation_of(lambda x, axis=axis: jnp.unstack(x, axis=axis), (x,), "unstack")
+        form = FORMS["unstack"](equation)
+        assert form is not None
+        (given,) = form.alternatives
+        for made in run_forced(equation, given, choices(given, 3, 0), operands):
+            for i, got in enumerate(made):
+                same(got, lax.index_in_dim(x, i, axis, keepdims=False), 0, f"{axis} {i}")
 
 
 def test_stack_and_unstack():
