@@ -11,6 +11,7 @@ from shardy_py.backends.local.carries import without_idle_carries
 from shardy_py.backends.local.combine import combined
 from shardy_py.backends.local.hoist import hoisted, summed_late
 from shardy_py.backends.local.tidy import tidied
+from shardy_py.backends.local.unroll import unrolled
 
 PACKED = 256
 """Bytes of an operand up to which reductions are packed here: XLA's own combiner sends larger ones together without copying them, and
@@ -24,7 +25,7 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of the region.
         sizes: Its axes.
     """
-    jaxpr = tidied(without_idle_carries(tidied(jaxpr), sizes))
+    jaxpr = tidied(without_idle_carries(tidied(unrolled(jaxpr, sizes)), sizes))
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
     return combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)
 

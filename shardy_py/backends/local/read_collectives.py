@@ -34,8 +34,6 @@ Spelling = Mapping[str, str]
 def read_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling | None = None) -> tuple[Collective, ...]:
     """The collectives of a jaxpr, in the order in which they stand; those of loops once, with their trips.
 
-    Those of a scan that is unrolled stand as often as they are in its body then.
-
     Args:
         jaxpr: A jaxpr with regions, or that of a region.
         sizes: The axes of the regions' mesh.
@@ -52,23 +50,14 @@ def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: S
         if kind is not None:
             yield from _entries(eqn, kind, trips, sizes, spelling, made)
             continue
+        within = trips
+        if name == "scan":
+            within = None if trips is None else trips * eqn.params["length"]
+        elif name == "while":
+            within = None
         if name in BODIES or name == "shard_map":
             for _, _, body in bodies(eqn):
-                for times in _runs(eqn):
-                    yield from _read(open_jaxpr(body), None if trips is None or times is None else trips * times, sizes, spelling)
-
-
-def _runs(eqn: JaxprEqn) -> list[int | None]:
-    """How often each copy of an equation's bodies runs; scans that are unrolled have several."""
-    if eqn.primitive.name == "while":
-        return [None]
-    if eqn.primitive.name != "scan":
-        return [1]
-    length, unroll = eqn.params["length"], eqn.params["unroll"]
-    trips, rest = divmod(length, unroll) if unroll else (0, length)
-    if not trips or (trips == 1 and not rest):
-        return [1] * length
-    return [*[trips] * unroll, *[1] * rest]
+                yield from _read(open_jaxpr(body), within, sizes, spelling)
 
 
 def _entries(

@@ -183,30 +183,33 @@ def without_repeats(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
     seen: dict[Any, list[Var]] = {}
     like: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
     given: set[Any] = {*jaxpr.invars, *jaxpr.constvars}
+    made: dict[Any, JaxprEqn] = {}
 
-    def behind(v: Atom) -> Atom:
+    def source(v: Atom) -> Atom:
         return v if isinstance(v, Literal) else like.get(v, v)
 
     def is_given(v: Atom) -> bool:
-        return not isinstance(v, Literal) and v in given
+        found = source(v)
+        return isinstance(found, Literal) or found in given
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
-        same = _same_as(eqn)
+        made.update((v, eqn) for v in eqn.outvars)
+        same = _same_as(eqn, made)
         if same is not None:
             (out,) = eqn.outvars
-            if eqn.primitive.name == "reshard" or same.aval == out.aval:
+            if eqn.primitive.name == "reshard" or _type(same) == _type(out):
                 return [], [same]
-            like[out] = same if isinstance(same, Literal) else like.get(same, same)
+            like[out] = source(same)
             return None
         name = eqn.primitive.name
         if drop_barriers and name == "optimization_barrier":
-            like.update((out, behind(v)) for v, out in zip(eqn.invars, eqn.outvars) if is_given(behind(v)))
+            like.update((out, source(v)) for v, out in zip(eqn.invars, eqn.outvars) if is_given(v))
         if name in _UNEQUAL or has_effects(eqn):
             return None
-        if (name in _SHAPING or name in COLLECTIVES) and all(isinstance(behind(v), Literal) or is_given(behind(v)) for v in eqn.invars):
+        if (name in _SHAPING or name in COLLECTIVES) and all(map(is_given, eqn.invars)):
             given.update(eqn.outvars)
-        operands = tuple(_key(behind(v)) for v in eqn.invars)
-        key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(v.aval for v in eqn.outvars))
+        operands = tuple(_key(source(v)) for v in eqn.invars)
+        key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(map(_type, eqn.outvars)))
         try:
             found = seen.get(key)
         except TypeError:  # a parameter that has no hash
@@ -219,24 +222,45 @@ def without_repeats(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
     return rewrite(jaxpr, replace)
 
 
-def _same_as(eqn: JaxprEqn) -> Atom | None:
-    """The operand that the result is equal to, if one is; where all axes are manual, a `reshard` says nothing."""
+def _same_as(eqn: JaxprEqn, made: Mapping[Any, JaxprEqn]) -> Atom | None:
+    """What the result is equal to, if there is such; where all axes are manual, a `reshard` says nothing."""
     name, operands = eqn.primitive.name, list[Any](eqn.invars)
+    if name in ("slice", "squeeze") and not isinstance(operands[0], Literal) and operands[0] in made:
+        found = _taken_back(eqn, made[operands[0]])
+        if found is not None:
+            return found
     if name == "reshard" or (name in _SHAPING and _keeps_shape(eqn)):
-        return eqn.invars[0]
+        return operands[0]
     if name == "dynamic_update_slice":
-        return operands[1] if operands[1].aval.shape == operands[0].aval.shape else None
+        return operands[1] if _type(operands[1])[0] == _type(operands[0])[0] else None
     if name in _NEUTRAL:
-        left, right = eqn.invars
+        left, right = operands
         for v, other in ((right, left), (left, right)) if name in ("add", "mul") else ((right, left),):
             if isinstance(v, Literal) and not getattr(v.aval, "shape", ()) and v.val == _NEUTRAL[name] and _is_like(other, eqn):
                 return other
     return None
 
 
+def _taken_back(eqn: JaxprEqn, before: JaxprEqn) -> Atom | None:
+    """What is got back of operands that were stacked."""
+    name, out = eqn.primitive.name, list[Any](eqn.outvars)[0].aval
+    if name == "squeeze" and before.primitive.name in ("broadcast_in_dim", "reshape"):
+        inner: Any = before.invars[0]
+        return inner if inner.aval.shape == out.shape and inner.aval.size == list[Any](before.outvars)[0].aval.size else None
+    if name != "slice" or before.primitive.name != "concatenate" or any(n != 1 for n in eqn.params["strides"] or ()):
+        return None
+    d, at = before.params["dimension"], 0
+    pieces: list[Any] = list(before.invars)
+    for piece in pieces:
+        if at == eqn.params["start_indices"][d] and _type(piece)[0] == out.shape:
+            return piece
+        at += piece.aval.shape[d]
+    return None
+
+
 def _is_like(v: Atom, eqn: JaxprEqn) -> bool:
     out: Any = eqn.outvars[0].aval
-    return v.aval.shape == out.shape and v.aval.dtype == out.dtype and (eqn.primitive.name in ("mul", "div") or out.dtype.kind in "iu")
+    return _type(v)[:2] == (out.shape, out.dtype) and (eqn.primitive.name in ("mul", "div") or out.dtype.kind in "iu")
 
 
 def _keeps_shape(eqn: JaxprEqn) -> bool:
@@ -260,11 +284,17 @@ _NEUTRAL: Mapping[str, int] = {"add": 0, "div": 1, "mul": 1, "sub": 0}
 """Primitive -> what leaves the other operand as it is; floats may not be left out of sums, where -0.0 becomes 0.0."""
 
 
+def _type(v: Atom) -> Any:
+    """The type, whatever the mesh that it was traced under."""
+    aval: Any = v.aval
+    return getattr(aval, "shape", aval), getattr(aval, "dtype", None), getattr(aval, "weak_type", False)
+
+
 def _key(v: Atom) -> Any:
     """Equal for atoms of equal values; 0.0 and -0.0 are none."""
     if not isinstance(v, Literal):
         return v
-    return v.val.tobytes() if hasattr(v.val, "tobytes") else repr(v.val), type(v.val), v.aval
+    return v.val.tobytes() if hasattr(v.val, "tobytes") else repr(v.val), type(v.val), _type(v)
 
 
 def tidied(jaxpr: Jaxpr, *, drop_barriers: bool = False) -> Jaxpr:
