@@ -1,0 +1,191 @@
+"""Runs random programs on eight devices, under both lowerings, and without shardings on one.
+
+XLA's partitioner ends the process on some programs, so many of them are run by a process of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+from tests.random_programs import load, program_of_seed
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOWERINGS = ("jit", "shard_map")
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Most of the time goes into compiling, so the code need not be fast."""
+
+LOOP = """def loop(body, x):
+    def go_on(state):
+        return jnp.logical_and(state[0] < 4, jnp.sum(state[1]) < 10.0)
+
+    return lax.while_loop(go_on, lambda state: (state[0] + 1, body(state[1])), (0, x))[1]
+
+
+"""
+TYPES = {3: "bfloat16", 6: "int32"}
+"""Last digit of a seed -> the type of the arguments, where the program can do with it; else float32."""
+
+
+class Ended(Exception):
+    """The process ended on the program."""
+
+
+def text_of_seed(seed: int) -> str:
+    """A random program whose loops all end."""
+    text = (
+        program_of_seed(seed)
+        .replace("lax.while_loop(lambda c: jnp.sum(c) < 10.0, ", "loop(")
+        .replace("def constrain", LOOP + "def constrain")
+    )
+    dtype = TYPES.get(seed % 10)
+    if dtype is not None:
+        other = re.sub(r"(ShapeDtypeStruct\([^)]*\)?, )'float32'", rf"\1{dtype!r}", text)
+        if _traces(other):
+            return other
+    return text
+
+
+def without_shardings(text: str) -> str:
+    """The same program, without annotations in its body."""
+    text = text.replace("return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))", "return x")
+    return re.sub(r"(= jax\.jit\(f\d+), in_shardings=\(.*\)\)$", r"\1)", text, flags=re.MULTILINE)
+
+
+def _traces(text: str) -> bool:
+    import jax
+
+    try:
+        loaded = load(without_shardings(text))
+        jax.eval_shape(loaded.program, *loaded.arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
+    """What differs on devices; "" where nothing does.
+
+    Floats may differ by rounding, and by what tiny changes of the arguments make of that; everything else has to be equal.
+    """
+    import jax
+    import numpy as np
+
+    import shardy_py
+
+    loaded = load(text)
+    arguments = [_values(a.shape, a.dtype, i) for i, a in enumerate(loaded.arguments)]
+    whole = jax.jit(load(without_shardings(text)).program).lower(*arguments).compile(compiler_options=QUICK)
+    run = lambda args: [np.asarray(x) for x in jax.tree.leaves(whole(*args))]  # noqa: E731
+    wanted = run(arguments)
+    nearby = [run([_changed(x, i) for x in arguments]) for i in range(3)]
+    for lowering in lowerings:
+        sharded = shardy_py.auto_shard(
+            loaded.program, mesh=loaded.mesh, in_shardings=loaded.in_shardings, out_shardings=loaded.out_shardings, lowering=lowering
+        )
+        got = jax.tree.leaves(sharded.lower(*arguments).compile(compiler_options=QUICK)(*arguments))
+        for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+            found = _compared(np.asarray(g), w, [n[i] for n in nearby])
+            if found:
+                return f"{lowering}, result {i}: {found}"
+    return ""
+
+
+def _values(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "i":
+        return generator.integers(0, 4, shape).astype(dtype)
+    return (generator.standard_normal(shape) / 2).astype(dtype)
+
+
+def _changed(x: Any, seed: int) -> Any:
+    import numpy as np
+
+    if x.dtype.kind == "i":
+        return x
+    step = 1e-2 if x.dtype.itemsize < 4 else 2e-6
+    return (x * (1 + step * np.random.default_rng(seed).standard_normal(x.shape))).astype(x.dtype)
+
+
+def _compared(got: Any, wanted: Any, nearby: list[Any]) -> str:
+    import numpy as np
+
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return f"{got.dtype}{got.shape}, not {wanted.dtype}{wanted.shape}"
+    if wanted.dtype.kind not in "fV":
+        steady = all(np.array_equal(n, wanted) for n in nearby)
+        return "" if not steady or np.array_equal(got, wanted) else f"{(got != wanted).sum()} of {got.size} are others"
+    small = wanted.dtype.itemsize < 4
+    g, w, *others = (np.asarray(x, np.float64) for x in (got, wanted, *nearby))
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(w)
+        scale = np.max(np.abs(np.where(finite, w, 0)), initial=1e-5)
+        noise = max(np.max(np.abs(np.where(np.isfinite(n) & finite, n - w, 0)), initial=0.0) for n in others)
+        unsteady = np.any([np.isfinite(n) != finite for n in others], axis=0)
+        rounding = (2e-2 if small else 1e-4) * (np.abs(w) + scale)
+        fine = (np.abs(g - w) <= rounding + 30 * noise) | (g == w) | (np.isnan(g) & np.isnan(w)) | unsteady
+    if fine.all():
+        return ""
+    at = np.unravel_index(np.argmin(fine), fine.shape)
+    return f"{(~fine).sum()} of {fine.size} are wrong, at {tuple(map(int, at))} {g[at]} for {w[at]}"
+
+
+@functools.cache
+def _worker() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.random_numbers"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+
+
+def stop_worker() -> None:
+    """Ends the process that runs programs."""
+    if _worker.cache_info().currsize:
+        worker = _worker()
+        _worker.cache_clear()
+        for pipe in (worker.stdin, worker.stdout):
+            assert pipe is not None
+            pipe.close()
+        worker.wait(60)
+
+
+def difference_elsewhere(seed: int, lowering: str) -> str:
+    """`difference` of the program of a seed, in another process.
+
+    Raises:
+        Ended: The process ended.
+    """
+    worker = _worker()
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(json.dumps([seed, lowering]) + "\n")
+    worker.stdin.flush()
+    line = worker.stdout.readline()
+    if not line:
+        stop_worker()
+        raise Ended
+    return json.loads(line)
+
+
+def main() -> None:
+    """Answers requests read from stdin, one JSON text per line, one JSON answer per line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        seed, lowering = json.loads(line)
+        try:
+            answer = difference(text_of_seed(seed), (lowering,))
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
