@@ -26,6 +26,9 @@ OPTIONAL_MODULES = (
     "jax.nn",
 )
 
+MADE_AFTERWARDS = {"pmul"}
+"""What stands only in what a plan is made to, which is not read again."""
+
 
 def of_kind(kind: Kind) -> set[str]:
     return {name for name, entry in ENTRIES.items() if entry.kind is kind}
@@ -35,7 +38,7 @@ def of_kind(kind: Kind) -> set[str]:
 def test_every_primitive_that_jax_lowers_is_in_the_table() -> None:
     for module in OPTIONAL_MODULES:
         importlib.import_module(module)
-    assert sorted(set(lowering_rules()) - set(ENTRIES)) == []
+    assert sorted(set(lowering_rules()) - set(ENTRIES) - MADE_AFTERWARDS) == []
 
 
 def test_native_primitives_are_those_with_a_template() -> None:
