@@ -239,9 +239,9 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
         before: Walker | None = None
         for _ in range(PASSES):
             walker = walk(before, start, {})
-            if best is None or walker.region.spent < best.last.region.spent:
+            if best is None or walker.region.cost < best.last.region.cost:
                 best = Choice(before, start, {}, walker)
-            if not walker.region.spent or (before is not None and before.region.spent == walker.region.spent):
+            if not walker.region.spent or (before is not None and before.region.cost == walker.region.cost):
                 break
             before = walker
     assert best is not None
@@ -263,7 +263,7 @@ def _improved_choice(best: Choice, walk: Callable[[Walker | None, Start, Mapping
             for _ in range(2):
                 walker = walk(before, best.start, ranks)
                 walks -= 1
-                if walker.region.spent < best.last.region.spent:
+                if walker.region.cost < best.last.region.cost:
                     best = Choice(before, best.start, ranks, walker)
                 before = walker
             if best.ranks is ranks:

@@ -48,7 +48,8 @@ class Decision:
         results: The layouts the results come out in.
         reduced: Axes over which results have to be combined at once.
         inside: What a device receives while it runs: to combine results at once, and inside of the form.
-        cost: What is received in all until the results are as wanted, and what computing costs, in bytes.
+        work: What computing costs, in bytes that could be sent meanwhile.
+        cost: What is received in all until the results are as wanted, and the work.
     """
 
     axes: tuple[Axes, ...]
@@ -56,6 +57,7 @@ class Decision:
     results: tuple[Layout, ...]
     reduced: Axes
     inside: int
+    work: float
     cost: float
 
 
@@ -226,7 +228,7 @@ class _Setting:
         if self.moved is not None:
             inside += self.moved(counts)
         work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
-        return (total + inside + work, -float(len(waiting))), Decision(axes, needed, made, at_once, inside, total + inside + work)
+        return (total + inside + work, -float(len(waiting))), Decision(axes, needed, made, at_once, inside, work, total + inside + work)
 
 
 def _later(has: Layout, result: Tensor, mesh: Mesh) -> int:

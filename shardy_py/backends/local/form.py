@@ -73,7 +73,7 @@ class Form:
     uneven: frozenset[int] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
     moved: Callable[[Sequence[int]], int] | None = None
-    weight: float = 0.02
+    weight: float = 0.05
     alternatives: tuple[Form, ...] = ()
 
 

@@ -26,9 +26,10 @@ class Region:
     Attributes:
         trips: How often what is looked at runs.
         spent: Bytes that a device receives, counted in a dry run.
+        work: What computing costs, in bytes that could be sent meanwhile, counted in a dry run.
     """
 
-    __slots__ = ("dry", "mesh", "platform", "spent", "trips")
+    __slots__ = ("dry", "mesh", "platform", "spent", "trips", "work")
 
     def __init__(self, mesh: Mesh, platform: str, *, dry: bool = False) -> None:
         self.mesh = mesh
@@ -36,6 +37,12 @@ class Region:
         self.dry = dry
         self.trips = 1
         self.spent = 0
+        self.work = 0.0
+
+    @property
+    def cost(self) -> float:
+        """What was counted in all."""
+        return self.spent + self.work
 
     def spend(self, count: int, trips: int | None = None) -> None:
         """Counts bytes that are received so often; as often as what is looked at runs where nothing is said."""

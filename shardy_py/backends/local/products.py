@@ -40,7 +40,7 @@ def dot_general(equation: Equation) -> Form | None:
         return local.bind(x, y)
 
     linear = ((0,), (1,)) if is_inexact(equation.result_dtypes[0]) else ()
-    return Form(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.001)
+    return Form(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.002)
 
 
 FORMS: dict[str, Builder] = {"dot_general": dot_general}

@@ -227,6 +227,7 @@ class Walker:
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
         if self.region.dry:
             self.region.spend(decision.inside)
+            self.region.work += decision.work * self.region.trips
             if self.region.spent > spent:
                 self.charges[id(scope), id(eqn)] = self.region.spent - spent
         made = self.run(equation, form, decision.axes, arrays)
