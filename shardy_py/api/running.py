@@ -235,7 +235,8 @@ def _pinned(planned: Planned) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
         return propagated(copy, request.view, request.settings.options, *closed, plan.timings)
 
     with plan.timings.step("pin"):
-        made = pinned(planned.traced.jaxpr, planned.imported, request.view.twin, again)
+        platform = request.settings.options.platform_of(request.view.given)
+        made = pinned(planned.traced.jaxpr, planned.imported, request.view.twin, again, platform)
     return made, jaxpr_as_fun(made.jaxpr)
 
 

@@ -40,7 +40,9 @@ class Pinned:
     exact: bool
 
 
-def pinned(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, propagate: Callable[[ClosedJaxpr], Imported]) -> Pinned:
+def pinned(
+    closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, propagate: Callable[[ClosedJaxpr], Imported], platform: str
+) -> Pinned:
     """The copy of a traced jaxpr that pins a plan.
 
     Args:
@@ -48,8 +50,9 @@ def pinned(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, propagate
         planned: Its program after propagation.
         twin: The mesh, all axes Auto.
         propagate: Propagates a copy whose inputs and outputs are as planned.
+        platform: What is compiled for.
     """
-    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin))
+    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin, platform))
     pins = Pins()
     for per_region in PER_REGION:
         copied = _copied(copier, closed, pins, planned, twin)
@@ -142,14 +145,18 @@ def _wanted(scope: Scope, v: Any) -> TensorSharding:
     return TensorSharding.closed("mesh", v.aval.ndim) if sharding is None else sharding.with_dims(sharding.dims[: v.aval.ndim])
 
 
-def _replacement(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement | None:
+def _replacement(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, platform: str) -> Replacement | None:
     """What stands in the copy for an annotation, or for an op that XLA partitions wrongly."""
     own = _ANNOTATIONS.get(eqn.primitive.name)
     if own is not None:
         return own(eqn, scope, twin)
     if scope is None:
         return None
-    return workaround(eqn, lambda v: None if isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding, twin)
+
+    def sharding_of(v: Any) -> TensorSharding | None:
+        return None if isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
+
+    return workaround(eqn, sharding_of, twin, platform)
 
 
 def _same(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:

@@ -12,6 +12,8 @@ Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
 * `pad` with interior padding, sharded along that dimension. Here: the same.
 * `reduce` with a computation of the user's, and `reduce_xor`, along a sharded dimension: not wrong, but no program on CPU
   ("Unsupported reduction computation"). Here: the same.
+* `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
+  integers in the same order are combined, which sends no more; derivatives taken outside of the sharded function are those of floats.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.backends.rewriting import Replacement, constraint_params
 from shardy_py.dialect import TensorSharding
 
@@ -33,15 +37,16 @@ ShardingOf = Callable[[Any], TensorSharding | None]
 Axes = tuple[str, ...]
 
 
-def workaround(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+def workaround(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh, platform: str) -> Replacement | None:
     """What to emit instead of an equation, or None where XLA is right.
 
     Args:
         eqn: The equation.
         sharding_of: Gives the planned sharding of a variable.
         twin: The mesh, all axes Auto.
+        platform: What is compiled for.
     """
-    rule = WORKAROUNDS.get(eqn.primitive.name)
+    rule = WORKAROUNDS.get(eqn.primitive.name) or (WORKAROUNDS_ON_CPU.get(eqn.primitive.name) if platform == "cpu" else None)
     return None if rule is None else rule(eqn, sharding_of, twin)
 
 
@@ -217,6 +222,52 @@ def _region(
     return call
 
 
+def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    operand: Any = eqn.invars[0]
+    dims = eqn.params["axes"]
+    if not (jnp.issubdtype(operand.aval.dtype, jnp.floating) and _is_cut(sharding_of(operand), dims)):
+        return None
+    largest, after = eqn.primitive.name == "reduce_max", sharding_of(eqn.outvars[0])
+
+    @jax.custom_jvp
+    def extreme(x: Any) -> Any:
+        return from_ordered(eqn.primitive.bind(as_ordered(x, largest), **eqn.params), x.dtype)
+
+    @extreme.defjvp
+    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        (x,), (dx,) = primals, tangents
+        best = extreme(x)
+        at = (x == jnp.expand_dims(best, dims)).astype(x.dtype)
+        return best, jnp.sum(dx * at, dims) / jnp.sum(at, dims)
+
+    return lambda x: [_constrained(extreme(x), after, twin)]
+
+
+def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    indices, updates = map(sharding_of, eqn.invars[1:])
+    params: Any = eqn.params
+    numbers = params["dimension_numbers"]
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    among = [d for d in range(avals[2].ndim) if d not in numbers.update_window_dims]
+    if not (jnp.issubdtype(avals[0].dtype, jnp.floating) and (_is_cut(updates, among) or _is_cut(indices, range(avals[1].ndim)))):
+        return None
+    largest, after = eqn.primitive.name == "scatter-max", sharding_of(eqn.outvars[0])
+    scatter = lax.scatter_max if largest else lax.scatter_min
+    flags = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
+
+    @jax.custom_jvp
+    def extreme(x: Any, at: Any, new: Any) -> Any:
+        made = scatter(as_ordered(x, largest), at, as_ordered(new, largest), numbers, **flags)
+        return from_ordered(made, x.dtype)
+
+    @extreme.defjvp
+    def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        (x, at, new), (dx, _, dnew) = primals, tangents
+        return extreme(x, at, new), jax.jvp(lambda x, new: eqn.primitive.bind(x, at, new, **params), (x, new), (dx, dnew))[1]
+
+    return lambda x, at, new: [_constrained(extreme(x, at, new), after, twin)]
+
+
 WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
     "conv_general_dilated": _convolution,
     "cumlogsumexp": _cumulative,
@@ -229,3 +280,11 @@ WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacemen
     "reduce_xor": _reduction,
 }
 """Primitive -> what to emit instead, if anything."""
+
+WORKAROUNDS_ON_CPU: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
+    "reduce_max": _extreme,
+    "reduce_min": _extreme,
+    "scatter-max": _scattered_extreme,
+    "scatter-min": _scattered_extreme,
+}
+"""The same, for programs on CPU."""

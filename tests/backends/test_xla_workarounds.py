@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.backends.compiled_text import collectives_in
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 
@@ -43,7 +44,20 @@ def interior_pad(x):
     return lax.pad(x, 0.0, ((0, 1, 1),))
 
 
+def holed(*shape):
+    x = random(*shape)
+    x[3, 2] = x[-1, 0] = x[0, 0] = np.nan
+    return x
+
+
+def by_segment(x):
+    return jax.ops.segment_max(x, jnp.arange(16) % 3, 3)
+
+
 WRONG = {
+    "largest, with NaN": (lambda x: (x.max(0), x.max()), (holed(16, 8),), P(("x", "y")), None),
+    "smallest, with NaN": (lambda x: (x.min(1), x.min()), (holed(16, 8),), P("x", "y"), None),
+    "largest of segments, with NaN": (by_segment, (holed(16, 8),), P(("x", "y")), None),
     "depthwise weight gradient, data parallel": (
         weight_gradient(feature_group_count=16),
         (random(8, 8, 8, 16), random(3, 3, 1, 16)),
@@ -76,7 +90,7 @@ def test_jit_is_wrong_and_ours_is_right(case, mesh):
 
     def agrees(got):
         try:
-            return all(np.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+            return all(np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
         except (ValueError, RuntimeError):  # a result of the wrong size
             return False
 
@@ -129,3 +143,46 @@ def test_reductions_that_cpu_cannot_do_across_devices(mesh):
     bits = np.arange(32, dtype=np.int32).reshape(8, 4)
     xor = sp.auto_shard(lambda x: jax.lax.reduce(x, np.int32(0), lax.bitwise_xor, (0,)), mesh=mesh, in_shardings=P("x"))
     np.testing.assert_array_equal(xor(bits), np.bitwise_xor.reduce(bits, 0))
+
+
+EXTREMES = {
+    "max": lambda x: x.max(0),
+    "min": lambda x: x.min((0, 1)),
+    "segments": by_segment,
+    "scatter": lambda x: jnp.ones((3, 8), x.dtype).at[jnp.arange(16) % 3].min(x),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes_send_no_more(name, mesh):
+    f, x = EXTREMES[name], random(16, 8)
+    ins = NamedSharding(mesh, P(("x", "y")))
+
+    def sent(compiled):
+        return sum(c.received_bytes * (c.trips or 1) for c in collectives_in(compiled.as_text()))
+
+    for dtype in (jnp.float32, jnp.bfloat16):
+        y = jnp.asarray(x, dtype)
+        ours = sp.auto_shard(f, mesh=mesh, in_shardings=P(("x", "y")))
+        np.testing.assert_array_equal(np.asarray(ours(y), np.float32), np.asarray(f(y), np.float32))
+        assert sent(jax.jit(ours).lower(y).compile()) <= sent(jax.jit(f, in_shardings=ins).lower(y).compile())
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_derivatives_of_extremes_from_outside(name, mesh):
+    f, x = EXTREMES[name], np.round(random(16, 8) * 2) / 2  # several are largest
+    step = sp.auto_shard(f, mesh=mesh, in_shardings=P(("x", "y")))
+    loss = lambda f: lambda x: (f(x) ** 2).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.jit(jax.grad(loss(step)))(x), jax.grad(loss(f))(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(step, (x,), (x,))[1], jax.jvp(f, (x,), (x,))[1], rtol=1e-6)
+    np.testing.assert_array_equal(jax.vmap(step)(np.stack([x, 2 * x])), jax.vmap(f)(np.stack([x, 2 * x])))
+
+
+def test_extremes_of_whole_dimensions_and_of_integers_are_left_alone(mesh):
+    step = sp.auto_shard(lambda x: x.max(1), mesh=mesh, in_shardings=P("x"))
+    assert "bitcast_convert" not in step.lower(random(8, 4)).as_text()
+    step = sp.auto_shard(lambda x: x.max(0), mesh=mesh, in_shardings=P("x"))
+    assert "bitcast_convert" in step.lower(random(8, 4)).as_text()
+    assert "bitcast_convert" not in step.lower(np.arange(8)).as_text()
+    other = sp.auto_shard(lambda x: x.max(0), mesh=mesh, in_shardings=P("x"), options=sp.Options(platform="cuda"))
+    assert "bitcast_convert" not in other.lower(random(8, 4)).as_text()

@@ -14,6 +14,7 @@ from jax import numpy as jnp
 from shardy_py.backends.local.form import is_key, unsharded_along
 from shardy_py.backends.local.layouts import Axes, Layout, block, names, ways
 from shardy_py.backends.local.moves import Move, moves
+from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
 from shardy_py.frontends.all_reduces import product
 
@@ -109,9 +110,10 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
         if made is not None:
             return back(made)
     if combine in ("max", "min") and x.dtype.kind != "c":
+        reduce = lax.pmax if combine == "max" else lax.pmin
         if jnp.issubdtype(x.dtype, jnp.floating):
-            return _float_extreme(x, over, combine)
-        return (lax.pmax if combine == "max" else lax.pmin)(x, over)
+            return from_ordered(reduce(as_ordered(x, combine == "max"), over), x.dtype)
+        return reduce(x, over)
     return _folded(x, over, combine, platform)
 
 
@@ -138,22 +140,6 @@ def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Arr
     parts = _padded(lax.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
     mine = fold(as_bits(parts, lambda y: lax.all_to_all(y, over, split_axis=0, concat_axis=0, tiled=True), platform))
     return lax.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size), platform), x.shape)
-
-
-def _float_extreme(x: Array, over: tuple[str, ...], combine: str) -> Array:
-    """The largest or smallest of floats, or NaN where there is one.
-
-    All-reduces of floats pass NaN over on CPU, and may elsewhere, which reductions on one device do not. So integers in the same order are
-    sent, with NaN at the end that wins.
-    """
-    wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
-    whole = jnp.int64 if wide.dtype.itemsize == 8 else jnp.int32
-    limits = jnp.iinfo(whole)
-    bits = lax.bitcast_convert_type(wide, whole)
-    ordered = jnp.where(bits < 0, bits ^ limits.max, bits)
-    ordered = jnp.where(jnp.isnan(wide), limits.max if combine == "max" else limits.min, ordered)
-    best = (lax.pmax if combine == "max" else lax.pmin)(ordered, over)
-    return lax.bitcast_convert_type(jnp.where(best < 0, best ^ limits.max, best), wide.dtype).astype(x.dtype)
 
 
 _FOLDS = {
