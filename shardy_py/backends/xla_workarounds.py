@@ -14,6 +14,8 @@ Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
   ("Unsupported reduction computation"). Here: the same.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
   integers in the same order are combined, which sends no more; derivatives taken outside of the sharded function are those of floats.
+* `fft` on CPU where a later dimension is gathered beside it: the array is put in an order that the transform refuses when it runs. Here:
+  row-major order is asked for. (Not of the transforms in a gradient that is taken outside of the sharded function.)
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from shardy_py.backends.local.fft import row_major
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.backends.rewriting import Replacement, constraint_params
@@ -268,6 +271,14 @@ def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMes
     return lambda x, at, new: [_constrained(extreme(x, at, new), after, twin)]
 
 
+def _fft(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    """The transform of an array in row-major order, on which nothing around it may insist otherwise."""
+    shardings = [sharding_of(v) for v in (*eqn.invars, *eqn.outvars)]
+    if not any(_is_cut(s, range(s.rank)) for s in shardings if s is not None):
+        return None
+    return lambda x: [row_major(eqn.primitive.bind(row_major(x), **eqn.params))]
+
+
 WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
     "conv_general_dilated": _convolution,
     "cumlogsumexp": _cumulative,
@@ -282,6 +293,7 @@ WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacemen
 """Primitive -> what to emit instead, if anything."""
 
 WORKAROUNDS_ON_CPU: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
+    "fft": _fft,
     "reduce_max": _extreme,
     "reduce_min": _extreme,
     "scatter-max": _scattered_extreme,

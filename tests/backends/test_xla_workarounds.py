@@ -57,6 +57,8 @@ def by_segment(x):
 WRONG = {
     "largest, with NaN": (lambda x: (x.max(0), x.max()), (holed(16, 8),), P(("x", "y")), None),
     "smallest, with NaN": (lambda x: (x.min(1), x.min()), (holed(16, 8),), P("x", "y"), None),
+    "transform of what is gathered then": (jnp.fft.fft, (random(8, 16, 8),), P("x", "y"), P()),
+    "transform of what was gathered": (jnp.fft.rfft, (random(8, 16, 8),), P(None, "x"), P("y")),
     "largest of segments, with NaN": (by_segment, (holed(16, 8),), P(("x", "y")), None),
     "depthwise weight gradient, data parallel": (
         weight_gradient(feature_group_count=16),
@@ -90,7 +92,10 @@ def test_jit_is_wrong_and_ours_is_right(case, mesh):
 
     def agrees(got):
         try:
-            return all(np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+            return all(
+                np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+                for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+            )
         except (ValueError, RuntimeError):  # a result of the wrong size
             return False
 
@@ -153,19 +158,21 @@ EXTREMES = {
 }
 
 
+def sent(jitted, *args):
+    compiled = jitted.lower(*args).compile()
+    return sum(c.received_bytes * (c.trips or 1) for c in collectives_in(compiled.as_text()))
+
+
 @pytest.mark.parametrize("name", EXTREMES)
 def test_extremes_send_no_more(name, mesh):
     f, x = EXTREMES[name], random(16, 8)
     ins = NamedSharding(mesh, P(("x", "y")))
 
-    def sent(compiled):
-        return sum(c.received_bytes * (c.trips or 1) for c in collectives_in(compiled.as_text()))
-
     for dtype in (jnp.float32, jnp.bfloat16):
         y = jnp.asarray(x, dtype)
         ours = sp.auto_shard(f, mesh=mesh, in_shardings=P(("x", "y")))
         np.testing.assert_array_equal(np.asarray(ours(y), np.float32), np.asarray(f(y), np.float32))
-        assert sent(jax.jit(ours).lower(y).compile()) <= sent(jax.jit(f, in_shardings=ins).lower(y).compile())
+        assert sent(jax.jit(ours), y) <= sent(jax.jit(f, in_shardings=ins), y)
 
 
 @pytest.mark.parametrize("name", EXTREMES)
@@ -186,3 +193,16 @@ def test_extremes_of_whole_dimensions_and_of_integers_are_left_alone(mesh):
     assert "bitcast_convert" not in step.lower(np.arange(8)).as_text()
     other = sp.auto_shard(lambda x: x.max(0), mesh=mesh, in_shardings=P("x"), options=sp.Options(platform="cuda"))
     assert "bitcast_convert" not in other.lower(random(8, 4)).as_text()
+
+
+def test_transforms_send_no_more_and_have_derivatives(mesh):
+    x = random(8, 16, 8)
+    f = lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 2)  # noqa: E731
+    for spec in (P("x"), P("x", "y"), P(None, "x"), P(None, None, "y")):
+        step = sp.auto_shard(f, mesh=mesh, in_shardings=spec)
+        assert sent(jax.jit(step), x) <= sent(jax.jit(f, in_shardings=NamedSharding(mesh, spec)), x)
+    loss = lambda f: lambda x: (f(x) ** 2).sum()  # noqa: E731
+    got = jax.jit(jax.grad(loss(sp.auto_shard(f, mesh=mesh, in_shardings=P("x")))))(x)
+    np.testing.assert_allclose(got, jax.grad(loss(f))(x), rtol=1e-4, atol=1e-4)
+    inside = sp.auto_shard(jax.grad(loss(f)), mesh=mesh, in_shardings=P(None, None, "y"), out_shardings=P())
+    np.testing.assert_allclose(inside(x), jax.grad(loss(f))(x), rtol=1e-4, atol=1e-4)

@@ -29,11 +29,12 @@ def _run(local: Local, arrays: list) -> list:
     XLA on CPU transforms no other order, and yet puts arrays in another one where a later dimension is gathered before or behind.
     """
     (x,) = arrays
-    (y,) = local.bind(_row_major(x))
-    return [_row_major(y)]
+    (y,) = local.bind(row_major(x))
+    return [row_major(y)]
 
 
-def _row_major(x: Array) -> Array:
+def row_major(x: Array) -> Array:
+    """The array, in row-major order wherever XLA is asked."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
 
 
