@@ -64,7 +64,7 @@ def _traces(text: str) -> bool:
     try:
         loaded = load(without_shardings(text))
         jax.eval_shape(loaded.program, *loaded.arguments)
-    except TypeError:
+    except (OverflowError, TypeError, ValueError):
         return False
     return True
 
@@ -152,7 +152,8 @@ def stop_worker() -> None:
         for pipe in (worker.stdin, worker.stdout):
             assert pipe is not None
             pipe.close()
-        worker.wait(60)
+        worker.kill()
+        worker.wait()
 
 
 def difference_elsewhere(seed: int, lowering: str) -> str:

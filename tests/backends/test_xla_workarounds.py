@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
 
+LOWERINGS = ("jit", "shard_map")
 NHWC = ("NHWC", "HWIO", "NHWC")
 
 
@@ -99,7 +100,8 @@ def test_jit_is_wrong_and_ours_is_right(case, mesh):
         except (ValueError, RuntimeError):  # a result of the wrong size
             return False
 
-    assert agrees(sp.auto_shard(f, mesh=mesh, in_shardings=ins, out_shardings=out)(*args))
+    for lowering in LOWERINGS:
+        assert agrees(sp.auto_shard(f, mesh=mesh, in_shardings=ins, out_shardings=out, lowering=lowering)(*args)), lowering
     named = lambda s: None if s is None else NamedSharding(mesh, s)  # noqa: E731
     if agrees(jax.jit(f, in_shardings=jax.tree.map(named, ins), out_shardings=named(out))(*args)):
         pytest.skip("this XLA is right")
@@ -107,11 +109,12 @@ def test_jit_is_wrong_and_ours_is_right(case, mesh):
 
 @pytest.mark.parametrize("options", [{}, {"feature_group_count": 4}, {"feature_group_count": 16}, {"batch_group_count": 4}])
 @pytest.mark.parametrize("spec", [P("x"), P("y"), P("x", "y"), P(None, "x", "y"), P(None, None, None, "y"), P("x", None, None, "y")])
-def test_convolutions_with_gradients(options, spec, mesh):
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_convolutions_with_gradients(options, spec, lowering, mesh):
     k = random(3, 3, 16 // options.get("feature_group_count", 1), 16)
     x = random(8, 8, 8, 16)
     f = jax.value_and_grad(lambda x, k: (conv(x, k, **options) ** 2).mean(), argnums=(0, 1))
-    got = sp.auto_shard(f, mesh=mesh, in_shardings=(spec, None))(x, k)
+    got = sp.auto_shard(f, mesh=mesh, in_shardings=(spec, None), lowering=lowering)(x, k)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(f(x, k))):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
@@ -120,11 +123,13 @@ def test_convolutions_with_gradients(options, spec, mesh):
     ("options", "spec"),
     [({"feature_group_count": 16}, P("x")), ({"feature_group_count": 16}, P(None, "x")), ({}, P("x")), ({}, P(None, "x"))],
 )
-def test_gradient_from_outside(options, spec, mesh):
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_gradient_from_outside(options, spec, lowering, mesh):
     x, k = random(8, 8, 8, 16), random(3, 3, 16 // options.get("feature_group_count", 1), 16)
-    step = sp.auto_shard(lambda x, k: conv(x, k, **options), mesh=mesh, in_shardings=(spec, P()), out_shardings=spec)
+    fun = lambda x, k: conv(x, k, **options)  # noqa: E731
+    step = sp.auto_shard(fun, mesh=mesh, in_shardings=(spec, P()), out_shardings=spec, lowering=lowering)
     loss = lambda f: lambda x, k: (f(x, k) ** 2).mean()  # noqa: E731
-    want = jax.grad(loss(lambda x, k: conv(x, k, **options)), argnums=(0, 1))(x, k)
+    want = jax.grad(loss(fun), argnums=(0, 1))(x, k)
     got = jax.jit(jax.grad(loss(step), argnums=(0, 1)))(x, k)
     for a, b in zip(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
@@ -141,12 +146,13 @@ def test_pad_without_interior_is_left_alone(mesh):
     assert "sharding_constraint" not in step.lower(random(8)).as_text()
 
 
-def test_reductions_that_cpu_cannot_do_across_devices(mesh):
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_reductions_that_cpu_cannot_do_across_devices(lowering, mesh):
     x = random(8, 4)
-    logsum = sp.auto_shard(lambda x: lax.reduce(x, -np.inf, jnp.logaddexp, (0,)), mesh=mesh, in_shardings=P("x", "y"))
+    logsum = sp.auto_shard(lambda x: lax.reduce(x, -np.inf, jnp.logaddexp, (0,)), mesh=mesh, in_shardings=P("x", "y"), lowering=lowering)
     np.testing.assert_allclose(logsum(x), np.logaddexp.reduce(x, 0), rtol=1e-5)
     bits = np.arange(32, dtype=np.int32).reshape(8, 4)
-    xor = sp.auto_shard(lambda x: jax.lax.reduce(x, np.int32(0), lax.bitwise_xor, (0,)), mesh=mesh, in_shardings=P("x"))
+    xor = sp.auto_shard(lambda x: jax.lax.reduce(x, np.int32(0), lax.bitwise_xor, (0,)), mesh=mesh, in_shardings=P("x"), lowering=lowering)
     np.testing.assert_array_equal(xor(bits), np.bitwise_xor.reduce(bits, 0))
 
 
