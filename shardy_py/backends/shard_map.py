@@ -216,8 +216,11 @@ class Choice:
     last: Walker
 
 
+WALKED = 40_000
+"""Equations to be looked at for finding a choice, all walks together; no start is begun when they are used up."""
+
 STEPS = 12_000
-"""Equations to be looked at for improving a choice; a walk looks at all of a program."""
+"""Equations to be looked at for improving a choice afterwards."""
 
 PASSES = 6
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
@@ -235,10 +238,12 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
         return walker
 
     best: Choice | None = None
+    left = WALKED
     for start in Start:
         before: Walker | None = None
-        for _ in range(PASSES):
+        for _ in range(PASSES if left > 0 else 0):
             walker = walk(before, start, {})
+            left -= len(walker.made)
             if best is None or walker.region.cost < best.last.region.cost:
                 best = Choice(before, start, {}, walker)
             if not walker.region.spent or (before is not None and before.region.cost == walker.region.cost):

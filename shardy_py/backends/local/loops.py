@@ -12,7 +12,7 @@ from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, replicated
 from shardy_py.backends.local.moves import cost
-from shardy_py.backends.local.walk import Handler, Walker, runs_dry
+from shardy_py.backends.local.walk import Handler, Start, Walker, runs_dry
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.loops import scan_counts
@@ -29,10 +29,18 @@ def _body_layouts(walker: Walker, variables: Sequence[Any], scope: Scope | None)
     return out
 
 
-def _carried(walker: Walker, variables: Sequence[Any], results: Sequence[Any], scope: Scope | None) -> list[Layout]:
-    """Where what a loop carries lies: as planned, or where a walk before had it on either end of a trip if fewer bytes move so."""
+def _carried(
+    walker: Walker, first: Sequence[Held], variables: Sequence[Any], results: Sequence[Any], scope: Scope | None
+) -> list[Layout]:
+    """Where what a loop carries lies: as planned, or where a walk before had it on either end of a trip if fewer bytes move so.
+
+    A first walk that goes forward carries values as they come.
+    """
     out = []
-    for v, made, planned in zip(variables, results, _body_layouts(walker, variables, scope), strict=True):
+    for held, v, made, planned in zip(first, variables, results, _body_layouts(walker, variables, scope), strict=True):
+        if walker.start is Start.FORWARD and not walker.before:
+            out.append(settled(held) if held.remake is None else planned)
+            continue
         start, end = walker.before.get((id(scope), v)), None if isinstance(made, Literal) else walker.before.get((id(scope), made))
         best = planned
         if start is not None and end is not None and end.remake is None and start.shape:
@@ -129,7 +137,7 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     outs = (open_jaxpr(body) if inner is None else inner.jaxpr).outvars
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
     const_layouts = [settled(held) for held in consts]
-    carry_layouts = _carried(walker, shown[n_consts : n_consts + n_carry], outs[:n_carry], inner)
+    carry_layouts = _carried(walker, carry, shown[n_consts : n_consts + n_carry], outs[:n_carry], inner)
     x_layouts = [_slice_layout(held, planned) for held, planned in zip(xs, _body_layouts(walker, shown[n_consts + n_carry :], inner))]
     y_planned = _body_layouts(walker, outs[n_carry:], inner)
     y_layouts: list[Layout] = []
@@ -181,7 +189,7 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     const_layouts = [settled(held) for held in consts]
     const_arrays = [held.get(at) for held, at in zip(consts, const_layouts)]
     body_outs = (open_jaxpr(body_jaxpr) if body_scope is None else body_scope.jaxpr).outvars
-    carry_layouts = _carried(walker, body_vars[n_body:], body_outs, body_scope)
+    carry_layouts = _carried(walker, operands[n_cond + n_body :], body_vars[n_body:], body_outs, body_scope)
     first = [held.get(at) for held, at in zip(operands[n_cond + n_body :], carry_layouts)]
     batched = bool(open_jaxpr(cond_jaxpr).outvars[0].aval.shape)
 

@@ -38,10 +38,10 @@ class Start(enum.Enum):
     """What an equation goes by before it is known how its results are used."""
 
     PLAN = "what moves the fewest bytes between its operands and its planned results"
-    NEAR = "the same, what its results cost later counting half"
-    FAR = "the same, what its results cost later counting twice"
     FORWARD = "what moves the fewest bytes of its operands"
     STRICT = "the planned sharding of its results"
+    NEAR = "as PLAN, what its results cost later counting half"
+    FAR = "as PLAN, what its results cost later counting twice"
 
 
 _FUTURES = {Start.NEAR: 0.5, Start.FAR: 2.0}
