@@ -47,7 +47,7 @@ def text_of_seed(seed: int) -> str:
     dtype = TYPES.get(seed % 10)
     if dtype is not None:
         other = re.sub(r"(ShapeDtypeStruct\([^)]*\)?, )'float32'", rf"\1{dtype!r}", text)
-        if _traces(other):
+        if _lowers(other):
             return other
     return text
 
@@ -58,12 +58,12 @@ def without_shardings(text: str) -> str:
     return re.sub(r"(= jax\.jit\(f\d+), in_shardings=\(.*\)\)$", r"\1)", text, flags=re.MULTILINE)
 
 
-def _traces(text: str) -> bool:
+def _lowers(text: str) -> bool:
     import jax
 
     try:
         loaded = load(without_shardings(text))
-        jax.eval_shape(loaded.program, *loaded.arguments)
+        jax.jit(loaded.program).lower(*loaded.arguments)
     except (OverflowError, TypeError, ValueError):
         return False
     return True

@@ -10,6 +10,8 @@ Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
 * Two cumulative ops of one array along a sharded dimension: the second one reads the first one's padding. Here: that dimension is
   not sharded where the op runs (the op needs all of it on every device anyway).
 * `pad` with interior padding, sharded along that dimension. Here: the same.
+* `select_and_scatter_add`, the gradient of max pooling, where windows overlap along a sharded dimension: what goes to a neighbour is
+  lost, or comes twice. Here: that dimension is not sharded where the op runs; nor is it in derivatives that are taken outside.
 * `reduce` with a computation of the user's, and `reduce_xor`, along a sharded dimension: not wrong, but no program on CPU
   ("Unsupported reduction computation"). Here: the same.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
@@ -116,6 +118,44 @@ def _reduction(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Re
         return list(made) if eqn.primitive.multiple_results else [made]
 
     return call
+
+
+def _select_and_scatter(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    dims = _overlapping(eqn)
+    before = [sharding_of(v) for v in eqn.invars]
+    after = sharding_of(eqn.outvars[0])
+    if not any(_is_cut(s, dims) for s in (*before, after)):
+        return None
+
+    def call(*xs: Any) -> list[Any]:
+        whole = [_constrained(x, _without(s, dims, x.ndim), twin) for x, s in zip(xs, before)]
+        y = eqn.primitive.bind(*whole, **eqn.params)
+        return [_constrained(_constrained(y, _without(after, dims, y.ndim), twin), after, twin)]
+
+    return call
+
+
+def _pooling(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    """The op as it is; its derivatives, where someone differentiates the sharded function, with whole dimensions."""
+    whole = _unsharded_along(eqn, _overlapping(eqn), sharding_of, twin)
+    if whole is None:
+        return None
+
+    @jax.custom_jvp
+    def pooling(x: Any) -> Any:
+        return eqn.primitive.bind(x, **eqn.params)
+
+    @pooling.defjvp
+    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        return pooling(*primals), jax.jvp(lambda x: whole(x)[0], primals, tangents)[1]
+
+    return lambda x: [pooling(x)]
+
+
+def _overlapping(eqn: JaxprEqn) -> list[int]:
+    """The dimensions along which windows overlap."""
+    windows = zip(eqn.params["window_dimensions"], eqn.params["window_strides"])
+    return [d for d, (size, stride) in enumerate(windows) if size > stride]
 
 
 def _convolution(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
@@ -288,7 +328,10 @@ WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacemen
     "cumsum": _cumulative,
     "pad": _pad,
     "reduce": _reduction,
+    "reduce_window_max": _pooling,
+    "reduce_window_min": _pooling,
     "reduce_xor": _reduction,
+    "select_and_scatter_add": _select_and_scatter,
 }
 """Primitive -> what to emit instead, if anything."""
 

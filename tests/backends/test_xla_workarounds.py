@@ -55,6 +55,14 @@ def by_segment(x):
     return jax.ops.segment_max(x, jnp.arange(16) % 3, 3)
 
 
+def pool(x, window=(3, 2)):
+    return lax.reduce_window(x, -np.inf, lax.max, window, (1, 1), "SAME")
+
+
+def pool_gradient(x):
+    return jax.grad(lambda x: (pool(x) * jnp.arange(x.size).reshape(x.shape)).sum())(x)
+
+
 WRONG = {
     "largest, with NaN": (lambda x: (x.max(0), x.max()), (holed(16, 8),), P(("x", "y")), None),
     "smallest, with NaN": (lambda x: (x.min(1), x.min()), (holed(16, 8),), P("x", "y"), None),
@@ -81,6 +89,7 @@ WRONG = {
         P(None, "x", None, "y"),
     ),
     "two cumulative ops": (two_cumulative, (random(16),), P("x"), P("x")),
+    "gradient of overlapping max pooling": (pool_gradient, (random(16, 8),), P("x"), P("x")),
     "interior pad": (interior_pad, (random(8),), P(), P("x")),
 }
 
@@ -133,6 +142,18 @@ def test_gradient_from_outside(options, spec, lowering, mesh):
     got = jax.jit(jax.grad(loss(step), argnums=(0, 1)))(x, k)
     for a, b in zip(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("spec", [P("x"), P("y", "x"), P(None, "y")])
+def test_gradient_of_max_pooling_from_outside(spec, lowering, mesh):
+    x, scale = random(16, 8), random(8, 16).T
+    step = sp.auto_shard(pool, mesh=mesh, in_shardings=spec, out_shardings=spec, lowering=lowering)
+    loss = lambda f: lambda x: (f(x) * scale).sum()  # noqa: E731
+    np.testing.assert_allclose(step(x), pool(x))
+    np.testing.assert_allclose(jax.jit(jax.grad(loss(step)))(x), jax.grad(loss(pool))(x), rtol=1e-5)
+    tangents = [jax.jit(lambda x, f=f: jax.jvp(f, (x,), (scale,))[1])(x) for f in (step, pool)]
+    np.testing.assert_allclose(*tangents, rtol=1e-5)
 
 
 def test_image_parallel_convolution_is_left_to_xla(mesh):
