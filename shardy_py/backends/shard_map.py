@@ -216,10 +216,10 @@ class Choice:
     last: Walker
 
 
-WALKED = 40_000
+WALKED = 24_000
 """Equations to be looked at for finding a choice, all walks together; no start is begun when they are used up."""
 
-STEPS = 12_000
+STEPS = 8_000
 """Equations to be looked at for improving a choice afterwards."""
 
 PASSES = 6
@@ -265,7 +265,7 @@ def _improved_choice(best: Choice, walk: Callable[[Walker | None, Start, Mapping
         for rank in (1, 2):
             ranks = {**best.ranks, place: rank}
             before = best.last
-            for _ in range(2):
+            for _ in range(min(2, walks)):
                 walker = walk(before, best.start, ranks)
                 walks -= 1
                 if walker.region.cost < best.last.region.cost:

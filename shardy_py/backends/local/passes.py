@@ -13,7 +13,7 @@ from shardy_py.backends.local.hoist import hoisted, summed_late
 from shardy_py.backends.local.tidy import tidied
 from shardy_py.backends.local.unroll import unrolled
 
-PACKED = 256
+PACKED = 8
 """Bytes of an operand up to which reductions are packed here: XLA's own combiner sends larger ones together without copying them, and
 what reads pieces of a packed one is a kernel of its own, which costs a fifth of the time to compile a transformer."""
 
