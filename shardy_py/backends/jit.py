@@ -69,7 +69,9 @@ def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, 
         return copier.copy(closed.jaxpr, pins, planned.scope)
 
 
-def _pin_differences(plan: Scope, run: Scope, copied: Copied, pins: Pins, per_region: int | None) -> bool:
+def _pin_differences(
+    plan: Scope, run: Scope, copied: Copied, pins: Pins, per_region: int | None, free: frozenset[Var] = frozenset()
+) -> bool:
     """Pins variables whose sharding differs: the first few of each region of values that differ together.
 
     A value that comes out otherwise than planned drags its neighbours along, so pinning one usually settles the region.
@@ -80,26 +82,34 @@ def _pin_differences(plan: Scope, run: Scope, copied: Copied, pins: Pins, per_re
         copied: The copy.
         pins: Where pins are added.
         per_region: How many to pin in each region; None for all.
+        free: What may not be pinned.
 
     Returns:
         Whether any variable differs.
     """
     regions: dict[Var, list[Var]] = {}
     found = False
-    first = [v for v in (*plan.jaxpr.constvars, *plan.jaxpr.invars) if _differs(v, plan, run, pins)]
+    first = [v for v in (*plan.jaxpr.constvars, *plan.jaxpr.invars) if v not in free and _differs(v, plan, run, pins)]
     for v in first:
         regions[v] = [v]
     for index, eqn in enumerate(plan.jaxpr.eqns):
-        made = [v for v in eqn.outvars if _differs(v, plan, run, pins)]
+        made = [v for v in eqn.outvars if v not in free and _differs(v, plan, run, pins)]
         if made:
             _join([v for v in eqn.invars if not isinstance(v, Literal) and v in regions], made, regions)
         for k, inner in _inner(plan, run, copied, index, eqn):
-            found |= _pin_differences(*inner, pins.child(index, k), per_region)
+            found |= _pin_differences(*inner, pins.child(index, k), per_region, _only_results(eqn, inner[0].jaxpr))
     for members in {id(members): members for members in regions.values()}.values():
         found = True
         for v in members[:per_region]:
             pins.variables[v] = _wanted(plan, v)
     return found
+
+
+def _only_results(eqn: JaxprEqn, body: Jaxpr) -> frozenset[Var]:
+    """The result of a branch that has only one: XLA refuses branches whose only results are constrained in different ways."""
+    if eqn.primitive.name != "cond" or len(eqn.outvars) != 1:
+        return frozenset()
+    return frozenset(v for v in body.outvars if isinstance(v, Var))
 
 
 def _join(old: list[Var], new: list[Var], regions: dict[Var, list[Var]]) -> None:

@@ -136,3 +136,10 @@ def test_user_shard_map_and_constraints_of_jax(mesh):
         lambda x: jax.shard_map(lambda t: t * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x), mesh={"x": 2, "y": 4}
     )
     np.testing.assert_array_equal(concrete(A), 2 * A)
+
+
+def test_branches_whose_results_the_plan_cuts_in_different_ways() -> None:
+    """XLA refuses branches that end in different constraints."""
+    from tests.random_numbers import difference, text_of_seed
+
+    assert difference(text_of_seed(309), ("jit",)) == ""
