@@ -216,13 +216,10 @@ class Choice:
     last: Walker
 
 
-WALKED = 24_000
-"""Equations to be looked at for finding a choice, all walks together; no start is begun when they are used up."""
-
-STEPS = 8_000
+STEPS = 3_000
 """Equations to be looked at for improving a choice afterwards."""
 
-PASSES = 6
+PASSES = 3
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
 
 
@@ -232,18 +229,17 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
     every value in place of what was planned for it; and from several starts, for a choice settles near its start.
     """
+
     def walk(before: Walker | None, start: Start, ranks: Mapping[Place, int]) -> Walker:
         walker = Walker(Region(layouts.mesh, platform, dry=True), layouts, reading, before, start, ranks)
         run(walker)
         return walker
 
     best: Choice | None = None
-    left = WALKED
     for start in Start:
         before: Walker | None = None
-        for _ in range(PASSES if left > 0 else 0):
+        for _ in range(PASSES):
             walker = walk(before, start, {})
-            left -= len(walker.made)
             if best is None or walker.region.cost < best.last.region.cost:
                 best = Choice(before, start, {}, walker)
             if not walker.region.spent or (before is not None and before.region.cost == walker.region.cost):

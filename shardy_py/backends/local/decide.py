@@ -77,7 +77,6 @@ def decide(
     moved: Callable[[Sequence[int]], int] | None,
     weight: float,
     strict: bool = False,
-    future: float = 1.0,
 ) -> tuple[Decision, ...]:
     """Several proposals, the cheapest first: what each operand or result has, alone and completed by the others.
 
@@ -92,9 +91,8 @@ def decide(
         moved: See `Form`.
         weight: See `Form`.
         strict: Whether only to try what the results say, completed by the operands.
-        future: How much what results cost later counts.
     """
-    setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight, future)
+    setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
     rated: list[tuple[tuple[float, float], Decision]] = []
     for waiting, group in setting.delays(linear):
         for axes in itertools.islice(setting.proposals(waiting), 1 if strict else None):
@@ -112,7 +110,6 @@ class _Setting:
     uneven: frozenset[int]
     moved: Callable[[Sequence[int]], int] | None
     weight: float
-    future: float
 
     def delays(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The sums that may go on waiting: axes and the operands that wait for them."""
@@ -223,7 +220,7 @@ class _Setting:
             if at_once:
                 piece = result.bits * math.prod(-(-n // ways(d.axes, mesh)) for n, d in zip(result.shape, bare.dims)) // 8
                 inside += received("all_reduce", ways(at_once, mesh), piece, piece)
-            total += self.future * _later(has, result, mesh)
+            total += _later(has, result, mesh)
         counts = [ways(a, mesh) for a in axes]
         if self.moved is not None:
             inside += self.moved(counts)

@@ -40,11 +40,6 @@ class Start(enum.Enum):
     PLAN = "what moves the fewest bytes between its operands and its planned results"
     FORWARD = "what moves the fewest bytes of its operands"
     STRICT = "the planned sharding of its results"
-    NEAR = "as PLAN, what its results cost later counting half"
-    FAR = "as PLAN, what its results cost later counting twice"
-
-
-_FUTURES = {Start.NEAR: 0.5, Start.FAR: 2.0}
 
 
 class Reading:
@@ -249,24 +244,21 @@ class Walker:
         often = tuple([held.often for held in operands])
         wanted = tuple([self.asked(v, scope) if used else () for v, used in zip(equation.eqn.outvars, equation.used, strict=True)])
         strict = self.start is Start.STRICT and not self.before
-        future = 1.0 if self.before else _FUTURES.get(self.start, 1.0)
-        key = (id(form), has, passes, often, wanted, strict, future)
+        key = (id(form), has, passes, often, wanted, strict)
         found = equation.known.get(key)
         if found is None:
             tensors = tuple(map(Tensor, equation.shapes, map(bits_of, equation.dtypes), has, passes, often))
             results = tuple(map(Tensor, equation.result_shapes, map(bits_of, equation.result_dtypes), wanted))
-            found = equation.known[key] = self._ways(form, tensors, results, strict, future)
+            found = equation.known[key] = self._ways(form, tensors, results, strict)
         return found[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(found) - 1)]
 
-    def _ways(
-        self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], strict: bool, future: float
-    ) -> list[tuple[Form, Decision]]:
+    def _ways(self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], strict: bool) -> list[tuple[Form, Decision]]:
         """Ways to run an equation, the cheapest first."""
         found = [
             (way, decision)
             for way in (form, *form.alternatives)
             for decision in decide(
-                way.rule, operands, results, self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict, future
+                way.rule, operands, results, self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict
             )
         ]
         return sorted(found, key=lambda one: one[1].cost)
