@@ -127,7 +127,7 @@ def _compared(got: Any, wanted: Any, nearby: list[Any]) -> str:
     g, w, *others = (np.asarray(x, np.float64) for x in (got, wanted, *nearby))
     with np.errstate(all="ignore"):
         finite = np.isfinite(w)
-        scale = np.max(np.abs(np.where(finite, w, 0)), initial=1e-5)
+        scale = np.max(np.abs(np.where(finite, w, 0)), initial=1e-2)
         noise = max(np.max(np.abs(np.where(np.isfinite(n) & finite, n - w, 0)), initial=0.0) for n in others)
         unsteady = np.any([np.isfinite(n) != finite for n in others], axis=0)
         rounding = (2e-2 if small else 1e-4) * (np.abs(w) + scale)
