@@ -1,0 +1,106 @@
+"""Ways from layout to layout: which collectives, what they cost, and that they carry the right numbers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+from shardy_py.backends.local.emit import moved
+from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
+from shardy_py.backends.local.moves import cost, move_bytes, moves
+from shardy_py.dialect import AxisRef, Mesh
+
+MESH = Mesh((("a", 2), ("b", 2), ("c", 2)))
+NAMES = ("a", "b", "c")
+
+
+def at(*dims: str, partial: str = "") -> Layout:
+    """`at("ab", "", partial="c")`: the first dimension over a and b, sums over c waiting."""
+    return layout([[AxisRef(name) for name in dim] for dim in dims], [AxisRef(name) for name in partial])
+
+
+def kinds(source: Layout, target: Layout, shape: tuple[int, ...]) -> list[str]:
+    return [f"{move.kind} {''.join(axis.name for axis in move.axes)}" for move in moves(source, target, shape, MESH)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (at("a", ""), at("a", ""), []),
+        (at("", ""), at("a", "b"), ["all_slice a", "all_slice b"]),
+        (at("ab", ""), at("", ""), ["all_gather ab"]),
+        (at("a", ""), at("", "a"), ["all_to_all a"]),
+        (at("", "", partial="a"), at("", ""), ["all_reduce a"]),
+        (at("", "", partial="a"), at("a", ""), ["reduce_scatter a"]),
+        (at("", "", partial="ab"), at("a", ""), ["reduce_scatter a", "all_reduce b"]),
+        (at("", "", partial="a"), at("b", "a"), ["all_slice b", "reduce_scatter a"]),
+        (at("c", "", partial="a"), at("", "", partial="a"), ["all_gather c"]),
+    ],
+)
+def test_chosen(source: Layout, target: Layout, expected: list[str]) -> None:
+    assert kinds(source, target, (8, 8)) == expected
+
+
+def test_uneven_blocks_that_do_not_nest_are_gathered_and_cut_again() -> None:
+    # 5 elements over 2 devices lie in blocks of 3, over 4 in blocks of 2: not every half is made up of quarters.
+    assert kinds(at("a"), at("ab"), (5,)) == ["all_gather a", "all_slice ab"]
+
+
+def test_cost_counts_the_padding_that_is_sent() -> None:
+    # One element lies on the first of four devices; the others send an empty block of the same size.
+    assert cost(at("ab", ""), replicated(2), (1, 8), 32, MESH) == 3 * 32
+    (gather,) = moves(at("ab", ""), replicated(2), (1, 8), MESH)
+    assert move_bytes(gather, (1, 8), 32, MESH) == 3 * 32
+
+
+def test_a_sum_scattered_costs_half_of_one_kept_whole() -> None:
+    source = at("", "", partial="a")
+    assert 2 * cost(source, at("a", ""), (8, 8), 32, MESH) == cost(source, replicated(2), (8, 8), 32, MESH)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, rank: int = 2) -> Layout:
+    dims: list[list[str]] = [[] for _ in range(rank)]
+    for name in draw(st.permutations(NAMES)):
+        d = draw(st.integers(-1, rank - 1))
+        if d >= 0:
+            dims[d].append(name)
+    return at(*map("".join, dims))
+
+
+def cut(x: np.ndarray, of: Layout, place: dict[str, int]) -> np.ndarray:
+    """The block of a device, zeros behind the end."""
+    blocks = local_shape(x.shape, of, MESH)
+    out = np.zeros(blocks, x.dtype)
+    where = []
+    for d, dim in enumerate(of.dims):
+        index = 0
+        for axis in dim.axes:
+            index = index * 2 + place[axis.name]
+        where.append(slice(index * blocks[d], min((index + 1) * blocks[d], x.shape[d])))
+    piece = x[tuple(where)]
+    out[tuple(slice(0, n) for n in piece.shape)] = piece
+    return out
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts(), layouts(), st.sampled_from([(8, 8), (5, 8), (3, 7), (1, 4), (2, 9)]))
+def test_every_way_carries_the_right_blocks(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
+    x = np.arange(1, shape[0] * shape[1] + 1, dtype=np.int32).reshape(shape)
+    places = [dict(zip(NAMES, np.unravel_index(i, (2, 2, 2)))) for i in range(8)]
+    before = jnp.stack([cut(x, source, place) for place in places])
+    mesh = jax.make_mesh((2, 2, 2), NAMES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+    def local(block: jax.Array) -> jax.Array:
+        return moved(block[0], source, target, shape, MESH, "cpu")[None]
+
+    made = np.asarray(jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(NAMES), out_specs=P(NAMES), check_vma=False))(before))
+    for place, got in zip(places, made, strict=True):
+        wanted = cut(x, target, place)
+        inside = cut(np.ones_like(x), target, place).astype(bool)
+        np.testing.assert_array_equal(np.where(inside, got, 0), wanted)
