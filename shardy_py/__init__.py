@@ -13,8 +13,10 @@ from shardy_py.backends.host_threads import provide as _provide_threads
 if TYPE_CHECKING:
     from shardy_py import opt as opt
     from shardy_py.api import AutoSharded as AutoSharded
+    from shardy_py.api import DifferenceError as DifferenceError
     from shardy_py.api import Options as Options
     from shardy_py.api import Traced as Traced
+    from shardy_py.api import Verification as Verification
     from shardy_py.api import auto_shard as auto_shard
     from shardy_py.api import manual_computation as manual_computation
     from shardy_py.api import named_computation as named_computation
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from shardy_py.dialect import OpShardingRule as OpShardingRule
     from shardy_py.dialect import TensorSharding as TensorSharding
     from shardy_py.errors import ShardyError as ShardyError
+    from shardy_py.plan import Collective as Collective
+    from shardy_py.plan import Donated as Donated
     from shardy_py.plan import Finding as Finding
     from shardy_py.plan import Plan as Plan
     from shardy_py.rules import RuleTable as RuleTable
@@ -37,6 +41,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "AutoSharded": "api",
     "AxisRef": "dialect",
+    "Collective": "plan",
+    "DifferenceError": "api",
+    "Donated": "plan",
     "DimensionSharding": "dialect",
     "Finding": "plan",
     "Mesh": "dialect",
@@ -47,6 +54,7 @@ _HOMES = {
     "ShardyError": "errors",
     "TensorSharding": "dialect",
     "Traced": "api",
+    "Verification": "api",
     "auto_shard": "api",
     "manual_computation": "api",
     "named_computation": "api",

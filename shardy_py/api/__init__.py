@@ -25,6 +25,8 @@ from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options as Options
 from shardy_py.api.request import Settings
 from shardy_py.api.specs import mesh_of
+from shardy_py.api.verification import DifferenceError as DifferenceError
+from shardy_py.api.verification import Verification as Verification
 from shardy_py.backends import host_threads
 
 # Source lines of a program are those of its author, not of this package.

@@ -1,5 +1,6 @@
 """Plans: what was decided, why, and what their reader should know; knows nothing of JAX."""
 
+from shardy_py.plan.collectives import Collective as Collective
 from shardy_py.plan.donation import Donated as Donated
 from shardy_py.plan.explain import Explanation as Explanation
 from shardy_py.plan.explain import Reason as Reason
