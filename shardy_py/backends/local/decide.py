@@ -214,7 +214,7 @@ class _Setting:
         made = tuple(partial(of, left) for of in placed[count:])
         total, inside = 0.0, 0
         for operand, want in zip(self.operands, needed, strict=True):
-            if operand.versions is not FREE:
+            if operand.versions is not None:
                 total += operand.often * min(_cost(version, want, operand, mesh) for version in operand.versions)
         for result, has, bare in zip(self.results, made, placed[count:], strict=True):
             if at_once:

@@ -191,7 +191,8 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     body_outs = (open_jaxpr(body_jaxpr) if body_scope is None else body_scope.jaxpr).outvars
     carry_layouts = _carried(walker, operands[n_cond + n_body :], body_vars[n_body:], body_outs, body_scope)
     first = [held.get(at) for held, at in zip(operands[n_cond + n_body :], carry_layouts)]
-    batched = bool(open_jaxpr(cond_jaxpr).outvars[0].aval.shape)
+    predicate_aval: Any = open_jaxpr(cond_jaxpr).outvars[0].aval
+    batched = bool(predicate_aval.shape)
 
     def predicate(state: Any) -> Held:
         arguments = _held(walker, [*const_arrays[:n_cond], *state], [*const_layouts[:n_cond], *carry_layouts], cond_vars, cond_scope)
@@ -260,7 +261,8 @@ def platform_index(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Hel
     """The number of the platform compiled for."""
     platforms = eqn.params["platforms"]
     at = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
-    return [walker.constant(None if walker.region.dry else lax.full((), at, eqn.outvars[0].aval.dtype), eqn.outvars[0].aval)]
+    aval: Any = eqn.outvars[0].aval
+    return [walker.constant(None if walker.region.dry else lax.full((), at, aval.dtype), aval)]
 
 
 HANDLERS: dict[str, Handler] = {"cond": cond, "platform_index": platform_index, "scan": scan, "while": while_loop}
