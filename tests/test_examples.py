@@ -40,7 +40,15 @@ def test_example(name: str) -> None:
 
 
 def test_dispatch_benchmark_runs() -> None:
-    assert "difference" in run(ROOT / "benchmarks" / "dispatch.py", "--calls=10", "--leaves=10")
+    printed = run(ROOT / "benchmarks" / "dispatch.py", "--calls=10", "--leaves=10")
+    for name in ("auto_shard", "shard_map"):
+        assert any(line.startswith(name) and line.endswith("us with 10 leaves") for line in printed.splitlines())
+
+
+def test_partitioner_benchmark_runs() -> None:
+    printed = run(ROOT / "benchmarks" / "partitioner.py", "--depth=1", "--blocks=1", "--only=decode")
+    assert "failed" not in printed
+    assert "shard_map: 1 programs" in printed
 
 
 def test_propagation_benchmark_runs() -> None:
