@@ -12,7 +12,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local.form import is_key, unsharded_along
-from shardy_py.backends.local.layouts import Axes, Layout, block, names, ways
+from shardy_py.backends.local.layouts import Axes, Layout, block, local_shape, names, ways
 from shardy_py.backends.local.moves import Move, moves
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
@@ -32,6 +32,8 @@ def moved(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh
         mesh: The region's mesh.
         platform: What is compiled for.
     """
+    if 0 in shape:
+        return lax.full(local_shape(shape, target, mesh), 0, x.dtype) if not is_key(x.dtype) else x
     for move in moves(source, target, shape, mesh):
         x = _STEPS[move.kind](x, move, shape, mesh, platform)
     return x

@@ -210,6 +210,8 @@ def _bind_params(eqn: JaxprEqn, params: dict[str, Any]) -> dict[str, Any]:
 
 def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int) -> Array:
     """All blocks of a dimension in order, without the padding of the last ones."""
+    if not x.size:
+        return lax.full(tuple(size if d == dim else n for d, n in enumerate(x.shape)), 0, x.dtype)
     gathered = lax.all_gather(x, names, axis=dim, tiled=True)
     return lax.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
 

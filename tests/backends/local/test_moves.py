@@ -88,6 +88,17 @@ def cut(x: np.ndarray, of: Layout, place: dict[str, int]) -> np.ndarray:
     return out
 
 
+def test_values_without_elements_are_made_and_not_moved() -> None:
+    mesh = jax.make_mesh((2, 2, 2), NAMES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+    def local(x: jax.Array) -> jax.Array:
+        return moved(x, at("", "a"), at("b", ""), (4, 0), MESH, "cpu")
+
+    region = jax.shard_map(local, mesh=mesh, in_specs=P(None, "a"), out_specs=P("b"), check_vma=False)
+    assert jax.jit(region)(jnp.zeros((4, 0))).shape == (4, 0)
+    assert "all_to_all" not in str(jax.make_jaxpr(region)(jnp.zeros((4, 0))))
+
+
 @settings(max_examples=40, deadline=None)
 @given(layouts(), layouts(), st.sampled_from([(8, 8), (5, 8), (3, 7), (1, 4), (2, 9)]))
 def test_every_way_carries_the_right_blocks(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
