@@ -216,7 +216,7 @@ class Choice:
     last: Walker
 
 
-STEPS = 3_000
+STEPS = 1_000
 """Equations to be looked at for improving a choice afterwards."""
 
 PASSES = 3
