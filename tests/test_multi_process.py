@@ -22,8 +22,6 @@ from typing import IO, Any
 import numpy as np
 import pytest
 
-from shardy_py.api.errors import NotAvailableError
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = ROOT / "tests" / "multi_process_worker.py"
 LIMIT = 240
@@ -92,19 +90,9 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def skip_where_not_available(lowering: str) -> None:
-    import shardy_py as sp
-
-    try:
-        sp.auto_shard(lambda x: x, mesh={"data": 8}, lowering=lowering)
-    except NotAvailableError as error:
-        pytest.skip(f"this version does not have lowering={lowering!r}: {error.what}")
-
-
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_two_processes_train_as_one(start: Any, lowering: str) -> None:
     """300 un-blocked steps with donation; global, process-local, uncommitted and numpy arguments."""
-    skip_where_not_available(lowering)
     started = [start("train", processes, lowering) for processes in (1, 2)]
     (whole,), (first, second) = (workers.results() for workers in started)
     assert first["plan"] == second["plan"] == whole["plan"]
@@ -181,7 +169,6 @@ def test_a_signature_that_one_process_alone_brings_ends_both(start: Any) -> None
 @pytest.mark.parametrize("mode", ["many", "late_threads"])
 def test_a_long_loop_without_blocking_ends(start: Any, mode: str, lowering: str) -> None:
     """Nobody sets NPROC: the package asks for threads, or waits for each call where the devices started before it could."""
-    skip_where_not_available(lowering)
     (found,) = start(mode, 1, lowering).results()
     assert found["loss"] < 1e-6
     if mode == "late_threads":

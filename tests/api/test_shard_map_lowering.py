@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api import propagating
+from tests.told_derivatives import eleven, seven
 
 LOWERINGS = ["jit", "shard_map"]
 
@@ -38,23 +39,6 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(propagating, "from_jaxpr", counted)
     return count
-
-
-@jax.custom_vjp
-def seven(x: Any) -> Any:
-    """Its derivative is told to be seven times too large."""
-    return jnp.sin(x)
-
-
-seven.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda cosine, ct: (7 * cosine * ct,))
-
-
-@jax.custom_jvp
-def eleven(x: Any) -> Any:
-    return jnp.sin(x)
-
-
-eleven.defjvp(lambda primals, tangents: (eleven(primals[0]), 11 * jnp.cos(primals[0]) * tangents[0]))
 
 
 def ruled(w: Any, x: Any) -> Any:

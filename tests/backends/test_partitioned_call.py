@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from shardy_py.backends.partitioned_call import Partition, partitioned_call, with_mapped_dim
 from shardy_py.dialect import DimensionSharding, TensorSharding
+from tests.told_derivatives import eleven, seven
 
 
 @dataclass(frozen=True)
@@ -81,23 +82,6 @@ def called(f: Callable[..., Any], partition: Partition, shardings: tuple[Any, ..
         return jax.tree.unflatten(jax.tree.structure(shape), out)
 
     return call
-
-
-@jax.custom_vjp
-def seven(x: Any) -> Any:
-    """Its derivative is told to be seven times too large."""
-    return jnp.sin(x)
-
-
-seven.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda cosine, ct: (7 * cosine * ct,))
-
-
-@jax.custom_jvp
-def eleven(x: Any) -> Any:
-    return jnp.sin(x)
-
-
-eleven.defjvp(lambda primals, tangents: (eleven(primals[0]), 11 * jnp.cos(primals[0]) * tangents[0]))
 
 
 def layers(w: Any, x: Any) -> Any:

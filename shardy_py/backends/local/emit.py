@@ -33,7 +33,7 @@ def moved(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh
         platform: What is compiled for.
     """
     if 0 in shape:
-        return lax.full(local_shape(shape, target, mesh), 0, x.dtype) if not is_key(x.dtype) else x
+        return lax.reshape(x, local_shape(shape, target, mesh))
     for move in moves(source, target, shape, mesh):
         x = _STEPS[move.kind](x, move, shape, mesh, platform)
     return x

@@ -196,7 +196,7 @@ class Local:
 def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list[Array]:
     """Binds an equation's primitive; always a list."""
     clean = {name: None if name in _PLACES else value for name, value in params.items()}
-    made = eqn.primitive.bind(*arrays, **_bind_params(eqn, clean))
+    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(clean))
     return list(made) if eqn.primitive.multiple_results else [made]
 
 
@@ -204,14 +204,10 @@ _PLACES = frozenset({"sharding", "out_sharding"})
 """Parameters that name shardings of the global program; inside a region there are none."""
 
 
-def _bind_params(eqn: JaxprEqn, params: dict[str, Any]) -> dict[str, Any]:
-    return eqn.primitive.get_bind_params(params)
-
-
 def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int) -> Array:
     """All blocks of a dimension in order, without the padding of the last ones."""
     if not x.size:
-        return lax.full(tuple(size if d == dim else n for d, n in enumerate(x.shape)), 0, x.dtype)
+        return lax.reshape(x, tuple(size if d == dim else n for d, n in enumerate(x.shape)))
     gathered = lax.all_gather(x, names, axis=dim, tiled=True)
     return lax.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from shardy_py.backends.local.emit import moved
 from shardy_py.backends.local.form import bits_of
-from shardy_py.backends.local.layouts import Layout, local_shape, replicated
+from shardy_py.backends.local.layouts import Layout, replicated
 from shardy_py.backends.local.moves import cost
 from shardy_py.dialect import Mesh
 
@@ -88,12 +87,6 @@ class Held:
     def often(self) -> float:
         """How often it is moved each time that what is looked at runs."""
         return self.trips / self.region.trips
-
-    @property
-    def local_bytes(self) -> int:
-        """Bytes of this device's part in its first layout."""
-        first = next(iter(self.versions), replicated(self.rank))
-        return math.prod(local_shape(self.shape, first, self.region.mesh)) * self.bits // 8
 
     def price(self, target: Layout) -> int:
         """Bytes a device would receive to have it in a layout."""

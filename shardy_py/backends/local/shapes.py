@@ -52,11 +52,6 @@ def squeeze(equation: Equation) -> Form | None:
     return Form(rule, _run, uneven=frozenset(rank) - dropped, linear=((0,),))
 
 
-def expand_dims(equation: Equation) -> Form | None:
-    """Dimensions of the operand pass through."""
-    return reshape(equation)
-
-
 def reshape(equation: Equation) -> Form | None:
     """Runs of dimensions with equal products share factors, as in the rule of `stablehlo.reshape`."""
     (shape, *dynamic), (out,) = equation.shapes, equation.result_shapes
