@@ -11,7 +11,7 @@ BENCH_FLAGS ?=
 py := $(VENV)/bin/python
 pip := $(py) -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test test-slow lint bench clean help
+.PHONY: demo test test-slow lint bench notebooks clean help
 
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow  the long sweeps: 1,000 random programs, 40,000 random reshards"
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
+	@echo "make notebooks  run the notebooks and store what they show"
 	@echo "make clean   remove the virtual environment and everything that was made"
 
 demo: $(VENV)/.ready-demo
@@ -57,6 +58,9 @@ $(VENV)/.ready-demo: pyproject.toml | $(py)
 $(VENV)/.ready-test: pyproject.toml | $(py)
 	$(pip) -e '.[test]'
 	@touch $@ $(VENV)/.ready-demo
+
+notebooks: $(VENV)/.ready-test
+	$(py) notebooks/make.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

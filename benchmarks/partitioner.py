@@ -1,6 +1,8 @@
 """Compares programs as XLA partitions them with the same programs as planned, in one process and taking turns.
 
-jit        `jax.jit` with the annotations as `in_shardings`; XLA propagates and partitions
+jit        `jax.jit` with the annotations as `in_shardings`; XLA propagates and partitions, and may give its results other shardings than
+           Shardy's propagation says
+pinned     the same with the plan's shardings as `out_shardings`, so that results are placed as ours are
 ours       `auto_shard(lowering="jit")`: planned here, partitioned by XLA
 shard_map  `auto_shard(lowering="shard_map")`: planned here, collectives placed here
 
@@ -56,6 +58,7 @@ class Made:
     compiled: Any
     collectives: list[CompiledCollective]
     compiling: float
+    xla: float
     planning: float
     memory: float
     step: float = math.nan
@@ -73,21 +76,28 @@ def make(way: str, program: programs.Program) -> Made:
         return program.fun(*args)
 
     gc.collect()
-    planning = 0.0
+    planning, given = 0.0, {}
+    if way == "pinned":
+        given["out_shardings"] = (
+            sp.auto_shard(program.fun, mesh=program.mesh, in_shardings=program.annotations).plan(*program.args).output_shardings
+        )
     start = time.perf_counter()
-    if way == "jit":
-        traced = jax.jit(fun, in_shardings=program.annotations).trace(*program.args)
+    if way in ("jit", "pinned"):
+        traced = jax.jit(fun, in_shardings=program.annotations, **given).trace(*program.args)
     else:
         step = sp.auto_shard(fun, mesh=program.mesh, in_shardings=program.annotations, lowering=LOWERINGS[way])
         traced = step.trace(*program.args)
         planning = time.perf_counter()
         traced.plan()
         planning = time.perf_counter() - planning
-    compiled = traced.lower().compile()
-    compiling = time.perf_counter() - start - planning
+    lowered = traced.lower()
+    xla = time.perf_counter()
+    compiled = lowered.compile()
+    end = time.perf_counter()
+    compiling, xla = end - start - planning, end - xla
     sizes = compiled.memory_analysis()
     memory = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes
-    return Made(compiled, collectives_in(compiled.as_text()), compiling, planning, memory)
+    return Made(compiled, collectives_in(compiled.as_text()), compiling, xla, planning, memory)
 
 
 def make_all(ways: Sequence[str], program: programs.Program) -> dict[str, Made]:
@@ -150,19 +160,19 @@ def row(name: str, ways: Sequence[str], made: dict[str, Made]) -> str:
     for way in ways[1:]:
         one = made.get(way)
         if one is None:
-            cells.append(f"|{'n/a':>12s}" + " " * 44)
+            cells.append(f"|{'n/a':>12s}" + " " * 50)
             continue
-        to = base or Made(None, [], math.nan, math.nan, math.nan)
+        to = base or Made(None, [], math.nan, math.nan, math.nan, math.nan)
         moved = ratio(one.bytes, base.bytes) if base else math.nan
         cells.append(
-            f"|{one.bytes:>12d} {moved:6.2f}  {ratio(one.compiling, to.compiling):6.2f} "
+            f"|{one.bytes:>12d} {moved:6.2f}  {ratio(one.compiling, to.compiling):6.2f} {ratio(one.xla, to.xla):5.2f} "
             f"{one.planning:6.2f}s {ratio(one.memory, to.memory):6.2f}  {ratio(one.step, to.step):6.2f}     "
         )
     return " ".join(cells)
 
 
 def header(ways: Sequence[str]) -> str:
-    names = "".join(f" |{way:>12s}  bytes compile   plan  memory   step     " for way in ways[1:])
+    names = "".join(f" |{way:>12s}  bytes compile   xla   plan  memory   step     " for way in ways[1:])
     return f"{'program':34s} {ways[0] + ' bytes':>12s}{names}"
 
 
@@ -179,7 +189,8 @@ def totals(ways: Sequence[str], all_made: list[dict[str, Made]]) -> None:
             f"fewer in {fewer}, more in {more}\n"
             f"  medians of the ratios to {ways[0]}: bytes {_median(ratio(a.bytes, b.bytes) for a, b in both)}, "
             f"compiling {_median(ratio(a.compiling, b.compiling) for a, b in both)} "
-            f"(with planning {_median(ratio(a.compiling + a.planning, b.compiling) for a, b in both)}), "
+            f"(with planning {_median(ratio(a.compiling + a.planning, b.compiling) for a, b in both)}, "
+            f"in XLA {_median(ratio(a.xla, b.xla) for a, b in both)}), "
             f"memory {_median(ratio(a.memory, b.memory) for a, b in both)}, step {_median(ratio(a.step, b.step) for a, b in both)}"
         )
 

@@ -12,6 +12,8 @@ from shardy_py.backends.host_threads import provide as _provide_threads
 
 if TYPE_CHECKING:
     from shardy_py import opt as opt
+    from shardy_py import stages as stages
+    from shardy_py import testing as testing
     from shardy_py.api import AutoSharded as AutoSharded
     from shardy_py.api import DifferenceError as DifferenceError
     from shardy_py.api import Options as Options
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from shardy_py.api import sharding_group as sharding_group
     from shardy_py.api import sharding_rule as sharding_rule
     from shardy_py.api import with_sharding_constraint as with_sharding_constraint
+    from shardy_py.cost.hardware import Hardware as Hardware
+    from shardy_py.cost.links import Fabric as Fabric
+    from shardy_py.cost.links import Links as Links
     from shardy_py.dialect import AxisRef as AxisRef
     from shardy_py.dialect import DimensionSharding as DimensionSharding
     from shardy_py.dialect import Mesh as Mesh
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
     from shardy_py.plan import Finding as Finding
     from shardy_py.plan import Plan as Plan
     from shardy_py.rules import RuleTable as RuleTable
+    from shardy_py.stages.run import pipeline as pipeline
+    from shardy_py.stages.run import stage as stage
 
 __version__ = "0.1.0"
 
@@ -45,7 +52,10 @@ _HOMES = {
     "DifferenceError": "api",
     "Donated": "plan",
     "DimensionSharding": "dialect",
+    "Fabric": "cost.links",
     "Finding": "plan",
+    "Hardware": "cost.hardware",
+    "Links": "cost.links",
     "Mesh": "dialect",
     "OpShardingRule": "dialect",
     "Options": "api",
@@ -58,13 +68,15 @@ _HOMES = {
     "auto_shard": "api",
     "manual_computation": "api",
     "named_computation": "api",
+    "pipeline": "stages.run",
     "propagation_barrier": "api",
     "sharding_group": "api",
     "sharding_rule": "api",
+    "stage": "stages.run",
     "with_sharding_constraint": "api",
 }
 
-_MODULES = frozenset({"opt"})
+_MODULES = frozenset({"opt", "stages", "testing"})
 
 _provide_threads()
 

@@ -53,3 +53,21 @@ def test_partitioner_benchmark_runs() -> None:
 
 def test_propagation_benchmark_runs() -> None:
     assert "median ratio" in run(ROOT / "benchmarks" / "propagation.py", "--layers=2", "--repeat=1")
+
+
+def test_communication_benchmark() -> None:
+    printed = run(ROOT / "benchmarks" / "communication.py", "--lowerings=jit", "--plans=3", "--depth=1")
+    assert "rank correlation" in printed
+    assert printed.count("ratio  1.00") == 3
+
+
+def test_llama_benchmark() -> None:
+    printed = run(ROOT / "benchmarks" / "llama405b.py", "--scanned", "--text")
+    assert "405.9 billion parameters" in printed
+    assert "cost of train_step per device, on mesh data=16, fsdp=64, model=8 of v5p" in printed
+
+
+def test_stages_benchmark() -> None:
+    printed = run(ROOT / "benchmarks" / "stages.py", "--noprofiles", "--large=inception", "--machines=2")
+    assert "inception: 326 nodes" in printed
+    assert printed.count("gap") == 4

@@ -14,11 +14,30 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "shardy_py"
 
 # A room may import itself and the rooms before it. Rooms up to and including "view" must not need jax.
-ORDER = ("errors", "dialect", "ir", "rules", "passes", "cost", "plan", "view", "frontends", "backends", "api", "opt", "cli", "testing", "")
+ORDER = (
+    "errors",
+    "dialect",
+    "ir",
+    "rules",
+    "passes",
+    "cost",
+    "plan",
+    "view",
+    "frontends",
+    "backends",
+    "api",
+    "stages",
+    "opt",
+    "cli",
+    "testing",
+    "__main__",
+    "",
+)
 CORE = ORDER[: ORDER.index("view") + 1]
 
-# A plan shows itself: `Plan.as_text` and its like load a view when they are called, and only then.
-LATE = {("plan", "view")}
+# A plan shows itself: `Plan.as_text` and its like load a view when they are called, and only then. A plan that was read from a file
+# gives its shardings as JAX's objects in the same way.
+LATE = {("plan", "view"), ("plan", "api")}
 
 LONGEST_FILE = 700
 

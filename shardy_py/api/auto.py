@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from shardy_py.api import nnx_modules
 from shardy_py.api.inside import run_inside
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
+from shardy_py.api.options import Options
 from shardy_py.api.planning import Planned, make_plan
 from shardy_py.api.request import PlanRequest, Settings, request
 from shardy_py.api.running import Entry, make_entry
@@ -233,6 +235,46 @@ class AutoSharded:
         planned = make_plan(trace(request(settings, view_of(self._decoration.mesh), layout, slots)))
         return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
 
+    @property
+    def options(self) -> Options:
+        """How shardings propagate."""
+        return self._settings.options
+
+    def replace(self, *, mesh: Any = None, lowering: str | None = None, options: Options | None = None) -> AutoSharded:
+        """The same function with the same annotations over another mesh, or otherwise lowered or propagated; it has plans of its own.
+
+        Args:
+            mesh: As in `auto_shard`; None is the mesh it has.
+            lowering: As in `auto_shard`; None as it is.
+            options: As in `auto_shard`; None as they are.
+
+        Raises:
+            MeshError: It is no mesh.
+            SpecError: There is no such lowering.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, shardy_py as sp
+            >>> step = sp.auto_shard(jnp.sin, mesh={"data": 4}, in_shardings=jax.P("data"))
+            >>> print(step.replace(mesh={"data": 1024}).plan(jax.ShapeDtypeStruct((4096,), jnp.float32)).mesh)
+            #sdy.mesh<["data"=1024]>
+        """
+        from shardy_py.api import auto_shard  # which makes what this is
+
+        settings, decoration = self._settings, self._decoration
+        return auto_shard(
+            settings.fun,
+            mesh=decoration.mesh if mesh is None else mesh,
+            in_shardings=settings.in_shardings,
+            out_shardings=settings.out_shardings,
+            rules=settings.rules,
+            options=settings.options if options is None else options,
+            lowering=settings.lowering if lowering is None else lowering,
+            static_argnums=decoration.static_argnums,
+            static_argnames=decoration.static_argnames,
+            donate_argnums=decoration.donate_argnums,
+            donate_argnames=decoration.donate_argnames,
+        )
+
     def clear_cache(self) -> None:
         """Forgets all plans and compiled programs."""
         with self._lock:
@@ -261,6 +303,7 @@ class BoundAutoSharded:
 
     def __init__(self, function: AutoSharded, instance: Any) -> None:
         functools.update_wrapper(self, function.__wrapped__)
+        self.__wrapped__ = types.MethodType(function.__wrapped__, instance)  # so that its signature has no self
         self.__func__ = function
         self.__self__ = instance
 

@@ -6,6 +6,7 @@ matches a path whose last components it matches, so the optimizer's moments, who
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Sequence
@@ -80,6 +81,30 @@ def slash_path(path: str) -> str:
     return "/".join(part for part in re.split(r"\['|'\]\['|'\]|\[|\]|\.", path.removesuffix(".value")) if part)
 
 
+def rule_for(rules: Sequence[tuple[str, object]], path: str) -> str:
+    """What to call the first rule that matches a leaf.
+
+    Args:
+        rules: Checked rules.
+        path: The path of the leaf.
+
+    Example:
+        >>> rule_for([("bias", None), ("*kernel", None)], "params['kernel']")
+        "rules[1] ('*kernel')"
+    """
+    return next((f"rules[{i}] ({pattern!r})" for i, (pattern, _) in enumerate(rules) if matches(pattern, slash_path(path))), "")
+
+
+def _nearest(pattern: str, leaves: Sequence[Leaf]) -> str:
+    """The end of a path that is written most like a pattern."""
+    parts = pattern.strip("/").count("/") + 1
+    ends = list(dict.fromkeys("/".join(slash_path(leaf.path).split("/")[-parts:]) for leaf in leaves))
+    if not ends:
+        return "one that an argument matches"
+    near = max(ends[:200], key=lambda end: difflib.SequenceMatcher(None, pattern, end).ratio())
+    return f"a pattern for the end of a path, such as {near!r}"
+
+
 def apply_rules(
     rules: Sequence[tuple[str, object]],
     leaves: Sequence[Leaf],
@@ -110,6 +135,7 @@ def apply_rules(
     used: set[int] = set()
     shadowed: dict[int, int] = {}
     findings: list[Finding] = []
+    place = location.partition(" (")[0]  # without the name of the function
     for leaf, have, named in zip(leaves, given, decided):
         path = slash_path(leaf.path)
         hits = [i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)]
@@ -119,7 +145,7 @@ def apply_rules(
             out.append(have)
             if have is None and len(leaf.shape) > 1:
                 message = f"no rule matches {path!r}; propagation decides its sharding"
-                findings.append(Finding("unmatched-rule", message, leaf.path, location, "info"))
+                findings.append(Finding("unmatched-rule", message, leaf.path, place, "info"))
             continue
         pattern, spec = rules[hits[0]]
         used.add(hits[0])
@@ -140,5 +166,6 @@ def apply_rules(
             if i in shadowed
             else "it matches no argument"
         )
-        findings.append(Finding("unused-rule", f"rule {i}, {pattern!r}, is not used: {why}", "", location))
+        fix = "put it before that one, or drop it" if i in shadowed else f"drop it, or write {_nearest(pattern, leaves)}"
+        findings.append(Finding("unused-rule", f"rule {i}, {pattern!r}, is not used: {why}", "", place, fix=fix))
     return out, findings

@@ -120,3 +120,31 @@ def call(function: AutoSharded, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     result, state = function._run(settings, split.args, split.kwargs, None)
     _nnx().update(split.objects, state)
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A call on modules as a call on their states.
+
+    Attributes:
+        fun: Gives the result and the new states; one object per function and structure of the modules.
+        args: The arguments with states in place of modules.
+        holding: Numbers of the arguments that are or hold modules.
+        objects: The modules.
+    """
+
+    fun: Any
+    args: tuple[Any, ...]
+    holding: tuple[int, ...]
+    objects: tuple[Any, ...]
+
+    def write_back(self, states: Any) -> None:
+        """Puts new states into the modules."""
+        _nnx().update(self.objects, states)
+
+
+def opened(fun: Any, args: tuple[Any, ...]) -> Opened:
+    """The call of a function on modules, positional arguments only, as one on their states."""
+    split = _split(args, {})
+    holding = tuple(i for i, arg in enumerate(args) if present((arg,), {}))
+    return Opened(_pure(fun, split.graph, split.tree, split.places), split.args, holding, split.objects)

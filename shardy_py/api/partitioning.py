@@ -19,8 +19,10 @@ from shardy_py.api.propagating import decided, propagated
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.partitioned_call import Shardings, partitioned_call
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
-from shardy_py.frontends.jaxpr import Imported
+from shardy_py.dialect import Mesh as PlannedMesh
+from shardy_py.frontends.jaxpr import Imported, from_jaxpr
 from shardy_py.frontends.transforms import hoisted, used_part
+from shardy_py.ir import Program
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
@@ -79,6 +81,16 @@ class Partitioning:
             plan: The plan of it.
         """
         return self.made(plan).findings
+
+    def local_program(self, plan: Plan) -> Program:
+        """The region as a program: a manual computation over arrays as they are on one device.
+
+        Args:
+            plan: The plan of it.
+        """
+        made = self.made(plan)
+        mesh = PlannedMesh(tuple((name, made.mesh.shape[name]) for name in made.mesh.axis_names))
+        return from_jaxpr(made.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
 
     def calling(self, plan: Plan, mesh: Mesh | None, context: AbstractMesh | None = None) -> Run:
         """A function from leaves to leaves that runs the region, and can be transformed as the traced one.

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView, same_axes
-from shardy_py.api.name_rules import apply_rules
+from shardy_py.api.name_rules import apply_rules, rule_for
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
 from shardy_py.api.specs import broadcast_specs, is_spec_leaf, to_tensor_sharding
@@ -49,6 +49,7 @@ class PlanRequest:
         leaves: Path, shape and type of each leaf.
         shardings: What is known of each leaf's sharding.
         findings: Remarks of the name rules.
+        sources: What says the sharding of each leaf: `in_shardings`, a rule, or the argument; empty where nothing does.
         key: Equal for calls that one plan serves.
     """
 
@@ -61,12 +62,18 @@ class PlanRequest:
     structs: tuple[jax.ShapeDtypeStruct, ...]
     shardings: tuple[TensorSharding | None, ...]
     findings: tuple[Finding, ...]
+    sources: tuple[str, ...]
     key: tuple[Any, ...]
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """The key without shardings."""
         return (self.settings.fun, *self.key[:3], *self.key[4:])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the positional arguments that are not static."""
+        return tuple(self.layout.labels[i] for i in self.layout.dynamic if i < self.layout.positional)
 
     @property
     def location(self) -> str:
@@ -103,13 +110,19 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     location = location_of(settings.fun)
     view = view.holding(values)
     shardings, decided = _given(settings, view, layout, labels, args, kwargs, values, leaves, location)
-    shardings, findings = apply_rules(settings.rules, leaves, shardings, decided, view, location)
+    known = shardings
+    shardings, findings = apply_rules(settings.rules, leaves, known, decided, view, location)
+    own = "the sharding of the argument"
+    sources = tuple(
+        "" if now is None else rule_for(settings.rules, leaf.path) if had is None else "in_shardings" if asked else own
+        for leaf, had, asked, now in zip(leaves, known, decided, shardings)
+    )
     described = jax.tree.unflatten(in_tree, structs)
     abstract_slots = _with_statics(layout, slots, described)
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
     return PlanRequest(
-        settings, view, layout, abstract_slots, in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(findings), key
+        settings, view, layout, abstract_slots, in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(findings), sources, key
     )  # fmt: skip
 
 

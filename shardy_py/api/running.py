@@ -30,6 +30,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import is_tracing
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.passes.collection import no_collection
 from shardy_py.plan.donation import Donated, arrangement
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.values import PlannedValue
@@ -170,7 +171,8 @@ class Entry:
     def lower(self, platforms: tuple[str, ...] | None = None) -> Any:
         """The `jax.stages.Lowered`, for other platforms than this machine's where they are named."""
         slots = self.planned.traced.request.slots
-        return self.jitted.lower(*slots) if platforms is None else self.jitted.trace(*slots).lower(lowering_platforms=platforms)
+        with no_collection():
+            return self.jitted.lower(*slots) if platforms is None else self.jitted.trace(*slots).lower(lowering_platforms=platforms)
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> Any:

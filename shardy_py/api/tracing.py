@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh
 
 from shardy_py.api.request import PlanRequest
+from shardy_py.passes.collection import no_collection
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,7 @@ class TracedCall:
         return any(isinstance(const, Tracer) for const in self.jaxpr.consts)
 
 
+@no_collection()
 def trace(request: PlanRequest) -> TracedCall:
     """As `jax.make_jaxpr`, of the call's function on its types.
 

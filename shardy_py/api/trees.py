@@ -10,6 +10,8 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
+from shardy_py.frontends.cells import cell_name
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -69,4 +71,4 @@ def location_of(fun: Callable[..., Any]) -> str:
     while hasattr(target, "func"):  # functools.partial
         target = target.func  # type: ignore[attr-defined]
     code = getattr(target, "__code__", None)
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno} ({getattr(target, '__name__', 'function')})"
+    return "" if code is None else f"{cell_name(code.co_filename)}:{code.co_firstlineno} ({getattr(target, '__name__', 'function')})"

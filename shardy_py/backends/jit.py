@@ -1,7 +1,8 @@
 """Runs a plan through `jax.jit`: the traced jaxpr with the fewest sharding constraints that pin the plan.
 
 Inputs and outputs are pinned by `in_shardings` and `out_shardings`. What propagation makes of the rest is known, for it is the same
-propagation that XLA runs: the copy is propagated again, and only values that come out otherwise than planned are constrained.
+propagation that XLA runs: the copy is propagated again, and only values that come out otherwise than planned are constrained, besides
+those around conflicts (`conflicts`), which depend on the order of ops.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from absl import logging
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
+from shardy_py.backends.conflicts import only_results, pin_conflicts, wanted
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, bodies, constraint_params, open_jaxpr, scopes_of
 from shardy_py.backends.xla_workarounds import workaround
@@ -54,6 +56,7 @@ def pinned(
     """
     copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin, platform))
     pins = Pins()
+    pin_conflicts(planned.scope, pins, planned.program.meshes)
     for per_region in PER_REGION:
         copied = _copied(copier, closed, pins, planned, twin)
         copy = ClosedJaxpr(copied.jaxpr, closed.consts)
@@ -97,19 +100,12 @@ def _pin_differences(
         if made:
             _join([v for v in eqn.invars if not isinstance(v, Literal) and v in regions], made, regions)
         for k, inner in _inner(plan, run, copied, index, eqn):
-            found |= _pin_differences(*inner, pins.child(index, k), per_region, _only_results(eqn, inner[0].jaxpr))
+            found |= _pin_differences(*inner, pins.child(index, k), per_region, only_results(eqn, inner[0].jaxpr))
     for members in {id(members): members for members in regions.values()}.values():
         found = True
         for v in members[:per_region]:
-            pins.variables[v] = _wanted(plan, v)
+            pins.variables[v] = wanted(plan, v)
     return found
-
-
-def _only_results(eqn: JaxprEqn, body: Jaxpr) -> frozenset[Var]:
-    """The result of a branch that has only one: XLA refuses branches whose only results are constrained in different ways."""
-    if eqn.primitive.name != "cond" or len(eqn.outvars) != 1:
-        return frozenset()
-    return frozenset(v for v in body.outvars if isinstance(v, Var))
 
 
 def _join(old: list[Var], new: list[Var], regions: dict[Var, list[Var]]) -> None:
@@ -148,11 +144,6 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     if wanted is has or wanted is None:
         return wanted is None and has is not None and not has.is_fully_replicated
     return not wanted.is_equivalent(has)
-
-
-def _wanted(scope: Scope, v: Any) -> TensorSharding:
-    sharding = scope.env[v].sharding
-    return TensorSharding.closed("mesh", v.aval.ndim) if sharding is None else sharding.with_dims(sharding.dims[: v.aval.ndim])
 
 
 def _replacement(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, platform: str) -> Replacement | None:

@@ -19,8 +19,10 @@ from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import as_merged, improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
+from shardy_py.backends.local.tidy import as_body
 from shardy_py.backends.local.walk import Place, Reading, Start, Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
+from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
@@ -146,7 +148,7 @@ def partitioned(
     )
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in (*jaxpr.constvars, *jaxpr.invars)]
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if context is None else contextlib.nullcontext():
-        traced = jax.make_jaxpr(region)(*structs)
+        traced = jax.make_jaxpr(jax.jit(region))(*structs)  # jax.jit: what binds the jaxpr anew does not trace the region again
     sizes = layouts.mesh.shape
     traced = _within(traced, lambda body: improved(body, sizes))
     merged = _within(traced, lambda body: as_merged(body, platform))
@@ -173,11 +175,18 @@ def fits_inside(
 
 def _within(traced: ClosedJaxpr, run: Callable[[Jaxpr], Jaxpr]) -> ClosedJaxpr:
     """Runs a pass on the jaxpr of the region."""
-    eqns = [
-        eqn.replace(params={**eqn.params, "jaxpr": run(eqn.params["jaxpr"])}) if eqn.primitive.name == "shard_map" else eqn
-        for eqn in traced.jaxpr.eqns
-    ]
-    return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns), traced.consts)
+    inner = {"jit": lambda body: as_body(enter(open_jaxpr(body)), body), "shard_map": run}
+
+    def enter(jaxpr: Jaxpr) -> Jaxpr:
+        names = [eqn.primitive.name for eqn in jaxpr.eqns]
+        return jaxpr.replace(
+            eqns=[
+                eqn.replace(params={**eqn.params, "jaxpr": inner[name](eqn.params["jaxpr"])}) if name in inner else eqn
+                for name, eqn in zip(names, jaxpr.eqns)
+            ]
+        )
+
+    return ClosedJaxpr(enter(traced.jaxpr), traced.consts)
 
 
 def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -216,7 +225,7 @@ class Choice:
     last: Walker
 
 
-STEPS = 1_000
+STEPS = 300
 """Equations to be looked at for improving a choice afterwards."""
 
 PASSES = 3

@@ -22,6 +22,7 @@ from jax._src import distributed as _distributed
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
+from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
@@ -466,3 +467,9 @@ def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
     made.def_effectful_abstract_eval(lax.pmax_p.abstract_eval)
     _mlir.register_lowering(made, functools.partial(lower, computation, None))
     return made
+
+
+def frames_of(source_info: Any) -> list[tuple[str, int]]:
+    """File and line of the user's frames of a `source_info`, innermost first."""
+    frames = _source_info_util.user_frames(getattr(source_info, "traceback", None))
+    return [(frame.file_name, frame.start_line) for frame in frames]

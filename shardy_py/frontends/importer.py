@@ -246,6 +246,8 @@ class Importer:
                 ops.append(op)
             for v, s in zip(eqn.outvars, template.outputs):
                 env[v] = values[s]
+            if name == "name" and env[eqn.outvars[0]].name is None:  # checkpoint_name
+                env[eqn.outvars[0]].name = eqn.params["name"]
 
     def template(self, eqn: JaxprEqn) -> Template:
         """The template of an equation, or `_FRAGMENT` where JAX's own lowering has to be read."""
@@ -384,12 +386,13 @@ class Importer:
             self._symbols[key] = found
         return found
 
-    def report(self, kind: str, eqn: JaxprEqn, message: str) -> None:
+    def report(self, kind: str, eqn: JaxprEqn, message: str, fix: str) -> None:
         """Adds a finding about an equation, once per kind and primitive."""
         if (kind, eqn.primitive.name) in self._reported:
             return
         self._reported.add((kind, eqn.primitive.name))
-        self.findings.append(Finding(kind, message, location=str(locate(eqn.source_info) or "")))
+        where = locate(eqn.source_info)
+        self.findings.append(Finding(kind, message, location="" if where is None else where.place, fix=fix))
 
 
 _FRAGMENT = Template((), ())

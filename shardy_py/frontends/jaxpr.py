@@ -13,7 +13,7 @@ from shardy_py.frontends import _jax
 from shardy_py.frontends.importer import Importer as Importer
 from shardy_py.frontends.importer import Rules as Rules
 from shardy_py.frontends.importer import Scope as Scope
-from shardy_py.frontends.locations import locate
+from shardy_py.frontends.locations import calls, locate
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import EquationReader as RegionReader  # noqa: F401
@@ -88,6 +88,7 @@ def from_jaxpr(
     block.append(Op("func.return", results, (), rule_known=True))
     program = Program([main], importer.meshes.table())
     program.locate = locate
+    program.calls = calls
     return Imported(program, scope, importer.findings)
 
 

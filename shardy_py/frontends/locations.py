@@ -7,22 +7,70 @@ import re
 
 from jax.extend.source_info_util import summarize
 
+from shardy_py.frontends._jax import frames_of
+from shardy_py.frontends.cells import cell_name
 from shardy_py.ir import Location
 
 
+class Within:
+    """Where an op was written that stands inline, and where the equation that held it was: names inside begin at the latter.
+
+    Args:
+        inner: The location of the op.
+        outer: The location of the equation.
+    """
+
+    __slots__ = ("inner", "outer")
+
+    def __init__(self, inner: object, outer: object) -> None:
+        self.inner = inner
+        self.outer = outer
+
+
 def locate(location: object) -> Location | None:
-    """The user's file and line of a `source_info`, with its name stack; None where all frames are JAX's own."""
+    """The user's file and line of a `source_info`, with its name stack; None where all frames are JAX's own.
+
+    Inside of a library that is installed it is the line of the innermost call from outside of any, if there is one.
+
+    Args:
+        location: As ops have it.
+    """
     if isinstance(location, Location) or location is None:
         return location
+    if isinstance(location, Within):
+        inner, outer = locate(location.inner), locate(location.outer)
+        if inner is None or outer is None or not outer.scope:
+            return inner if outer is None or inner is not None else outer
+        return Location(inner.file, inner.line, inner.function, f"{outer.scope}/{inner.scope}" if inner.scope else outer.scope)
     text = summarize(location)  # pyright: ignore[reportArgumentType]
+    if text and is_installed(text):
+        text = next((f"{file}:{line}" for file, line in frames_of(location) if not is_installed(file)), text)
     return _parsed(text, str(getattr(location, "name_stack", ""))) if text else None
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package."""
+    return "/site-packages/" in file or "/dist-packages/" in file
+
+
+def calls(location: object) -> tuple[str, ...]:
+    """`file:line` of the user's calls in which an op was written, innermost first; that of the op itself before all.
+
+    Args:
+        location: As ops have it.
+    """
+    if location is None or isinstance(location, Location):
+        return ()
+    if isinstance(location, Within):
+        return (*calls(location.inner), *calls(location.outer))
+    return tuple(f"{cell_name(file)}:{line}" for file, line in frames_of(location))
 
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str, scope: str) -> Location | None:
     """Reads `/path/file.py:21:30 (function)`; the column may be missing."""
     match = _SUMMARY.fullmatch(text)
-    return Location(match["file"], int(match["line"]), match["function"] or "", scope) if match is not None else None
+    return Location(cell_name(match["file"]), int(match["line"]), match["function"] or "", scope) if match is not None else None
 
 
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::\d+)?(?: \((?P<function>.*)\))?")

@@ -233,9 +233,10 @@ class Program:
         meshes: Name -> mesh, in order of definition.
         mesh_attributes: Name of a mesh -> attributes of its definition, where it has any.
         locate: Turns `Op.location` into a `Location`; set by the front end.
+        calls: Gives `file:line` of the calls around what `Op.location` stands for, innermost first; set by a front end that knows them.
     """
 
-    __slots__ = ("attributes", "functions", "locate", "mesh_attributes", "meshes")
+    __slots__ = ("attributes", "calls", "functions", "locate", "mesh_attributes", "meshes")
 
     def __init__(self, functions: Iterable[Function] = (), meshes: dict[str, Mesh] | None = None) -> None:
         self.functions = list(functions)
@@ -243,6 +244,7 @@ class Program:
         self.mesh_attributes: dict[str, dict[str, Any]] = {}
         self.attributes: dict[str, Any] = {}
         self.locate: Callable[[object], Location | None] = _located
+        self.calls: Callable[[object], tuple[str, ...]] = _no_calls
 
     @property
     def main(self) -> Function:
@@ -280,8 +282,17 @@ class Location:
         self.function = function
         self.scope = scope
 
+    @property
+    def place(self) -> str:
+        """`file:line`."""
+        return f"{self.file}:{self.line}"
+
     def __repr__(self) -> str:
-        return f"{self.file}:{self.line}" + (f" ({self.function})" if self.function else "")
+        return self.place + (f" ({self.function})" if self.function else "")
+
+
+def _no_calls(location: object) -> tuple[str, ...]:
+    return ()
 
 
 def _located(location: object) -> Location | None:

@@ -56,6 +56,7 @@ def clone_program(program: Program) -> tuple[Program, dict[Value, Value]]:
     copy.mesh_attributes = {name: dict(attributes) for name, attributes in program.mesh_attributes.items()}
     copy.attributes = dict(program.attributes)
     copy.locate = program.locate
+    copy.calls = program.calls
     return copy, mapping
 
 

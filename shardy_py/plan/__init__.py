@@ -3,11 +3,14 @@
 from shardy_py.plan.collectives import Collective as Collective
 from shardy_py.plan.donation import Donated as Donated
 from shardy_py.plan.explain import Explanation as Explanation
+from shardy_py.plan.explain import Missing as Missing
 from shardy_py.plan.explain import Reason as Reason
+from shardy_py.plan.explain import Source as Source
 from shardy_py.plan.findings import Finding as Finding
 from shardy_py.plan.movements import Movement as Movement
 from shardy_py.plan.plan import Plan as Plan
 from shardy_py.plan.plan import PlanError as PlanError
 from shardy_py.plan.reshards import Reshard as Reshard
+from shardy_py.plan.store.checks import StoreError as StoreError
 from shardy_py.plan.timings import Timings as Timings
 from shardy_py.plan.values import PlannedValue as PlannedValue

@@ -28,6 +28,7 @@ class Collective:
         value: Name of the value that moves; empty where unknown.
         primitive: The JAX primitive that asks for it; empty for results of the function.
         location: `file:line` of the user's code; empty where unknown.
+        module: The named scopes it stands in, as those of `PlannedValue`.
 
     Example:
         >>> gather = Collective("all_gather", ("model",), 4, 256, trips=6, dtype="float32", shape=(8, 8), value="w")
@@ -45,6 +46,7 @@ class Collective:
     value: str = ""
     primitive: str = ""
     location: str = ""
+    module: str = ""
 
     @property
     def received_bytes(self) -> int:

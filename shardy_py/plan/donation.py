@@ -183,7 +183,14 @@ def _agreement(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 def refusals(donated: Sequence[Donated], location: str = "") -> tuple[Finding, ...]:
     """One finding per donated leaf that no output takes."""
     return tuple(
-        Finding("refused-donation", f"{typed(d.type, d.sharding)} is donated but not reused: {d.reason}; {d.fix}", d.path, location)
+        Finding(
+            "refused-donation",
+            f"{typed(d.type, d.sharding)} is donated but not reused: {d.reason}",
+            d.path,
+            location,
+            bytes=d.bytes_per_device,
+            fix=d.fix,
+        )
         for d in donated
         if d.aliased is None
     )

@@ -14,10 +14,12 @@ class Finding:
 
     Attributes:
         kind: A short stable name: `no-rule`, `unmatched-rule`, `unused-axis`, ...
-        message: What was seen, why it matters and what to do, in a sentence or two.
+        message: What was seen and why it matters, in a sentence or two.
         path: The pytree path or the name of the value it is about; empty where there is none.
         location: `file:line` of the user's code; empty where unknown.
         severity: `error` findings make `Plan.check` raise, `warning` findings do so with `strict=True`.
+        bytes: Bytes per device that it is about: that a value takes, or that move in one call; 0 where it is about none.
+        fix: What to do: a sentence, or code to paste.
     """
 
     kind: str
@@ -25,7 +27,10 @@ class Finding:
     path: str = ""
     location: str = ""
     severity: Severity = "warning"
+    bytes: int = 0
+    fix: str = ""
 
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.path, self.location) if part)
-        return f"{self.severity}: {self.kind}: {self.message}" + (f" [{where}]" if where else "")
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"{self.severity}: {self.kind}: {self.message}{fix}" + (f" [{where}]" if where else "")

@@ -70,6 +70,17 @@ def names_of(path: str) -> tuple[str, ...]:
     return tuple(match[match.lastindex or 0] for match in _COMPONENT.finditer(path))
 
 
+def components_of(path: str) -> list[str]:
+    """The components of a path as they are written; joined they are the path.
+
+    Example:
+        >>> components_of("state.params['mlp'][0]")
+        ['state', '.params', "['mlp']", '[0]']
+    """
+    found = [match[0] for match in _COMPONENT.finditer(path)]
+    return found if "".join(found) == path else [path]
+
+
 def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
     """As many pairs as sizes allow, in order of inputs.
 

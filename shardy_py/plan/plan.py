@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect import Mesh
 from shardy_py.errors import ShardyError
-from shardy_py.ir import Op, Program, Value
+from shardy_py.ir import Program, Value
 from shardy_py.plan.collectives import Collective
+from shardy_py.plan.costs import Costs
 from shardy_py.plan.donation import Donated
-from shardy_py.plan.explain import Explanation, chain_of
+from shardy_py.plan.explain import Explanation
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.predicted import predicted
 from shardy_py.plan.reshards import Reshard, find_reshards
+from shardy_py.plan.settings import Propagated
+from shardy_py.plan.stored import Stored
 from shardy_py.plan.timings import Timings
-from shardy_py.plan.values import PlannedValue, intermediates, location_of, typed
+from shardy_py.plan.values import PlannedValue, intermediates
+from shardy_py.plan.views import Views
+
+if TYPE_CHECKING:
+    from shardy_py.plan.explaining import Explainer
+    from shardy_py.plan.store.structure import Structure
 
 
 class PlanError(ShardyError):
@@ -35,6 +42,14 @@ class ShardingTrees(Protocol):
         """The output shardings, in the structure of the result."""
         ...
 
+    def abstract(self, plan: Plan, argument: str | int | None, mesh: Any, like: Any) -> Any:
+        """The arguments without their values, see `Plan.abstract_state`."""
+        ...
+
+    def structure(self, plan: Plan) -> Structure:
+        """What a stored plan keeps of both structures."""
+        ...
+
 
 class CollectiveSource(Protocol):
     """Partitions a plan that is run by explicit collectives, when it is first asked for what came of that."""
@@ -47,9 +62,13 @@ class CollectiveSource(Protocol):
         """What could not be partitioned."""
         ...
 
+    def local_program(self, plan: Plan) -> Program:
+        """What runs on every device, as a program."""
+        ...
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Views, Costs, Stored):
     """The shardings of a function's inputs, outputs and intermediates, and how they came about.
 
     Attributes:
@@ -62,6 +81,7 @@ class Plan:
         program: The program after all passes.
         log: The steps of the propagation.
         donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
+        propagation: How its shardings were propagated.
     """
 
     name: str
@@ -75,6 +95,7 @@ class Plan:
     trees: ShardingTrees | None = None
     donation: tuple[Donated, ...] = ()
     source: CollectiveSource | None = None
+    propagation: Propagated = field(default_factory=Propagated)
 
     @property
     def input_shardings(self) -> Any:
@@ -109,18 +130,20 @@ class Plan:
         """The collectives that a call runs, with bytes and trips.
 
         Under `lowering="shard_map"` those of the partitioned program, which is made when they are first asked for; under
-        `lowering="jit"` those that the `reshards` predict.
+        `lowering="jit"` those that XLA's partitioner is predicted to make on a CPU, where it has an all-reduce and a slice in place of a
+        reduce-scatter; benchmarks/README.md says how far that is from what it makes.
         """
-        return predicted(self.reshards) if self.source is None else self.source.collectives(self)
+        return tuple(p.collective for p in self._predicted) if self.source is None else self.source.collectives(self)
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Remarks: rules not used, primitives without a rule, ...
+        """What deserves a look, in the order of severity and bytes; `plan/checks/table.py` lists the kinds.
 
-        Under `lowering="shard_map"` what runs whole on every device too, for which the program is partitioned when they are first asked
-        for.
+        The plan is checked when they are first asked for, and under `lowering="shard_map"` partitioned.
         """
-        return self.noted if self.source is None else (*self.noted, *self.source.findings(self))
+        from shardy_py.plan.checks.table import all_findings
+
+        return all_findings(self, self.noted if self.source is None else (*self.noted, *self.source.findings(self)))
 
     @functools.cached_property
     def _names(self) -> dict[Value, str]:
@@ -128,98 +151,93 @@ class Plan:
         names.update((value, described.path) for value, described in zip(self.program.main.arguments, self.inputs))
         return names
 
-    def check(self, strict: bool = False) -> tuple[Finding, ...]:
+    def check(self, strict: bool = False, *, ignore: str | Iterable[str] = ()) -> tuple[Finding, ...]:
         """The findings; raises where one is an error.
 
         Args:
             strict: Raise for warnings too.
+            ignore: Findings that are accepted, and left out: `"unused-axis"` is a kind, `"replicated-large:params['table']"` a kind and a
+                path, in which `*` stands for any characters.
 
         Raises:
             PlanError: There are such findings.
+            ShardyError: What is to be ignored is no kind of finding.
         """
-        bad = [f for f in self.findings if f.severity == "error" or (strict and f.severity == "warning")]
-        if bad:
-            listed = "\n".join(f"  {finding}" for finding in bad)
-            raise PlanError(f"the plan of {self.name} has {len(bad)} finding{'s' if len(bad) > 1 else ''}\n{listed}")
-        return self.findings
+        from shardy_py.plan.checks.accept import accepted, alike
 
-    def explain(self, target: str | PlannedValue, axis: str | None = None) -> Explanation:
-        """Why a value has the sharding it has, back to the annotations.
+        findings = accepted(self.findings, ignore)
+        bad = [f for f in findings if f.severity == "error" or (strict and f.severity == "warning")]
+        if bad:
+            listed = "\n".join(f"  {group}" for group in alike(bad))
+            raise PlanError(f"the plan of {self.name} has {len(bad)} finding{'s' if len(bad) > 1 else ''}\n{listed}")
+        return findings
+
+    def explain(self, target: str | PlannedValue, axis: str | None = None, *, dim: int | None = None) -> Explanation:
+        """Why a value has the sharding it has, back to the annotations; or why it lacks an axis.
 
         Args:
-            target: A path (`params['w']`, `result[0]`), the name of an intermediate (`%12`), one of `plan.values`, or
-                `file.py:line`, which means the last value made there.
-            axis: Only this mesh axis.
+            target: A path (`params['w']`, `result[0]`), the name of an intermediate (`%12`, or one given by `checkpoint_name`), one of
+                `plan.values`; or `file.py:line`, the path of a scope or module, or a variable of the source, which stand for the last value
+                that the forward computation makes there.
+            axis: Only this mesh axis; where the value lacks it, why.
+            dim: Only this dimension.
+
+        Returns:
+            Its text is made for a terminal; `chains` and `missing` have the same for programs.
 
         Raises:
-            PlanError: There is no such value or axis.
+            PlanError: There is no such value, axis or dimension, or the plan was made without `Options.provenance`.
         """
-        if axis is not None and axis not in self.mesh.shape:
-            raise PlanError(
-                f"unknown mesh axis {axis!r}",
-                where=f"plan of {self.name}",
-                why=f"the mesh has {', '.join(f'{name}={size}' for name, size in self.mesh.shape.items())}",
-                fix=f"use one of {', '.join(map(repr, self.mesh.shape))}",
-            )
-        holder, planned = self._find(target)
+        from shardy_py.plan.explained import explained
 
-        def name(value: Any) -> str:
-            index = getattr(value, "index", 0)
-            known = self._names.get(value)
-            if known is not None:
-                return known
-            if isinstance(value, Value):
-                owner = value.defining_op
-                return value.name or (f"a value of {owner.primitive or owner.name}" if owner is not None else f"argument {index} of a body")
-            return self.outputs[index].path if index < len(self.outputs) else f"result {index}"
+        return explained(self, target, axis, dim)
 
-        sharding: TensorSharding | None = planned.sharding
-        chains = [
-            chain_of(holder, d, a, self.log, name, self._locate)
-            for d, dim in enumerate(() if sharding is None else sharding.dims)
-            for a in dim.axes
-            if axis is None or a.name == axis
-        ]
-        return Explanation(planned.path, typed(planned.type, sharding), tuple(chains), axis)
+    @functools.cached_property
+    def _by_path(self) -> dict[str, tuple[Value | int, PlannedValue]]:
+        """Path -> the value, for a result of the function its number; inputs come first where a path stands for several."""
+        found: dict[str, tuple[Value | int, PlannedValue]] = {planned.path: (value, planned) for value, planned in self._intermediates}
+        found.update((planned.path, (number, planned)) for number, planned in enumerate(self.outputs))
+        found.update((planned.path, (value, planned)) for value, planned in zip(self.program.main.arguments, self.inputs))
+        return found
 
-    def _locate(self, op: Op) -> str:
-        return location_of(self.program, op)
+    @functools.cached_property
+    def _explainer(self) -> Explainer:
+        from shardy_py.plan.explaining import Explainer
 
-    def _find(self, target: str | PlannedValue) -> tuple[Any, PlannedValue]:
-        if isinstance(target, PlannedValue):
-            target = target.path
-        for value, planned in zip(self.program.main.arguments, self.inputs):
-            if planned.path == target:
-                return value, planned
-        for i, planned in enumerate(self.outputs):
-            if planned.path == target:
-                return self._result_holder(i), planned
-        for value, planned in reversed(self._intermediates):
-            if planned.path == target or (planned.location and (planned.location == target or planned.location.endswith("/" + target))):
-                return value, planned
-        near = [v.path for v in self.values if target in v.path][:5]
-        raise PlanError(
-            f"the plan has no value {target!r}",
-            where=f"plan of {self.name}",
-            why="it is neither a path of an input or output, nor the name of a value, nor a source line",
-            fix=f"one of {', '.join(near)}" if near else "plan.values lists all of them",
-        )
+        return Explainer(self)
 
-    def _result_holder(self, index: int) -> Any:
-        for step in reversed(self.log):
-            if not isinstance(step.target, Value) and step.target.index == index:
-                return step.target
-        return self.program.main.body.terminator.operands[index]
-
-    def as_text(self, *, values: bool = True) -> str:
+    def as_text(
+        self,
+        *,
+        where: str | Callable[[PlannedValue], object] | None = None,
+        values: bool = True,
+        depth: int | None = None,
+        limit: int | None = 60,
+        width: int = 100,
+    ) -> str:
         """The plan as text; the same plan gives the same text in every process.
 
+        Inputs and outputs come by path, intermediates by module and source line, each with its bytes on one device; then what moves, which
+        is `reshards`, or under `lowering="shard_map"` `collectives`, and what was found. Layers that are alike are one (`[0..23]`). A part
+        with more lines than `limit` is cut to the values with the most bytes, replicated ones first among equals, and says what it leaves
+        out. Broadcasts and iotas, which XLA makes inside of what reads them, are shown only where asked for.
+
         Args:
+            where: Shows only some values, with their reshards and findings: a string that a path, primitive, `file:line` or module
+                contains; one with `*` for any characters or `?` for one, that matches one of these as a whole; or a function of a
+                `PlannedValue`.
             values: Whether to list the intermediates too.
+            depth: Levels of paths and modules that are shown; what is below is counted.
+            limit: Lines of each part; None for all.
+            width: Where sentences are broken.
+
+        Raises:
+            TypeError: `where` is neither a string nor a function.
+            ShardyError: `depth` or `limit` is less than 1.
         """
         from shardy_py.view.text import plan_text
 
-        return plan_text(self, values=values)
+        return plan_text(self, values=values, where=where, depth=depth, limit=limit, width=width)
 
     def __str__(self) -> str:
         return self.as_text()

@@ -9,6 +9,7 @@ from typing import Literal
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type
 from shardy_py.ir import Op, Program, Type, Value
+from shardy_py.plan.modules import module_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class PlannedValue:
         primitive: The JAX primitive that makes it; empty for inputs.
         location: `file:line` of the user's code; empty where unknown.
         depth: How many bodies (scan, while, cond, named computations) it stands in.
+        module: The named scopes it stands in, `Transformer/block_0/attention`; those that JAX's name stacks hold, of Flax modules among
+            others.
+        given: What was said of an input or output before the propagation, by in_shardings, rules or the argument itself; None where
+            nothing was.
+        given_by: What said it: `in_shardings`, `rules[0] ('embed')`, `the sharding of the argument`, `out_shardings`; empty where nothing
+            did.
     """
 
     path: str
@@ -32,6 +39,9 @@ class PlannedValue:
     primitive: str = ""
     location: str = ""
     depth: int = 0
+    module: str = ""
+    given: TensorSharding | None = None
+    given_by: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,10 +76,24 @@ def location_of(program: Program, op: Op) -> str:
     while isinstance(inner, Op):
         where = program.locate(inner.location)
         if where is not None:
-            return f"{where.file}:{where.line}"
+            return where.place
         parent = None if inner.block is None else inner.block.parent
         inner = parent if isinstance(parent, Op) else None
     return ""
+
+
+def module_of(program: Program, op: Op) -> str:
+    """The named scopes that an op stands in, as `PlannedValue.module` has them.
+
+    Args:
+        program: The program.
+        op: One of its ops.
+    """
+    holder = None if op.block is None else op.block.parent
+    around = module_of(program, holder) if isinstance(holder, Op) else ""
+    where = program.locate(op.location)
+    # What a loop is made of besides its body has the location of the equation, whose names are around it already.
+    return around if where is None or (isinstance(holder, Op) and op.location is holder.location) else module_path(where.scope, around)
 
 
 _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.return", "sdy.data_flow_edge"})
@@ -78,19 +102,22 @@ _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.r
 def intermediates(program: Program) -> Iterator[tuple[Value, PlannedValue]]:
     """Every result of an op, in program order, with the value of the program it describes; constants are left out."""
     number = 0
-    stack: list[tuple[Iterator[Op], int]] = [(iter(program.main.body.ops), 0)]
+    stack: list[tuple[Iterator[Op], int, str, str, object]] = [(iter(program.main.body.ops), 0, "", "", None)]
     while stack:
-        ops, depth = stack[-1]
+        ops, depth, around, call, holder = stack[-1]
         op = next(ops, None)
         if op is None:
             stack.pop()
             continue
+        if op.name in _PLUMBING and not op.regions:
+            continue
+        where = program.locate(op.location)
+        location = call if where is None else where.place
+        # What a loop is made of besides its body has the location of the equation, whose names are around it already.
+        module = around if where is None or op.location is holder else module_path(where.scope, around)
         if op.name not in _PLUMBING:
-            location = location_of(program, op)
+            primitive = op.primitive or op.name
             for value in op.results:
-                yield (
-                    value,
-                    PlannedValue(f"%{number}", "intermediate", value.type, value.sharding, op.primitive or op.name, location, depth),
-                )
+                yield value, PlannedValue(f"%{number}", "intermediate", value.type, value.sharding, primitive, location, depth, module)
                 number += 1
-        stack.extend((iter(region.ops), depth + 1) for region in reversed(list(op.regions)))
+        stack.extend((iter(region.ops), depth + 1, module, location, op.location) for region in reversed(list(op.regions)))

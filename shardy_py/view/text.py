@@ -1,84 +1,192 @@
-"""A plan as text."""
+"""A plan as text: inputs and outputs by path, intermediates by module and line, reshards, findings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shardy_py.errors import ShardyError
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.checks.accept import Alike, alike
+from shardy_py.plan.checks.view import is_replicated
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.pairing import components_of
 from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.view.text_filter import Filter, Where
+from shardy_py.view.text_moves import collectives, reshards
+from shardy_py.view.text_tree import Node, fitted, joined, repeated, tree_of, written
 
 if TYPE_CHECKING:
+    from shardy_py.ir import Value
     from shardy_py.plan.findings import Finding
     from shardy_py.plan.plan import Plan
-    from shardy_py.plan.reshards import Reshard
 
+
+LIMIT = 60
+"""Lines of each part of the text, unless another number is asked for."""
 
 NOTES_SHOWN = 3
 """Of notes of one kind, that many are listed; warnings and errors always are."""
 
-RESHARDS_SHOWN = 20
-"""That many lines of reshards are shown, those that move the most bytes."""
+WIDTH = 100
+"""Sentences are broken at this column; tables are as wide as they are."""
 
 
-def plan_text(plan: Plan, *, values: bool = True) -> str:
-    """Inputs and outputs by path, intermediates by source line, reshards, findings; no timings, so that equal plans are equal texts."""
+_LEFT_OUT = frozenset(
+    (
+        *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"),
+        *("broadcast_in_dim", "iota"),
+    )
+)
+"""What calls result in is listed where it is made, inside; broadcasts and iotas XLA makes inside of what reads them."""
+
+
+Held = tuple[PlannedValue, "Value"]
+"""An input or output, and the value of the program that it is."""
+
+
+def plan_text(
+    plan: Plan, *, values: bool = True, where: Where = None, depth: int | None = None, limit: int | None = LIMIT, width: int = WIDTH
+) -> str:
+    """See `Plan.as_text`."""
+    for name, number in (("depth", depth), ("limit", limit)):
+        if number is not None and number < 1:
+            raise ShardyError(f"{name} is {number}", where="Plan.as_text", why="it counts lines or levels", fix="at least 1, or None")
     axes = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+    shown = Filter(where, plan)
     lines = [f"plan of {plan.name} on mesh {axes}"]
-    lines += _table("inputs", plan.inputs)
-    lines += _table("outputs", plan.outputs)
+    if where is not None:
+        lines[0] += f", where {where!r}" if isinstance(where, str) else f", where {getattr(where, '__name__', 'asked')}"
+    seen: dict[tuple[Node, ...], str] = {}
+    main = plan.program.main
+    returned = main.body.terminator.operands
+    parts = [
+        _by_path("inputs", plan, [entry for entry in zip(plan.inputs, main.arguments) if shown.value(entry[0])], depth, limit, seen),
+        _by_path("outputs", plan, [entry for entry in zip(plan.outputs, returned) if shown.value(entry[0])], depth, limit, seen),
+    ]
     if values:
-        lines += _by_line([value for value in plan.values if value.kind == "intermediate" and value.shape])
-    if plan.reshards:
-        lines += ["reshards", *_reshards(plan.reshards)]
-    if plan.findings:
-        lines += ["findings", *_findings(plan.findings)]
-    return "\n".join(lines)
+        listed = [v for v in plan.values if v.kind == "intermediate" and v.shape and (where is not None or v.primitive not in _LEFT_OUT)]
+        listed = [value for value in listed if shown.value(value)]
+        parts.append(_by_module(plan, listed, depth, limit))
+    if plan.source is None:
+        parts.append(reshards([reshard for reshard in plan.reshards if shown.reshard(reshard)], limit))
+    else:
+        parts.append(collectives([c for c in plan.collectives if shown.moved(c.value, c.primitive, c.location, c.module)], limit))
+    parts.append(_findings([finding for finding in plan.findings if shown.finding(finding)], limit, width))
+    if where is not None and not any(len(part) > 1 for part in parts):
+        return f"{lines[0]}\n  nothing of {len(plan.values):,} values is like that"
+    for title, part in zip(("inputs", "outputs"), parts):
+        lines += part or ([title] if where is None else [])
+    return "\n".join([*lines, *(line for part in parts[2:] for line in part)])
 
 
-def _reshards(reshards: Sequence[Reshard]) -> list[str]:
-    """Those that move the most bytes first; those that differ in nothing but the value share a line."""
-    groups: dict[str, list[Reshard]] = {}
-    for reshard in reshards:
-        groups.setdefault(reshard.text("_"), []).append(reshard)
-    ordered = sorted(groups.values(), key=lambda group: -len(group) * group[0].bytes_per_device * (group[0].trips or 1))
-    lines: list[str] = []
-    for group in ordered[:RESHARDS_SHOWN]:
-        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        lines.append("  " + group[0].text(group[0].value + more))
-    left = sum(map(len, ordered[RESHARDS_SHOWN:]))
-    return [*lines, f"  ... and {left} more reshards"] if left else lines
+def _leaf(plan: Plan, value: PlannedValue, held: Value | None = None) -> Node:
+    # A PRNG key is held as numbers, of which it has several.
+    type_ = held.type if held is not None and held.type.rank > value.type.rank else value.type
+    size = local_bytes(type_, value.sharding, plan.program.meshes)
+    return Node("", typed(value.type, value.sharding), size, replicated=bool(value.shape) and is_replicated(value.sharding))
 
 
-def _findings(findings: Sequence[Finding]) -> list[str]:
-    lines = [f"  {finding}" for finding in findings if finding.severity != "info"]
-    notes: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.severity == "info":
-            notes.setdefault(finding.kind, []).append(finding)
-    for kind, group in notes.items():
-        lines += [f"  {finding}" for finding in group[:NOTES_SHOWN]]
-        if len(group) > NOTES_SHOWN:
-            lines.append(f"  ... and {len(group) - NOTES_SHOWN} more notes of kind {kind}")
-    return lines
+def _by_path(
+    title: str, plan: Plan, values: Sequence[Held], depth: int | None, limit: int | None, seen: dict[tuple[Node, ...], str]
+) -> list[str]:
+    """The leaves of arguments or results."""
+    if not values:
+        return []
+    nodes = tree_of([(components_of(value.path), _leaf(plan, value, held)) for value, held in values], depth)
+    size = sum(node.bytes * node.times for node in nodes)
+    head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(size)} on each device"
+    return [head, *written(fitted(repeated(joined(nodes), seen) if limit is not None else joined(nodes), limit))]
 
 
-def _table(title: str, values: Sequence[PlannedValue]) -> list[str]:
-    width = max((len(value.path) for value in values), default=0)
-    return [title, *(f"  {value.path:<{width}}  {typed(value.type, value.sharding)}" for value in values)]
-
-
-def _by_line(values: Iterable[PlannedValue]) -> list[str]:
-    """Groups of equal primitives and types per source line; lines in order of file and number, values in program order."""
-    groups: dict[tuple[str, int], dict[tuple[str, str], int]] = {}
+def _by_module(plan: Plan, values: Sequence[PlannedValue], depth: int | None, limit: int | None) -> list[str]:
+    """Groups of equal primitives and types per source line, lines below their module."""
+    if not values:
+        return []
+    groups: dict[tuple[str, tuple[str, int]], dict[tuple[str, str], list[Node]]] = {}
+    leaves: dict[tuple[object, object], Node] = {}
     for value in values:
-        file, _, line = value.location.rpartition(":")
-        place = (file, int(line)) if line.isdigit() else ("", 0)
-        counts = groups.setdefault(place, {})
-        key = (value.primitive, typed(value.type, value.sharding))
-        counts[key] = counts.get(key, 0) + 1
-    lines = ["values"] if groups else []
-    for (file, line), counts in sorted(groups.items()):
-        lines.append(f"  {file.rpartition('/')[2]}:{line}" if file else "  (no source line)")
-        width = max(len(primitive) for primitive, _ in counts)
-        lines += [f"    {primitive:<{width}}  {text}" + (f"  x{n}" if n > 1 else "") for (primitive, text), n in counts.items()]
+        key = (value.type, value.sharding)
+        leaf = leaves.get(key)
+        if leaf is None:
+            leaf = leaves[key] = _leaf(plan, value)
+        group = groups.setdefault((value.module, _place(value)), {})
+        group.setdefault((value.primitive, leaf.text), []).append(leaf)
+    first = {module: i for i, module in reversed(list(enumerate(module for module, _ in groups)))}
+    ordered = sorted(groups.items(), key=lambda entry: (first[entry[0][0]], entry[0][1]))
+    found: list[tuple[list[str], Node]] = []
+    for (module, (file, line)), rows in ordered:
+        labels = [*(f"{name}/" for name in module.split("/") if name), f"{file.rpartition('/')[2]}:{line}" if file else "(no source line)"]
+        for (primitive, _), equal in rows.items():
+            leaf = equal[0]
+            found.append(([*labels, primitive], Node("", leaf.text, leaf.bytes, 1, len(equal), leaf.replicated)))
+    nodes = tree_of(found, depth, lambda label: label.endswith("/"))
+    head = f"values  {_counted(len(values), 'array')} on {_counted(len({key[1] for key in groups}), 'source line')}"
+    return [head, *written(fitted(_named(nodes), limit, each=True), lambda node: "")]
+
+
+def _place(value: PlannedValue) -> tuple[str, int]:
+    file, _, line = value.location.rpartition(":")
+    return (file, int(line)) if line.isdigit() else ("", 0)
+
+
+def _named(nodes: Sequence[Node]) -> list[Node]:
+    """Modules that hold only one module, as one; lines keep a line of their own."""
+    out = []
+    for node in nodes:
+        children = _named(node.children)
+        while len(children) == 1 and children[0].children and node.label.endswith("/") and children[0].label.endswith("/"):
+            only = children[0]
+            node = Node(node.label + only.label, "", only.bytes, only.count, node.times * only.times, children=only.children)
+            children = list(only.children)
+        out.append(Node(node.label, node.text, node.bytes, node.count, node.times, node.replicated, tuple(children)))
+    return out
+
+
+def _findings(findings: Sequence[Finding], limit: int | None, width: int) -> list[str]:
+    """Errors and warnings, then notes, of which few of each kind are listed; those that are the same in every layer are one."""
+    if not findings:
+        return []
+    counts = [
+        (name, sum(f.severity == severity for f in findings))
+        for severity, name in (("error", "error"), ("warning", "warning"), ("info", "note"))
+    ]
+    lines = ["findings  " + ", ".join(_counted(n, name) for name, n in counts if n)]
+    notes: dict[str, list[Alike]] = {}
+    grave: list[Alike] = []
+    for group in alike(findings):
+        if group.first.severity == "info":
+            notes.setdefault(group.first.kind, []).append(group)
+        else:
+            grave.append(group)
+    kept = grave if limit is None else grave[:limit]
+    for group in kept:
+        lines += _finding(group, width)
+    if len(grave) > len(kept):
+        lines.append(f"  ... and {sum(group.count for group in grave[len(kept) :]):,} more, all in plan.findings")
+    for kind, groups in notes.items():
+        shown = groups if limit is None else groups[:NOTES_SHOWN]
+        for group in shown:
+            lines += _finding(group, width)
+        left = sum(group.count for group in groups[len(shown) :])
+        if left:
+            lines.append(f"  ... and {left:,} more notes of kind {kind}")
     return lines
+
+
+def _finding(group: Alike, width: int) -> list[str]:
+    finding = group.first
+    where = ", ".join(part for part in (group.path, finding.location.rpartition("/")[2]) if part)
+    text = f"{finding.severity}: {finding.kind}: {finding.message}" + (f" [{where}]" if where else "")
+    lines = textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    if finding.fix:
+        fix = f"fix: {finding.fix}"
+        lines += textwrap.wrap(
+            fix, width, initial_indent="    ", subsequent_indent="         ", break_long_words=False, break_on_hyphens=False
+        )
+    return lines
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

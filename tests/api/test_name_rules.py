@@ -77,3 +77,9 @@ def test_a_rule_that_does_not_fit_names_itself():
 
 def test_rules_as_a_mapping():
     assert plan({"embed": P("fsdp")}).as_text() == plan([("embed", P("fsdp"))]).as_text()
+
+
+def test_a_pattern_that_matches_nothing_is_shown_one_that_would():
+    p = plan([("layers/*/kernal", P("fsdp", "tp"))])
+    (finding,) = [f for f in p.findings if f.kind == "unused-rule"]
+    assert finding.fix == "drop it, or write a pattern for the end of a path, such as 'layers/0/kernel'"

@@ -116,7 +116,7 @@ def test_why_not(kind):
     assert f"is not reused: {entry.reason}" in str(entry)
     (finding,) = plan.findings
     assert (finding.kind, finding.severity, finding.path) == ("refused-donation", "warning", path)
-    assert entry.fix in finding.message
+    assert (finding.fix, finding.bytes) == (entry.fix, entry.bytes_per_device)
     assert "do not donate" in entry.fix
     assert "test_donation_entries.py" in finding.location
     with pytest.raises(PlanError, match="refused-donation"):

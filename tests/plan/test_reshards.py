@@ -48,7 +48,7 @@ def line(fun, offset=1) -> str:
 def test_nothing_moves() -> None:
     plan = planned(lambda w, x: jnp.tanh(x @ w), W, X, shardings=(P(None, "model"), P("data")))
     assert plan.reshards == ()
-    assert "reshards" not in plan.as_text().splitlines()
+    assert "\nreshards" not in plan.as_text()
 
 
 def test_a_sharded_contraction_is_an_all_reduce() -> None:
@@ -203,7 +203,7 @@ def test_text_puts_the_largest_first_and_counts_the_rest() -> None:
         return x @ w
 
     text = planned(many, W, X, shardings=(P("model"), P("data", "model"))).as_text(values=False)
-    assert f"  {line(many)}  reduction in dot_general over model" in text
+    assert f"  {line(many)}  %" in text
     assert " and 2 more float32" in text
 
     source = (
@@ -216,9 +216,9 @@ def test_text_puts_the_largest_first_and_counts_the_rest() -> None:
     exec(compile(source, "wide.py", "exec"), names)
     sizes = [f32(8, 8 * (i + 1)) for i in range(23)]
     lines = planned(names["wide"], *sizes, shardings=P("data")).as_text(values=False).splitlines()
-    start = lines.index("reshards")
+    start = next(i for i, text in enumerate(lines) if text.startswith("reshards  23, which bring "))
     assert len(lines) - start == 22
-    assert lines[-1] == "  ... and 3 more reshards"
+    assert lines[-1].startswith("  ... and 3 more reshards, of ")
 
 
 def test_bytes() -> None:

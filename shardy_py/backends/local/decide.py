@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -76,7 +75,6 @@ def decide(
     linear: tuple[tuple[int, ...], ...],
     moved: Callable[[Sequence[int]], int] | None,
     weight: float,
-    strict: bool = False,
 ) -> tuple[Decision, ...]:
     """Several proposals, the cheapest first: what each operand or result has, alone and completed by the others.
 
@@ -90,13 +88,16 @@ def decide(
         linear: See `Form`.
         moved: See `Form`.
         weight: See `Form`.
-        strict: Whether only to try what the results say, completed by the operands.
     """
     setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
     rated: list[tuple[tuple[float, float], Decision]] = []
+    every = setting.axes
     for waiting, group in setting.delays(linear):
-        for axes in itertools.islice(setting.proposals(waiting), 1 if strict else None):
-            rated.append(setting.rate(axes, waiting, group))
+        for axes in setting.proposals(waiting):
+            found = setting.rate(axes, waiting, group)
+            if found[1].cost == found[1].work and len(waiting) + sum(map(len, axes)) == every:
+                return (found[1],)  # nothing moves, and no other way has less to compute
+            rated.append(found)
     return tuple(decision for _, decision in sorted(rated, key=lambda one: one[0])[:KEPT])
 
 
@@ -110,6 +111,12 @@ class _Setting:
     uneven: frozenset[int]
     moved: Callable[[Sequence[int]], int] | None
     weight: float
+
+    @property
+    def axes(self) -> int:
+        """How many axes any of the tensors is cut over, or waits for."""
+        tensors = (*self.operands, *self.results)
+        return len({a.name for t in tensors for v in t.versions or () for a in (*v.unreduced, *(a for d in v.dims for a in d.axes))})
 
     def delays(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The sums that may go on waiting: axes and the operands that wait for them."""

@@ -34,7 +34,7 @@ def dynamic_slice(equation: Equation) -> Form | None:
         lengths = [out[d] if d in cuts else x.shape[d] for d in rank]
         split = [d for d in cuts if local.names(d)]
         if not split:
-            return [lax.dynamic_slice(x, at, lengths)]
+            return [lax.dynamic_slice(x, at, lengths, allow_negative_indices=False)]
         begins = list(at)
         shifts: dict[int, Array] = {}
         for d in split:
@@ -42,7 +42,7 @@ def dynamic_slice(equation: Equation) -> Form | None:
             mine = at[d] - local.index(d) * x.shape[d]
             begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
             shifts[d] = begins[d] - mine
-        part = lax.dynamic_slice(x, [jnp.int32(b) for b in begins], lengths)
+        part = lax.dynamic_slice(x, [jnp.int32(b) for b in begins], lengths, allow_negative_indices=False)
         room = [out[d] if d in cuts else part.shape[d] for d in rank]
         for d in split:
             position = lax.broadcasted_iota(jnp.int32, part.shape, d) + shifts[d]
@@ -51,7 +51,7 @@ def dynamic_slice(equation: Equation) -> Form | None:
             return [part]
         wide = lax.pad(part, jnp.zeros((), dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
         moved = [jnp.clip(room[d] - shifts[d], 0, room[d] + lengths[d]) if d in split else 0 for d in rank]
-        return [lax.dynamic_slice(wide, [jnp.int32(b) for b in moved], room)]
+        return [lax.dynamic_slice(wide, [jnp.int32(b) for b in moved], room, allow_negative_indices=False)]
 
     rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts, whole=[result[d] for d in cuts])
     combine = "or" if dtype == jnp.bool_ else "add"
@@ -76,7 +76,7 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         at = [_clamped(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
         split = [d for d in cuts if local.names(d)]
         if not split:
-            return [lax.dynamic_update_slice(x, new, at)]
+            return [lax.dynamic_update_slice(x, new, at, allow_negative_indices=False)]
         begins, lengths = list(at), list(new.shape)
         shifts: dict[int, Array] = {}
         for d in split:
@@ -85,7 +85,7 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
             begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
             shifts[d] = begins[d] - mine
         begins = [jnp.int32(b) for b in begins]
-        old = lax.dynamic_slice(x, begins, lengths)
+        old = lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False)
         inside = None
         for d in split:
             position = lax.broadcasted_iota(jnp.int32, old.shape, d) + shifts[d]
@@ -96,9 +96,9 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
             room = [lengths[d] if d in moving else 0 for d in rank]
             wide = lax.pad(new, jnp.zeros((), new.dtype), [(room[d], room[d], 0) for d in rank])
             first = [jnp.clip(shifts[d] + room[d], 0, update[d] + room[d]) if d in moving else 0 for d in rank]
-            new = lax.dynamic_slice(wide, [jnp.int32(f) for f in first], lengths)
+            new = lax.dynamic_slice(wide, [jnp.int32(f) for f in first], lengths, allow_negative_indices=False)
         assert inside is not None
-        return [lax.dynamic_update_slice(x, lax.select(inside, new, old), begins)]
+        return [lax.dynamic_update_slice(x, lax.select(inside, new, old), begins, allow_negative_indices=False)]
 
     rule = make_rule(sizes, [rank, given, *[()] * len(scalars)], [rank], whole=[given[d] for d in cuts])
     return Form(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)

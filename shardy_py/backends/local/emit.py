@@ -52,7 +52,7 @@ def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str
     k, d = ways(move.axes, mesh), move.dim
     size = block(shape[d], ways(move.after.dims[d].axes, mesh))
     x = _padded(x, d, k * size)
-    return lax.dynamic_slice_in_dim(x, lax.axis_index(names(move.axes)) * size, size, axis=d)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(names(move.axes)) * size, size, axis=d, allow_negative_indices=False)
 
 
 def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:

@@ -33,10 +33,11 @@ class Equation:
         result_shapes: Global shapes of its results.
         result_dtypes: Their element types.
         used: Which of its results anything uses, as far as is known.
+        is_empty: Whether no result has elements, PRNG keys aside, and nothing else happens.
         known: What was found out about it, for whoever reads it again.
     """
 
-    __slots__ = ("dtypes", "eqn", "known", "name", "params", "result_dtypes", "result_shapes", "shapes", "used")
+    __slots__ = ("dtypes", "eqn", "is_empty", "known", "name", "params", "result_dtypes", "result_shapes", "shapes", "used")
 
     def __init__(self, eqn: JaxprEqn, used: Sequence[bool] | None = None) -> None:
         self.eqn = eqn
@@ -47,6 +48,7 @@ class Equation:
         self.result_shapes: list[tuple[int, ...]] = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
         self.result_dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
         self.used: tuple[bool, ...] = (True,) * len(eqn.outvars) if used is None else tuple(used)
+        self.is_empty = not (eqn.effects or any(map(math.prod, self.result_shapes)) or any(map(is_key, self.result_dtypes)))
         self.known: dict[Any, Any] = {}
 
 

@@ -216,9 +216,9 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange
             counts[piece.target] = piece.length
         place = of_device(at, index)
         if any(count != slot.length for count in counts):
-            old = lax.dynamic_slice_in_dim(out, place, slot.length, axis=dim)
+            old = lax.dynamic_slice_in_dim(out, place, slot.length, axis=dim, allow_negative_indices=False)
             part = lax.select(lax.broadcasted_iota(jnp.int32, part.shape, dim) < of_device(counts, index), part, old)
-        out = lax.dynamic_update_slice_in_dim(out, part, place, axis=dim)
+        out = lax.dynamic_update_slice_in_dim(out, part, place, axis=dim, allow_negative_indices=False)
     return lax.slice_in_dim(out, 0, plan.length, axis=dim)
 
 
@@ -246,7 +246,7 @@ def of_device(values: Sequence[int | None], index: Array) -> Array:
     if not rest and all(v == v0 + (i - i0) * step for i, v in given):
         return index * step + (v0 - i0 * step)
     table = np.array([v or 0 for v in values], np.int32)
-    return lax.dynamic_index_in_dim(jnp.asarray(table), index, keepdims=False)
+    return lax.dynamic_index_in_dim(jnp.asarray(table), index, keepdims=False, allow_negative_indices=False)
 
 
 def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:
@@ -261,7 +261,7 @@ def sliced(x: Array, dim: int, start: Array, length: int) -> Array:
     """A range of a dimension that lies within it."""
     if isinstance(start, int):
         return lax.slice_in_dim(x, start, start + length, axis=dim) if (start, length) != (0, x.shape[dim]) else x
-    return lax.dynamic_slice_in_dim(x, start, length, axis=dim)
+    return lax.dynamic_slice_in_dim(x, start, length, axis=dim, allow_negative_indices=False)
 
 
 def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:

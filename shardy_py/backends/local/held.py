@@ -88,6 +88,20 @@ class Held:
         """How often it is moved each time that what is looked at runs."""
         return self.trips / self.region.trips
 
+    @property
+    def state(self) -> tuple[tuple[Layout, ...] | None, bool, float]:
+        """What an equation goes by that uses it.
+
+        The layouts it is at hand in, None where any can be had; whether its sums may go on waiting behind its user, which is the only one
+        and finds them not added up; how often it is moved.
+        """
+        if self.remake is not None:
+            return None, False, self.often
+        versions = tuple(self.versions)
+        passes = self.uses == 1 and len(versions) == 1 and bool(versions[0].unreduced)
+        trips = self.region.trips
+        return versions, passes, 1.0 if trips == self.trips else self.trips / trips
+
     def price(self, target: Layout) -> int:
         """Bytes a device would receive to have it in a layout."""
         if target in self.versions or self.remake is not None:
@@ -97,11 +111,11 @@ class Held:
     def get(self, target: Layout) -> Array:
         """This device's part in a layout; what is moved is kept for the next use."""
         self.asked[target] = None
-        if target in self.versions:
-            return self.versions[target]
+        versions = self.versions
+        if target in versions:
+            return versions[target]
         region = self.region
-        prices = [(self._price(version, target), i, version) for i, version in enumerate(self.versions)]
-        best = min(prices, default=None)
+        best = min([(self._price(version, target), i, version) for i, version in enumerate(versions)], default=None)
         if self.remake is not None and (best is None or best[0] > 0):
             made = self.remake(target)
         else:

@@ -29,9 +29,7 @@ def _body_layouts(walker: Walker, variables: Sequence[Any], scope: Scope | None)
     return out
 
 
-def _carried(
-    walker: Walker, first: Sequence[Held], variables: Sequence[Any], results: Sequence[Any], scope: Scope | None
-) -> list[Layout]:
+def _carried(walker: Walker, first: Sequence[Held], variables: Sequence[Any], results: Sequence[Any], scope: Scope | None) -> list[Layout]:
     """Where what a loop carries lies: as planned, or where a walk before had it on either end of a trip if fewer bytes move so.
 
     A first walk that goes forward carries values as they come.

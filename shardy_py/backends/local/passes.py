@@ -11,6 +11,7 @@ from shardy_py.backends.local.carries import without_idle_carries
 from shardy_py.backends.local.combine import combined
 from shardy_py.backends.local.hoist import hoisted, summed_late
 from shardy_py.backends.local.tidy import tidied
+from shardy_py.backends.local.transposed_products import transposed_products
 from shardy_py.backends.local.unroll import unrolled
 
 PACKED = 8
@@ -25,7 +26,8 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of the region.
         sizes: Its axes.
     """
-    jaxpr = tidied(without_idle_carries(tidied(unrolled(jaxpr, sizes)), sizes))
+    jaxpr = transposed_products(tidied(unrolled(jaxpr, sizes)))
+    jaxpr = tidied(without_idle_carries(jaxpr, sizes))
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
     return combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)
 

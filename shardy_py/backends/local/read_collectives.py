@@ -12,6 +12,7 @@ from shardy_py.backends.local.tidy import BODIES
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.plan.collectives import Collective
+from shardy_py.plan.modules import module_path
 
 KINDS: Mapping[str, str] = {
     "all_gather": "all_gather",
@@ -39,16 +40,16 @@ def read_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling 
         sizes: The axes of the regions' mesh.
         spelling: How to write axes that are parts of the user's; by default as they are.
     """
-    return tuple(_read(jaxpr, 1, sizes, spelling or {}))
+    return tuple(_read(jaxpr, 1, sizes, spelling or {}, ""))
 
 
-def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling) -> Iterator[Collective]:
+def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, around: str) -> Iterator[Collective]:
     made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         kind = KINDS.get(name)
         if kind is not None:
-            yield from _entries(eqn, kind, trips, sizes, spelling, made)
+            yield from _entries(eqn, kind, trips, sizes, spelling, made, around)
             continue
         within = trips
         if name == "scan":
@@ -57,11 +58,11 @@ def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: S
             within = None
         if name in BODIES or name == "shard_map":
             for _, _, body in bodies(eqn):
-                yield from _read(open_jaxpr(body), within, sizes, spelling)
+                yield from _read(open_jaxpr(body), within, sizes, spelling, _module(eqn, around))
 
 
 def _entries(
-    eqn: JaxprEqn, kind: str, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, made: Mapping[Any, JaxprEqn]
+    eqn: JaxprEqn, kind: str, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, made: Mapping[Any, JaxprEqn], around: str
 ) -> Iterator[Collective]:
     axes = _axes(eqn)
     groups = eqn.params.get("axis_index_groups")
@@ -70,6 +71,7 @@ def _entries(
         return
     place = locate(eqn.source_info)
     where = f"{place.file}:{place.line}" if place is not None else ""
+    module = _module(eqn, around)
     for v in eqn.invars:
         aval: Any = v.aval
         producer = None if isinstance(v, Literal) else made.get(v)
@@ -84,7 +86,13 @@ def _entries(
             "" if producer is None else producer.primitive.name,
             eqn.primitive.name,
             where,
+            module,
         )
+
+
+def _module(eqn: JaxprEqn, around: str) -> str:
+    """The module of an equation, given that of the one whose body it stands in."""
+    return module_path(str(eqn.source_info.name_stack), around)
 
 
 def _axes(eqn: JaxprEqn) -> tuple[str, ...]:

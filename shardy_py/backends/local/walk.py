@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jax import lax
@@ -39,7 +38,6 @@ class Start(enum.Enum):
 
     PLAN = "what moves the fewest bytes between its operands and its planned results"
     FORWARD = "what moves the fewest bytes of its operands"
-    STRICT = "the planned sharding of its results"
 
 
 class Reading:
@@ -67,9 +65,10 @@ class Reading:
 
     def form(self, equation: Equation) -> Form | None:
         """The form of an equation; None where it has to run whole."""
-        if "form" not in equation.known:
-            equation.known["form"] = self._form(equation)
-        return equation.known["form"]
+        known = equation.known
+        if "form" not in known:
+            known["form"] = self._form(equation)
+        return known["form"]
 
     def _form(self, equation: Equation) -> Form | None:
         build = self.forms.get(equation.name)
@@ -177,16 +176,23 @@ class Walker:
             env[v] = held
 
         def read(v: Any) -> Held:
-            return self.constant(v.val, v.aval) if isinstance(v, Literal) else env[v]
+            return self.constant(_plain(v), v.aval) if isinstance(v, Literal) else env[v]
 
+        dry, handlers, where = self.region.dry, self.reading.handlers, id(scope)
         for index, eqn in enumerate(jaxpr.eqns):
-            with self.place(eqn):
-                made = self.equation(eqn, index, [read(v) for v in eqn.invars], scope)
+            operands = [read(v) for v in eqn.invars]
+            if not dry:
+                with self.place(eqn):
+                    made = self.equation(eqn, index, operands, scope)
+            elif eqn.primitive.name in handlers:
+                made = self.equation(eqn, index, operands, scope)
+            else:
+                made = self.formed(self.reading.equation(eqn), operands, scope)
             for v, held in zip(eqn.outvars, made, strict=True):
                 held.uses = uses.get(v, 0) if held.uses < 2 else 2
                 env[v] = held
                 if scope is not None:
-                    self.made[id(scope), v] = held
+                    self.made[where, v] = held
         return [read(v) for v in jaxpr.outvars]
 
     def place(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
@@ -207,7 +213,7 @@ class Walker:
     def formed(self, equation: Equation, operands: list[Held], scope: Scope | None, form: Form | None = None) -> list[Held]:
         """Runs one equation by a form, its primitive's where none is given."""
         eqn = equation.eqn
-        if _is_empty(equation):
+        if equation.is_empty:
             return [self._empty(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
         form = self.reading.form(equation) if form is None else form
         if form is None:
@@ -215,20 +221,24 @@ class Walker:
         if self._is_remakable(equation, form, operands):
             return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
         form, decision = self.decide(equation, form, operands, scope)
+        shapes, dtypes = equation.result_shapes, equation.result_dtypes
+        region = self.region
+        if region.dry:
+            spent = region.spent
+            for held, at in zip(operands, decision.operands, strict=True):
+                held.get(at)
+            region.spent += decision.inside * region.trips
+            region.work += decision.work * region.trips
+            if region.spent > spent:
+                self.charges[id(scope), id(eqn)] = region.spent - spent
+            return [self.hold(None, at, s, d) for at, s, d in zip(decision.results, shapes, dtypes, strict=True)]
         if not any(decision.axes) and any(form.rule.factor_sizes[f] > 1 for f in form.rule.need_replication):
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
             self.gathers(eqn, operands, "runs-whole", *why, severity="info")
-        spent = self.region.spent
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
-        if self.region.dry:
-            self.region.spend(decision.inside)
-            self.region.work += decision.work * self.region.trips
-            if self.region.spent > spent:
-                self.charges[id(scope), id(eqn)] = self.region.spent - spent
         made = self.run(equation, form, decision.axes, arrays)
-        if decision.reduced and not self.region.dry:
-            made = [all_reduce(x, in_mesh_order(decision.reduced, self.mesh), form.combine, self.region.platform) for x in made]
-        shapes, dtypes = equation.result_shapes, equation.result_dtypes
+        if decision.reduced:
+            made = [all_reduce(x, in_mesh_order(decision.reduced, self.mesh), form.combine, region.platform) for x in made]
         return [self.hold(x, at, s, d) for x, at, s, d in zip(made, decision.results, shapes, dtypes, strict=True)]
 
     def run(self, equation: Equation, form: Form, axes: Sequence[Any], arrays: list[Array]) -> list[Array]:
@@ -239,27 +249,22 @@ class Walker:
 
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""
-        has = tuple([FREE if held.remake is not None else tuple(held.versions) for held in operands])
-        passes = tuple([self.passes(held) for held in operands])
-        often = tuple([held.often for held in operands])
+        has = tuple([held.state for held in operands])
         wanted = tuple([self.asked(v, scope) if used else () for v, used in zip(equation.eqn.outvars, equation.used, strict=True)])
-        strict = self.start is Start.STRICT and not self.before
-        key = (id(form), has, passes, often, wanted, strict)
+        key = (id(form), has, wanted)
         found = equation.known.get(key)
         if found is None:
-            tensors = tuple(map(Tensor, equation.shapes, map(bits_of, equation.dtypes), has, passes, often))
+            tensors = tuple([Tensor(s, bits_of(d), *state) for s, d, state in zip(equation.shapes, equation.dtypes, has, strict=True)])
             results = tuple(map(Tensor, equation.result_shapes, map(bits_of, equation.result_dtypes), wanted))
-            found = equation.known[key] = self._ways(form, tensors, results, strict)
-        return found[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(found) - 1)]
+            found = equation.known[key] = self._ways(form, tensors, results)
+        return found[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(found) - 1)] if self.ranks else found[0]
 
-    def _ways(self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], strict: bool) -> list[tuple[Form, Decision]]:
+    def _ways(self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> list[tuple[Form, Decision]]:
         """Ways to run an equation, the cheapest first."""
         found = [
             (way, decision)
             for way in (form, *form.alternatives)
-            for decision in decide(
-                way.rule, operands, results, self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight, strict
-            )
+            for decision in decide(way.rule, operands, results, self.mesh, way.combine, way.uneven, way.linear, way.moved, way.weight)
         ]
         return sorted(found, key=lambda one: one[1].cost)
 
@@ -270,10 +275,6 @@ class Walker:
             return tuple(known.asked)
         planned = None if self.start is Start.FORWARD else self.planned(v, scope)
         return FREE if planned is None else (planned,)
-
-    def passes(self, held: Held) -> bool:
-        """Whether sums of a value may go on waiting behind its user: the only user, and nobody has added them up."""
-        return held.uses == 1 and len(held.versions) == 1 and bool(next(iter(held.versions)).unreduced)
 
     def planned(self, v: Any, scope: Scope | None) -> Layout | None:
         """The layout that the plan gives a variable; None where it gives none."""
@@ -297,8 +298,8 @@ class Walker:
         """Finds that an equation brings whole operands to every device, if it does."""
         price = 0 if self.region.dry else sum(held.price(replicated(held.rank)) for held in operands)
         if price:
-            message = f"{why}, which brings {format_bytes(price)} to each; {fix}"
-            self.findings.append(Finding(kind, message, location=str(locate(eqn.source_info) or ""), severity=severity))
+            message, where = f"{why}, which brings {format_bytes(price)} to each", locate(eqn.source_info)
+            self.findings.append(Finding(kind, message, "", "" if where is None else where.place, severity, price, fix))
 
     def unknown(self, eqn: JaxprEqn, operands: Sequence[Held], scope: Scope | None) -> list[Held]:
         """In a dry run, an equation whose handler cannot be run dry: whole operands, results as planned."""
@@ -323,9 +324,10 @@ class Walker:
         return held
 
     def _is_remakable(self, equation: Equation, form: Form, operands: Sequence[Held]) -> bool:
-        if equation.eqn.effects or form.rule.reduction or form.moved is not None or not any(equation.result_shapes):
-            return False
-        return all(held.remake is not None or (held.rank == 0 and not next(iter(held.versions)).unreduced) for held in operands)
+        for held in operands:
+            if held.remake is None and (held.shape or next(iter(held.versions)).unreduced):
+                return False
+        return not (equation.eqn.effects or form.rule.reduction or form.moved is not None or not any(equation.result_shapes))
 
     def _remakable(self, equation: Equation, form: Form, operands: Sequence[Held], i: int) -> Held:
         """A result that is computed where it is needed, in the layout in which it is needed."""
@@ -368,11 +370,13 @@ class Walker:
 _NOWHERE = contextlib.nullcontext()
 
 
-def _is_empty(equation: Equation) -> bool:
-    """Whether no result has elements; PRNG keys aside."""
-    if any(map(math.prod, equation.result_shapes)) or equation.eqn.effects:
-        return False
-    return all(isinstance(dtype, np.dtype) for dtype in equation.result_dtypes)
+def _plain(v: Literal) -> Any:
+    """The value of a literal that does not remember the mesh it was traced under, which JAX would have it cast from at every use."""
+    value, aval = v.val, cast(Any, v.aval)
+    if not isinstance(value, np.ndarray) and not hasattr(value, "__array__"):
+        return value
+    plain = np.asarray(value)
+    return value if aval.weak_type or plain.dtype != aval.dtype else plain
 
 
 def _literal(v: Any) -> Any:

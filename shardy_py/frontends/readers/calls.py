@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends.inline import named_computation
+from shardy_py.frontends.locations import Within
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
 from shardy_py.ir import Block, Op, Value
@@ -97,9 +98,18 @@ _JAXPR_PARAMETERS = ("call_jaxpr", "call", "callee", "fwd_jaxpr", "jaxpr")
 def inlined(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_custom_jvp_vjp_call_lowering` and primitives whose lowering evaluates their jaxpr: the ops stand in the caller."""
     jaxpr = next(eqn.params[name] for name in _JAXPR_PARAMETERS if name in eqn.params)
-    results, inner = importer.body(jaxpr, importer.read(eqn, scope, block), block)
+    operands = importer.read(eqn, scope, block)
+    start = len(block.ops)
+    results, inner = importer.body(jaxpr, operands, block)
+    _place(block.ops[start:], eqn)
     scope.children[index] = [inner]
     bind(eqn, scope, results)
+
+
+def _place(ops: Sequence[Op], eqn: JaxprEqn) -> None:
+    """Notes that ops stand where an equation stood."""
+    for op in ops:
+        op.location = eqn.source_info if op.location is None else Within(op.location, eqn.source_info)
 
 
 def linear_solve(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -126,7 +136,9 @@ def remat(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Bl
         results = barrier(importer, behind, eqn, block).results
         fresh = iter([importer.explicit(v, a, block, eqn) for v, a in zip(results, avals)] if importer.typed else results)
         operands = [next(fresh) if g else v for v, g in zip(operands, guarded)]
+    start = len(block.ops)
     results, inner = importer.body(params["jaxpr"], operands, block)
+    _place(block.ops[start:], eqn)
     scope.children[index] = [inner]
     bind(eqn, scope, results)
 

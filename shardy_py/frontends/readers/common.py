@@ -30,6 +30,10 @@ def barrier(importer: Importer, values: Sequence[Value], eqn: JaxprEqn, block: B
     return importer.append(op, block)
 
 
+RULE_FIX = 'say how it propagates: @sp.sharding_rule("b i, i o -> b o"), or like= a function of JAX'
+"""What to do about an op without a rule."""
+
+
 def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: JaxprEqn, scope: Scope, block: Block, reason: str = "") -> None:
     """Appends one op with all operands and results of an equation, and a finding where no rule is known for it.
 
@@ -51,4 +55,4 @@ def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: Jaxpr
     if op.rule is not None or is_known(name, target):
         return
     reason = reason or f"becomes {f'the custom call {target!r}' if target else f'the op {name!r}'}, for which no rule is known."
-    importer.report("no-rule", eqn, f"'{eqn.primitive.name}' {reason} Shardings stop there.")
+    importer.report("no-rule", eqn, f"'{eqn.primitive.name}' {reason} Shardings stop there.", RULE_FIX)

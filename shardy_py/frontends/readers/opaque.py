@@ -55,7 +55,7 @@ def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Sc
         op.rule, op.rule_known = rule, True
     importer.append(op, block)
     if rule is None:
-        importer.report("no-rule", eqn, "custom_partitioning without sharding_rule: shardings stop there; give it a sharding_rule.")
+        importer.report("no-rule", eqn, "custom_partitioning without sharding_rule: shardings stop there.", "give it a sharding_rule")
     bind(eqn, scope, op.results)
 
 

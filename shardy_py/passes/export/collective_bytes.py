@@ -35,13 +35,14 @@ def received(kind: str, group: int, before: int, after: int) -> int:
 
 
 def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
-    """Bytes of the largest piece of a tensor that a device has."""
+    """Bytes of the largest piece of a tensor that a device has; all of it on the only device that a maximal sharding names."""
     if not isinstance(type_, TensorType):
         return 0
     shape = type_.shape
     if sharding is not None:
         mesh = sharding.mesh_in(meshes)
-        shape = tuple(-(-n // math.prod(a.size_in(mesh) for a in d.axes)) for n, d in zip(shape, sharding.dims, strict=False))
+        cut = (-(-n // math.prod(a.size_in(mesh) for a in d.axes)) for n, d in zip(shape, sharding.dims, strict=False))
+        shape = (*cut, *shape[sharding.rank :])  # a maximal sharding has no dimensions
     return -(-math.prod(shape) * element_bits(type_.dtype) // 8)
 
 

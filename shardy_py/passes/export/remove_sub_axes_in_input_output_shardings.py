@@ -8,7 +8,8 @@ from shardy_py.passes.walk import Record, entry_function
 
 NAME = "sdy-remove-sub-axes-in-input-output-shardings"
 
-_WHY = "an open dimension of an input or output does not keep parts of axes"
+REASON = "an open dimension of an input or output does not keep parts of axes"
+"""What the record says of a sharding that changes."""
 
 
 def run(program: Program, *, record: Record | None = None, **_: object) -> None:
@@ -27,11 +28,11 @@ def run(program: Program, *, record: Record | None = None, **_: object) -> None:
         old = argument.sharding
         argument.sharding = without_sub_axes(old)
         if argument.sharding is not old and record is not None:
-            record(argument, old, argument.sharding, _WHY, None)
+            record(argument, old, argument.sharding, REASON, None)
     for i, old in enumerate(main.result_shardings):
         new = main.result_shardings[i] = without_sub_axes(old)
         if new is not old and record is not None:
-            record(main.body.ops[-1].operands[i], old, new, _WHY, main.body.ops[-1])
+            record(main.body.ops[-1].operands[i], old, new, REASON, main.body.ops[-1])
 
 
 def without_sub_axes(sharding: TensorSharding | None) -> TensorSharding | None:

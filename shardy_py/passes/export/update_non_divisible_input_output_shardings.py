@@ -11,7 +11,8 @@ from shardy_py.passes.walk import CALL, Record, ops_of
 
 NAME = "sdy-update-non-divisible-input-output-shardings"
 
-_WHY = "the size of the dimension is not a multiple of the number of shards"
+REASON = "the size of the dimension is not a multiple of the number of shards"
+"""What the record says of a sharding that changes."""
 
 
 def run(program: Program, *, record: Record | None = None, **_: object) -> None:
@@ -37,7 +38,7 @@ def run(program: Program, *, record: Record | None = None, **_: object) -> None:
             if new is not old:
                 function.result_shardings[i] = new
                 if record is not None:
-                    record(returned[i], old, new, _WHY, function.body.ops[-1])
+                    record(returned[i], old, new, REASON, function.body.ops[-1])
     for op in ops_of(program, (CALL, MANUAL_COMPUTATION)):
         if op.name == CALL:
             for result in op.results:
@@ -52,7 +53,7 @@ def _set(value: Value, new: TensorSharding | None, record: Record | None, op: Op
         return
     value.sharding = new
     if record is not None:
-        record(value, old, new, _WHY, op)
+        record(value, old, new, REASON, op)
 
 
 def _update_manual_computation(op: Op, update: _Update, record: Record | None) -> None:

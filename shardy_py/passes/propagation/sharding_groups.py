@@ -23,24 +23,29 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
     (`ShardingGroupMap` of the reference), with a warning.
     """
     members: dict[int, list[Value]] = {}
+    stated: dict[Value, Op] = {}
     for op in list(program.walk()):
         if op.name == "sdy.sharding_group":
             group = members.setdefault(op.attributes["group_id"], [])
             if op.operands[0] not in group:
                 group.append(op.operands[0])
+                stated[op.operands[0]] = op
     groups: dict[Holder, tuple[Value, ...]] = {}
     for group_id in sorted(members):
         group = members[group_id]
         known = [s for v in group if (s := dataflow.get_sharding(v)) is not None]
         given = [s for s in known if not (s.is_fully_open and s.is_fully_replicated)]
-        if any(s is not given[0] for s in given[1:]):
+        differ = any(s is not given[0] for s in given[1:])
+        if differ:
             different = ", ".join(map(str, dict.fromkeys(given)))
             message = (
                 f"sharding group {group_id} has members with different shardings: {different}; these stay, the group holds for the rest"
             )
             warnings.warn(ShardingGroupConflictWarning(message), stacklevel=2)
             group = [_cut(value, given[0].mesh) for value in group]
-        elif given:
+        elif log is not None:
+            log += (Step(v, s := dataflow.get_sharding(v), s, stated[v], tuple(group), (), "member", 0, -1) for v in group)
+        if given and not differ:
             for value in group:
                 held = dataflow.shardable_value(value)
                 if held is not None and held.sharding is not given[0]:

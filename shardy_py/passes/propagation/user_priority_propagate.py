@@ -43,6 +43,8 @@ def propagate(
     check_static_shapes(program)
     groups = sharding_groups(program, log)
     propagation = Propagation(program, groups=groups, conservative=conservative, log=log)
+    if log is not None:
+        log += (Step(held, held.sharding, held.sharding, None, (), (), "annotation", 0, -1) for held in _holders(propagation))
     references = _take_priorities(propagation, log) if user_priority else {}
     propagation.run(strategy, op_priority=op_priority)
     for priority in sorted(references):

@@ -1,0 +1,131 @@
+"""The arguments of a planned function as `jax.ShapeDtypeStruct`s with their planned shardings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardy_py.api.errors import MeshError, did_you_mean
+from shardy_py.api.meshes import AnyMesh, view_of
+from shardy_py.backends import named_shardings
+from shardy_py.errors import ShardyError
+from shardy_py.plan.plan import Plan
+from shardy_py.plan.values import PlannedValue
+
+_KEYS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+"""How PRNG implementations are called in types, and in `jax.random.key`."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of the function.
+
+    Attributes:
+        name: The parameter.
+        leaves: How many leaves it has.
+        build: Makes it of its leaves.
+    """
+
+    name: str
+    leaves: int
+    build: Callable[[Sequence[Any]], Any]
+
+
+def abstract_state(
+    plan: Plan,
+    positional: Sequence[Argument],
+    keywords: Sequence[Argument],
+    own: named_shardings.AnyMesh,
+    argument: str | int | None,
+    mesh: AnyMesh | None,
+    like: Any,
+) -> Any:
+    """See `Plan.abstract_state`.
+
+    Args:
+        plan: The plan.
+        positional: Its positional arguments, in order.
+        keywords: Its keyword arguments, in the order of their leaves.
+        own: The mesh of the plan.
+        argument: Name or position of an argument; None for all.
+        mesh: Where the shardings are to be.
+        like: The structure to give.
+
+    Raises:
+        ShardyError: There is no such argument, or what was given does not fit.
+    """
+    named = named_shardings.NamedShardings(own if mesh is None else _fitting(plan, mesh))
+    structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape))) for v in plan.inputs]
+    arguments = [*positional, *keywords]
+    if argument is None:
+        if like is not None:
+            return _like(structs, like, "the arguments", plan)
+        parts = [part.build(held) for part, held in zip(arguments, _split(structs, arguments))]
+        args = tuple(parts[: len(positional)])
+        kwargs = {part.name: made for part, made in zip(keywords, parts[len(positional) :])}
+        return (args, kwargs) if kwargs else args
+    names = [part.name for part in arguments]
+    count = len(positional)
+    number = argument % count if isinstance(argument, int) and -count <= argument < count else None
+    if isinstance(argument, str) and argument in names:
+        number = names.index(argument)
+    if number is None:
+        raise ShardyError(
+            f"the function has no argument {argument!r}",
+            where=f"plan of {plan.name}",
+            why=f"its arguments are {', '.join(names) or 'none'}",
+            fix=did_you_mean(str(argument), names),
+        )
+    held = _split(structs, arguments)[number]
+    return arguments[number].build(held) if like is None else _like(held, like, arguments[number].name, plan)
+
+
+def _split(leaves: Sequence[Any], arguments: Sequence[Argument]) -> list[list[Any]]:
+    given = iter(leaves)
+    return [list(itertools.islice(given, part.leaves)) for part in arguments]
+
+
+def _fitting(plan: Plan, mesh: AnyMesh) -> named_shardings.AnyMesh:
+    view = view_of(mesh, "abstract_state")
+    if view.sizes != dict(plan.mesh.shape):
+        planned = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+        raise MeshError(
+            f"the mesh has {view.describe()}, the plan is for {planned}",
+            where=f"mesh= of abstract_state, plan of {plan.name}",
+            why="the shardings of a plan hold for its own axes and sizes",
+            fix="plan for the new mesh, and take the abstract state from that plan",
+        )
+    return view.runnable() if isinstance(mesh, Mapping) else view.given
+
+
+def _dtype(value: PlannedValue) -> Any:
+    name = value.dtype
+    if name.startswith("key<") and name[4:-1] in _KEYS:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=_KEYS[name[4:-1]])).dtype
+    try:
+        return jnp.dtype(name)
+    except TypeError:
+        raise ShardyError(f"{value.path} has the element type {name}, which this JAX does not know") from None
+
+
+def _like(structs: Sequence[Any], like: Any, what: str, plan: Plan) -> Any:
+    leaves, structure = jax.tree.flatten(like)
+    if len(leaves) != len(structs):
+        raise ShardyError(
+            f"like= has {len(leaves)} leaves, {what} has {len(structs)}",
+            where=f"abstract_state, plan of {plan.name}",
+            fix="pass a tree of the structure that was planned for, of arrays or of jax.ShapeDtypeStruct",
+        )
+    for number, (leaf, struct) in enumerate(zip(leaves, structs)):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and tuple(shape) != struct.shape:
+            raise ShardyError(
+                f"leaf {number} of like= has the shape {tuple(shape)}, the plan has {struct.shape}",
+                where=f"abstract_state, plan of {plan.name}",
+            )
+    return jax.tree.unflatten(structure, structs)

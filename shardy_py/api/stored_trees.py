@@ -1,0 +1,160 @@
+"""Trees of shardings without the function: their structure as data, and trees made of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
+
+from shardy_py.api.abstract_state import Argument
+from shardy_py.api.abstract_state import abstract_state as abstract_arguments
+from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
+from shardy_py.plan.plan import Plan
+from shardy_py.plan.store.structure import Structure, children_of, leaves_of
+
+_NODES = {dict: "dict", list: "list", tuple: "tuple"}
+
+
+def structure_of(tree: Any) -> Any:
+    """A tree as `plan.store.structure` has it.
+
+    Args:
+        tree: The structure, a `PyTreeDef`.
+
+    Example:
+        >>> structure_of(jax.tree.structure({"w": 1, "b": (2, None)}))
+        ['dict', ['b', 'w'], [['tuple', [['leaf'], ['none']]], ['leaf']]]
+    """
+    if tree.num_nodes == tree.num_leaves == 1:
+        return ["leaf"]
+    if tree == jax.tree.structure(None):
+        return ["none"]
+    children = tree.children()
+    made = [structure_of(child) for child in children]
+    kind = tree.node_data()[0]
+    if kind in (list, tuple):
+        return [_NODES[kind], made]
+    keys = _keys(tree, len(children))
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return ["dict", keys, made] if kind is dict else ["node", name, keys, made]
+
+
+class _Child:
+    """Stands for a child of a node."""
+
+
+def _keys(tree: Any, count: int) -> list[Any]:
+    """What the children of a node are called; by their number where names are missing or not distinct."""
+    node = jax.tree.unflatten(tree, [_Child() for _ in range(tree.num_leaves)])
+    children, _ = tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    keys = [_key(path[0]) for path, _ in children]
+    return keys if len(set(keys)) == count == len(keys) else list(range(count))
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, DictKey):
+        return key.key if type(key.key) in (str, int) else str(key.key)
+    if isinstance(key, GetAttrKey):
+        return key.name
+    return key.idx if isinstance(key, SequenceKey) else key.key if isinstance(key, FlattenedIndexKey) else str(key)
+
+
+def tree_of(structure: Any, leaves: Iterator[Any]) -> Any:
+    """A tree of dicts, lists and tuples; a node of another class is a dict from the names of its children.
+
+    Args:
+        structure: As `structure_of` makes it.
+        leaves: Its leaves, in order.
+    """
+    if structure[0] == "leaf":
+        return next(leaves)
+    made = [tree_of(child, leaves) for child in children_of(structure)]
+    if structure[0] == "none":
+        return None
+    if structure[0] in ("list", "tuple"):
+        return made if structure[0] == "list" else tuple(made)
+    return dict(zip(structure[-2], made))
+
+
+def abstract_mesh(plan: Plan, structure: Structure) -> AbstractMesh:
+    """The mesh of a stored plan, which knows of no devices.
+
+    Args:
+        plan: The plan.
+        structure: What was stored of its trees.
+    """
+    kinds = tuple(AxisType.__members__.get(name, AxisType.Auto) for name in structure.axis_types)
+    sizes = tuple(axis.size for axis in plan.mesh.axes)
+    return AbstractMesh(sizes, plan.mesh.axis_names, axis_types=kinds)
+
+
+def axis_types_of(mesh: AnyMesh) -> tuple[str, ...]:
+    """The names of the types of a mesh's axes.
+
+    Args:
+        mesh: The mesh.
+    """
+    return tuple(kind.name for kind in mesh.axis_types)
+
+
+def devices_of(mesh: AnyMesh) -> tuple[int, ...]:
+    """The ids of a mesh's devices, in its order; none where they are 0, 1, 2, ... and for a mesh without devices.
+
+    Args:
+        mesh: The mesh.
+    """
+    if isinstance(mesh, AbstractMesh):
+        return ()
+    ids = tuple(int(device.id) for device in mesh.devices.flat)
+    return () if ids == tuple(range(len(ids))) else ids
+
+
+def input_shardings(plan: Plan, structure: Structure, mesh: AnyMesh | None = None) -> Any:
+    """The input shardings of a stored plan: like the tuple of arguments, `(args, kwargs)` where there are keyword arguments.
+
+    Args:
+        plan: The plan.
+        structure: What was stored of its trees.
+        mesh: What the shardings refer to; by default an `AbstractMesh` of the axes of the plan.
+    """
+    args, kwargs = tree_of(structure.inputs, iter(_named(plan.inputs, mesh or abstract_mesh(plan, structure))))
+    return (args, kwargs) if kwargs else args
+
+
+def output_shardings(plan: Plan, structure: Structure, mesh: AnyMesh | None = None) -> Any:
+    """The output shardings of a stored plan.
+
+    Args:
+        plan: The plan.
+        structure: What was stored of its trees.
+        mesh: See `input_shardings`.
+    """
+    return tree_of(structure.outputs, iter(_named(plan.outputs, mesh or abstract_mesh(plan, structure))))
+
+
+def _named(values: Sequence[Any], mesh: AnyMesh) -> list[Any]:
+    named = NamedShardings(mesh)
+    return [named(value.sharding, len(value.shape)) for value in values]
+
+
+def abstract_state(plan: Plan, structure: Structure, argument: str | int | None, mesh: Any, like: Any) -> Any:
+    """The arguments of a stored plan, see `Plan.abstract_state`.
+
+    Args:
+        plan: The plan.
+        structure: What was stored of its trees.
+        argument: Name or position of an argument; None for all.
+        mesh: Where the shardings are to be.
+        like: The structure to give.
+    """
+
+    def described(name: str, tree: Any) -> Argument:
+        return Argument(name, leaves_of(tree), lambda leaves: tree_of(tree, iter(leaves)))
+
+    args, kwargs = children_of(structure.inputs)
+    positional = [described(name, tree) for name, tree in zip(structure.names, children_of(args))]
+    keywords = [described(str(name), tree) for name, tree in zip(kwargs[1], children_of(kwargs))]
+    return abstract_arguments(plan, positional, keywords, abstract_mesh(plan, structure), argument, mesh, like)

@@ -1,0 +1,61 @@
+"""Products that are made transposed: what reverse-mode differentiation writes as a product and a transposition is one product.
+
+XLA folds the transposition into the product as well, but late: on CPU into one that none of its fast kernels takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from shardy_py.backends.local.tidy import Rewritten, everywhere, rewrite
+
+
+def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr, in bodies too, with `transpose(dot_general(a, b))` as `dot_general(b, a)` wherever that is the same.
+
+    The products that it stood behind are left as dead code.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+    """
+    return everywhere(jaxpr, _swapped)
+
+
+def _swapped(jaxpr: Jaxpr) -> Jaxpr:
+    uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal))
+    uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
+    products: dict[Any, JaxprEqn] = {}
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        if eqn.primitive.name == "dot_general":
+            products[eqn.outvars[0]] = eqn
+            return None
+        operand: Any = eqn.invars[0] if eqn.primitive.name == "transpose" else None
+        product = products.get(operand)
+        if product is None or uses[operand] > 1 or not _is_swap(product, eqn.params["permutation"]):
+            return None
+        (contracting, batch), precision = product.params["dimension_numbers"], product.params["precision"]
+        if isinstance(precision, lax.DotAlgorithm):  # it names each operand's precision
+            return None
+        params = {
+            **product.params,
+            "dimension_numbers": (contracting[::-1], batch[::-1]),
+            "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+        }
+        out = Var(eqn.outvars[0].aval)
+        return [product.replace(invars=product.invars[::-1], outvars=[out], params=params)], [out]
+
+    return rewrite(jaxpr, replace)
+
+
+def _is_swap(product: JaxprEqn, permutation: tuple[int, ...]) -> bool:
+    """Whether a transposition of a product puts the dimensions of the second operand before those of the first."""
+    ((contracted, _), (batch, _)) = product.params["dimension_numbers"]
+    lhs: Any = product.invars[0].aval
+    first = lhs.ndim - len(contracted)
+    order = [*range(len(batch)), *range(first, len(permutation)), *range(len(batch), first)]
+    return tuple(permutation) == tuple(order) and first < len(permutation) and first > len(batch)

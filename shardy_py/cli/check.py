@@ -1,0 +1,44 @@
+"""`shardy-py check`."""
+
+from __future__ import annotations
+
+import argparse
+
+from shardy_py.cli.options import TARGET, add_output, add_planning
+from shardy_py.cli.output import Output
+from shardy_py.cli.plan_tables import finding_lines
+from shardy_py.cli.progress import progress
+from shardy_py.cli.report import dumped, finding_report
+from shardy_py.cli.targets import plan_of
+from shardy_py.plan.checks.accept import accepted
+
+FOUND = 1
+"""The exit status where there are warnings or errors."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("target", metavar="TARGET", help=TARGET)
+    parser.add_argument("--ignore", action="append", default=[], metavar="KIND[:PATH]", help="findings that are accepted; may be repeated")
+    parser.add_argument("--notes", action="store_true", help="list notes too, which do not change the exit status")
+    add_output(parser)
+    add_planning(parser)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Lists findings."""
+    plan = plan_of(options.target, options)
+    with progress(f"checking {plan.name}"):
+        findings = accepted(plan.findings, options.ignore)
+    grave = [finding for finding in findings if finding.severity != "info"]
+    shown = findings if options.notes else tuple(grave)
+    if options.json:
+        out.plain(dumped({"format": "shardy_py.findings", "version": 1, "name": plan.name, "findings": list(map(finding_report, shown))}))
+    elif not shown:
+        notes = len(findings) - len(grave)
+        out.plain(f"no findings: plan of {plan.name}" + (f", {notes} notes" if notes else ""))
+    elif out.console is None:
+        out.plain("\n".join(map(str, shown)))
+    else:
+        out.show(finding_lines(shown))
+    return FOUND if grave else 0

@@ -1,0 +1,53 @@
+"""What a subcommand is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardy_py.cli.output import Output
+
+Run = Callable[[argparse.Namespace, Output], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        name: `plan`.
+        help: What it does, in a line.
+        add: Adds its options to a parser.
+        run: Runs it; returns the exit status.
+    """
+
+    name: str
+    help: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Run
+
+
+def check_names(commands: tuple[Command, ...]) -> None:
+    """Raises ValueError where two commands have one name."""
+    names = [command.name for command in commands]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"registered twice: {', '.join(twice)}")
+
+
+def add_all(parser: argparse.ArgumentParser, commands: tuple[Command, ...], run: str = "run", metavar: str = "COMMAND") -> None:
+    """Gives a parser a subparser for each of some commands.
+
+    Args:
+        parser: The parser.
+        commands: The commands.
+        run: Under which name the function of the chosen one is put into the options.
+        metavar: What help calls the choice.
+    """
+    check_names(commands)
+    below = parser.add_subparsers(dest=metavar.lower(), metavar=metavar, required=True)
+    for command in commands:
+        one = below.add_parser(command.name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}.")
+        command.add(one)
+        one.set_defaults(**{run: command.run})

@@ -1,0 +1,15 @@
+"""The subcommands: what each is called, which options it has, what it does."""
+
+from __future__ import annotations
+
+from shardy_py.cli import check, diff, explain, plan, stages, view
+from shardy_py.cli.command import Command
+
+COMMANDS = (
+    Command("plan", "plan a function, and show, save or draw the plan", plan.add, plan.run),
+    Command("explain", "say why a value has its sharding, or why it lacks an axis", explain.add, explain.run),
+    Command("check", "list what deserves a look; exit 1 if there are warnings or errors", check.add, check.run),
+    Command("diff", "say what differs between two plans", diff.add, diff.run),
+    Command("view", "open a plan as a page in the browser", view.add, view.run),
+    Command("stages", "profile a model, divide it into pipeline stages, write them as code, simulate schedules", stages.add, stages.run),
+)

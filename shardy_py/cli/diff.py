@@ -1,0 +1,38 @@
+"""`shardy-py diff`."""
+
+from __future__ import annotations
+
+import argparse
+
+from shardy_py.cli.options import TARGET, add_output, add_planning
+from shardy_py.cli.output import Output
+from shardy_py.cli.plan_tables import diff_tables
+from shardy_py.cli.progress import progress
+from shardy_py.cli.targets import plan_of
+
+DIFFERENT = 1
+"""The exit status where plans differ, with `--exit-code`."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("before", metavar="BEFORE", help=TARGET)
+    parser.add_argument("after", metavar="AFTER", help="the same")
+    parser.add_argument("--exit-code", action="store_true", help="exit 1 if the plans differ")
+    parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 30 on a terminal, all elsewhere")
+    add_output(parser)
+    add_planning(parser)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Compares two plans."""
+    before, after = plan_of(options.before, options), plan_of(options.after, options)
+    with progress("comparing the plans"):
+        found = before.diff(after)
+    if options.json:
+        out.plain(found.to_json(indent=1))
+    elif out.console is None:
+        out.plain(found.as_text(limit=options.limit))
+    else:
+        out.show(diff_tables(found, options.limit or 30))
+    return DIFFERENT if found and options.exit_code else 0

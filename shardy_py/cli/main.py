@@ -1,0 +1,80 @@
+"""Parses a command line and runs its subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from shardy_py.cli.command import add_all
+from shardy_py.cli.commands import COMMANDS
+from shardy_py.cli.errors import one_line
+from shardy_py.cli.output import output_of, printable
+
+WRONG = 2
+"""The exit status where a command could not be run."""
+
+INTERRUPTED = 130
+
+_EPILOG = """examples:
+  shardy-py plan train.py:step --args-from train.py:example --hardware h100
+  shardy-py plan jax.numpy:dot --mesh data=4,model=2 --args 'f32[64@data,256]' 'f32[256,512@model]' --save plan.json.gz
+  shardy-py explain plan.json.gz result --axis model
+  shardy-py check plan.json.gz && shardy-py diff old.json.gz plan.json.gz
+
+Flags behind -- are handed to absl, for modules that define some. exit status: 0, 1 for findings or differences, 2 for errors."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line.
+
+    Args:
+        arguments: What follows the name of the program; None for those of the process.
+
+    Returns:
+        The exit status: 0; 1 where there are findings or differences; 2 where the command could not be run.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    flags = given[given.index("--") + 1 :] if "--" in given else []
+    try:
+        options = parser().parse_args(given[: given.index("--")] if "--" in given else given)
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else WRONG
+    options.flags = flags
+    try:
+        status = options.run(options, output_of(options.color))
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing more is said when Python ends
+        return 0
+    except Exception as error:  # whatever the user's module raises
+        if getattr(options, "traceback", False):
+            traceback.print_exception(error)
+        sys.stderr.write(f"shardy-py: error: {printable(one_line(error))}\n")
+        return WRONG
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    made = argparse.ArgumentParser(
+        prog="shardy-py",
+        description="Plans of sharded JAX functions: made, read, explained, checked, compared. Planning needs no devices.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"shardy_py {_version()}")
+    add_all(made, COMMANDS)
+    return made
+
+
+def _version() -> str:
+    try:
+        return version("shardy_py")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,55 @@
+"""Options that several subcommands have."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_planning(parser: argparse.ArgumentParser) -> None:
+    """Options that say how to plan a function.
+
+    Args:
+        parser: The parser of the subcommand.
+    """
+    group = add_tracing(parser, "planning, where TARGET is a function", "by default the mesh of the function's decorator")
+    group.add_argument("--lowering", choices=("jit", "shard_map"), help="how the plan would run; by default as the decorator says, or jit")
+    group.add_argument("--platform", metavar="NAME", help="cpu, cuda, rocm or tpu: what is planned for on a mesh without devices")
+
+
+def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argparse._ArgumentGroup:
+    """Options that say what to trace a function with.
+
+    Args:
+        parser: The parser of the subcommand.
+        title: What stands above them in the help.
+        mesh: What more to say of the mesh.
+    """
+    group = parser.add_argument_group(title)
+    group.add_argument("--mesh", metavar="AXES", help=f"axes and sizes, data=4,model=2; {mesh}")
+    group.add_argument(
+        "--args",
+        nargs="+",
+        metavar="ARG",
+        help="arguments: types, float32[8,128] or, with a sharding, bf16[8@data,128], in {'w': ...}, [...] or (...); numbers, texts, None;"
+        " rate=0.1 by name",
+    )
+    group.add_argument(
+        "--args-from", metavar="MODULE:NAME", help="a function without arguments, or a value: a tuple of the arguments, or the only one"
+    )
+    group.add_argument("--traceback", action="store_true", help="show the traceback of an error in the module")
+    return group
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Options that say how to print.
+
+    Args:
+        parser: The parser of the subcommand.
+    """
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="tables with colours: by default on a terminal only"
+    )
+
+
+TARGET = "MODULE:FUNCTION (or file.py:FUNCTION), or the file of a stored plan"

@@ -1,0 +1,61 @@
+"""`shardy-py plan`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from shardy_py.cli.options import TARGET, add_output, add_planning
+from shardy_py.cli.output import Output
+from shardy_py.cli.plan_tables import cost_tables, plan_tables
+from shardy_py.cli.progress import progress
+from shardy_py.cli.report import dumped, plan_report
+from shardy_py.cli.targets import plan_of
+
+if TYPE_CHECKING:
+    from shardy_py.plan import Plan
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("target", metavar="TARGET", help=TARGET)
+    parser.add_argument("--save", metavar="FILE", help="write the whole plan as JSON; packed where the name ends with .gz")
+    parser.add_argument("--html", metavar="FILE", help="write a page that shows the plan")
+    parser.add_argument("--hardware", metavar="NAME", help="add costs and memory on this hardware: h100, v5p, ...")
+    parser.add_argument("--where", metavar="TEXT", help="only values whose path, primitive, line or module has this; * is anything")
+    parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 60 on a terminal, all elsewhere")
+    add_output(parser)
+    add_planning(parser)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Plans, writes files, prints."""
+    plan = plan_of(options.target, options)
+    if options.save:
+        with progress(f"writing {options.save}"):
+            plan.save(options.save)
+    if options.html:
+        with progress(f"writing {options.html}"):
+            plan.save_html(options.html, hardware=options.hardware)
+    with progress(f"reading the plan of {plan.name}"):
+        _print(plan, options, out)
+    return 0
+
+
+def _print(plan: Plan, options: argparse.Namespace, out: Output) -> None:
+    cost = memory = None
+    if options.hardware:
+        cost, memory = plan.cost_analysis(hardware=options.hardware), plan.memory_analysis(hardware=options.hardware)
+    if options.json:
+        costs = {} if cost is None or memory is None else {"cost": cost.to_dict(), "memory": memory.to_dict()}
+        out.plain(dumped({**plan_report(plan), **costs}))
+    elif out.console is None or options.where:
+        limit = options.limit if options.limit or out.console is None else 60
+        out.plain(plan.as_text(where=options.where, limit=limit, width=out.width))
+        if cost is not None and memory is not None:
+            out.plain(cost.as_text())
+            out.plain(memory.as_text())
+    else:
+        out.show(plan_tables(plan, options.limit or 60))
+        if cost is not None:
+            out.show(("", *cost_tables(cost, memory)))

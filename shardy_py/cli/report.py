@@ -1,0 +1,68 @@
+"""A plan as a short JSON report, for scripts; `Plan.save` keeps all of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan import Finding, Plan
+
+VERSION = 1
+
+
+def dumped(data: Any) -> str:
+    """JSON text as commands print it."""
+    return json.dumps(data, indent=1) + "\n"
+
+
+def plan_report(plan: Plan) -> dict[str, Any]:
+    """Name, mesh, inputs, outputs, collectives, reshards, donation and findings.
+
+    Args:
+        plan: The plan.
+    """
+
+    def value(planned: PlannedValue) -> dict[str, Any]:
+        size = local_bytes(planned.type, planned.sharding, plan.program.meshes)
+        return {"path": planned.path, "type": typed(planned.type, planned.sharding), "bytes_per_device": size}
+
+    return {
+        "format": "shardy_py.report",
+        "version": VERSION,
+        "name": plan.name,
+        "mesh": dict(plan.mesh.shape),
+        "inputs": [value(v) for v in plan.inputs],
+        "outputs": [value(v) for v in plan.outputs],
+        "collectives": [{**asdict(c), "received_bytes": c.received_bytes, "total_bytes": c.total_bytes} for c in plan.collectives],
+        "reshards": [
+            {
+                "value": r.value,
+                "before": typed(r.type, r.source),
+                "after": typed(r.type, r.target),
+                "collectives": list(map(str, r.collectives)),
+                "bytes_per_device": r.bytes_per_device,
+                "trips": r.trips,
+                "reason": r.reason,
+                "location": r.location,
+            }
+            for r in plan.reshards
+        ],
+        "donation": [
+            {"path": d.path, "aliased": d.aliased, "reason": d.reason, "bytes_per_device": d.bytes_per_device} for d in plan.donation
+        ],
+        "findings": [finding_report(f) for f in plan.findings],
+    }
+
+
+def finding_report(finding: Finding) -> dict[str, Any]:
+    """A finding.
+
+    Args:
+        finding: The finding.
+    """
+    return asdict(finding)

@@ -1,0 +1,56 @@
+"""`shardy-py stages partition`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from shardy_py.cli.options import add_output
+from shardy_py.cli.output import Output
+from shardy_py.cli.progress import progress
+from shardy_py.cli.report import dumped
+from shardy_py.cli.stages.tables import partition_data, partition_table
+from shardy_py.cli.stages.values import counts, graph_of, quantities, quantity
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("graph", metavar="GRAPH", help="a profile: graph.txt, of `stages profile` or of PipeDream")
+    parser.add_argument("--machines", required=True, metavar="N,...", help="machines on each level, innermost first: 4,2 is 4 in each of 2")
+    parser.add_argument("--bandwidths", required=True, metavar="B,...", help="bytes per second on each level: 300e9,50e9 or 300GB/s,50GB/s")
+    parser.add_argument("--mode", default="pipedream", metavar="MODE", help="pipedream (default), its optimizer; or exact, which mends it")
+    parser.add_argument(
+        "--activation-compression",
+        type=float,
+        metavar="R",
+        help="divide bytes that are sent by this; 1 leaves them as they are; by default none count",
+    )
+    parser.add_argument("--straight", action="store_true", help="replicate no stage")
+    parser.add_argument("--fewer", action="store_true", help="machines may be left unused")
+    parser.add_argument("--memory", metavar="BYTES", help="memory of one machine: 80e9, 80GB, 80GiB")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the graph with its stage ids")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Divides a graph, writes it, prints the stages."""
+    from shardy_py.stages import partition, write_graph
+
+    machines = counts(options.machines, "--machines")
+    bandwidths = quantities(options.bandwidths, "--bandwidths")
+    memory = None if options.memory is None else quantity(options.memory, "--memory")
+    graph = graph_of(options.graph)
+    with progress(f"dividing {options.graph}"):
+        found = partition(
+            graph, machines, bandwidths, options.mode, options.activation_compression, options.straight, options.fewer, memory
+        )
+    if options.output:
+        Path(options.output).write_text(write_graph(found.graph), encoding="utf-8")
+    written = [f"written to {options.output}"] if options.output else []
+    if options.json:
+        out.plain(dumped(partition_data(found)))
+    elif out.console is None:
+        out.plain("\n".join([found.as_text(), *written]))
+    else:
+        out.show((*partition_table(found, options.graph, out.width), *written))
+    return 0

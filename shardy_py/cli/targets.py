@@ -1,0 +1,295 @@
+"""What a command is about: a stored plan, or a function that is planned."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.cli.argument_text import ArrayText, parse_arguments
+from shardy_py.cli.errors import CommandError
+from shardy_py.cli.progress import progress
+
+if TYPE_CHECKING:
+    from shardy_py.plan import Plan
+
+HOW = "write MODULE:FUNCTION (train:step, or train.py:step), or the file of a stored plan"
+
+
+def plan_of(target: str, options: Namespace) -> Plan:
+    """The plan that a target names.
+
+    Args:
+        target: The file of a stored plan, or `MODULE:FUNCTION`: a function under `auto_shard`, any other function of JAX arrays, a function
+            that returns a plan, or a plan.
+        options: The options of the command, see `commands.add_planning`.
+
+    Raises:
+        CommandError: There is nothing of that name, or the options do not fit it.
+    """
+    from shardy_py.plan import Plan
+
+    mesh_of(options.mesh)  # so that a mistake in it is told before modules are imported
+    path = Path(target)
+    if path.is_file() and not (":" in target and path.suffix == ".py"):
+        if path.suffix == ".py":
+            raise CommandError(f"{target} is a module, not a plan", fix=f"name a function in it, {target}:step")
+        _refuse_planning(target, options)
+        with progress(f"reading {target}"):
+            return Plan.load(path)
+    if ":" not in target:
+        missing = path.suffix in (".json", ".gz") or os.sep in target
+        raise CommandError(f"there is no file {target}" if missing else f"{target} names no function", fix=HOW)
+    found = lookup(target, options.flags)
+    if isinstance(found, Plan):
+        return found
+    return _planned(found, target, options)
+
+
+_PLANNING = ("mesh", "args", "args_from", "lowering", "platform")
+
+
+def _refuse_planning(target: str, options: Namespace) -> None:
+    """A stored plan is not made again; where another target may be a function, the options are for that."""
+    given = [name for name in _PLANNING if getattr(options, name) is not None]
+    if given and not any(hasattr(options, name) for name in ("after", "other")):
+        raise CommandError(f"--{given[0].replace('_', '-')} is for functions", where=target, why="a stored plan is as it was made")
+
+
+def lookup(target: str, flags: list[str]) -> Any:
+    """What `MODULE:NAME` names.
+
+    Args:
+        target: The name; the module may be the path of a file.
+        flags: Flags for absl, for modules that define some.
+
+    Raises:
+        CommandError: There is no such module or name.
+    """
+    module, _, name = target.rpartition(":")
+    if not module or not name:
+        raise CommandError(f"{target} names no function", fix=HOW)
+    with progress(f"importing {module}"):
+        found: Any = _imported(module)
+    _parse_flags(flags)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = {known: value for known, value in getattr(found, "__dict__", {}).items() if not known.startswith("_")}
+            names = difflib.get_close_matches(part, public) or [known for known, value in public.items() if callable(value)][:8]
+            raise CommandError(f"{module} has no {part}", fix=f"it has {', '.join(names)}" if names else HOW)
+        found = getattr(found, part)
+    return found
+
+
+def _imported(module: str) -> ModuleType:
+    path = Path(module)
+    if path.suffix == ".py" or os.sep in module:
+        if not path.is_file():
+            raise CommandError(f"there is no file {module}", fix=HOW)
+        name = path.stem
+        here = str(path.resolve().parent)
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        known = sys.modules.get(name)
+        if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
+            return known
+        spec = importlib.util.spec_from_file_location(name, path.resolve())
+        assert spec is not None
+        assert spec.loader is not None
+        made = importlib.util.module_from_spec(spec)
+        sys.modules[name] = made
+        try:
+            spec.loader.exec_module(made)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return made
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise
+        raise CommandError(f"there is no module {module}", fix=HOW) from None
+
+
+def _parse_flags(flags: list[str]) -> None:
+    """Lets modules read the absl flags that they define."""
+    from absl import flags as absl_flags
+
+    if flags or not absl_flags.FLAGS.is_parsed():
+        try:
+            rest = absl_flags.FLAGS(["shardy-py", *flags])
+        except absl_flags.Error as error:
+            raise CommandError(str(error), where="flags behind --") from None
+        if rest[1:]:
+            raise CommandError(f"{rest[1]!r} is no flag of the module", where="behind --")
+
+
+def _planned(found: Any, target: str, options: Namespace) -> Plan:
+    from shardy_py.api import AutoSharded, auto_shard
+    from shardy_py.api.auto import BoundAutoSharded
+    from shardy_py.plan import Plan
+
+    mesh = mesh_of(options.mesh)
+    if not callable(found):
+        raise CommandError(f"{target} is of type {type(found).__name__}, no function", fix=HOW)
+    given = options.args is not None or options.args_from is not None
+    name = getattr(found, "__name__", target)
+    _refuse_unbound(found, target)
+    instance = (found.__self__,) if isinstance(found, BoundAutoSharded) else ()
+    found = found.__func__ if isinstance(found, BoundAutoSharded) else found
+    if not isinstance(found, AutoSharded) and not given:
+        with progress(f"calling {name}"):
+            made = found()
+        if isinstance(made, Plan):
+            return made
+        raise CommandError(
+            f"{target} returns something of type {type(made).__name__}, no plan",
+            why="it was called without arguments, since neither --args nor --args-from is given",
+            fix="say what to plan for, --args 'float32[8,128]'",
+        )
+    changes = {} if options.lowering is None else {"lowering": options.lowering}
+    changes |= {} if mesh is None else {"mesh": mesh}
+    changes |= {} if options.platform is None else {"options": dataclasses.replace(_options(found), platform=options.platform)}
+    if isinstance(found, AutoSharded):
+        step = found.replace(**changes) if changes else found
+    elif mesh is None:
+        raise CommandError(f"{target} is under no auto_shard that gives it a mesh", fix="say which, --mesh data=4,model=2")
+    else:
+        step = auto_shard(found, **changes)
+    if not given:
+        refuse_missing(functools.partial(step.__wrapped__, *instance), target)
+    args, kwargs = arguments_of(options)
+    with progress(f"planning {name}"):
+        return step.plan(*instance, *args, **kwargs)
+
+
+def _refuse_unbound(found: Any, target: str) -> None:
+    """Refuses a method that is named of its class: there is nothing to take for `self`."""
+    *classes, name = target.rpartition(":")[2].split(".")
+    try:
+        first = next(iter(inspect.signature(found).parameters), "")
+    except (TypeError, ValueError):
+        return
+    if classes and first == "self":
+        where = target.removesuffix(f"{classes[-1]}.{name}")
+        fix = f"name it of an instance that the module has, {where}INSTANCE.{name}"
+        raise CommandError(f"{target} is a method, and {classes[-1]} no instance", fix=fix)
+
+
+def refuse_missing(function: Any, target: str) -> None:
+    """Refuses a function that needs arguments, where none are given.
+
+    Args:
+        function: The function.
+        target: What it is called.
+
+    Raises:
+        CommandError: It needs some.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in open_kinds]
+    if needed:
+        raise CommandError(
+            f"{target} takes {', '.join(needed)}",
+            fix="say what, --args 'float32[8,128]' ..., or --args-from MODULE:NAME, which gives a tuple of them",
+        )
+
+
+def _options(found: Any) -> Any:
+    from shardy_py.api import AutoSharded, Options
+
+    return found.options if isinstance(found, AutoSharded) else Options()
+
+
+def mesh_of(text: str | None) -> dict[str, int] | None:
+    """A mesh from `data=4,model=2`.
+
+    Args:
+        text: What was written; None is none.
+
+    Raises:
+        CommandError: It is no mesh.
+
+    Example:
+        >>> mesh_of("data=4,model=2")
+        {'data': 4, 'model': 2}
+    """
+    if text is None:
+        return None
+    made: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        name = name.strip()
+        if not name or not size.strip().isdecimal() or not 0 < int(size) < 1 << 31 or name in made:
+            raise CommandError(f"{part.strip()!r} is no axis of a mesh", where=f"--mesh {text}", fix="write --mesh data=4,model=2")
+        made[name] = int(size)
+    return made
+
+
+def arguments_of(options: Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a function is traced with, by position and by name, from `--args` or `--args-from`.
+
+    Args:
+        options: The options of the command, see `options.add_tracing`.
+
+    Raises:
+        CommandError: Both are given, or a type makes no sense.
+    """
+    if options.args is not None and options.args_from is not None:
+        raise CommandError("--args and --args-from are both given", fix="give one of them")
+    if options.args_from is not None:
+        made = lookup(options.args_from, [])
+        if callable(made):
+            with progress(f"calling {options.args_from}"):
+                made = made()
+        return (made if isinstance(made, tuple) else (made,)), {}
+    positional, named = parse_arguments(options.args or [])
+    mesh = mesh_of(options.mesh)
+    return tuple(_struct(value, mesh) for value in positional), {name: _struct(value, mesh) for name, value in named.items()}
+
+
+def _struct(value: Any, mesh: dict[str, int] | None) -> Any:
+    """Arrays as `jax.ShapeDtypeStruct`s, with the shardings that were written."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+    def made(leaf: Any) -> Any:
+        if not isinstance(leaf, ArrayText):
+            return leaf
+        try:
+            dtype = jnp.dtype(leaf.dtype)
+        except TypeError:
+            raise CommandError(
+                f"there is no element type {leaf.dtype!r}", where="--args", fix="write float32, bfloat16, int32, ..."
+            ) from None
+        if not any(leaf.axes):
+            return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        if mesh is None:
+            raise CommandError("an argument has mesh axes, and there is no --mesh", where="--args", fix="write --mesh data=4,model=2")
+        unknown = next((axis for axes in leaf.axes for axis in axes if axis not in mesh), None)
+        if unknown is not None:
+            raise CommandError(f"the mesh has no axis {unknown!r}", where="--args", fix=f"its axes are {', '.join(mesh)}")
+        spec = PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in leaf.axes))
+        types = (jax.sharding.AxisType.Auto,) * len(mesh)
+        return jax.ShapeDtypeStruct(
+            leaf.shape, dtype, sharding=NamedSharding(AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=types), spec)
+        )
+
+    return jax.tree.map(made, value, is_leaf=lambda x: isinstance(x, ArrayText))

@@ -1,0 +1,1 @@
+"""What a plan costs: links, compute, memory."""

@@ -1,0 +1,212 @@
+"""The hardware that is known by name."""
+
+from __future__ import annotations
+
+from shardy_py.cost.hardware import Hardware, HardwareError
+from shardy_py.cost.links import Fabric
+
+_BOOK = "How to Scale Your Model (jax-ml.github.io/scaling-book), chapter 2, table of TPU specifications"
+_CLOUD = "Google Cloud TPU documentation, system architecture"
+_HOP = "about 1 microsecond per hop: How to Scale Your Model, chapter 3"
+_NETWORK_HOP = "estimate: 10 microseconds per round of messages between hosts"
+_LAUNCH = "estimate: 2 microseconds per round of messages"
+
+HARDWARE: dict[str, Hardware] = {}
+"""Name -> hardware."""
+
+ALIASES = {
+    "v4p": "v4",
+    "v5 lite": "v5e",
+    "v5litepod": "v5e",
+    "v5 litepod": "v5e",
+    "v5lite": "v5e",
+    "v6 lite": "v6e",
+    "trillium": "v6e",
+    "a100 80gb": "a100",
+    "h100 80gb hbm3": "h100",
+    "h100 sxm": "h100",
+    "b200 sxm": "b200",
+}
+"""Other names, those that `jax.Device.device_kind` gives among them."""
+
+
+def _register(entry: Hardware) -> None:
+    if entry.name in HARDWARE:
+        raise HardwareError(f"hardware {entry.name!r} is registered twice")
+    HARDWARE[entry.name] = entry
+
+
+def _tpu(
+    name: str,
+    *,
+    bf16: float,
+    int8: float,
+    fp8: float = 0.0,
+    clock: float,
+    cores: int,
+    memory: int,
+    bandwidth: float,
+    link: float,
+    dims: int,
+    reach: int,
+    wrap: int,
+    network: float,
+) -> None:
+    # float32 products run as one bfloat16 pass: jax.lax.Precision.DEFAULT on TPUs.
+    flops = {"bfloat16": bf16, "float32": bf16, "int8": int8, **({"float8_e4m3fn": fp8} if fp8 else {})}
+    sources = {
+        "flops": f"{_BOOK}; float32 at the default precision, which is one bfloat16 pass",
+        "vector_flops": "How to Scale Your Model, chapter 2: 8 x 128 lanes x 4 units x clock, per core",
+        "transcendental_operations": "estimate: one unit for them beside four for arithmetic",
+        "hbm_bytes": f"{_CLOUD}, {name}",
+        "hbm_bandwidth": _BOOK,
+        "fabric.bandwidth": f"{_BOOK}, one-way bandwidth per link",
+        "fabric.latency": _HOP,
+        "fabric.reach": f"{_CLOUD}, {name}: size of a pod and shape of its torus",
+        "network.bandwidth": "How to Scale Your Model, chapter 2: data centre network per TPU",
+        "network.latency": _NETWORK_HOP,
+    }
+    fabric = Fabric("torus", link, 1e-6, reach, dims, wrap, "ici")
+    vector = 8 * 128 * 4 * clock * cores
+    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 4.0, sources))
+
+
+def _gpu(
+    name: str, *, flops: dict[str, float], vector: float, memory: int, bandwidth: float, link: float, network: float, sheet: str, node: str
+) -> None:
+    sources = {
+        "flops": f"{sheet}, dense; float32 products run as TF32, JAX's default on GPUs",
+        "vector_flops": f"{sheet}, FP32",
+        "transcendental_operations": "CUDA C++ Programming Guide, throughput of arithmetic instructions: 16 per clock against 128 FMAs",
+        "hbm_bytes": sheet,
+        "hbm_bandwidth": sheet,
+        "fabric.bandwidth": f"{sheet}, NVLink, half of the bandwidth of both directions",
+        "fabric.latency": _LAUNCH,
+        "fabric.reach": f"{node}: 8 GPUs behind NVSwitch",
+        "network.bandwidth": f"{node}: one network port per GPU",
+        "network.latency": _NETWORK_HOP,
+    }
+    fabric = Fabric("switch", link, 2e-6, 8, name="nvlink")
+    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 16.0, sources))
+
+
+_GIB, _GB = 1 << 30, 10**9
+
+_tpu(
+    "v4",
+    bf16=275e12,
+    int8=275e12,
+    clock=1.05e9,
+    cores=2,
+    memory=32 * _GIB,
+    bandwidth=1.2e12,
+    link=4.5e10,
+    dims=3,
+    reach=4096,
+    wrap=4,
+    network=6.25e9,
+)
+_tpu(
+    "v5e",
+    bf16=197e12,
+    int8=394e12,
+    clock=1.5e9,
+    cores=1,
+    memory=16 * _GIB,
+    bandwidth=8.1e11,
+    link=4.5e10,
+    dims=2,
+    reach=256,
+    wrap=16,
+    network=3.125e9,
+)
+_tpu(
+    "v5p",
+    bf16=459e12,
+    int8=918e12,
+    clock=1.75e9,
+    cores=2,
+    memory=95 * _GIB,
+    bandwidth=2.8e12,
+    link=9e10,
+    dims=3,
+    reach=8960,
+    wrap=4,
+    network=6.25e9,
+)
+_tpu(
+    "v6e",
+    bf16=918e12,
+    int8=1836e12,
+    clock=1.75e9,
+    cores=1,
+    memory=32 * _GIB,
+    bandwidth=1.6e12,
+    link=9e10,
+    dims=2,
+    reach=256,
+    wrap=16,
+    network=1.25e10,
+)
+_gpu(
+    "a100",
+    flops={"float64": 19.5e12, "float32": 156e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
+    vector=19.5e12,
+    memory=80 * _GB,
+    bandwidth=2.039e12,
+    link=3e11,
+    network=2.5e10,
+    sheet="NVIDIA A100 80GB SXM datasheet",
+    node="NVIDIA DGX A100 datasheet",
+)
+_HOPPER = {
+    "float64": 66.9e12,
+    "float32": 494.7e12,
+    "bfloat16": 989.4e12,
+    "float16": 989.4e12,
+    "float8_e4m3fn": 1978.9e12,
+    "float8_e5m2": 1978.9e12,
+    "int8": 1978.9e12,
+}
+_gpu(
+    "h100",
+    flops=_HOPPER,
+    vector=66.9e12,
+    memory=80 * _GB,
+    bandwidth=3.35e12,
+    link=4.5e11,
+    network=5e10,
+    sheet="NVIDIA H100 SXM5 architecture white paper",
+    node="NVIDIA DGX H100 datasheet",
+)
+_gpu(
+    "h200",
+    flops=_HOPPER,
+    vector=66.9e12,
+    memory=141 * _GB,
+    bandwidth=4.8e12,
+    link=4.5e11,
+    network=5e10,
+    sheet="NVIDIA H200 SXM datasheet",
+    node="NVIDIA DGX H200 datasheet",
+)
+_gpu(
+    "b200",
+    flops={
+        "float64": 37e12,
+        "float32": 1.1e15,
+        "bfloat16": 2.25e15,
+        "float16": 2.25e15,
+        "float8_e4m3fn": 4.5e15,
+        "float8_e5m2": 4.5e15,
+        "float4_e2m1fn": 9e15,
+        "int8": 4.5e15,
+    },
+    vector=75e12,
+    memory=180 * _GB,
+    bandwidth=8e12,
+    link=9e11,
+    network=5e10,
+    sheet="NVIDIA DGX B200 datasheet and HGX B200 specifications",
+    node="NVIDIA DGX B200 datasheet",
+)

@@ -1,0 +1,252 @@
+"""What joins devices, and how the axes of a mesh lie on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from shardy_py.errors import ShardyError
+
+if TYPE_CHECKING:
+    from shardy_py.cost.hardware import Hardware
+
+
+class LinkError(ShardyError):
+    """Links that are not known, or that do not fit the mesh."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Links of one kind and how far they reach.
+
+    Attributes:
+        kind: `ring` or `torus`: a device has two links, to the next and to the previous device, per dimension. `switch`: any device
+            sends to any other at its full rate.
+        bandwidth: Bytes per second in one direction: of one link of a ring or torus, of one device on a switch.
+        latency: Seconds per hop of a ring or torus, per round of messages on a switch.
+        reach: How many devices it joins at most: a pod, a node.
+        dims: Dimensions of a torus.
+        wrap: A dimension of a torus is closed to a ring where its size is a multiple of this.
+        name: What it is called: `ici`, `nvlink`, `dcn`.
+    """
+
+    kind: Literal["ring", "torus", "switch"]
+    bandwidth: float
+    latency: float = 1e-6
+    reach: int = 1 << 62
+    dims: int = 1
+    wrap: int = 1
+    name: str = "links"
+
+    def __post_init__(self) -> None:
+        _positive(self.bandwidth, "bandwidth", self.name)
+        if self.kind not in ("ring", "torus", "switch"):
+            raise LinkError(f"unknown kind of links {self.kind!r}", why="known are 'ring', 'torus', 'switch'")
+        if not 0 <= self.latency < math.inf:
+            raise LinkError(f"latency is {self.latency!r}", where=f"links {self.name!r}", why="it is a number of seconds, zero or more")
+        if self.reach < 1 or self.dims < 1 or self.wrap < 1:
+            raise LinkError("reach, dims and wrap are whole numbers from one on", where=f"links {self.name!r}")
+
+
+@dataclass(frozen=True)
+class Links:
+    """What joins the devices along one mesh axis, or along one part of it.
+
+    Attributes:
+        kind: As in `Fabric`.
+        bandwidth: Bytes per second in one direction, of one link or, on a switch, of one device.
+        latency: Seconds per hop, or per round of messages.
+        dims: Devices per dimension of a ring (one dimension) or torus; their product is the number of devices along the axis. Empty for
+            a switch, and for a ring of all of them.
+        wrapped: Whether each of these dimensions closes to a ring; all do where this is empty.
+        name: Links of one name are used at once by a collective over several axes; those of different names one after the other.
+
+    Example:
+        >>> Links("torus", 9e10, 1e-6, (4, 4)).speed(16)
+        360000000000.0
+    """
+
+    kind: Literal["ring", "torus", "switch"]
+    bandwidth: float
+    latency: float = 1e-6
+    dims: tuple[int, ...] = ()
+    wrapped: tuple[bool, ...] = ()
+    name: str = "links"
+
+    def __post_init__(self) -> None:
+        _positive(self.bandwidth, "bandwidth", self.name)
+        if self.kind not in ("ring", "torus", "switch"):
+            raise LinkError(f"unknown kind of links {self.kind!r}", why="known are 'ring', 'torus', 'switch'")
+        if not 0 <= self.latency < math.inf:
+            raise LinkError(f"latency is {self.latency!r}", where=f"links {self.name!r}", why="it is a number of seconds, zero or more")
+        if self.wrapped and len(self.wrapped) != len(self.dims):
+            raise LinkError("wrapped says something for each of dims, or nothing", where=f"links {self.name!r}")
+        if any(n < 1 for n in self.dims):
+            raise LinkError(f"dims are {self.dims}", where=f"links {self.name!r}", why="sizes are whole numbers from one on")
+
+    def ways(self, size: int) -> tuple[tuple[int, int], ...]:
+        """Size of each dimension above one and the directions in which a device sends along it: two on a ring, one on a line or a pair.
+
+        Args:
+            size: Devices that take part.
+        """
+        if self.kind == "switch":
+            return ((size, 1),) if size > 1 else ()
+        sizes = self.dims or (size,)
+        wrapped = self.wrapped or (True,) * len(sizes)
+        return tuple((n, 2 if closed and n > 2 else 1) for n, closed in zip(sizes, wrapped, strict=True) if n > 1)
+
+    def speed(self, size: int) -> float:
+        """Bytes per second that a device receives over all of these links at once.
+
+        Args:
+            size: Devices that take part.
+        """
+        return self.bandwidth * sum(directions for _, directions in self.ways(size))
+
+
+@dataclass(frozen=True)
+class Level:
+    """So many devices, joined by such links.
+
+    Attributes:
+        links: What joins them.
+        size: How many they are.
+    """
+
+    links: Links
+    size: int
+
+
+AxisLinks = Mapping[str, tuple[Level, ...]]
+"""Mesh axis -> the links it lies on, the fastest (innermost) first; axes of size 1 on none."""
+
+FAST = ("ici", "nvlink", "fabric")
+SLOW = ("dcn", "network")
+
+
+def lay_out(axes: Mapping[str, int], hardware: Hardware, given: Mapping[str, object] | None = None) -> AxisLinks:
+    """How the axes of a mesh lie on the links of the hardware.
+
+    Unless `given` says otherwise: devices are numbered with the last axis fastest, as in a JAX mesh, and the first `reach` of them
+    share the fast links (a pod of TPUs, a node of GPUs); what goes beyond that is on the network, an axis that does so in part being
+    on both. On a torus every axis gets a dimension of its own, the largest several where there are more dimensions than axes, and
+    an axis for which no dimension is left lies on a line, without the link that closes it to a ring. So `jax.make_mesh` places
+    the axes where it can.
+
+    Args:
+        axes: Name -> size.
+        hardware: Its fabric and network.
+        given: Axis -> `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `Links`.
+
+    Returns:
+        The levels of every axis.
+
+    Raises:
+        LinkError: `given` names an axis or links that do not exist, or links whose dims do not multiply to the size of the axis.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"links is a {type(given).__name__}; it is a mapping from mesh axes, as {{'data': 'dcn'}}")
+    given = {} if given is None else dict(given)
+    for axis in given:
+        if axis not in axes:
+            known = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
+            raise LinkError(f"unknown mesh axis {axis!r}", where="links", why=f"the mesh has {known}")
+    network = hardware.network
+    fast: dict[str, int] = {}
+    levels: dict[str, list[Level]] = {axis: [] for axis in axes}
+    free = hardware.fabric.reach
+    for axis, size in reversed(list(axes.items())):
+        said = given.get(axis)
+        if size == 1:
+            continue
+        if isinstance(said, Links):
+            if said.dims and math.prod(said.dims) != size:
+                raise LinkError(f"dims {said.dims} have {math.prod(said.dims)} devices, the axis {size}", where=f"links[{axis!r}]")
+            levels[axis].append(Level(said, size))
+            continue
+        if said is not None and said not in (*FAST, *SLOW):
+            raise LinkError(
+                f"unknown links {said!r}",
+                where=f"links[{axis!r}]",
+                why=f"known are {', '.join(map(repr, (*FAST, *SLOW)))}",
+                fix="use one of these, or a shardy_py.Links",
+            )
+        inside = size if said in FAST else 1 if said in SLOW else math.gcd(size, free) if free < size else size
+        free = max(1, free // inside)
+        if inside > 1:
+            fast[axis] = inside
+        if inside < size:
+            levels[axis].append(Level(Links("switch", network.bandwidth, network.latency, name=network.name), size // inside))
+    for axis, links in _on_fabric(fast, hardware.fabric).items():
+        levels[axis].insert(0, Level(links, fast[axis]))
+    return {axis: tuple(found) for axis, found in levels.items()}
+
+
+def _on_fabric(sizes: Mapping[str, int], fabric: Fabric) -> dict[str, Links]:
+    """The links of the axes that lie on a fabric."""
+    plain = Links(fabric.kind, fabric.bandwidth, fabric.latency, name=fabric.name)
+    if fabric.kind == "switch":
+        return dict.fromkeys(sizes, plain)
+    order = sorted(sizes, key=lambda axis: -sizes[axis])
+    dims: dict[str, tuple[int, ...]] = {axis: (sizes[axis],) for axis in order}
+    for _ in range(fabric.dims - len(order)):
+        longest = max(dims, key=lambda axis: max(dims[axis]), default=None)
+        if longest is None or (parts := split(sizes[longest], len(dims[longest]) + 1)) == dims[longest]:
+            break
+        dims[longest] = parts
+    closed = order[: fabric.dims]
+    wrapped = {axis: tuple(axis in closed and n % fabric.wrap == 0 for n in dims[axis]) for axis in order}
+    return {axis: replace(plain, dims=dims[axis], wrapped=wrapped[axis]) for axis in order}
+
+
+def split(size: int, parts: int) -> tuple[int, ...]:
+    """A number as a product of up to so many numbers, as equal as its factors allow, the largest first.
+
+    Example:
+        >>> split(64, 3), split(32, 2), split(7, 2)
+        ((4, 4, 4), (8, 4), (7,))
+    """
+    if parts <= 1:
+        return (size,)
+    first = min((n for n in range(1, size + 1) if size % n == 0 and n**parts >= size), default=size)
+    rest = split(size // first, parts - 1)
+    return tuple(n for n in sorted((first, *rest), reverse=True) if n > 1) or (1,)
+
+
+def levels_of(axes: Sequence[tuple[str, int]], layout: AxisLinks, sizes: Mapping[str, int]) -> tuple[Level, ...]:
+    """The levels of the devices that exchange data over some axes.
+
+    A part of an axis is taken to lie as the whole axis does, on its fastest links first.
+
+    Args:
+        axes: Axis, and how many devices along it take part.
+        layout: How the axes lie.
+        sizes: Sizes of the axes.
+    """
+    found: list[Level] = []
+    for axis, taken in axes:
+        if taken == sizes.get(axis):
+            found += layout[axis]
+            continue
+        left = taken
+        for level in layout.get(axis, ()):
+            inside = math.gcd(left, level.size)
+            if inside > 1:
+                found.append(Level(_part(level.links, level.size, inside), inside))
+            left //= inside
+    return tuple(found)
+
+
+def _part(links: Links, size: int, inside: int) -> Links:
+    """The links of some of the devices on an axis: a line where they are not all of a dimension."""
+    if links.kind == "switch" or inside == size:
+        return links
+    return replace(links, dims=(inside,), wrapped=(False,))
+
+
+def _positive(figure: float, what: str, name: str) -> None:
+    if not (isinstance(figure, int | float) and 0 < figure < math.inf):
+        raise LinkError(f"{what} is {figure!r}", where=f"links {name!r}", why="it is a positive number of bytes per second")

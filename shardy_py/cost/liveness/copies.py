@@ -1,0 +1,176 @@
+"""Copies that loops and results need: what a loop carries lies in one place from before it until behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
+
+
+def insert_copies(graph: Graph) -> None:
+    """Adds the copies that let carried values, branch results and results of the program lie in memory of their own.
+
+    Args:
+        graph: Is changed.
+    """
+    fixed = set(graph.main.arguments)
+    given = {graph.main.arguments[i]: r for i, r in graph.donated.items() if i < len(graph.main.arguments)}
+    _region(graph, graph.main, fixed, given.keys())
+    pairs = [(v, graph.main.results[r]) for v, r in given.items()]
+    _over(graph, graph.main, [(a, b) for a, b in pairs if a != b and b not in fixed])
+    seen: set[int] = set()
+    results = []
+    for r, v in enumerate(graph.main.results):
+        if v in seen or (v in fixed and given.get(v) != r):
+            v = _copied(graph, v, graph.main.nodes)
+        seen.add(v)
+        results.append(v)
+    graph.main.results = results
+
+
+def _copied(graph: Graph, v: int, nodes: list[Node], at: int | None = None) -> int:
+    made = graph.value(graph.bytes[v])
+    graph.forms[made] = graph.forms.get(v)
+    node = Node(Kind.COPY, [v], [made], label="copy")
+    nodes.insert(len(nodes) if at is None else at, node)
+    return made
+
+
+def _region(graph: Graph, region: Region, fixed: set[int], given: Set[int]) -> None:
+    """Copies around the loops and branches of a region; values in `fixed` may not be written to, but updates may to those `given` too."""
+    if not any(n.kind in _WRITING for n in region.nodes):
+        return
+    uses: dict[int, int] = {}
+    _count(region, uses)
+    literal = {v for n in region.nodes if n.kind is Kind.LITERAL for v in n.results}
+    written = _written(region, uses, (fixed - given) | literal)
+    made: list[Node] = []
+    carried: set[int] = set()
+    for node in region.nodes:
+        if node.kind is Kind.LOOP:
+            for i, v in enumerate(node.operands):
+                readers = uses[v]
+                if v in fixed or v in literal or v in carried or readers > node.operands.count(v):
+                    node.operands[i] = _copied(graph, v, made)
+                else:
+                    carried.add(v)
+            _region(graph, node.regions[1], fixed, given)
+            _body(graph, node.regions[1])
+        elif node.kind is Kind.BRANCH:
+            for inner in node.regions:
+                _region(graph, inner, fixed, given)
+                own = {v for n in inner.nodes for v in n.results}
+                taken: set[int] = set()
+                for i, v in enumerate(inner.results):
+                    if v not in own or v in taken:
+                        inner.results[i] = _copied(graph, v, inner.nodes)
+                    taken.add(inner.results[i])
+        elif id(node) in written:
+            v = node.operands[0]
+            node.operands[0] = copy = _copied(graph, v, made)
+            node.shares = tuple(copy if s == v else s for s in node.shares)
+        made.append(node)
+    region.nodes = made
+
+
+_WRITING = frozenset((Kind.LOOP, Kind.BRANCH, Kind.UPDATE, Kind.SCATTER))
+"""Kinds that write over what they read."""
+
+
+def _written(region: Region, uses: dict[int, int], fixed: set[int]) -> set[int]:
+    """Updates (their ids) that need a copy of what they write to, as others read it who need not run before."""
+    found: set[int] = set()
+    shared: dict[int, list[Node]] = {}
+    for node in region.nodes:
+        if node.kind not in (Kind.UPDATE, Kind.SCATTER) or node.operands[0] not in node.shares:
+            continue
+        v = node.operands[0]
+        if v in fixed:
+            found.add(id(node))
+        elif v not in region.arguments and uses[v] > node.operands.count(v):
+            if v in region.results or node.operands.count(v) > 1:
+                found.add(id(node))
+            else:
+                shared.setdefault(v, []).append(node)
+    readers: dict[int, list[Node]] = {v: [] for v in shared}
+    if shared:
+        for node in region.nodes:
+            for v in set(reads(node)):
+                if v in readers:
+                    readers[v].append(node)
+    wanted = {id(n): [u for u in readers[v] if u is not n] for v, nodes in shared.items() for n in nodes}
+    return found | (wanted.keys() - _preceded(region, wanted))
+
+
+def _count(region: Region, uses: dict[int, int]) -> None:
+    for v in region.results:
+        uses[v] = uses.get(v, 0) + 1
+    for node in region.nodes:
+        for v in node.operands:
+            uses[v] = uses.get(v, 0) + 1
+        for inner in node.regions:
+            _count(inner, uses)
+
+
+def _body(graph: Graph, body: Region) -> None:
+    """A carried value is copied first where it is read after, or beside, what takes its place."""
+    made = {v for n in body.nodes for v in n.results}
+    taken: set[int] = set()
+    for i, v in enumerate(body.results):
+        if v not in made or v in taken:
+            body.results[i] = _copied(graph, v, body.nodes)
+        taken.add(body.results[i])
+    _over(graph, body, list(zip(body.arguments, body.results)))
+
+
+def _over(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
+    """Copies arguments that results are written over, where they are read after that, or may be."""
+    own = {v: n for n in region.nodes for v in n.results}
+    readers: dict[int, list[Node]] = {a: [] for a, _ in pairs}
+    for node in region.nodes:
+        for v in set(reads(node)):
+            if v in readers:
+                readers[v].append(node)
+    others = {a: [u for u in readers[a] if u is not own[r]] for a, r in pairs}
+    wanted: dict[int, list[Node]] = {}
+    for argument, result in pairs:
+        wanted.setdefault(id(own[result]), []).extend(others[argument])
+    fine = _preceded(region, wanted)
+    first: list[Node] = []
+    for argument, result in pairs:
+        maker = own[result]
+        in_place = argument in maker.shares or len(others[argument]) == len(readers[argument])
+        if not readers[argument] or (in_place and id(maker) in fine):
+            continue
+        copy = _copied(graph, argument, first)
+        for u in readers[argument]:
+            _replace(u, argument, copy)
+    region.nodes[:0] = first
+
+
+def _preceded(region: Region, wanted: Mapping[int, list[Node]]) -> set[int]:
+    """Those of the nodes (their ids) before which all that are wanted of each have to run."""
+    number = {u: i for i, u in enumerate(dict.fromkeys(id(u) for nodes in wanted.values() for u in nodes))}
+    behind: dict[int, int] = {}
+    found: set[int] = set()
+    for node in region.nodes:
+        before = 0
+        for v in reads(node):
+            before |= behind.get(v, 0)
+        if id(node) in wanted and all(before >> number[id(u)] & 1 for u in wanted[id(node)]):
+            found.add(id(node))
+        if id(node) in number:
+            before |= 1 << number[id(node)]
+        if before:
+            for v in node.results:
+                behind[v] = before
+    return found
+
+
+def _replace(node: Node, old: int, new: int) -> None:
+    node.operands = [new if v == old else v for v in node.operands]
+    node.shares = tuple(new if v == old else v for v in node.shares)
+    for inner in node.regions:
+        inner.results = [new if v == old else v for v in inner.results]
+        for n in inner.nodes:
+            _replace(n, old, new)

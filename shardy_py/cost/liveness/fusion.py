@@ -1,0 +1,174 @@
+"""Which values never reach memory, because what reads them computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
+
+ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE))
+"""Kinds that can be computed where they are read."""
+
+ABSORBING = frozenset((*ABSORBED, Kind.REDUCE, Kind.LIBRARY, Kind.UPDATE))
+"""Kinds that can compute what they read."""
+
+TAKEN_IN: Mapping[str, frozenset[str]] = {
+    "": frozenset(("stablehlo.multiply", "stablehlo.exponential")),
+    "stablehlo.multiply": frozenset(("stablehlo.multiply", "stablehlo.broadcast_in_dim", "sdy.constant")),
+    "stablehlo.exponential": frozenset(("stablehlo.subtract",)),
+    "stablehlo.subtract": frozenset(("stablehlo.broadcast_in_dim",)),
+}
+"""What a library's reduction takes in: by name of what reads it, "" being the reduction (YNNPACK's in XLA for CPUs)."""
+
+POINTWISE = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE))
+
+
+def fuse(graph: Graph) -> None:
+    """Removes nodes whose results need no memory; what reads them reads their operands instead.
+
+    As XLA's instruction fusion: a value is computed where it is read if all its readers can, it is not dear to do so several times, and it
+    is not a result.
+
+    Args:
+        graph: Is changed.
+    """
+    _fuse(graph, graph.main)
+
+
+def _fuse(graph: Graph, region: Region) -> None:
+    for node in region.nodes:
+        for inner in node.regions:
+            _fuse(graph, inner)
+    absorbed, repeated = _absorbed(graph, region)
+    sources: dict[int, dict[int, bool]] = {}
+    seen_as: dict[int, int] = {}
+    depth: dict[int, int] = {}
+    kept = []
+    for node in region.nodes:
+        for v in node.operands:
+            if v in seen_as:
+                node.late[seen_as[v]] = max(depth[v], node.late.get(seen_as[v], 0))
+        inside = {v for v in node.operands if v in absorbed or id(node) in repeated.get(v, ())}
+        _rename(node, seen_as)
+        reads: dict[int, bool] = {}
+        pointwise = node.kind in POINTWISE
+        for position, v in enumerate(node.operands):
+            aligned = pointwise or (node.kind is Kind.UPDATE and position == 0)
+            for source, straight in (sources[v] if v in inside else {v: True}).items():
+                reads[source] = reads.get(source, True) and straight and aligned
+        if node.results and node.results[0] in absorbed:
+            sources[node.results[0]] = reads
+            continue
+        if node.kind is Kind.VIEW and node.operands[0] not in inside:
+            seen_as[node.results[0]] = node.operands[0]
+            depth[node.results[0]] = 1 + node.late.get(node.operands[0], 0)
+            continue
+        if node.kind in ABSORBING:
+            if node.results[0] in repeated:
+                sources[node.results[0]] = reads
+            if inside:
+                node.operands = list(reads)
+            node.shares = tuple(v for v, straight in reads.items() if straight and _alike(graph, v, node.results[0]))
+        kept.append(node)
+    region.nodes = kept
+    region.results = [seen_as.get(v, v) for v in region.results]
+    _mark_shares(graph, [n for n in kept if n.kind not in ABSORBING])
+
+
+def _rename(node: Node, names: dict[int, int]) -> None:
+    if not names:
+        return
+    node.operands = [names.get(v, v) for v in node.operands]
+    for inner in node.regions:
+        inner.results = [names.get(v, v) for v in inner.results]
+        for n in inner.nodes:
+            _rename(n, names)
+
+
+def _mark_shares(graph: Graph, nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        if node.kind in POINTWISE or node.kind is Kind.COPY:
+            node.shares = tuple(v for v in node.operands if _alike(graph, v, node.results[0]))
+        elif node.kind in (Kind.UPDATE, Kind.SCATTER):
+            node.shares = tuple(node.operands[:1])
+        elif node.name == "stablehlo.sort":
+            node.shares = tuple(node.operands)
+
+
+def _alike(graph: Graph, a: int, b: int) -> bool:
+    return graph.bytes[a] == graph.bytes[b] and graph.forms.get(a) == graph.forms.get(b)
+
+
+def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int]]]:
+    """Results of nodes that are computed where they are read; of others, by value, the readers (their ids) that compute them anew."""
+    readers: dict[int, list[Node]] = {}
+    outside = set(region.results)
+    maker: dict[int, Node] = {}
+    for node in region.nodes:
+        for v in node.results:
+            maker[v] = node
+        for v in set(node.operands):
+            readers.setdefault(v, []).append(node)
+        for inner in node.regions:
+            _read_inside(inner, outside)
+    roots: dict[int, set[int]] = {}
+    in_library: dict[int, str] = {}
+    absorbed: set[int] = set()
+    repeated: dict[int, set[int]] = {}
+    for node in reversed(region.nodes):
+        if node.kind not in ABSORBED or len(node.results) != 1:
+            continue
+        v = node.results[0]
+        users = readers.get(v, ())
+        able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library)]
+        into: set[int] = set()
+        for u in able:
+            into |= roots.get(u.results[0], {id(u)})
+        if not able or (_is_dear(node) and (len(into) > 1 or any(u.kind is Kind.BROADCAST for u in users))):
+            continue
+        if v in outside or len(able) < len(users):
+            if not _is_dear(node) and _is_unary(graph, node, maker):
+                repeated[v] = {id(u) for u in able}
+                roots[v] = into | {id(node)}
+            continue
+        roots[v] = into
+        absorbed.add(v)
+        for u in users:
+            name = _reader_in_library(u, in_library)
+            if name is not None:
+                in_library[v] = name if node.kind is Kind.VIEW else node.name
+    return absorbed, repeated
+
+
+def _takes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
+    """Whether a reader that is part of a library's reduction can compute a node; others can."""
+    name = _reader_in_library(user, in_library)
+    return name is None or node.kind is Kind.VIEW or node.name in TAKEN_IN.get(name, ())
+
+
+def _is_dear(node: Node) -> bool:
+    return node.kind is Kind.EXPENSIVE or node.name == "stablehlo.gather"
+
+
+def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node]) -> bool:
+    """Whether at most one operand is as large as the result, so that computing it twice reads no more (`EffectivelyAtMostUnary`)."""
+    rank = _rank(graph, node.results[0])
+    return sum(not (v in maker and maker[v].kind is Kind.BROADCAST) and _rank(graph, v) >= rank for v in set(node.operands)) <= 1
+
+
+def _rank(graph: Graph, v: int) -> int:
+    form = graph.forms.get(v)
+    return len(form[0]) if form is not None else 0
+
+
+def _reader_in_library(user: Node, in_library: Mapping[int, str]) -> str | None:
+    """The name under which `TAKEN_IN` has a reader that is part of a library's reduction; None of another."""
+    return "" if user.kind is Kind.LIBRARY else in_library.get(user.results[0])
+
+
+def _read_inside(region: Region, found: set[int]) -> None:
+    found.update(region.results)
+    for node in region.nodes:
+        found.update(node.operands)
+        for inner in node.regions:
+            _read_inside(inner, found)

@@ -1,0 +1,266 @@
+"""From when to when each buffer is alive, and how many bytes are at each step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """A piece of memory, which one value after another may use.
+
+    Attributes:
+        bytes: Its size.
+        start: The first step at which it is in use.
+        end: The last one.
+        value: The value it is named after.
+        maker: The node that makes that value; None of an argument.
+        role: `argument`, `output`, `literal` or `temporary`.
+        free: Of a donated argument, the last step that reads it and the first that writes to it, if there are others between.
+    """
+
+    bytes: int
+    start: int
+    end: int
+    value: int
+    maker: Node | None
+    role: str = "temporary"
+    free: tuple[int, int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lives:
+    """All buffers of a program.
+
+    Attributes:
+        buffers: In the order in which they are first used.
+        steps: The node that runs at each step.
+        tables: Entries of each table of addresses: of the results of a node that has several, of what loops carry and read, of what
+            branches read and give.
+    """
+
+    buffers: list[Buffer]
+    steps: list[Node]
+    tables: list[int]
+
+
+class _Walk:
+    def __init__(self, graph: Graph) -> None:
+        n = len(graph.bytes)
+        self.graph = graph
+        self.parent = list(range(n))
+        self.start = [-1] * n
+        self.end = [-1] * n
+        self.maker: list[Node | None] = [None] * n
+        self.depth = [0] * n
+        self.steps: list[Node] = []
+        self.loops: list[list[int]] = []
+        self.tables: list[int] = []
+        self.free: dict[int, tuple[int, int]] = {}
+        self.tuples: set[tuple[int, ...]] = set()
+
+    def find(self, v: int) -> int:
+        parent = self.parent
+        while parent[v] != v:
+            parent[v] = parent[parent[v]]
+            v = parent[v]
+        return v
+
+    def union(self, a: int, b: int) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.parent[max(a, b)] = min(a, b)
+
+    def define(self, v: int, time: int, maker: Node | None) -> None:
+        self.start[v] = time
+        self.end[v] = max(self.end[v], time)
+        self.maker[v] = maker
+        self.depth[v] = len(self.loops)
+
+    def use(self, v: int, time: int) -> None:
+        self.end[v] = max(self.end[v], time)
+        if self.depth[v] < len(self.loops):
+            self.loops[self.depth[v]].append(v)
+
+    def step(self, node: Node) -> int:
+        self.steps.append(node)
+        return len(self.steps) - 1
+
+    def region(self, region: Region) -> None:
+        for node in region.nodes:
+            if node.kind is Kind.LOOP:
+                self.loop(node)
+            elif node.kind is Kind.BRANCH:
+                self.branch(node)
+            else:
+                time = self.step(node)
+                for v in node.operands:
+                    self.use(v, time)
+                for v in node.results:
+                    self.define(v, time, node)
+                if len(node.results) > 1 and node.kind is not Kind.BARRIER:
+                    self.tables.append(len(node.results))
+                if node.kind is Kind.BARRIER:
+                    for a, b in zip(node.operands, node.results):
+                        self.union(a, b)
+
+    def loop(self, node: Node) -> None:
+        condition, body = node.regions
+        time = self.step(node)
+        for v in node.operands:
+            self.use(v, time)
+        self.loops.append([])
+        for v in (*condition.arguments, *body.arguments):
+            self.define(v, time, node)
+        self.region(condition)
+        for v in condition.results:
+            self.use(v, len(self.steps) - 1)
+        self.region(body)
+        time = self.step(node)
+        for v in body.results:
+            self.use(v, time)
+        outer = self.loops.pop()
+        for v in outer:
+            self.use(v, time)
+        for v in node.results:
+            self.define(v, time, node)
+        self.tables.append(len(node.results) + len(set(outer)))
+        for group in zip(node.operands, condition.arguments, body.arguments, body.results, node.results):
+            for v in group[1:]:
+                self.union(group[0], v)
+
+    def branch(self, node: Node) -> None:
+        time = self.step(node)
+        for v in node.operands:
+            self.use(v, time)
+        for inner in node.regions:
+            for v in inner.arguments:
+                self.define(v, time, node)
+            self.region(inner)
+            for v in inner.results:
+                self.use(v, len(self.steps) - 1)
+        time = self.step(node)
+        self.tables.append(len(node.results))
+        for inner in node.regions:
+            entries = _from_outside(inner)
+            if entries and entries not in self.tuples:
+                self.tuples.add(entries)
+                self.tables.append(len(entries))
+        for v in node.results:
+            self.define(v, time, node)
+        for inner in node.regions:
+            for v, result in zip(inner.results, node.results):
+                self.union(v, result)
+
+    def share(self) -> None:
+        """Results take the memory of operands that are read for the last time."""
+        readonly = {self.find(v) for i, v in enumerate(self.graph.main.arguments) if i not in self.graph.donated}
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for v in range(len(self.parent)):
+            if self.start[v] >= 0:
+                root = self.find(v)
+                first[root] = min(first.get(root, self.start[v]), self.start[v])
+                last[root] = max(last.get(root, -1), self.end[v])
+        for v in self.graph.main.results:
+            last[self.find(v)] = len(self.steps)
+        bytes_ = self.graph.bytes
+        for time, node in enumerate(self.steps):
+            if not node.shares or node.kind in (Kind.LOOP, Kind.BRANCH):
+                continue
+            several = len(node.results) > 1  # each takes over the operand at its place
+            for place, made in enumerate(node.results):
+                result = self.find(made)
+                free = self.free.get(result)
+                if (first[result] if free is None else free[1]) != time:
+                    continue
+                for v in node.shares[place : place + 1] if several else node.shares:
+                    root = self.find(v)
+                    if root == result or root in readonly or last[root] != time or bytes_[v] != bytes_[made]:
+                        continue
+                    if free is not None and first[root] <= free[0]:
+                        continue
+                    start, end = min(first[root], first[result]), max(last[root], last[result])
+                    if free is not None:
+                        free = free[0], first[root]
+                    self.union(root, result)
+                    merged = self.find(root)
+                    first[merged], last[merged] = start, end
+                    if free is not None:
+                        self.free[merged] = free
+                    break
+
+
+def _from_outside(region: Region) -> tuple[int, ...]:
+    """What a branch reads: it is handed over in a tuple, one for branches that read the same."""
+    own = {v for n in region.nodes for v in n.results}
+    return tuple(dict.fromkeys(v for v in (*(v for n in region.nodes for v in reads(n)), *region.results) if v not in own))
+
+
+def lives(graph: Graph) -> Lives:
+    """Walks an ordered graph.
+
+    Args:
+        graph: After fusion, copies and ordering.
+    """
+    walk = _Walk(graph)
+    for v in graph.main.arguments:
+        walk.define(v, 0, None)
+    walk.region(graph.main)
+    last = max(len(walk.steps) - 1, 0)
+    read = {v: walk.end[v] for v in graph.main.arguments}
+    for v in (*graph.main.arguments, *graph.main.results):
+        walk.end[v] = last
+    for argument, result in graph.donated.items():
+        before, after = graph.main.arguments[argument], graph.main.results[result]
+        if walk.start[after] >= 0:
+            alone = walk.find(after) == after
+            walk.union(before, after)
+            if alone and walk.start[after] > read[before]:
+                walk.free[walk.find(before)] = read[before], walk.start[after]
+    walk.share()
+    return Lives(_buffers(walk), walk.steps, walk.tables)
+
+
+def _buffers(walk: _Walk) -> list[Buffer]:
+    found: dict[int, Buffer] = {}
+    arguments = set(walk.graph.main.arguments)
+    outputs = set(walk.graph.main.results)
+    for v, (start, end) in enumerate(zip(walk.start, walk.end)):
+        if start < 0:
+            continue
+        root = walk.find(v)
+        buffer = found.get(root)
+        size = walk.graph.bytes[v]
+        if buffer is None:
+            buffer = found[root] = Buffer(size, start, end, v, walk.maker[v], free=walk.free.get(root))
+        else:
+            buffer.bytes = max(buffer.bytes, size)
+            buffer.start = min(buffer.start, start)
+            buffer.end = max(buffer.end, end)
+        maker = walk.maker[v]
+        if v in arguments:
+            buffer.role = "argument"
+        elif v in outputs and buffer.role != "argument":
+            buffer.role, buffer.value, buffer.maker = "output", v, maker
+        elif maker is not None and maker.kind is Kind.LITERAL and buffer.role == "temporary":
+            buffer.role = "literal"
+    return sorted(found.values(), key=lambda b: (b.start, b.value))
+
+
+def alive(buffers: Sequence[Buffer], steps: int) -> list[int]:
+    """Bytes of buffers that are alive at each step.
+
+    Args:
+        buffers: Those to count.
+        steps: How many steps there are.
+    """
+    change = [0] * (steps + 1)
+    for b in buffers:
+        change[b.start] += b.bytes
+        change[min(b.end, steps - 1) + 1] -= b.bytes
+    return list(itertools.accumulate(change))[:steps]

@@ -1,0 +1,141 @@
+"""The order in which nodes run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
+
+
+def program_order(region: Region) -> list[Node]:
+    """As the program is written."""
+    return region.nodes
+
+
+def from_results(graph: Graph) -> None:
+    """Orders the nodes of all regions as they are met from the results on, operands first, as XLA's partitioner writes them anew.
+
+    Args:
+        graph: Is changed.
+    """
+    _from_results(graph.main)
+
+
+def _from_results(region: Region) -> None:
+    for node in region.nodes:
+        for inner in node.regions:
+            _from_results(inner)
+    maker: dict[int, Node | None] = dict.fromkeys(region.arguments)
+    maker.update((v, n) for n in region.nodes for v in n.results)
+    met: set[int] = set()
+    nodes: list[Node] = []
+    arguments: list[int] = []
+    effects = [v for n in region.nodes if n.key is None for v in n.results[:1]]
+    stack: list[int | Node] = [*reversed(effects), *reversed(region.results)]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Node):
+            nodes.append(item)
+            continue
+        if item in met or item not in maker:
+            continue
+        node = maker[item]
+        if node is None:
+            met.add(item)
+            arguments.append(item)
+            continue
+        met.update(node.results)
+        stack.append(node)
+        stack.extend(reversed(reads(node)))
+    seen = set(map(id, nodes))
+    region.nodes = [n for n in region.nodes if id(n) not in seen and not n.results] + nodes
+    region.met = arguments
+
+
+def breadth_first(region: Region) -> list[Node]:
+    """What is ready first runs first, as XLA orders programs for CPUs (`BFScheduler`), so that much runs side by side.
+
+    XLA's loops and branches read a tuple, and readers of one of several results read that result's element: each is one more step in the
+    queue, as is a view.
+    """
+    waiting: dict[int, int] = {}
+    users: dict[int, list[Node]] = {}
+    inside = {v for n in region.nodes for v in n.results}
+    inside.update(region.arguments)
+    ready: deque[Node | _Tuple | _Value] = deque(map(_Value, dict.fromkeys((*region.met, *region.arguments))))
+
+    def enqueue(node: Node) -> None:
+        ready.append(_Tuple(node) if node.kind in _TUPLED else node)
+
+    for node in region.nodes:
+        needed = dict.fromkeys(v for v in reads(node) if v in inside)
+        waiting[id(node)] = len(needed)
+        for v in needed:
+            users.setdefault(v, []).append(node)
+        if not needed:
+            enqueue(node)
+    done: list[Node] = []
+    while ready:
+        item = ready.popleft()
+        if isinstance(item, _Tuple):
+            ready.append(item.node)
+            continue
+        if isinstance(item, Node):
+            done.append(item)
+            if item.kind in _TUPLED or (len(item.results) > 1 and item.kind is not Kind.BARRIER):
+                ready.extend(map(_Value, item.results))
+                continue
+            values = [_Value(v) for v in item.results]
+        else:
+            values = [item]
+        for value in values:
+            further = False
+            for user in users.get(value.number, ()):
+                views = user.late.get(value.number, 0)
+                further |= views > value.views
+                if views == value.views:
+                    waiting[id(user)] -= 1
+                    if not waiting[id(user)]:
+                        enqueue(user)
+            if further:
+                ready.append(_Value(value.number, value.views + 1))
+    return done
+
+
+class _Value(NamedTuple):
+    """A value that waits in the queue, as seen through so many views."""
+
+    number: int
+    views: int = 0
+
+
+class _Tuple(NamedTuple):
+    """The tuple that a loop or branch reads."""
+
+    node: Node
+
+
+_TUPLED = frozenset((Kind.LOOP, Kind.BRANCH))
+
+
+ORDERS: Mapping[str, Callable[[Region], list[Node]]] = {"breadth-first": breadth_first, "program": program_order}
+"""Name -> order."""
+
+
+def put_in_order(graph: Graph, order: str) -> None:
+    """Orders the nodes of all regions.
+
+    Args:
+        graph: Is changed.
+        order: One of `ORDERS`.
+    """
+    _put(graph.main, ORDERS[order])
+
+
+def _put(region: Region, order: Callable[[Region], list[Node]]) -> None:
+    for node in region.nodes:
+        for inner in node.regions:
+            _put(inner, order)
+    region.nodes = order(region)

@@ -1,0 +1,74 @@
+"""Where buffers lie: temporaries in outputs that are not written yet, and next to each other with gaps."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from shardy_py.cost.liveness.live import Buffer
+
+TRIED = 64
+"""How many outputs are tried for one temporary."""
+
+
+def into_outputs(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """The temporaries that need memory of their own.
+
+    Others lie in an output before it is written, as XLA assigns them, or in an argument that is given away and read no more.
+
+    Args:
+        buffers: All buffers.
+    """
+    outputs = sorted((b for b in reversed(buffers) if b.bytes and (b.role == "output" or b.free)), key=lambda b: b.bytes)
+    sizes = [b.bytes for b in outputs]
+    taken = [[(b.start, b.end)] if b.free is None else [(b.start, b.free[0]), (b.free[1], b.end)] for b in outputs]
+    left: list[Buffer] = []
+    for b in sorted((b for b in buffers if b.role == "temporary"), key=lambda b: -b.bytes):
+        first = bisect_right(sizes, b.bytes - 1)
+        for lives in taken[first : first + TRIED]:
+            i = bisect_right(lives, (b.end, math.inf))  # no two of them overlap
+            if not i or lives[i - 1][1] < b.start:
+                lives.insert(i, (b.start, b.end))
+                break
+        else:
+            left.append(b)
+    return sorted(left, key=lambda b: (b.start, b.value))
+
+
+def packed(buffers: Sequence[Buffer], alignment: int) -> int:
+    """Bytes of one piece of memory that holds all buffers, those alive at the same time side by side.
+
+    As XLA's `GlobalDecreasingSizeBestFitHeap`: the largest first, or the longest-lived, each into the smallest gap that is free while it
+    lives.
+
+    Args:
+        buffers: Few; this takes time with the square of their number.
+        alignment: Of where each starts.
+
+    Example:
+        >>> packed([Buffer(100, 0, 1, 0, None), Buffer(60, 2, 3, 1, None), Buffer(50, 1, 2, 2, None)], 64)
+        178
+    """
+    by_size = sorted(buffers, key=lambda b: (-b.bytes, b.start - b.end, b.value))
+    by_time = sorted(buffers, key=lambda b: (b.start - b.end, -b.bytes, b.value))
+    return min(_placed(by_size, alignment), _placed(by_time, alignment))
+
+
+def _placed(buffers: Sequence[Buffer], alignment: int) -> int:
+    placed: list[tuple[int, int, int, int]] = []
+    total = 0
+    for b in buffers:
+        if not b.bytes:
+            continue
+        beside = sorted((low, high) for low, high, start, end in placed if start <= b.end and b.start <= end)
+        best: tuple[int, int] | None = None
+        at = 0
+        for low, high in beside:
+            if low - at >= b.bytes and (best is None or low - at < best[0]):
+                best = (low - at, at)
+            at = max(at, -(-high // alignment) * alignment)
+        where = at if best is None else best[1]
+        placed.append((where, where + b.bytes, b.start, b.end))
+        total = max(total, where + b.bytes)
+    return total

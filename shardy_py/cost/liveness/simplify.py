@@ -1,0 +1,245 @@
+"""What every compiler does first: equal nodes are one, unused ones go, loops carry only what changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
+
+
+def simplify(graph: Graph) -> None:
+    """Changes a graph to what is computed in the end; twice, as loops that carry less leave more to remove.
+
+    Args:
+        graph: Is changed.
+    """
+    _merge(graph.main, {}, {})
+    _fold(graph.main, set(), set())
+    for _ in range(2):
+        replaced: dict[int, int] = {}
+        _merge(graph.main, replaced, {})
+        _thin(graph.main, set(graph.main.results))
+    _sink(graph, graph.main, {})
+    _thin(graph.main, set(graph.main.results))
+
+
+def _sink(graph: Graph, region: Region, outside: dict[int, Node]) -> None:
+    """Arrays of one number that loops and branches read are made inside of them."""
+    uniform = {n.results[0]: n for n in region.nodes if n.kind is Kind.BROADCAST and not n.operands and n.label not in POSITIONS}
+    known = {**outside, **uniform}
+    for node in region.nodes:
+        for inner in node.regions:
+            names: dict[int, int] = {}
+            for v in dict.fromkeys((*inner.results, *(v for n in inner.nodes for v in reads(n)))):
+                if v in known:
+                    made = names[v] = graph.value(graph.bytes[v])
+                    graph.forms[made] = graph.forms.get(v)
+            if names:
+                for n in inner.nodes:
+                    rename(n, names)
+                inner.results = [names.get(v, v) for v in inner.results]
+                inner.nodes[:0] = [replace(known[v], results=[made]) for v, made in names.items()]
+            _sink(graph, inner, known)
+
+
+def rename(node: Node, names: dict[int, int]) -> None:
+    """Values that a node and its regions read, by other names."""
+    node.operands = [names.get(v, v) for v in node.operands]
+    for inner in node.regions:
+        inner.results = [names.get(v, v) for v in inner.results]
+        for n in inner.nodes:
+            rename(n, names)
+
+
+def _fold(region: Region, constant: set[int], uniform: set[int]) -> None:
+    """What is computed of constants is one: of arrays of one number another such array, of others a literal."""
+    for node in region.nodes:
+        for inner in node.regions:
+            _fold(inner, set(constant), set(uniform))
+        if node.kind in (Kind.LITERAL, Kind.BROADCAST) and not node.operands:
+            if node.label not in POSITIONS:
+                constant.update(node.results)
+                if node.kind is Kind.BROADCAST:
+                    uniform.update(node.results)
+        elif node.kind in _FOLDED and node.operands and constant.issuperset(node.operands):
+            if node.kind is Kind.BROADCAST or uniform.issuperset(node.operands):
+                node.kind = Kind.BROADCAST
+                uniform.update(node.results)
+            elif uniform.isdisjoint(node.operands):
+                node.kind = Kind.LITERAL
+            else:
+                continue
+            node.key = (node.key, tuple(node.operands))
+            node.operands = []
+            constant.update(node.results)
+
+
+POSITIONS = frozenset(("iota", "axis_index", "stablehlo.partition_id", "partition_id"))
+"""Labels of nodes without operands that are no constants."""
+
+_FOLDED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE))
+
+
+def _merge(region: Region, replaced: dict[int, int], known: dict[object, list[int]]) -> None:
+    """Equal nodes of a region become one; what a loop does not change is read from outside of it."""
+    kept: list[Node] = []
+    for node in region.nodes:
+        node.operands = [replaced.get(v, v) for v in node.operands]
+        if node.kind is Kind.LOOP:
+            _unchanged(node, replaced)
+        for inner in node.regions:
+            _merge(inner, replaced, {})
+        if node.key is not None:
+            key = _shape(node) if node.regions else (node.key, tuple(node.operands))
+            found = known.get(key)
+            if found is not None:
+                replaced.update(zip(node.results, found))
+                continue
+            known[key] = node.results
+        if node.kind is Kind.LOOP:
+            kept.extend(_hoisted(node))
+        kept.append(node)
+    region.nodes = kept
+    region.results = [replaced.get(v, v) for v in region.results]
+
+
+def _shape(node: Node) -> object:
+    """What a node with regions computes: its nodes, their values numbered as they come."""
+    numbers: dict[int, int] = {}
+
+    def number(v: int) -> object:
+        return numbers.get(v, -1 - v)
+
+    def region(inner: Region) -> object:
+        for v in inner.arguments:
+            numbers[v] = len(numbers)
+        nodes = []
+        for n in inner.nodes:
+            regions = tuple(map(region, n.regions))
+            nodes.append((n.key if n.key is not None else id(n), tuple(map(number, n.operands)), regions))
+            for v in n.results:
+                numbers[v] = len(numbers)
+        return tuple(nodes), tuple(map(number, inner.results))
+
+    return node.kind, tuple(node.operands), tuple(map(region, node.regions))
+
+
+def _unchanged(loop: Node, replaced: dict[int, int]) -> None:
+    """Values that a loop hands on as they are: inside and behind it they are what they are in front of it."""
+    condition, body = loop.regions
+    keep = []
+    for i, (before, argument, result) in enumerate(zip(loop.operands, body.arguments, body.results)):
+        if argument == result:
+            replaced[argument] = replaced[condition.arguments[i]] = replaced[loop.results[i]] = before
+        else:
+            keep.append(i)
+    _select(loop, keep)
+
+
+def _select(loop: Node, keep: list[int]) -> None:
+    condition, body = loop.regions
+    if len(keep) == len(loop.operands):
+        return
+    loop.operands = [loop.operands[i] for i in keep]
+    loop.results = [loop.results[i] for i in keep]
+    condition.arguments = [condition.arguments[i] for i in keep]
+    body.arguments = [body.arguments[i] for i in keep]
+    body.results = [body.results[i] for i in keep]
+
+
+_STAYS = frozenset((Kind.BROADCAST, Kind.UPDATE, Kind.SCATTER, Kind.COPY, Kind.LITERAL, Kind.BARRIER, Kind.LOOP, Kind.BRANCH))
+"""Kinds that are left in loops: what costs nothing there, or writes, or holds regions."""
+
+
+def _hoisted(loop: Node) -> list[Node]:
+    """Nodes of a loop's body that read nothing the loop changes, taken out of it."""
+    body = loop.regions[1]
+    inside = set(body.arguments)
+    moved, kept = [], []
+    for node in body.nodes:
+        if node.kind not in _STAYS and node.key is not None and node.operands and not inside.intersection(node.operands):
+            moved.append(node)
+        else:
+            kept.append(node)
+            inside.update(node.results)
+    body.nodes = kept
+    return moved
+
+
+def _thin(region: Region, needed: set[int]) -> None:
+    """Removes nodes that nothing needs; `needed` gains what the region reads from outside."""
+    kept: list[Node] = []
+    for node in reversed(region.nodes):
+        if node.key is not None and needed.isdisjoint(node.results):
+            continue
+        kept.append(node)
+        if node.kind is Kind.LOOP:
+            _thin_loop(node, needed)
+        elif node.kind is Kind.BRANCH:
+            keep = [i for i, v in enumerate(node.results) if v in needed]
+            node.results = [node.results[i] for i in keep]
+            for inner in node.regions:
+                inner.results = [inner.results[i] for i in keep]
+                needed.update(inner.results)
+                _thin(inner, needed)
+        needed.update(node.operands)
+    kept.reverse()
+    region.nodes = kept
+
+
+def _thin_loop(loop: Node, needed: set[int]) -> None:
+    """Removes what a loop carries but neither its condition nor anything behind it needs."""
+    _one_counter(loop, needed)
+    condition, body = loop.regions
+    wanted = {i for i, v in enumerate(loop.results) if v in needed}
+    inside: set[int] = set(condition.results)
+    _thin(condition, inside)
+    made = {v: n for n in body.nodes for v in n.results}
+    wanted |= {i for i, v in enumerate(condition.arguments) if v in inside}
+    number = {v: i for i, v in enumerate(body.arguments)}
+    seen: set[int] = set()
+    stack = [body.results[i] for i in wanted]
+    for node in body.nodes:
+        if node.key is None:
+            stack.extend(node.operands)
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if v in number and number[v] not in wanted:
+            wanted.add(number[v])
+            stack.append(body.results[number[v]])
+        elif v in made:
+            stack.extend(reads(made[v]))
+    _select(loop, sorted(wanted))
+    needed.update(inside)
+    inside = set(body.results)
+    _thin(body, inside)
+    needed.update(inside)
+
+
+def _one_counter(loop: Node, needed: set[int]) -> None:
+    """Of several counters that nothing behind a loop needs, all but one are computed from that one."""
+    condition, body = loop.regions
+    made = {v: n for n in body.nodes for v in n.results}
+    counters = [i for i, v in enumerate(body.results) if _counts(made.get(v), body.arguments[i], made)]
+    kept = next((i for i in counters if condition.arguments[i] in _all_read(condition)), counters[0] if counters else -1)
+    gone = [i for i in counters if i != kept and loop.results[i] not in needed]
+    for region in (condition, body):
+        for i in gone:
+            first, other = region.arguments[kept], region.arguments[i]
+            region.nodes.insert(0, Node(Kind.ELEMENTWISE, [first], [other], key=("counter", i), label="add"))
+    if gone:
+        _select(loop, [i for i in range(len(loop.results)) if i not in gone])
+
+
+def _counts(maker: Node | None, argument: int, made: dict[int, Node]) -> bool:
+    if maker is None or maker.name != "stablehlo.add" or argument not in maker.operands:
+        return False
+    others = [v for v in maker.operands if v != argument]
+    return len(others) == 1 and (others[0] not in made or made[others[0]].kind is Kind.LITERAL)
+
+
+def _all_read(region: Region) -> set[int]:
+    return {v for node in region.nodes for v in reads(node)}

@@ -1,0 +1,69 @@
+"""What a device has of a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.ir import Type, Value
+from shardy_py.ir.types import element_bits
+
+
+class LocalSizes:
+    """Shapes and bytes of the pieces of values that one device has; the largest piece where a size does not divide.
+
+    Args:
+        meshes: Where named meshes are looked up.
+
+    Example:
+        >>> from shardy_py.ir import TensorType
+        >>> sizes = LocalSizes({"mesh": Mesh([("x", 4)])})
+        >>> sizes.shape_of(TensorType((10, 3), "float32"), TensorSharding("mesh", [["x"], []]))
+        (3, 3)
+    """
+
+    def __init__(self, meshes: Mapping[str, Mesh]) -> None:
+        self.meshes = meshes
+        self._shapes: dict[tuple[Type, TensorSharding | None], tuple[int, ...]] = {}
+        self._bytes: dict[tuple[Type, TensorSharding | None], int] = {}
+
+    def shards(self, value: Value) -> tuple[int, ...]:
+        """Into how many parts each dimension of a value is cut."""
+        sharding = value.sharding
+        if sharding is None:
+            return (1,) * value.type.rank
+        return (*sharding.shards(sharding.mesh_in(self.meshes)), *(1,) * (value.type.rank - sharding.rank))[: value.type.rank]
+
+    def shape_of(self, type: Type, sharding: TensorSharding | None) -> tuple[int, ...]:
+        """The shape of a piece."""
+        found = self._shapes.get((type, sharding))
+        if found is None:
+            found = type.shape
+            if sharding is not None and found:
+                shards = sharding.shards(sharding.mesh_in(self.meshes))
+                cut = (-(-n // k) for n, k in zip(found, shards, strict=False))
+                found = (*cut, *found[len(shards) :])  # a maximal sharding has no dimensions
+            self._shapes[type, sharding] = found
+        return found
+
+    def bytes_of(self, type: Type, sharding: TensorSharding | None) -> int:
+        """The bytes of a piece; those of a token, 0."""
+        key = (type, sharding)
+        found = self._bytes.get(key)
+        if found is None:
+            found = 0 if type.dtype == "token" else -(-math.prod(self.shape_of(type, sharding)) * element_bits(type.dtype) // 8)
+            self._bytes[key] = found
+        return found
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """The shape of a device's piece of a value."""
+        return self.shape_of(value.type, value.sharding)
+
+    def elements(self, value: Value) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape_of(value.type, value.sharding))
+
+    def bytes(self, value: Value) -> int:
+        """How many bytes it has."""
+        return self.bytes_of(value.type, value.sharding)

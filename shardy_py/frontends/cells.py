@@ -1,0 +1,34 @@
+"""Names for the cells of a notebook, whose code lies in files with names that no reader knows."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+
+_CELL = re.compile(r".*[/\\]ipykernel_\d+[/\\]\d+\.py|<ipython-input-.*>", re.DOTALL)
+
+
+def cell_name(file: str) -> str:
+    """`In[3]` for the file that IPython compiles cell 3 under, as its tracebacks call it; any other file as it is.
+
+    `linecache` then knows the cell's lines by that name too.
+
+    Args:
+        file: The name of a file of Python code.
+
+    Example:
+        >>> cell_name("/home/me/train.py")
+        '/home/me/train.py'
+    """
+    if _CELL.fullmatch(file) is None or "IPython" not in sys.modules:
+        return file
+    shell = sys.modules["IPython"].get_ipython()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    if not named:
+        return file
+    name = str(named[1])
+    lines = linecache.getlines(file)
+    if lines:
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    return name

@@ -1,0 +1,136 @@
+"""Which findings a user accepts, and which are one and the same in every layer."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from shardy_py.errors import ShardyError
+from shardy_py.plan.findings import Finding
+
+_NUMBER = re.compile(r"\d+")
+_INDEX = re.compile(r"\[\d+\]|(?<=\D)\d+(?=\W|_|$)")
+
+
+def accepted(findings: Sequence[Finding], ignore: str | Iterable[str]) -> tuple[Finding, ...]:
+    """The findings that no pattern names.
+
+    Args:
+        findings: Those of a plan.
+        ignore: `kind`, or `kind:path` where the path may have `*` for any characters and `?` for one; one string, or several.
+
+    Raises:
+        TypeError: A pattern is no string.
+        ShardyError: There is no such kind.
+
+    Example:
+        >>> accepted([Finding("replicated-large", "...", "params['table']")], ["replicated-large:params*"])
+        ()
+    """
+    if not isinstance(ignore, Iterable):
+        raise TypeError(f"ignore is {ignore!r}, a {type(ignore).__name__}; it is a kind of finding or several, as ['unused-axis']")
+    patterns = [_parsed(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
+
+    def named(finding: Finding) -> bool:
+        return any(kind == finding.kind and (not colon or bool(_glob(path).fullmatch(finding.path))) for kind, colon, path in patterns)
+
+    return tuple(finding for finding in findings if not named(finding))
+
+
+def _parsed(pattern: object) -> tuple[str, str, str]:
+    """Kind, colon and path of a pattern."""
+    from shardy_py.plan.checks.table import KINDS  # the table holds the checks, which nothing here needs
+
+    if not isinstance(pattern, str):
+        raise TypeError(f"ignore holds {pattern!r}, a {type(pattern).__name__}; it is a kind of finding or several, as ['unused-axis']")
+    kind, colon, path = pattern.partition(":")
+    names = [known.name for known in KINDS]
+    if kind not in names:
+        near = difflib.get_close_matches(kind, names, 1)
+        raise ShardyError(
+            f"there is no finding of kind {kind!r}",
+            where=f"ignore={pattern!r}",
+            why=f"the kinds are {', '.join(names)}",
+            fix=f"did you mean {near[0]!r}?" if near else "use one of them",
+        )
+    return kind, colon, path
+
+
+@functools.lru_cache(maxsize=1024)
+def _glob(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Findings that differ only in numbers of layers.
+
+    Attributes:
+        first: The first of them.
+        paths: The paths of all.
+    """
+
+    first: Finding
+    paths: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.paths)
+
+    @property
+    def path(self) -> str:
+        """The paths of all as one."""
+        return paths_as_one(self.paths)
+
+    def __str__(self) -> str:
+        """The first with the paths of all."""
+        return str(replace(self.first, path=self.path))
+
+
+def paths_as_one(paths: Sequence[str]) -> str:
+    """Paths that differ only in numbers as one: `layers[0..23]['w']` where it is one number and none is left out.
+
+    Args:
+        paths: At least one.
+
+    Example:
+        >>> paths_as_one([f"layers[{i}]['w']" for i in range(3)]), paths_as_one(["a[0]", "a[7]"])
+        ("layers[0..2]['w']", 'a[0] and 1 more')
+    """
+    first, count = paths[0], len(paths)
+    if count == 1:
+        return first
+    texts, numbers = _NUMBER.split(first), [list(map(int, _NUMBER.findall(path))) for path in paths]
+    differing = [k for k, column in enumerate(zip(*numbers)) if len(set(column)) > 1]
+    if len(differing) != 1 or sorted(row[differing[0]] for row in numbers) != list(
+        range(numbers[0][differing[0]], numbers[0][differing[0]] + count)
+    ):
+        return f"{first} and {count - 1} more"
+    k = differing[0]
+    shown = [str(n) for n in numbers[0]]
+    shown[k] = f"{numbers[0][k]}..{numbers[0][k] + count - 1}"
+    return "".join(text + number for text, number in zip(texts, [*shown, ""]))
+
+
+def alike(findings: Sequence[Finding]) -> list[Alike]:
+    """Findings grouped by everything but the numbers in their paths, in order of the first of each group.
+
+    Args:
+        findings: Those of a plan.
+
+    Example:
+        >>> layers = [Finding("unused-rule", "no", f"layers[{i}]['w']") for i in range(3)]
+        >>> [(str(group.first.path), group.count) for group in alike(layers)]
+        [("layers[0]['w']", 3)]
+    """
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for f in findings:
+        path = _NUMBER.sub("#", f.path)
+        message, fix = (text.replace(f.path, path) if f.path else text for text in (f.message, f.fix))
+        key = (f.kind, f.severity, f.bytes, f.location, path, _INDEX.sub("#", message), _INDEX.sub("#", fix))
+        groups.setdefault(key, []).append(f)
+    return [Alike(group[0], tuple(f.path for f in group)) for group in groups.values()]

@@ -1,0 +1,212 @@
+"""Axes that come with the data and lose against the same axis on a parameter, as fully sharded parameters make them do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardy_py.dialect import OpShardingRule, TensorSharding
+from shardy_py.ir import Block, Op, Value
+from shardy_py.passes.dataflow import WHILE
+from shardy_py.passes.propagation.factors import project
+from shardy_py.plan.checks.specs import spec_text
+from shardy_py.plan.checks.thresholds import NOTABLE, graded
+from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.in_place import BODIES
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.pairing import names_of
+from shardy_py.plan.values import PlannedValue, typed
+
+KIND = "batch-axis-lost"
+
+Mark = tuple[int, str, str]
+"""Dimension, axis, and the input that brought the axis."""
+
+Marks = frozenset[Mark]
+
+_NONE: Marks = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """An axis that an operand has on one dimension of the result, and the result on another.
+
+    Attributes:
+        mark: The dimension of the operand, the axis, where it came from.
+        had: The dimension of the result that would have it.
+        has: The dimension of the result that has it.
+        winner: The operand that has it there; None where no operand does.
+    """
+
+    mark: Mark
+    had: int
+    has: int
+    winner: int | None
+
+
+def batch_axis_lost(view: PlanView) -> Iterator[Finding]:
+    """Values of `NOTABLE` bytes and more in which an axis of the data went to another dimension, because a parameter has it there.
+
+    Data are arguments none of whose leaves is a result again, as those of a training step's state are; where no argument is, all but the
+    one with the most bytes. Only the op where it happens is found, one finding per source line.
+    """
+    search = _Search(view)
+    main = view.plan.program.main
+    for argument, value in zip(main.arguments, view.plan.inputs):
+        if value.given is not None and value.path in search.data:
+            axes = [(d, axis.name, value.path) for d, dim in enumerate(value.given.dims) for axis in dim.axes]
+            search.set(argument, frozenset(axes))
+    if search.marks:
+        search.visit(main.body)
+    for (location, _), (op, loss, count) in search.found.items():
+        yield _reported(view, op, loss, count, location)
+
+
+class _Search:
+    """Follows the axes of the data through the program.
+
+    Args:
+        view: The plan.
+    """
+
+    def __init__(self, view: PlanView) -> None:
+        self.view = view
+        self.data = _data_paths(view.plan.inputs, view.plan.outputs, view)
+        self.marks: dict[Value, Marks] = {}
+        self.found: dict[tuple[str, str], tuple[Op, _Loss, int]] = {}
+        self.known: dict[tuple[object, ...], tuple[Marks, _Loss | None]] = {}
+
+    def set(self, value: Value, marks: Marks) -> None:
+        """Keeps those marks of a value that its sharding bears out."""
+        sharding = value.sharding
+        if marks and sharding is not None:
+            kept = frozenset(m for m in marks if m[0] < sharding.rank and any(axis.name == m[1] for axis in sharding.dims[m[0]].axes))
+            if kept:
+                self.marks[value] = kept
+
+    def visit(self, block: Block) -> None:
+        """Visits the ops of a block and those inside of them."""
+        marks = self.marks
+        for op in block.ops:
+            if op.regions:
+                self.body(op)
+                continue
+            given = [marks.get(operand, _NONE) for operand in op.operands]
+            if not any(given) or not op.results:
+                continue
+            if op.rule is None:
+                if len(op.operands) == len(op.results) == 1 and op.operands[0].type is op.results[0].type:
+                    self.set(op.results[0], given[0])
+                continue
+            self.through(op, op.rule, given)
+
+    def body(self, op: Op) -> None:
+        """An op with regions: what it is given goes in, what they return comes out."""
+        regions = list(op.regions)
+        if op.name not in BODIES:
+            return
+        for region in regions:
+            for argument, operand in zip(region.arguments, op.operands):
+                self.set(argument, self.marks.get(operand, _NONE))
+            self.visit(region)
+        for region in regions[1:] if op.name == WHILE else regions:
+            for result, returned in zip(op.results, region.terminator.operands):
+                self.set(result, self.marks.get(returned, _NONE))
+
+    def through(self, op: Op, rule: OpShardingRule, given: Sequence[Marks]) -> None:
+        """An op with a rule: marks follow its factors."""
+        for number, result in enumerate(op.results):
+            if result.sharding is None:
+                continue
+            key = (rule, number, result.sharding, *(operand.sharding for operand in op.operands), *given)
+            if key not in self.known:
+                self.known[key] = _follow(rule, number, result.sharding, [operand.sharding for operand in op.operands], given, self.view)
+            marks, loss = self.known[key]
+            if marks:
+                self.set(result, marks)
+            if loss is not None:
+                self.lost(op, result, loss)
+
+    def lost(self, op: Op, result: Value, loss: _Loss) -> None:
+        described = self.view.described.get(result)
+        asked = any(user.name in ("sdy.reshard", "sdy.sharding_constraint") for user, _ in result.uses)
+        if described is None or asked or self.view.local(result.type, result.sharding) < NOTABLE:
+            return
+        key = (described.location, loss.mark[1])
+        first, where, count = self.found.get(key, (op, loss, 0))
+        self.found[key] = (first, where, count + 1)
+
+
+def _data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], view: PlanView) -> set[str]:
+    """Paths of the leaves of arguments that are data."""
+    returned = {(output.shape, output.dtype, names_of(output.path)[-1:]) for output in outputs}
+    state: set[str] = set()
+    sizes: dict[str, int] = {}
+    for value in inputs:
+        names = names_of(value.path)
+        sizes[names[0]] = sizes.get(names[0], 0) + view.local(value.type, None)
+        if (value.shape, value.dtype, names[-1:]) in returned:
+            state.add(names[0])
+    if not state and len(sizes) > 1:
+        state.add(max(sizes, key=lambda name: sizes[name]))
+    return {value.path for value in inputs if names_of(value.path)[0] not in state}
+
+
+def _follow(
+    rule: OpShardingRule,
+    number: int,
+    target: TensorSharding,
+    sources: Sequence[TensorSharding | None],
+    given: Sequence[Marks],
+    view: PlanView,
+) -> tuple[Marks, _Loss | None]:
+    """The marks of a result, and the first axis that it has elsewhere."""
+    mapping = rule.result_mappings[number]
+    places = {f: d for d, dim in enumerate(mapping) for f in dim}
+    has = _factor_axes(rule.result_mappings[number], target, rule, view)
+    cuts = [_factor_axes(m, s, rule, view) if s is not None else {} for m, s in zip(rule.operand_mappings, sources)]
+    marks: set[Mark] = set()
+    loss: _Loss | None = None
+    for i, operand_marks in enumerate(given):
+        for mark in sorted(operand_marks):
+            dim, axis, origin = mark
+            for f in rule.operand_mappings[i][dim]:
+                if axis not in cuts[i].get(f, ()) or f not in places:
+                    continue
+                if axis in has.get(f, ()):
+                    marks.add((places[f], axis, origin))
+                    continue
+                other = next((g for g, axes in has.items() if g != f and axis in axes and places[g] != places[f]), None)
+                if other is not None and loss is None:
+                    winner = next((k for k, held in enumerate(cuts) if k != i and axis in held.get(other, ())), None)
+                    loss = _Loss(mark, places[f], places[other], winner)
+    return frozenset(marks), loss
+
+
+def _factor_axes(mapping: Sequence[Sequence[int]], sharding: TensorSharding, rule: OpShardingRule, view: PlanView) -> dict[int, list[str]]:
+    if sharding.rank < len(mapping):  # a maximal one
+        return {}
+    factors = project(mapping, sharding, rule.factor_sizes, view.mesh).factors
+    return {f: [axis.name for axis in state.axes] for f, state in factors.items() if state.axes}
+
+
+def _reported(view: PlanView, op: Op, loss: _Loss, count: int, location: str) -> Finding:
+    result = op.results[0]
+    described = view.described[result]
+    size = view.held(described)
+    _, axis, origin = loss.mark
+    winner = view.described.get(op.operands[loss.winner]) if loss.winner is not None else None
+    because = f", because {winner.path} has it there" if winner is not None else ""
+    more = f"; {count - 1} more of this line" if count > 1 else ""
+    message = (
+        f"{axis!r} came with {origin} to dimension {loss.had} of the result of {described.primitive}, which has it on dimension {loss.has}"
+        f" instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; what follows is not cut by"
+        f" the data any more{more}"
+    )
+    dims = [dim.axes for dim in described.sharding.dims] if described.sharding is not None else []
+    wanted = [[a for a in axes if a.name != axis] for axes in dims]
+    wanted[loss.had] = [*wanted[loss.had], *(a for axes in dims for a in axes if a.name == axis)]
+    text = spec_text(TensorSharding("mesh", wanted))
+    fix = f"x = sp.with_sharding_constraint(x, {text}) on it" if text is not None else f"constrain it to {axis!r} on dimension {loss.had}"
+    return Finding(KIND, message, described.path, location, graded(size), size, fix)

@@ -1,0 +1,123 @@
+"""Reshards that bring the whole value to every device, and the constraint that avoids it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.passes.export.collective_steps import collectives_for
+from shardy_py.plan.checks.specs import spec_text
+from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
+from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.checks.xla_moves import is_involuntary
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.reshards import Reshard
+from shardy_py.plan.values import typed
+
+KIND = "costly-reshard"
+
+
+def costly_reshard(view: PlanView) -> Iterator[Finding]:
+    """Reshards for which XLA's partitioner replicates a value and cuts it again, and intermediates that are gathered whole.
+
+    The first are what XLA warns of as "involuntary full rematerialization", `is_involuntary`; they are warnings from `GRAVE` bytes a call
+    on. The second, from `GRAVE` bytes on, are notes. Under `lowering="shard_map"` there are only the second, of the partitioned program.
+    """
+    if view.plan.source is not None:
+        yield from _gathered(view)
+        return
+    planned = {value.path: value.sharding for value in view.plan.values}
+    groups: dict[tuple[object, ...], list[Reshard]] = {}
+    for reshard in view.plan.reshards:
+        key = (reshard.type, reshard.source, reshard.target, reshard.location, reshard.reason, reshard.trips)
+        groups.setdefault(key, []).append(reshard)
+    costly: list[tuple[int, bool, list[Reshard]]] = []
+    for group in groups.values():
+        price, involuntary = _price(view, group[0], planned)
+        total = price * (group[0].trips or 1)
+        if total >= (NOTABLE if involuntary else GRAVE):
+            costly.append((total, involuntary, group))
+    for total, involuntary, group in costly:
+        yield _reported(view, group, total, involuntary)
+
+
+def _price(view: PlanView, reshard: Reshard, planned: dict[str, TensorSharding | None]) -> tuple[int, bool]:
+    """Bytes that a device receives, once, and whether XLA replicates the value; 0 for what is not costly.
+
+    XLA brings a value to the sharding that it has in the plan, and from there to that in which it is asked for.
+    """
+    kinds = {step.kind for step in reshard.collectives}
+    if kinds & {"all_reduce", "reduce_scatter"} or reshard.source is None:
+        return 0, False
+    whole = view.local(reshard.type, None)
+    between = planned.get(reshard.value, reshard.source)
+    shape = reshard.type.shape
+    if is_involuntary(shape, reshard.source, between, view.mesh) or is_involuntary(shape, between, reshard.target, view.mesh):
+        return whole - view.local(reshard.type, reshard.source), True
+    named_input = not reshard.value.startswith("%")
+    if named_input or "all_gather" not in kinds or 2 * reshard.bytes_per_device < whole:
+        return 0, False
+    return reshard.bytes_per_device, False
+
+
+def _reported(view: PlanView, group: list[Reshard], total: int, involuntary: bool) -> Finding:
+    first = group[0]
+    once = total // (first.trips or 1)
+    steps = ", ".join(map(str, first.collectives))
+    often = ", at each trip" if first.trips is None else f", {first.trips} times a call" if first.trips > 1 else ""
+    more = f"; {len(group) - 1} more like it" if len(group) > 1 else ""
+    move = f"{typed(first.type, first.source)} -> {typed(first.type, first.target)} ({first.reason})"
+    if involuntary:
+        better = f"; as {steps} it would be {format_bytes(first.bytes_per_device)}" if first.bytes_per_device < once else ""
+        message = (
+            f"{move}: XLA replicates the value and cuts it again (involuntary full rematerialization), {format_bytes(once)} to each"
+            f" device{often}{better}{more}"
+        )
+    else:
+        message = f"{move}: {steps} brings most of the value to each device, {format_bytes(once)}{often}{more}"
+    fix = _two_steps(view, first, once) if involuntary else _kept_cut(first)
+    severity = graded(total) if involuntary else "info"
+    return Finding(KIND, message, first.value, first.location, severity, total, fix)
+
+
+def _kept_cut(reshard: Reshard) -> str:
+    if not reshard.primitive or reshard.reason == "sharding constraint":
+        return f"plan.explain({reshard.value!r}) says where its sharding comes from"
+    return f"to compute on the pieces, constrain the result of {reshard.primitive}, or cut its other operands alike"
+
+
+def _two_steps(view: PlanView, reshard: Reshard, price: int) -> str:
+    """A sharding between the two, from and to which XLA has collectives."""
+    assert reshard.source is not None
+    assert reshard.target is not None
+    shape = reshard.type.shape
+    for step in collectives_for(reshard.source, reshard.target, shape, view.meshes)[:-1]:
+        if is_involuntary(shape, reshard.source, step.result, view.mesh) or is_involuntary(shape, step.result, reshard.target, view.mesh):
+            continue
+        text, target = spec_text(step.result), spec_text(reshard.target)
+        if text is not None and target is not None:
+            saved = f"{format_bytes(reshard.bytes_per_device)} in place of {format_bytes(price)}"
+            if any(value.path == reshard.value for value in view.plan.inputs):
+                return f"{reshard.value}: {text} in in_shardings or rules; at most {saved}"
+            return f"in two steps, x = sp.with_sharding_constraint(sp.with_sharding_constraint(x, {text}), {target}); {saved}"
+    return "lowering='shard_map' moves it without that"
+
+
+def _gathered(view: PlanView) -> Iterator[Finding]:
+    """Collectives of the partitioned program that bring most of an intermediate to every device; one per line and kind."""
+    groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
+    for c in view.plan.collectives:
+        total = c.received_bytes * (c.trips or 1)
+        if c.kind != "all_gather" or total < GRAVE or any(value.path == c.value for value in view.plan.inputs):
+            continue
+        key = (c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips)
+        count, _, name = groups.get(key, (0, 0, c.value))
+        groups[key] = (count + 1, total, name)
+    for (location, primitive, dtype, shape, axes, _), (count, total, name) in groups.items():
+        more = f"; {count - 1} more like it" if count > 1 else ""
+        operand = f"{dtype}[{','.join(map(str, shape))}]"  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+        over = ",".join(axes)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        asks = f" ({primitive})" if primitive else ""
+        message = f"all_gather({over}) of {operand}{asks} brings {format_bytes(total)} to each device in a call{more}"
+        yield Finding(KIND, message, name, str(location), "info", total)

@@ -1,0 +1,152 @@
+"""Axes that a value loses on the way: at a reshape whose result cannot have them, and parts of axes where results leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
+from shardy_py.dialect.format import format_axis
+from shardy_py.ir import Op, TensorType, Value
+from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
+from shardy_py.passes.propagation.factors import axes_size, project, rule_tensors
+from shardy_py.plan.checks.thresholds import NOTABLE, graded
+from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.values import PlannedValue, typed
+
+RESHAPE = "axis-lost-in-reshape"
+SUB_AXIS = "sub-axis-removed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Axes of dimension `dim` of the operand that no dimension of the result has.
+
+    Attributes:
+        dim: The dimension of the operand.
+        axes: The lost axes.
+        sizes: The sizes of the parts that the dimension of the result, or that of the operand, is made of.
+        part: The number of the part that cannot keep the axes.
+        merged: Whether the parts are dimensions of the operand that the result has as one.
+    """
+
+    dim: int
+    axes: tuple[AxisRef, ...]
+    sizes: tuple[int, ...]
+    part: int
+    merged: bool
+
+
+def axis_lost_in_reshape(view: PlanView) -> Iterator[Finding]:
+    """Reshapes of `NOTABLE` bytes and more whose result is cut by fewer axes than their operand, one finding per source line.
+
+    A dimension that several are merged into can be cut by an axis of a later one only where the earlier ones are cut completely; one
+    that is split gives its axes to the first part as far as they divide it.
+    """
+    known: dict[tuple[OpShardingRule, TensorSharding, TensorSharding | None], _Loss | None] = {}
+    groups: dict[tuple[str, str], tuple[list[Value], Op, _Loss]] = {}
+    for op, _ in view.ops:
+        rule = op.rule
+        if op.name != "stablehlo.reshape" or rule is None:
+            continue
+        source, target = op.operands[0].sharding, op.results[0].sharding
+        value = op.results[0]
+        if source is None or not source.dim_axes() or view.local(value.type, target) < NOTABLE or value not in view.described:
+            continue
+        key = (rule, source, target)
+        if key not in known:
+            known[key] = _loss(rule, source, target, view)
+        loss = known[key]
+        if loss is not None:
+            described = view.described[value]
+            group = groups.setdefault((described.location, typed(value.type, target)), ([], op, loss))
+            group[0].append(value)
+    for (location, text), (values, op, loss) in groups.items():
+        yield _reported(view, values, op, loss, location, text)
+
+
+def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding | None, view: PlanView) -> _Loss | None:
+    kept = _ways(target, view)
+    had = _ways(source, view)
+    before, after = rule_tensors(rule)
+    factors = project(before, source, rule.factor_sizes, view.mesh).factors
+    for d, dim in enumerate(before):
+        lost = tuple(axis for axis in source.dims[d].axes if kept.get(axis.name, 1) < had[axis.name])
+        if not lost:
+            continue
+        names = {axis.name for axis in lost}
+        for f in dim:
+            state = factors.get(f)
+            if state is None or not names & {axis.name for axis in (*state.axes, *state.overflow)}:
+                continue
+            if len(dim) > 1 and state.overflow:
+                return _Loss(d, lost, _sizes(dim, rule), dim.index(f), False)
+            there = next((group for group in after if f in group), ())
+            if len(there) > 1 and there[0] != f:
+                return _Loss(d, lost, _sizes(there, rule), there.index(f), True)
+    return None
+
+
+def _ways(sharding: TensorSharding | None, view: PlanView) -> dict[str, int]:
+    """Into how many parts each axis cuts a value, all its parts together."""
+    ways: dict[str, int] = {}
+    for axis in () if sharding is None else sharding.dim_axes():
+        ways[axis.name] = ways.get(axis.name, 1) * axis.size_in(view.mesh)
+    return ways
+
+
+def _sizes(factors: Sequence[int], rule: OpShardingRule) -> tuple[int, ...]:
+    return tuple(rule.factor_sizes[f] for f in factors)
+
+
+def _reported(view: PlanView, values: Sequence[Value], op: Op, loss: _Loss, location: str, text: str) -> Finding:
+    described = view.described[values[0]]
+    size = view.held(described)
+    operand = op.operands[0]
+    axes = ", ".join(repr(format_axis(axis)) for axis in loss.axes)
+    parts = " x ".join(map(str, loss.sizes))
+    ways = axes_size(loss.axes, view.mesh)
+    if loss.merged:
+        part = loss.sizes[loss.part]
+        why = f"{parts} become one dimension, and an axis on the part of size {part} would cut it into pieces that do not adjoin"
+        first = f"cut the part of size {loss.sizes[0]} over {axes}, or " if loss.sizes[0] % ways == 0 else ""
+        fix = f"{first}do the work that needs {axes} before the reshape"
+    else:
+        part = loss.sizes[loss.part]
+        why = f"dimension {loss.dim} is split into {parts}, and {ways} ways do not divide {part}"
+        taken = {axis.name for axis in (*operand.sharding.dim_axes(), *loss.axes)} if operand.sharding is not None else set()
+        fits = [name for name, n in view.mesh.shape.items() if n > 1 and part % n == 0 and name not in taken]
+        fix = f"make {part} a multiple of {ways}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
+    lost = axes if not any(axis.name in _ways(op.results[0].sharding, view) for axis in loss.axes) else f"a part of {axes}"
+    more = f"; {len(values) - 1} more of this line" if len(values) > 1 else ""
+    message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}{more}"
+    return Finding(RESHAPE, message, described.path, location, graded(size), size, fix)
+
+
+def sub_axis_removed(view: PlanView) -> Iterator[Finding]:
+    """Arguments and results that lost parts of axes because JAX's shardings cannot name them.
+
+    They are in the log of the propagation, so they are not known of a plan without provenance.
+    """
+    arguments = dict(zip(view.plan.program.main.arguments, view.plan.inputs))
+    results: dict[Value, list[PlannedValue]] = {}
+    for value, output in zip(view.plan.program.main.body.terminator.operands, view.plan.outputs):
+        results.setdefault(value, []).append(output)
+    known = {finding.path for finding in view.found if finding.path}
+    for step in view.plan.log:
+        if step.reason != sub_axes.REASON or step.old is None:
+            continue
+        for value in [arguments[step.target]] if step.op is None and step.target in arguments else results.get(step.target, []):
+            size = view.held(value)
+            if value.path in known or size < NOTABLE or not isinstance(value.type, TensorType):
+                continue
+            known.add(value.path)
+            message = (
+                f"propagation gave it {typed(value.type, step.old)}; an input or output has whole axes only, unless they were asked for,"
+                f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
+            )
+            where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
+            fix = f"make the mesh axis two axes, or say how to cut {value.path} in {where}"
+            yield Finding(SUB_AXIS, message, value.path, "", graded(size), size, fix)

@@ -1,0 +1,123 @@
+"""State that is laid out unlike the parameter it belongs to: moments, momentum, averages, gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.passes.export.collective_bytes import reshard_bytes
+from shardy_py.plan.checks.specs import spec_text
+from shardy_py.plan.checks.thresholds import NOTABLE, graded
+from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.pairing import names_of
+from shardy_py.plan.values import PlannedValue, typed
+
+KIND = "state-unlike-parameter"
+
+_STATE = re.compile(
+    r"mu|nu|m|v|momentum|momentums|moment|moments|velocity|trace|ema|average|averages|accumulator|acc|accum|accumulated"
+    r"|exp_avg|exp_avg_sq|grads?|gradients?|opt|opt_state|optim|optimizer|optimizer_state|inner_state|slow_params|(first|second)_moments?"
+)
+"""Names by which a path is that of state: those of optax, Flax and what people write."""
+
+
+def state_unlike_parameter(view: PlanView) -> Iterator[Finding]:
+    """State of `NOTABLE` bytes and more that some axes of its parameter do not cut, among inputs and among outputs.
+
+    A leaf is state if its path has one of the usual names; its parameter is the leaf of the same shape whose path ends alike, and no
+    other does; of outputs, as those of `optimizer.init`, it may be among the inputs. State that is cut further than its parameter, as
+    ZeRO does, is no finding.
+    """
+    told: set[tuple[str, ...]] = set()
+    given = _parameters(view.plan.inputs)
+    for values, parameters in ((view.plan.inputs, (given,)), (view.plan.outputs, (_parameters(view.plan.outputs), given))):
+        for state, parameter, names in _pairs(values, parameters):
+            if names in told or not _is_coarser(state.sharding, parameter.sharding):
+                continue
+            told.add(names)
+            found = _reported(view, state, parameter)
+            if found is not None:
+                yield found
+
+
+_Parameters = dict[tuple[tuple[str, ...], tuple[int, ...]], list[PlannedValue]]
+
+
+def _state_name(names: Sequence[str]) -> int:
+    """The number of the last name that says that a path is one of state; -1 where none does."""
+    return max((i for i, name in enumerate(names) if _STATE.fullmatch(name)), default=-1)
+
+
+def _parameters(values: Sequence[PlannedValue]) -> _Parameters:
+    """What is no state, by shape and each end of its path."""
+    found: _Parameters = {}
+    for value in values:
+        names = names_of(value.path)
+        if value.shape and _state_name(names) < 0:
+            for k in range(1, len(names) + 1):
+                found.setdefault((names[-k:], value.shape), []).append(value)
+    return found
+
+
+def _pairs(
+    values: Sequence[PlannedValue], parameters: Sequence[_Parameters]
+) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
+    """State, its parameter, and the names of the state below the argument.
+
+    Only what is below the name that makes it state can name a parameter; `m['w']` is the state of `params['w']`, not of `m`.
+    """
+    for value in values:
+        names = names_of(value.path)
+        last = _state_name(names) if value.shape else -1
+        if last < 0:
+            continue
+        parameter = next((p for known in parameters if (p := _parameter(value, names[last + 1 :], known)) is not None), None)
+        if parameter is not None:
+            yield value, parameter, names[1:] if len(names) > 1 else names
+
+
+def state_and_parameter(values: Sequence[PlannedValue]) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
+    """State among values, its parameter among them, and the names of the state below the argument.
+
+    Args:
+        values: The inputs or the outputs of a plan.
+    """
+    return _pairs(values, (_parameters(values),))
+
+
+def _parameter(value: PlannedValue, names: tuple[str, ...], known: _Parameters) -> PlannedValue | None:
+    """The only leaf with the longest end of a path in common."""
+    for k in range(len(names), 0, -1):
+        found = known.get((names[-k:], value.shape), [])
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def _is_coarser(state: TensorSharding | None, parameter: TensorSharding | None) -> bool:
+    """Whether some dimension of the state does not begin with the axes that the parameter has there."""
+    if parameter is None or not parameter.dim_axes():
+        return False
+    if state is None:
+        return True
+    return any(ours.axes[: len(theirs.axes)] != theirs.axes for ours, theirs in zip(state.dims, parameter.dims))
+
+
+def _reported(view: PlanView, state: PlannedValue, parameter: PlannedValue) -> Finding | None:
+    size = view.held(state)
+    assert parameter.sharding is not None
+    target = state.sharding or TensorSharding.closed(parameter.sharding.mesh, len(state.shape))
+    moved = reshard_bytes(parameter.sharding, target, state.type, view.meshes)
+    if max(size, moved) < NOTABLE:
+        return None
+    message = (
+        f"it is {typed(state.type, state.sharding)}, {format_bytes(size)} on each device, while its parameter {parameter.path} is"
+        f" {typed(parameter.type, parameter.sharding)}: an update has to bring one to the other, {format_bytes(moved)} for each device"
+    )
+    spec = spec_text(parameter.sharding)
+    where = "in_shardings or rules" if state.kind == "input" else "out_shardings"
+    fix = f"{state.path}: {spec} in {where}" if spec is not None else f"give it the sharding of {parameter.path} in {where}"
+    return Finding(KIND, message, state.path, "", graded(max(size, moved)), size, fix)

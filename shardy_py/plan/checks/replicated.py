@@ -1,0 +1,161 @@
+"""Large values that every device has whole, and the axes that could cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Op, TensorType, Value
+from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan.checks.opaque import OPAQUE
+from shardy_py.plan.checks.optimizer_state import state_and_parameter
+from shardy_py.plan.checks.specs import extended, nearest, spec_text, unused_axes
+from shardy_py.plan.checks.thresholds import NOTABLE, PARTLY, graded
+from shardy_py.plan.checks.unused_axes import NOTHING
+from shardy_py.plan.checks.view import PlanView, devices, is_replicated
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.in_place import BODIES
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.rules.traits import is_elementwise
+
+KIND = "replicated-large"
+
+
+def replicated_large(view: PlanView) -> Iterator[Finding]:
+    """Inputs, outputs and intermediates of `NOTABLE` bytes and more that no axis cuts and that nobody said to replicate.
+
+    Of intermediates that are made of one another only the first is found; none that has the shape of an input or output that is
+    replicated, and none that XLA makes anew wherever it is used (iota, broadcasts, and what is computed of constants position by
+    position). Optimizer state follows its parameter, and is found only where that is not. What several devices compute together and then
+    hold whole is a note, and so are, from `PARTLY` on, inputs that some axes cut.
+    """
+    if devices(view.mesh) == 1:
+        return
+    if any(finding.kind == "unused-axis" and not finding.path and NOTHING in finding.message for finding in view.found):
+        return
+    known = {finding.path for finding in view.found if finding.path}
+    cheap, large, groups = _intermediates(view)
+    follows = {state.path: parameter.path for state, parameter, _ in state_and_parameter(view.plan.inputs)}
+    told: set[str] = set()
+    for value in sorted(view.plan.inputs, key=lambda value: value.path in follows):
+        found = None if value.path in known or follows.get(value.path) in told else _argument(view, value)
+        if found is not None:
+            told.add(value.path)
+            yield found
+    for held, value in zip(view.plan.program.main.body.terminator.operands, view.plan.outputs):
+        op = held.defining_op
+        found = None if op is None or value.path in known or not _is_root(op, held, large, cheap, view) else _argument(view, value)
+        if found is not None:
+            yield found
+    yield from _reported(view, groups, known)
+
+
+def _argument(view: PlanView, value: PlannedValue) -> Finding | None:
+    size = view.held(value)
+    if size < NOTABLE or not value.shape:
+        return None
+    whole = is_replicated(value.sharding)
+    if not whole and (size < PARTLY or value.kind == "output"):
+        return None
+    said = value.given
+    if said is not None and all(dim.is_closed for dim in said.dims):
+        return None
+    more = extended(value.shape, value.sharding, view.mesh)
+    where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
+    text = typed(value.type, value.sharding)
+    if whole:
+        message = f"{text} is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each: nothing says how to cut it"
+    elif more is None:
+        return None
+    else:
+        free = ", ".join(map(repr, unused_axes(value.sharding, view.mesh)))
+        message = f"{text} takes {format_bytes(size)} on each device: it is replicated over {free}"
+    fix = _advice(view, value, size, more, f"{value.path}: {{}} in {where}")
+    if whole and more is not None:
+        fix += "; P() there says that it is meant"
+    return Finding(KIND, message, value.path, "", graded(size) if whole else "info", size, fix)
+
+
+def _advice(view: PlanView, value: PlannedValue, size: int, more: TensorSharding | None, how: str) -> str:
+    if more is None:
+        dim = max(range(len(value.shape)), key=lambda d: value.shape[d])
+        axis = min((n for n in view.mesh.shape.values() if n > 1), default=1)
+        n = value.shape[dim]
+        return f"no free axis divides a dimension: make dimension {dim} of size {n} a multiple, {nearest(n, axis)}"
+    after = view.local(value.type, more)
+    return f"{how.format(spec_text(more))} leaves {format_bytes(after)} of {format_bytes(size)}"
+
+
+_Groups = dict[tuple[str, str, str], list[Value]]
+
+
+def _intermediates(view: PlanView) -> tuple[set[Value], set[Value], _Groups]:
+    """Values that are made where they are used, large replicated ones, and of these the first ones by line, primitive and type."""
+    cheap: set[Value] = set()
+    large: set[Value] = set()
+    groups: _Groups = {}
+    # A gradient is as its parameter, or that transposed, which is found already or was said to be so.
+    ends = {tuple(sorted(value.shape)) for value in (*view.plan.inputs, *view.plan.outputs) if is_replicated(value.sharding)}
+    for op, manual in view.ops:
+        if _is_cheap(op, cheap):
+            cheap.update(op.results)
+            continue
+        if manual or op.name == "stablehlo.broadcast_in_dim":  # XLA does it inside of whatever reads it
+            continue
+        for value in op.results:
+            if not is_replicated(value.sharding) or not isinstance(value.type, TensorType) or view.local(value.type, None) < NOTABLE:
+                continue
+            root = _is_root(op, value, large, cheap, view)
+            large.add(value)
+            if root and tuple(sorted(value.type.shape)) not in ends and value in view.described:
+                described = view.described[value]
+                groups.setdefault((described.location, described.primitive, typed(value.type, value.sharding)), []).append(value)
+    return cheap, large, groups
+
+
+def _reported(view: PlanView, groups: _Groups, known: set[str]) -> Iterator[Finding]:
+    """One finding per source line, primitive and type."""
+    for (location, primitive, text), values in groups.items():
+        first = view.described[values[0]]
+        if first.path in known:
+            continue
+        size = view.held(first)
+        more = extended(first.shape, None, view.mesh)
+        count = f"; {len(values) - 1} more of this line" if len(values) > 1 else ""
+        message = f"{text} of {primitive} is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each{count}"
+        fix = _advice(view, first, size, more, "x = sp.with_sharding_constraint(x, {}) on it")
+        op = values[0].defining_op
+        together = op is not None and any(not is_replicated(operand.sharding) for operand in op.operands)
+        yield Finding(KIND, message, first.path, location, "info" if together else graded(size), size, fix)
+
+
+def _is_cheap(op: Op, cheap: set[Value]) -> bool:
+    """Whether results are made of constants position by position, so that they are made where they are used."""
+    if op.regions:
+        return False
+    if op.name in ("sdy.constant", "stablehlo.iota"):
+        return True
+    if is_elementwise(op.name) or op.name in _RESHAPING:
+        return all(not operand.type.rank or operand in cheap for operand in op.operands)
+    return False
+
+
+_RESHAPING = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.slice", "stablehlo.convert"))
+
+
+def _is_root(op: Op, value: Value, large: set[Value], cheap: set[Value], view: PlanView) -> bool:
+    """Whether a large replicated value is no mere consequence: of another one, or of an op that is a finding itself."""
+    if op.name in BODIES and op.name != WHILE:
+        return False
+    if op.rule is None and op.name in OPAQUE:
+        return False
+    sources = [op.operands[value.index]] if op.name == WHILE else op.operands
+    return not any(_is_large(source, large, cheap, view) for source in sources)
+
+
+def _is_large(value: Value, large: set[Value], cheap: set[Value], view: PlanView) -> bool:
+    if value in large:
+        return True
+    is_argument = not isinstance(value.owner, Op)
+    return is_argument and value not in cheap and is_replicated(value.sharding) and view.local(value.type, None) >= NOTABLE

@@ -1,0 +1,76 @@
+"""Shardings as code to paste, and which axes a value could have besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+
+
+def spec_text(sharding: TensorSharding) -> str | None:
+    """The `PartitionSpec` of a sharding as code; None where parts of axes are used, which a spec cannot name.
+
+    Example:
+        >>> spec_text(TensorSharding("mesh", [[], ["data", "model"], []]))
+        "P(None, ('data', 'model'))"
+    """
+    entries: list[str] = []
+    for dim in sharding.dims:
+        if not all(axis.is_full for axis in dim.axes):
+            return None
+        names = tuple(axis.name for axis in dim.axes)
+        entries.append("None" if not names else repr(names[0]) if len(names) == 1 else repr(names))
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"
+
+
+def unused_axes(sharding: TensorSharding | None, mesh: Mesh) -> list[str]:
+    """Axes of the mesh, larger than one, that cut no dimension and are not being summed over, in the order of the mesh."""
+    used = set() if sharding is None else {axis.name for dim in sharding.dims for axis in dim.axes}
+    if sharding is not None:
+        used.update(axis.name for axis in (*sharding.unreduced, *sharding.replicated))
+    return [name for name, size in mesh.shape.items() if size > 1 and name not in used]
+
+
+def extended(shape: Sequence[int], sharding: TensorSharding | None, mesh: Mesh, name: str = "mesh") -> TensorSharding | None:
+    """A sharding with all axes added that divide a dimension, the larger axes first, each to what is then the longest one.
+
+    Args:
+        shape: The global shape.
+        sharding: What cuts it so far; None for nothing.
+        mesh: The mesh.
+        name: Its name, where there is no sharding yet.
+
+    Returns:
+        The new sharding; None where no axis divides anything.
+
+    Example:
+        >>> extended((1024, 512), None, Mesh([("data", 2), ("model", 4)]))
+        #sdy.sharding<@mesh, [{"model"}, {"data"}]>
+    """
+    axes = [list(dim.axes) for dim in sharding.dims[: len(shape)]] if sharding is not None else [[] for _ in shape]
+    ways = [DimensionSharding(dim).shards(mesh) for dim in axes]
+    local = [size // n if size % n == 0 else 1 for size, n in zip(shape, ways, strict=True)]
+    found = False
+    for axis in sorted(unused_axes(sharding, mesh), key=lambda axis: -mesh.shape[axis]):
+        size = mesh.shape[axis]
+        fitting = [d for d, n in enumerate(local) if n > 1 and n % size == 0]
+        if not fitting:
+            continue
+        best = max(fitting, key=lambda d: (local[d], -d))
+        axes[best].append(AxisRef(axis))
+        local[best] //= size
+        found = True
+    return TensorSharding(name if sharding is None else sharding.mesh, axes) if found else None
+
+
+def nearest(size: int, ways: int) -> str:
+    """The sizes next to one that divide evenly, in words.
+
+    Example:
+        >>> nearest(50257, 8), nearest(3, 4)
+        ('50256 or 50264', '4')
+    """
+    below = size - size % ways
+    return f"{below} or {below + ways}" if below else str(ways)

@@ -1,0 +1,90 @@
+"""Every kind of finding: what it means, who finds it, and how grave it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardy_py.passes.collection import no_collection
+from shardy_py.plan.checks.batch_axes import batch_axis_lost
+from shardy_py.plan.checks.costly_reshards import costly_reshard
+from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
+from shardy_py.plan.checks.indivisible import indivisible
+from shardy_py.plan.checks.opaque import opaque
+from shardy_py.plan.checks.optimizer_state import state_unlike_parameter
+from shardy_py.plan.checks.replicated import replicated_large
+from shardy_py.plan.checks.unused_axes import unused_axis
+from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.findings import Finding
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+Check = Callable[[PlanView], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of finding.
+
+    Attributes:
+        name: As `Finding.kind` has it.
+        severity: `warning`, `note`, or both, where it depends on bytes.
+        meaning: What was found, in a sentence.
+        check: What finds it in a plan; None where planning or the partitioner does.
+    """
+
+    name: str
+    severity: str
+    meaning: str
+    check: Check | None = None
+
+
+KINDS = (
+    Kind("no-rule", "warning", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
+    Kind("unused-rule", "warning", "a rule by name that matches no argument, or only what an earlier rule takes"),
+    Kind("unmatched-rule", "note", "an argument of rank 2 or more that no rule by name matches"),
+    Kind("refused-donation", "warning", "a donated array that no output reuses, and why"),
+    Kind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
+    Kind("whole-callback", "note", 'under `lowering="shard_map"`, a callback that is given whole arrays'),
+    Kind("indivisible", "warning, note", "axes that do not divide a dimension: cut off, or padded for", indivisible),
+    Kind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),
+    Kind("state-unlike-parameter", "warning, note", "optimizer state that is cut by fewer axes than its parameter", state_unlike_parameter),
+    Kind("unused-axis", "warning", "a mesh axis that cuts nothing", unused_axis),
+    Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
+    Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
+    Kind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
+    Kind("opaque", "warning, note", "a kernel or callback without a sharding rule that is given whole arrays", opaque),
+    Kind("replicated-large", "warning, note", "a large value that every device has whole, though nobody said so", replicated_large),
+)
+"""In the order in which checks run; a later one leaves out what an earlier one said of the same path."""
+
+_RANK = {"error": 0, "warning": 1, "info": 2}
+
+
+def check_names(kinds: Iterable[Kind]) -> None:
+    """Raises ValueError where two kinds have one name."""
+    names = [kind.name for kind in kinds]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"registered twice: {', '.join(twice)}")
+
+
+check_names(KINDS)
+
+
+@no_collection()
+def all_findings(plan: Plan, known: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings of a plan, errors first, then warnings, then notes; among those the ones with the most bytes first.
+
+    Args:
+        plan: The plan.
+        known: What planning and the partitioner found.
+    """
+    view = PlanView(plan, list(known))
+    for kind in KINDS:
+        if kind.check is not None:
+            view.found.extend(kind.check(view))
+    order = {kind.name: i for i, kind in enumerate(KINDS)}
+    return tuple(sorted(view.found, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order)))))

@@ -1,0 +1,87 @@
+"""What checks look at: a plan with what several of them need, each made once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.ir import Op, Type, Value
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.values import PlannedValue
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+
+@dataclass(eq=False)
+class PlanView:
+    """A plan, seen by checks.
+
+    Attributes:
+        plan: The plan.
+        found: What the checks before this one found.
+    """
+
+    plan: Plan
+    found: list[Finding]
+
+    def __post_init__(self) -> None:
+        self.meshes = self.plan.program.meshes
+        self._bytes: dict[tuple[Type, TensorSharding | None], int] = {}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that is planned for."""
+        return self.plan.mesh
+
+    def local(self, type_: Type, sharding: TensorSharding | None) -> int:
+        """Bytes that a device has of a value."""
+        key = (type_, sharding)
+        found = self._bytes.get(key)
+        if found is None:
+            found = self._bytes[key] = local_bytes(type_, sharding, self.meshes)
+        return found
+
+    def held(self, value: PlannedValue) -> int:
+        """Bytes that a device has of a value of the plan."""
+        return self.local(value.type, value.sharding)
+
+    @functools.cached_property
+    def ops(self) -> tuple[tuple[Op, bool], ...]:
+        """All ops of the program, an op before its regions, and whether each stands in a manual computation, where types are of shards."""
+        return tuple(self._walk())
+
+    def _walk(self) -> Iterator[tuple[Op, bool]]:
+        stack: list[tuple[Iterator[Op], bool]] = [(iter(self.plan.program.main.body.ops), False)]
+        while stack:
+            ops, manual = stack[-1]
+            op = next(ops, None)
+            if op is None:
+                stack.pop()
+                continue
+            yield op, manual
+            inside = manual or op.name == MANUAL_COMPUTATION
+            stack.extend((iter(region.ops), inside) for region in reversed(list(op.regions)))
+
+    @functools.cached_property
+    def described(self) -> dict[Value, PlannedValue]:
+        """The values of the program that the plan lists."""
+        listed = dict(self.plan._intermediates)
+        listed.update(zip(self.plan.program.main.arguments, self.plan.inputs))
+        return listed
+
+
+def is_replicated(sharding: TensorSharding | None) -> bool:
+    """Whether every device has the whole value."""
+    return sharding is None or (sharding.is_fully_replicated and not sharding.unreduced)
+
+
+def devices(mesh: Mesh) -> int:
+    """How many there are."""
+    return math.prod(mesh.shape.values())

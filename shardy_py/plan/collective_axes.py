@@ -1,0 +1,37 @@
+"""The mesh axes that a collective is over, read from their text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from shardy_py.dialect import AxisRef
+from shardy_py.dialect.format import format_axis
+from shardy_py.plan.collectives import Collective
+
+_PART = re.compile(r"(.*):\((\d+)\)(\d+)", re.DOTALL)
+
+
+def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The mesh axes that a collective is over, and how many devices along each take part.
+
+    One that exchanges pieces between any devices is over all of them.
+
+    Args:
+        collective: Its axes as a plan writes them: `x`, `x:(1)2`.
+        sizes: The axes of the mesh.
+
+    Example:
+        >>> axes_of(Collective("all_gather", ("x:(2)2", "y"), 8, 64), {"x": 4, "y": 4})
+        [('x', 2), ('y', 4)]
+    """
+    if not collective.axes:
+        return [(axis, size) for axis, size in sizes.items() if size > 1]
+    spelled = {format_axis(AxisRef(axis)): axis for axis in sizes}
+    found: dict[str, int] = {}
+    for written in collective.axes:
+        part = None if written in spelled else _PART.fullmatch(written)
+        axis = spelled.get(written if part is None else part[1], written if part is None else part[1])
+        if axis in sizes:
+            found[axis] = found.get(axis, 1) * (sizes[axis] if part is None else int(part[3]))
+    return list(found.items())

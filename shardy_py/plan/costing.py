@@ -1,0 +1,101 @@
+"""Works out what a plan costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from shardy_py.cost.collectives import collective_seconds
+from shardy_py.cost.compute import Work, roofline_seconds
+from shardy_py.cost.hardware import Hardware, HardwareError, hardware
+from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
+from shardy_py.plan.collective_axes import axes_of
+from shardy_py.plan.collectives import Collective
+from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
+from shardy_py.plan.cost_walk import Edge, Walked, walk
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+
+def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
+    """What a call of a plan costs; see `Plan.cost_analysis`.
+
+    Args:
+        plan: The plan.
+        which: The hardware.
+        links: What the axes of the mesh lie on; see `lay_out`.
+
+    Raises:
+        HardwareError: Such hardware is not known, or links are given without it.
+        LinkError: The links do not fit the mesh.
+    """
+    machine = None if which is None else hardware(which)
+    if machine is None and links is not None:
+        raise HardwareError("links without hardware", where=f"cost of {plan.name}", fix='name the hardware too: hardware="h100"')
+    sizes = dict(plan.mesh.shape)
+    layout = {} if machine is None else lay_out(sizes, machine, links)
+
+    def timed(collective: Collective) -> float:
+        return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
+
+    moved, delays = _moved(plan, machine, timed)
+    collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
+    walked = _walk(plan, machine, delays)
+    described = dict(plan._intermediates)
+    ops: list[OpCost] = []
+    for run in walked.runs:
+        known = described.get(run.op.results[0]) if run.op.results else None
+        once = None if machine is None else roofline_seconds(run.work, run.bytes, machine)
+        ops.append(
+            OpCost(
+                "" if known is None else known.path,
+                run.op.primitive or run.op.name,
+                "" if known is None else known.location,
+                "" if known is None else known.module,
+                run.work.flops * run.trips,
+                run.work.transcendentals * run.trips,
+                run.bytes * run.trips,
+                None if once is None else once * run.trips,
+                run.trips,
+            )
+        )
+    exact = walked.exact and all(c.trips is not None for c in moved)
+    path = None if machine is None else walked.path
+    return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, tuple(walked.unknown))
+
+
+def _moved(plan: Plan, machine: Hardware | None, timed: Callable[[Collective], float]) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
+    """The collectives, and how long those whose place is known keep an op waiting."""
+    if plan.source is not None or machine is None:
+        return plan.collectives, {}
+    delays: dict[Edge, float] = {}
+    moved: list[Collective] = []
+    for predicted in plan._predicted:
+        collective = predicted.on_accelerator
+        moved.append(collective)
+        if not predicted.early:
+            edge = (predicted.op, predicted.operand)
+            delays[edge] = delays.get(edge, 0.0) + timed(collective)
+    return tuple(moved), delays
+
+
+def _walk(plan: Plan, machine: Hardware | None, delays: Mapping[Edge, float]) -> Walked:
+    if machine is None:
+        return walk(plan.program)
+    known: dict[tuple[Work, int], float] = {}
+
+    def seconds(work: Work, moved: int) -> float:
+        key = (work, moved)
+        if key not in known:
+            known[key] = roofline_seconds(work, moved, machine)
+        return known[key]
+
+    return walk(plan.program, seconds, delays)
+
+
+def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:
+    times = 1 if c.trips is None else c.trips
+    used: tuple[Level, ...] = levels_of(axes_of(c, sizes), layout, sizes) if layout else ()
+    names = tuple(dict.fromkeys(level.links.name for level in used))
+    return CollectiveCost(c, c.received_bytes * times, None if once is None else once * times, names)

@@ -1,0 +1,280 @@
+"""How an axis came to a dimension: the steps that are needed for it, each with the facts that it needs, back to what was given.
+
+A fact says with which axes a dimension of a value begins. Dimensions only grow at their end, so a fact stays true, and a step that
+brought an axis brings it again wherever the facts that it needs hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.axis import add_axis_or_merge
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Block, Op, Value
+from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.compatible import is_prefix
+from shardy_py.passes.propagation.factors import Axes, project, rule_tensors
+from shardy_py.passes.propagation.graph import Holder
+from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.step import common_mesh
+from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
+from shardy_py.rules import identity_rule
+
+
+class Fact(NamedTuple):
+    """With which axes a dimension begins.
+
+    Attributes:
+        holder: What holds the sharding.
+        dim: The dimension.
+        axes: The axes, the last of them possibly the major part of one.
+    """
+
+    holder: Holder
+    dim: int
+    axes: Axes
+
+
+class Link(NamedTuple):
+    """How a fact came about.
+
+    Attributes:
+        fact: The fact.
+        number: Number of the step; -1 where it was given.
+        step: The step; None where it was given.
+        factors: The factors of the op's rule along which the axes came.
+        needs: Positions in the derivation of the links that it needs.
+        sources: What holds the shardings that these are about.
+    """
+
+    fact: Fact
+    number: int
+    step: Step | None
+    factors: tuple[int, ...]
+    needs: tuple[int, ...]
+    sources: tuple[Holder, ...] = ()
+
+
+class View:
+    """The tensors of a step as its rule compares them, which differs from how they are stored at the border of a manual computation.
+
+    Args:
+        op: The op of the step.
+        tensors: Its tensors.
+        owner: The owner of the edge, where the step is one through an edge that is gone.
+    """
+
+    def __init__(self, op: Op | None, tensors: Sequence[Holder], owner: Value | None = None) -> None:
+        self.op = op
+        self.tensors = tensors
+        self.last = len(tensors) - 1
+        self.edge = owner if owner is not None else op.operands[0] if op is not None and op.name == dataflow.EDGE else None
+        self.owner = self.edge if self.edge is not None and _is_manual(self.edge) else None
+
+    def rule(self) -> OpShardingRule | None:
+        """The rule of the step."""
+        if self.edge is None and self.op is not None and self.op.name not in IDENTITIES:
+            return self.op.rule
+        shaped = next((t for t in reversed(self.tensors) if isinstance(t, Value)), None)
+        return None if shaped is None else identity_rule(shaped.type.shape, len(self.tensors) - 1)
+
+    def seen(self, i: int, sharding: TensorSharding | None) -> TensorSharding | None:
+        """A stored sharding of tensor `i` as the rule compares it."""
+        return sharding if self.owner is None or i != self.last or sharding is None else dataflow.before_edge(self.owner, sharding)
+
+    def stored(self, i: int, sharding: TensorSharding) -> TensorSharding:
+        """The inverse of `seen`."""
+        return sharding if self.owner is None or i != self.last else dataflow.after_edge(self.owner, sharding)
+
+    def seen_axes(self, i: int, fact: Fact) -> Axes:
+        """The axes of a fact about tensor `i` as the rule compares them."""
+        return fact.axes if self.owner is None or i != self.last else self._axes(fact, self.seen)
+
+    def stored_axes(self, i: int, fact: Fact) -> Axes:
+        """The inverse of `seen_axes`."""
+        return fact.axes if self.owner is None or i != self.last else self._axes(fact, self.stored)
+
+    def _axes(self, fact: Fact, change: Callable[[int, TensorSharding], TensorSharding | None]) -> Axes:
+        assert self.owner is not None
+        rank = self.owner.type.rank
+        dims = [DimensionSharding(fact.axes if d == fact.dim else ()) for d in range(rank)]
+        changed = change(self.last, TensorSharding("", dims))
+        return () if changed is None else changed.dims[fact.dim].axes
+
+
+IDENTITIES = frozenset((dataflow.EDGE, dataflow.FUNC_EDGE, "sdy.propagation_barrier"))
+"""Ops that have the rule of an identity, whatever is noted on them."""
+
+
+def _is_manual(owner: Value) -> bool:
+    op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
+    return isinstance(op, Op) and op.name == dataflow.MANUAL_COMPUTATION
+
+
+def derive(fact: Fact, history: History, meshes: Mapping[str, Mesh], time: int | None = None) -> list[Link]:
+    """The links of a fact, each before those that it needs; the first is that of the fact itself.
+
+    Args:
+        fact: It holds before `time`.
+        history: The log.
+        meshes: Those of the program.
+        time: Number of a step; by default the end of the propagation.
+    """
+    return derive_all([fact], history, meshes, time)[0]
+
+
+def derive_all(
+    facts: Iterable[Fact], history: History, meshes: Mapping[str, Mesh], time: int | None = None
+) -> tuple[list[Link], list[int]]:
+    """The links of many facts, those that several need once.
+
+    Args:
+        facts: They hold before `time`.
+        history: The log.
+        meshes: Those of the program.
+        time: Number of a step; by default the end of the propagation.
+
+    Returns:
+        The links, and for each fact the position of its link among them.
+    """
+    links: list[Link] = []
+    known: dict[tuple[Fact, int], int] = {}
+    waiting: list[tuple[Fact, int]] = []
+
+    def position(fact: Fact, before: int) -> int:
+        """The position of the link of a fact, which is made later where there is none yet."""
+        number = history.arrival(*fact, before)
+        key = (fact, -1 if number is None else number)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = len(waiting)
+            waiting.append(key)
+        return found
+
+    first = [position(fact, history.end if time is None else time) for fact in facts]
+    while len(links) < len(waiting):
+        fact, number = waiting[len(links)]
+        if number < 0:
+            links.append(Link(fact, -1, None, (), ()))
+            continue
+        step = history.log[number]
+        needs, factors = _needs(fact, step, number, history, meshes)
+        sources = tuple(need.holder for need, _ in needs)
+        links.append(Link(fact, number, step, factors, tuple(position(*need) for need in needs), sources))
+    return links, first
+
+
+def _needs(
+    fact: Fact, step: Step, number: int, history: History, meshes: Mapping[str, Mesh]
+) -> tuple[list[tuple[Fact, int]], tuple[int, ...]]:
+    """The facts that a step needs to bring a fact, each with the number of a step before which it holds; and the factors."""
+    if step.reason == PROPAGATE:
+        return _propagated(fact, step, number, history, meshes)
+    if step.reason == GROUP:
+        for member in step.tensors:
+            holder = history.holder(member)
+            if holder is not fact.holder and begins_with(history.at(holder, number), fact.dim, fact.axes):
+                return [(Fact(holder, fact.dim, fact.axes), number)], ()
+    if step.reason in CONSTRAINING and step.op is not None:
+        source = _constraining(step)
+        if source is not None:
+            return [(Fact(source, fact.dim, fact.axes), 0)], ()
+    if step.reason == PRIORITY:
+        # Set aside by the first such step, back by this one; what was set aside may have come from a constraint or a group before.
+        aside = next(n for n in history.steps[fact.holder] if history.log[n].reason == PRIORITY)
+        return ([(fact, aside)] if history.arrival(*fact, aside) is not None else []), ()
+    if step.reason not in (GROUP, *CONSTRAINING):
+        raise _unfit(number, step)
+    return [], ()
+
+
+def _unfit(number: int, step: Step) -> ShardyError:
+    """What a log is that does not belong to its program; only a stored plan that was changed by hand has one."""
+    return ShardyError(
+        "the log of the plan does not fit its program",
+        where=f"step {number} ({step.reason})",
+        why="the step did not bring what the log says it brought",
+        fix="make the plan again, or load an unchanged file",
+    )
+
+
+def _constraining(step: Step) -> Value | None:
+    """The result of the constraint that a value follows; None of a manual computation, whose own shardings are no value's."""
+    op = step.op
+    return op.results[0] if op is not None and op.name != dataflow.MANUAL_COMPUTATION else None
+
+
+def _propagated(
+    fact: Fact, step: Step, number: int, history: History, meshes: Mapping[str, Mesh]
+) -> tuple[list[tuple[Fact, int]], tuple[int, ...]]:
+    holders = [history.holder(t) for t in step.tensors]
+    view = View(step.op, step.tensors)
+    before = [view.seen(i, s) for i, s in enumerate(step.before)]
+    found = common_mesh(before, meshes)
+    rule = view.rule()
+    if found is None or rule is None or len(rule.mappings) != len(before):
+        raise _unfit(number, step)
+    mesh, sizes, mappings = found[1], rule.factor_sizes, rule_tensors(rule)
+    factors_of = [project(m, s, sizes, mesh).factors for m, s in zip(mappings, before, strict=True)]
+    for i, holder in enumerate(holders):
+        if holder is not fact.holder:
+            continue
+        wanted = view.seen_axes(i, fact)
+        dim = mappings[i][fact.dim]
+        old = factors_of[i]
+        needs: dict[tuple[Fact, int], None] = {}
+        own: Axes = ()
+        factors = []
+        for f, axes in _dealt(dim, wanted, sizes, mesh).items():
+            if not axes:
+                continue
+            if is_prefix(axes, old[f].axes):
+                own = _up_to(dim, f, axes, old, mesh)
+                continue
+            source = _source(f, axes, i, factors_of)
+            if source is None:
+                break
+            d = next(d for d, dim_factors in enumerate(mappings[source]) if f in dim_factors)
+            kept = _up_to(mappings[source][d], f, axes, factors_of[source], mesh)
+            given = Fact(holders[source], d, kept)
+            stored = view.stored_axes(source, given)
+            if stored:  # manual axes alone are stated by the computation itself
+                needs[given._replace(axes=stored), number] = None
+            factors.append(f)
+        else:
+            kept = view.stored_axes(i, Fact(holder, fact.dim, own))
+            if kept:
+                needs[Fact(holder, fact.dim, kept), number] = None
+            if factors:
+                return list(needs), tuple(factors)
+    raise _unfit(number, step)
+
+
+def _source(f: int, axes: Axes, target: int, factors_of: Sequence[Mapping[int, object]]) -> int | None:
+    for j, factors in enumerate(factors_of):
+        state = factors.get(f)
+        if j != target and state is not None and is_prefix(axes, state.axes):  # pyright: ignore[reportAttributeAccessIssue]
+            return j
+    return None
+
+
+def _dealt(dim: Sequence[int], axes: Axes, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
+    """The axes that each factor of a dimension gets of those that the dimension begins with."""
+    if len(dim) == 1:
+        return {dim[0]: axes}
+    factors = project((dim,), TensorSharding(mesh, (DimensionSharding(axes),)), sizes, mesh).factors
+    return {f: factors[f].axes for f in dim if f in factors}
+
+
+def _up_to(dim: Sequence[int], factor: int, axes: Axes, factors: Mapping[int, object], mesh: Mesh) -> Axes:
+    """What a dimension begins with so that its factors up to one are sharded as they are, and that one over some axes."""
+    out: list[AxisRef] = []
+    for f in dim:
+        part: Axes = axes if f == factor else factors[f].axes  # pyright: ignore[reportAttributeAccessIssue]
+        for axis in part:
+            add_axis_or_merge(out, axis, mesh)
+        if f == factor:
+            break
+    return tuple(out)

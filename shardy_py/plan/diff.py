@@ -1,0 +1,301 @@
+"""What differs between two plans: values, where data moves, findings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.matching import partners
+from shardy_py.plan.reshards import Reshard
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+FORMAT = "shardy_py.diff"
+VERSION = 1
+
+Sign = Literal["changed", "added", "removed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """A value that is another in the second plan, or is in one of them only.
+
+    Attributes:
+        sign: Which of the three.
+        kind: `input`, `output` or `intermediate`.
+        path: Its path or name in the second plan; of one that was removed in the first.
+        before: Type with sharding in the first plan; empty where it was added.
+        after: The same in the second.
+        bytes_before: Bytes that a device has of it; 0 where it was added.
+        bytes_after: The same in the second plan.
+        primitive: The JAX primitive that makes it.
+        location: `file:line` of the user's code, as `path`.
+        module: The named scopes it stands in.
+    """
+
+    sign: Sign
+    kind: str
+    path: str
+    before: str
+    after: str
+    bytes_before: int
+    bytes_after: int
+    primitive: str = ""
+    location: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardChange:
+    """A movement of data that is another in the second plan, or is in one of them only.
+
+    Attributes:
+        sign: Which of the three.
+        value: Path or name of the value that moves, in the second plan; of one that was removed in the first.
+        reason: What asks for it.
+        before: What was done, `all_gather(model)  9 MiB x3`, without the bytes; empty where it was added.
+        after: The same in the second plan.
+        bytes_before: Bytes that each device receives in a call, with unknown numbers of trips taken for one.
+        bytes_after: The same in the second plan.
+        location: `file:line` of the user's code.
+    """
+
+    sign: Sign
+    value: str
+    reason: str
+    before: str
+    after: str
+    bytes_before: int
+    bytes_after: int
+    location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveChange:
+    """All collectives of one kind over the same axes, where their number or bytes differ.
+
+    Attributes:
+        kind: `all_gather`, ...
+        axes: The mesh axes, `data,model`.
+        count_before: How many there are in the first plan.
+        count_after: The same in the second.
+        bytes_before: Bytes that a device receives in a call, with unknown numbers of trips taken for one.
+        bytes_after: The same in the second.
+    """
+
+    kind: str
+    axes: str
+    count_before: int
+    count_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """What differs between two plans; false where nothing does.
+
+    Attributes:
+        names: Names of the two functions.
+        meshes: Axes and sizes of the two meshes, `data=2, model=4`.
+        values: Inputs, then intermediates, then outputs.
+        reshards: Where data moves.
+        collectives: In the order of kinds.
+        new_findings: Findings that only the second plan has.
+        gone_findings: Findings that only the first plan has.
+        bytes: What a device receives in a call of each, over all collectives.
+    """
+
+    names: tuple[str, str]
+    meshes: tuple[str, str]
+    values: tuple[ValueChange, ...]
+    reshards: tuple[ReshardChange, ...]
+    collectives: tuple[CollectiveChange, ...]
+    new_findings: tuple[Finding, ...]
+    gone_findings: tuple[Finding, ...]
+    bytes: tuple[int, int]
+
+    def __bool__(self) -> bool:
+        parts = (self.values, self.reshards, self.collectives, self.new_findings, self.gone_findings)
+        return self.meshes[0] != self.meshes[1] or any(parts)
+
+    def as_text(self, limit: int | None = 30) -> str:
+        """The differences as text; the same differences give the same text in every process.
+
+        Args:
+            limit: The most lines of inputs, outputs, intermediates and reshards each, of the last two those with the most bytes; None for
+                all. Collectives and findings are always listed.
+        """
+        from shardy_py.plan.diff_text import diff_text
+
+        return diff_text(self, limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The differences as dicts, lists, strings and numbers, with a version."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """`to_dict` as JSON text.
+
+        Args:
+            indent: Spaces per level; None for one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        signs = Counter(change.sign for change in self.values)
+        counts = ", ".join(f"{signs[sign]} values {sign}" for sign in ("changed", "added", "removed"))
+        return f"<PlanDiff of {self.names[1]}: {counts}, {len(self.reshards)} reshards differ>" if self else "<PlanDiff: no difference>"
+
+
+def diff_plans(before: Plan, after: Plan) -> PlanDiff:
+    """Compares two plans.
+
+    Args:
+        before: The first plan.
+        after: The second.
+    """
+    found = partners(before, after)
+    names = _renamed(before, after, found)
+    return PlanDiff(
+        names=(before.name, after.name),
+        meshes=(_mesh_text(before), _mesh_text(after)),
+        values=tuple(_values(before, after, found)),
+        reshards=tuple(_reshards(before, after, names)),
+        collectives=tuple(_collectives(before, after)),
+        new_findings=tuple(_only_in(after, before, {new: old for old, new in names.items()})),
+        gone_findings=tuple(_only_in(before, after, names)),
+        bytes=(_received(before), _received(after)),
+    )
+
+
+def _mesh_text(plan: Plan) -> str:
+    return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+
+
+def _renamed(before: Plan, after: Plan, found: Sequence[int]) -> dict[str, str]:
+    """The names that values of the first plan have in the second."""
+    others = after.values
+    return {v.path: others[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, found) if v.kind == "intermediate"}
+
+
+def _values(before: Plan, after: Plan, found: Sequence[int]) -> Iterable[ValueChange]:
+    backwards = {j: i for i, j in enumerate(found) if j >= 0}
+    changes: list[ValueChange] = []
+    for j, value in enumerate(after.values):
+        i = backwards.get(j)
+        change = _change(None if i is None else before.values[i], value, before, after)
+        if change is not None:
+            changes.append(change)
+    removed = (_change(value, None, before, after) for value, j in zip(before.values, found) if j < 0)
+    changes += (change for change in removed if change is not None)
+    order = {"input": 0, "intermediate": 1, "output": 2}
+    return sorted(changes, key=lambda change: order[change.kind])
+
+
+def _change(old: PlannedValue | None, new: PlannedValue | None, before: Plan, after: Plan) -> ValueChange | None:
+    if old is not None and new is not None and old.type is new.type and old.sharding is new.sharding:
+        return None
+    was, now = ("" if value is None else typed(value.type, value.sharding) for value in (old, new))
+    if was == now:
+        return None
+    shown = new or old
+    assert shown is not None
+    sign: Sign = "added" if old is None else "removed" if new is None else "changed"
+    sizes = _size(old, before), _size(new, after)
+    return ValueChange(sign, shown.kind, shown.path, was, now, sizes[0], sizes[1], shown.primitive, shown.location, shown.module)
+
+
+def _size(value: PlannedValue | None, plan: Plan) -> int:
+    return 0 if value is None else local_bytes(value.type, value.sharding, plan.program.meshes)
+
+
+def _reshards(before: Plan, after: Plan, names: Mapping[str, str]) -> Iterable[ReshardChange]:
+    left, right = list(before.reshards), list(after.reshards)
+    pairs: list[tuple[Reshard | None, Reshard | None]] = []
+    keys: tuple[Callable[[Reshard, str], Hashable], ...] = (
+        lambda r, name: (name, _plain(r.reason), r.type, _done(r)),
+        lambda r, name: (name, _plain(r.reason)),
+        lambda r, name: (_plain(r.reason), r.type),
+    )
+    for key in keys:
+        waiting: dict[Hashable, list[Reshard]] = defaultdict(list)
+        for reshard in reversed(right):
+            waiting[key(reshard, reshard.value)].append(reshard)
+        still: list[Reshard] = []
+        taken: set[int] = set()
+        for reshard in left:
+            queue = waiting.get(key(reshard, names.get(reshard.value, reshard.value)))
+            if queue:
+                other = queue.pop()
+                taken.add(id(other))
+                pairs.append((reshard, other))
+            else:
+                still.append(reshard)
+        left, right = still, [reshard for reshard in right if id(reshard) not in taken]
+    pairs += ((None, reshard) for reshard in right)
+    pairs += ((reshard, None) for reshard in left)
+    for old, new in pairs:
+        was, now = ("" if reshard is None else _done(reshard) for reshard in (old, new))
+        size, new_size = (0 if reshard is None else _total(reshard) for reshard in (old, new))
+        if was == now and size == new_size:
+            continue
+        shown = new or old
+        assert shown is not None
+        sign: Sign = "added" if old is None else "removed" if new is None else "changed"
+        yield ReshardChange(sign, shown.value, shown.reason, was, now, size, new_size, shown.location)
+
+
+def _plain(reason: str) -> str:
+    """A reason without the numbers by which computations of one name are told apart."""
+    return re.sub(r"_\d+\b", "", reason)
+
+
+def _done(reshard: Reshard) -> str:
+    steps = ", ".join(map(str, reshard.collectives))
+    return f"{typed(reshard.type, reshard.source)} -> {typed(reshard.type, reshard.target)}: {steps}"
+
+
+def _total(reshard: Reshard) -> int:
+    return reshard.bytes_per_device * (1 if reshard.trips is None else reshard.trips)
+
+
+def _collectives(before: Plan, after: Plan) -> Iterable[CollectiveChange]:
+    counted: list[dict[tuple[str, str], list[int]]] = []
+    for plan in (before, after):
+        totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for c in plan.collectives:
+            total = totals[c.kind, ",".join(c.axes)]
+            total[0] += 1
+            total[1] += c.received_bytes * (1 if c.trips is None else c.trips)
+        counted.append(totals)
+    for kind, axes in sorted(counted[0].keys() | counted[1].keys()):
+        (count, size), (new_count, new_size) = (totals.get((kind, axes), [0, 0]) for totals in counted)
+        if (count, size) != (new_count, new_size):
+            yield CollectiveChange(kind, axes, count, new_count, size, new_size)
+
+
+def _received(plan: Plan) -> int:
+    return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in plan.collectives)
+
+
+def _only_in(plan: Plan, other: Plan, names: Mapping[str, str]) -> Iterable[Finding]:
+    """Findings whose kind and path the other plan does not have, or less often."""
+    known = Counter((f.kind, f.severity, f.path) for f in other.findings)
+    for finding in plan.findings:
+        key = (finding.kind, finding.severity, names.get(finding.path, finding.path))
+        if known[key]:
+            known[key] -= 1
+        else:
+            yield finding

@@ -1,0 +1,112 @@
+"""`Plan.explain`: finds what is asked about and puts its explanation together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Value
+from shardy_py.passes.propagation.graph import Holder
+from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.plan.explain import Explanation, Missing, Reason, Source
+from shardy_py.plan.find import Found, find
+from shardy_py.plan.missing import missing
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.explaining import Explainer
+    from shardy_py.plan.plan import Plan
+
+
+def explained(plan: Plan, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:
+    """As `Plan.explain`, which says what it takes and gives."""
+    _check_axis(plan, axis)
+    found = find(plan, target)
+    _check_dim(plan, found.planned, dim)
+    if not plan.propagation.recorded:
+        raise _error(
+            f"the plan does not know why {found.planned.path} is {typed(found.planned.type, found.planned.sharding)}",
+            where=f"plan of {plan.name}",
+            why="it was made with Options(provenance=False), which keeps no steps of the propagation",
+            fix="plan with Options(provenance=True), which is the default",
+        )
+    explainer = plan._explainer
+    holder = _holder(explainer, found)
+    sharding = found.planned.sharding
+    chains: list[tuple[Reason, ...]] = []
+    also: dict[Source, None] = {}
+    connected: dict[Source, None] = {}
+    for d, dims in enumerate(() if sharding is None else sharding.dims[: len(found.planned.shape)]):
+        for n, a in enumerate(dims.axes):
+            if (axis is None or a.name == axis) and (dim is None or d == dim):
+                links = explainer.derivation(holder, d, dims.axes[: n + 1])
+                chains.append(explainer.reasons(links))
+                more, further = explainer.other_sources(holder, d, a, links)
+                also.update(dict.fromkeys(more))
+                connected.update(dict.fromkeys(further))
+    return Explanation(
+        found.planned.path,
+        typed(found.planned.type, sharding),
+        tuple(chains),
+        axis,
+        _missing(explainer, holder, found.planned, axis, dim, bool(chains)),
+        tuple(also),
+        tuple(source for source in connected if source not in also),
+        found.nearby,
+        "" if not isinstance(target, str) or target == found.planned.path else target,
+        found.planned.primitive,
+        found.planned.location,
+    )
+
+
+def _missing(
+    explainer: Explainer, holder: Holder, planned: PlannedValue, axis: str | None, dim: int | None, has_chains: bool
+) -> tuple[Missing, ...]:
+    dims = [d for d in range(len(planned.shape)) if dim is None or d == dim]
+    if axis is not None:
+        return () if has_chains else tuple(missing(explainer, holder, d, axis, planned) for d in dims)
+    if not has_chains:
+        axes = [each.name for each in explainer.plan.mesh.axes if each.size > 1]
+        return tuple(missing(explainer, holder, d, name, planned) for name in axes for d in dims)
+    before = explainer.history.at(holder, explainer.history.end)
+    cut = [(d, name) for d in dims for name in _names(before, d) if name not in _names(planned.sharding, d)]
+    return tuple(missing(explainer, holder, d, name, planned) for d, name in cut)
+
+
+def _names(sharding: TensorSharding | None, dim: int) -> list[str]:
+    return [] if sharding is None else list(dict.fromkeys(axis.name for axis in sharding.dims[dim].axes))
+
+
+def _holder(explainer: Explainer, found: Found) -> Holder:
+    """What held the sharding of a value during the propagation."""
+    if isinstance(found.value, Value):
+        return explainer.history.holder(found.value)
+    known = explainer.history.results.get(found.value)
+    return explainer.history.holder(FunctionResult(found.value, found.planned.given)) if known is None else known
+
+
+def _check_axis(plan: Plan, axis: str | None) -> None:
+    if axis is not None and axis not in plan.mesh.shape:
+        raise _error(
+            f"unknown mesh axis {axis!r}",
+            where=f"plan of {plan.name}",
+            why=f"the mesh has {', '.join(f'{name}={size}' for name, size in plan.mesh.shape.items())}",
+            fix=f"use one of {', '.join(map(repr, plan.mesh.shape))}",
+        )
+
+
+def _check_dim(plan: Plan, planned: PlannedValue, dim: int | None) -> None:
+    if dim is not None and not (isinstance(dim, int) and 0 <= dim < len(planned.shape)):
+        raise _error(
+            f"{planned.path} has no dimension {dim!r}",
+            where=f"plan of {plan.name}",
+            why=f"it is {typed(planned.type, planned.sharding)}",
+            fix=f"use a number from 0 to {len(planned.shape) - 1}" if planned.shape else "leave dim out",
+        )
+
+
+def _error(what: str, *, where: str, why: str, fix: str) -> ShardyError:
+    from shardy_py.plan.plan import PlanError
+
+    return PlanError(what, where=where, why=why, fix=fix)

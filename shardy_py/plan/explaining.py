@@ -1,0 +1,244 @@
+"""Makes explanations of a plan: derivations and obstacles in the words of its reader."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from shardy_py.dialect import AxisRef, OpShardingRule
+from shardy_py.dialect.format import format_axis
+from shardy_py.dialect.rule import factor_symbol
+from shardy_py.ir import Block, Function, Op, Value
+from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.factors import Axes
+from shardy_py.passes.propagation.graph import Holder
+from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.plan.derivation import IDENTITIES, Fact, Link, View, derive
+from shardy_py.plan.explain import Reason, Source
+from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
+from shardy_py.plan.neighbours import Neighbourhood, Neighbours
+from shardy_py.plan.values import location_of
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+_CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
+_STATED = {
+    "sharding_constraint": "with_sharding_constraint",
+    "sdy_sharding_constraint": "with_sharding_constraint",
+    "reshard": "reshard",
+}
+"""Primitive of a constraint -> what the user wrote."""
+
+
+class Explainer:
+    """Names and explains the values of one plan.
+
+    Args:
+        plan: A plan with a log.
+
+    Attributes:
+        history: Its log.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.history = History(plan.log)
+        self.meshes = plan.program.meshes
+
+    @functools.cached_property
+    def neighbourhood(self) -> Neighbourhood:
+        """What stands next to each other in the program."""
+        return Neighbourhood(self.plan.program, self.history)
+
+    def name(self, holder: Holder) -> str:
+        """What a reader knows a value as."""
+        plan = self.plan
+        if not isinstance(holder, Value):
+            return plan.outputs[holder.index].path if holder.index < len(plan.outputs) else f"result {holder.index}"
+        known = plan._names.get(holder)
+        if known is not None:
+            return known
+        if holder.name:
+            return holder.name
+        owner = holder.owner
+        if isinstance(owner, Op):
+            return "a constant" if owner.name == "sdy.constant" else f"a value of {title(owner)}"
+        parent = owner.parent
+        return f"argument {holder.index} of {title(parent) if isinstance(parent, Op) else 'the function'}"
+
+    def locate(self, op: Op | None) -> str:
+        """`file:line` of an op; empty where unknown."""
+        return "" if op is None else location_of(self.plan.program, op)
+
+    def annotation(self, holder: Holder) -> tuple[str, str]:
+        """What gave a holder its first sharding, and where in the function that stands."""
+        plan = self.plan
+        if isinstance(holder, FunctionResult):
+            return (plan.outputs[holder.index].given_by if holder.index < len(plan.outputs) else "") or "the sharding in its type", ""
+        owner = holder.owner
+        if isinstance(owner, Block):
+            parent = owner.parent
+            if isinstance(parent, Function):
+                return (plan.inputs[holder.index].given_by if holder.index < len(plan.inputs) else "") or "the sharding in its type", ""
+            op, side = parent, "in_specs"
+        else:
+            op, side = owner, "out_specs"
+        where = self.locate(op)
+        if op is None or op.name == dataflow.MANUAL_COMPUTATION:
+            return f"{side} of shard_map", where
+        if op.name in _CONSTRAINTS:
+            return _constraint_text(op), where
+        return f"the sharding that {title(op)} states", where
+
+    def closer(self, holder: Holder, dim: int) -> tuple[str, str]:
+        """What closed a dimension, and where in the function that stands."""
+        given = self.history.given(holder)
+        if given is None or not given.dims[dim].is_closed:
+            for number in self.history.steps.get(holder, ()):
+                step = self.history.log[number]
+                if step.new is None or not step.new.dims[dim].is_closed:
+                    continue
+                if step.reason in CONSTRAINING and step.op is not None:
+                    if step.op.name == dataflow.MANUAL_COMPUTATION:
+                        return "in_specs of shard_map", self.locate(step.op)
+                    return self.annotation(step.op.results[0])
+                if step.reason == GROUP:
+                    member = self.history.groups.get(holder)
+                    return "its sharding group", self.locate(None if member is None else member.op)
+        return self.annotation(holder)
+
+    def through(self, neighbours: Neighbours) -> tuple[str, str]:
+        """What to call what stands between neighbours, and `file:line` of it."""
+        op = neighbours.op
+        if op is None:
+            return "the return of the function", ""
+        name = title(op)
+        words = {"edge": f"the border of {name}", "group": "the sharding group", "barrier": "the propagation barrier"}
+        return words.get(neighbours.kind, name), self.locate(op)
+
+    def derivation(self, holder: Holder, dim: int, axes: Axes, time: int | None = None) -> list[Link]:
+        """How a dimension came to begin with some axes."""
+        return derive(Fact(holder, dim, axes), self.history, self.meshes, time)
+
+    def reasons(self, links: Iterable[Link]) -> tuple[Reason, ...]:
+        """A derivation as a chain, in which what a reason needs stands right behind it."""
+        links = list(links)
+        order: list[int] = []
+        place: dict[int, int] = {}
+        stack = [0]
+        while stack:
+            at = stack.pop()
+            if at not in place:
+                place[at] = len(order)
+                order.append(at)
+                stack.extend(reversed(links[at].needs))
+        return tuple(self.reason(links[at], tuple(place[need] for need in links[at].needs)) for at in order)
+
+    def _border(self, link: Link, owner: Value) -> str:
+        """Which border of a loop, branch or computation an axis came over, in either direction."""
+        if isinstance(owner.owner, Block):
+            return "entry"
+        passed = {self.history.holder(value) for value in owner.owner.operands}
+        if link.fact.holder in passed or any(source in passed for source in link.sources):
+            return "entry"
+        return "carry" if owner.owner.name == dataflow.WHILE else "exit"
+
+    def reason(self, link: Link, needs: tuple[int, ...]) -> Reason:
+        """One link as a reason.
+
+        Args:
+            link: The link.
+            needs: Positions of what it needs, in the chain that it is for.
+        """
+        fact, step = link.fact, link.step
+        axes = tuple(map(format_axis, fact.axes))
+        head = (self.name(fact.holder), fact.dim, axes[-1])
+        if step is None or not needs:
+            said, where = self.annotation(fact.holder)
+            if step is not None and step.reason in CONSTRAINING:
+                said, where = "in_specs of shard_map", self.locate(step.op)
+            elif step is not None and step.reason == PROPAGATE and step.op is not None:
+                said, where = self.annotation(step.op.operands[0])
+            priority = 0 if step is None else step.user_priority
+            return Reason(*head, "annotation", location=where, step=link.number, user_priority=priority, annotation=said, axes=axes)
+        view = View(step.op, step.tensors)
+        rule = None if step.reason != PROPAGATE else view.rule()
+        op = step.op
+        if step.reason == GROUP:
+            cause, member = "group", self.history.groups.get(fact.holder)
+            op = None if member is None else member.op
+        elif step.reason in (PRIORITY, *CONSTRAINING):
+            cause = "priority" if step.reason == PRIORITY else "constraint"
+        elif op is None:
+            cause = "result"
+        elif op.name == dataflow.EDGE:
+            cause, op = self._border(link, op.operands[0]), edge_op(op.operands[0])
+        else:
+            cause = "barrier" if op.name in IDENTITIES else "propagated"
+        return Reason(
+            *head,
+            cause,
+            "" if op is None else title(op),
+            "" if rule is None else _rule_text(rule),
+            self.locate(op),
+            link.number,
+            step.user_priority,
+            step.op_priority,
+            ",".join(map(factor_symbol, link.factors)),
+            "",
+            axes,
+            needs,
+        )
+
+    def chain(self, holder: Holder, dim: int, axes: Axes, time: int | None = None) -> tuple[Reason, ...]:
+        """Why a dimension begins with some axes."""
+        return self.reasons(self.derivation(holder, dim, axes, time))
+
+    def other_sources(self, holder: Holder, dim: int, axis: AxisRef, links: Iterable[Link]) -> tuple[list[Source], list[Source]]:
+        """Annotations with an axis besides those of a derivation: connected by values that have it, and connected by rules only."""
+        used = {(link.fact.holder, link.fact.dim) for link in links if not link.needs}
+        sharing = self.neighbourhood.sharing(axis.name)
+        related = self.neighbourhood.related
+        here, home = sharing.root((holder, dim)), related.root((holder, dim))
+        also, connected = [], []
+        for given, sharding in self.history.annotated.items():
+            for d, dims in enumerate(sharding.dims):
+                if (given, d) in used or all(a.name != axis.name for a in dims.axes) or related.root((given, d)) != home:
+                    continue
+                said, where = self.annotation(given)
+                shared = sharing.root((given, d)) == here and begins_with(self.history.at(given, self.history.end), d, ())
+                (also if shared else connected).append(Source(self.name(given), d, axis.name, said, where))
+        return also, connected
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _rule_text(rule: OpShardingRule) -> str:
+    return str(rule)
+
+
+def _constraint_text(op: Op) -> str:
+    """What the user wrote that became a constraint."""
+    if op.primitive is not None:
+        return _STATED.get(op.primitive, f"the sharding in the type of what {op.primitive} makes")
+    parent = None if op.block is None else op.block.parent
+    if isinstance(parent, Op) and parent.name == dataflow.NAMED_COMPUTATION:
+        side = "in" if isinstance(op.operands[0].owner, Block) else "out"
+        return f"{side}_shardings of jit {title(parent)}"
+    return "sharding constraint"
+
+
+def edge_op(owner: Value) -> Op | None:
+    """The loop, branch or computation whose edge a value owns."""
+    op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
+    return op if isinstance(op, Op) else None
+
+
+def title(op: Op) -> str:
+    """What an op is called: a computation by its name, others by their primitive."""
+    if op.name == dataflow.NAMED_COMPUTATION:
+        return str(op.attributes.get("name") or op.primitive or op.name)
+    if op.name == dataflow.MANUAL_COMPUTATION:
+        return "shard_map"
+    return _constraint_text(op) if op.name in _CONSTRAINTS else op.primitive or op.name

@@ -1,0 +1,181 @@
+"""Finds the value that a user means: by path, name, variable, scope or source line."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import linecache
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardy_py.ir import Op, Program, Value
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+_LINE = re.compile(r".+:\d+")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+Made = Sequence[tuple[Value, PlannedValue]]
+
+
+class Found(NamedTuple):
+    """What a target names.
+
+    Attributes:
+        value: The value; the number of a result of the function.
+        planned: Its entry in the plan.
+        nearby: The others that it could have meant, described.
+    """
+
+    value: Value | int
+    planned: PlannedValue
+    nearby: tuple[str, ...] = ()
+
+
+def find(plan: Plan, target: str | PlannedValue) -> Found:
+    """The value that a target names.
+
+    A path or the name of a value stands for itself. A line stands for what is made on it or, where nothing is, in calls on it; a stored
+    plan does not know of the latter. What stands for several values, a source line, a scope or a variable, means the last one that the
+    forward computation made there, outside of loops where there is one: that which a line or a module gives to the rest.
+
+    Args:
+        plan: The plan.
+        target: `params['w']`, `result[0]`, `%12`, a name given by `checkpoint_name`, `file.py:12`, the path of a scope or module or the
+            end of one, a variable that is assigned to in the source, or one of `plan.values`.
+
+    Raises:
+        PlanError: There is no such value.
+    """
+    path = target.path if isinstance(target, PlannedValue) else target
+    if not isinstance(path, str):
+        raise TypeError(f"explain takes a path, a name, file:line or one of plan.values, got {type(target).__name__}")
+    known = plan._by_path.get(path)
+    if known is not None:
+        return Found(*known)
+    made = plan._intermediates
+    for candidates in (_named, _at_line, _in_scope, _assigned):
+        found = candidates(path, made)
+        if found:
+            return _chosen(found, plan.program)
+    called = _called(made, plan.program)
+    for candidates in (_at_line, _assigned):
+        found = candidates(path, called)
+        if found:
+            inside = {value for value, _ in found}
+            return _chosen([entry for entry in made if entry[0] in inside], plan.program)
+    raise _unknown(plan, path)
+
+
+def _called(made: Made, program: Program) -> Made:
+    """Every value once for each call in which it is made, as if it were made on the line of the call."""
+    found: list[tuple[Value, PlannedValue]] = []
+    known: dict[int, list[str]] = {}
+    for value, planned in made:
+        op = value.defining_op
+        location = None if op is None else op.location
+        lines = known.get(id(location))
+        if lines is None:
+            lines = known[id(location)] = list(dict.fromkeys(program.calls(location)))
+        found += [(value, dataclasses.replace(planned, location=line)) for line in lines]
+    return found
+
+
+def _named(target: str, made: Made) -> Made:
+    return [entry for entry in made if entry[0].name == target]
+
+
+def _at_line(target: str, made: Made) -> Made:
+    if not _LINE.fullmatch(target):
+        return ()
+    return [entry for entry in made if entry[1].location == target or entry[1].location.endswith("/" + target)]
+
+
+def _in_scope(target: str, made: Made) -> Made:
+    wanted = f"/{target.strip('/')}/"
+    return [entry for entry in made if wanted in f"/{entry[1].module}/"] if wanted != "//" else ()
+
+
+def _assigned(target: str, made: Made) -> Made:
+    if not _NAME.fullmatch(target):
+        return ()
+    files: dict[str, dict[int, list[tuple[Value, PlannedValue]]]] = {}
+    for entry in made:
+        file, colon, line = entry[1].location.rpartition(":")
+        if colon and line.isdigit():
+            files.setdefault(file, {}).setdefault(int(line), []).append(entry)
+    chosen: set[Value] = set()
+    for file, by_line in files.items():
+        for first, last in _assignments(file).get(target, ()):
+            chosen.update(value for line in range(first, last + 1) for value, _ in by_line.get(line, ()))
+    return [entry for entry in made if entry[0] in chosen]
+
+
+@functools.lru_cache(maxsize=64)
+def _assignments(file: str) -> dict[str, list[tuple[int, int]]]:
+    """Variable -> first and last lines of the statements of a file that assign to it."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, list[tuple[int, int]]] = {}
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)] if isinstance(node, _ASSIGN) else []
+        for target in targets:
+            for name in ast.walk(target) if target is not None else ():
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and isinstance(node, ast.stmt | ast.expr):
+                    found.setdefault(name.id, []).append((node.lineno, node.end_lineno or node.lineno))
+    return found
+
+
+_ASSIGN = (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
+_MOST_NEARBY = 12
+
+
+def _chosen(found: Made, program: Program) -> Found:
+    """The last value of the forward computation that is used elsewhere, in as few bodies as any; derivatives keep further values there."""
+    forward = [entry for entry in found if not _is_backward(entry[0].defining_op, program)] or found
+    inside = {value.defining_op for value, _ in found}
+    used = [entry for entry in forward if any(op not in inside and not _is_backward(op, program) for op, _ in entry[0].uses)] or forward
+    depth = min(planned.depth for _, planned in used)
+    value, planned = [entry for entry in used if entry[1].depth == depth][-1]
+    others = [f"{p.path} {p.primitive} {typed(p.type, p.sharding)}" for v, p in found if v is not value]
+    more = len(others) - _MOST_NEARBY
+    return Found(value, planned, (*others[:_MOST_NEARBY], f"{more} more") if more > 0 else tuple(others))
+
+
+def _is_backward(op: Op | None, program: Program) -> bool:
+    """Whether an op is part of a transposed computation."""
+    while op is not None:
+        where = program.locate(op.location)
+        if where is not None and "transpose(" in where.scope:
+            return True
+        parent = None if op.block is None else op.block.parent
+        op = parent if isinstance(parent, Op) else None
+    return False
+
+
+def _unknown(plan: Plan, target: str) -> Exception:
+    from shardy_py.plan.plan import PlanError
+
+    paths = [v.path for v in (*plan.inputs, *plan.outputs)]
+    near = [path for path in paths if target in path][:5] or difflib.get_close_matches(target, paths, 5)
+    if _LINE.fullmatch(target):
+        file, _, number = target.rpartition(":")
+        lines = {int(v.location.rpartition(":")[2]) for _, v in plan._intermediates if _in_file(v.location, file)}
+        near = [f"{file}:{line}" for line in sorted(lines, key=lambda line: (abs(line - int(number)), line))[:3]] or near
+    return PlanError(
+        f"the plan has no value {target!r}",
+        where=f"plan of {plan.name}",
+        why="it is no path of an input or output, name of a value, source line on which a value is made, scope or assigned variable",
+        fix=f"one of {', '.join(near)}" if near else "plan.values lists all of them",
+    )
+
+
+def _in_file(location: str, file: str) -> bool:
+    name = location.rpartition(":")[0]
+    return name == file or name.endswith("/" + file)

@@ -1,0 +1,191 @@
+"""Which value of one plan is which of another, after edits of the code in between.
+
+Inputs and outputs are found by path. Intermediates are found by what they are and what is around them: primitive, type, module, function,
+and the ops that make their operands and use them, to a distance of two ops; then by less and less of it. Source lines and numbers, which
+any edit moves, do not count. Among equals the order in the program decides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.ir import Block, Op, Value
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+_ROUNDS = 2
+"""How far around a value one looks, in ops."""
+
+_FEW = 64
+"""Among so many equals, those whose shardings changed are told from those that were added or removed."""
+
+
+def partners(plan: Plan, other: Plan) -> list[int]:
+    """For each of `plan.values` the number of the value of the other plan that it is there; -1 where there is none.
+
+    Takes time that grows with the number of ops, not with its square.
+
+    Args:
+        plan: One plan.
+        other: Another.
+
+    Returns:
+        One number per value; none but -1 occurs twice.
+    """
+    found = [-1] * len(plan.values)
+    named = {(v.kind, v.path): number for number, v in enumerate(other.values) if v.kind != "intermediate"}
+    for number, value in enumerate(plan.values):
+        if value.kind != "intermediate":
+            found[number] = named.get((value.kind, value.path), -1)
+    numbers: dict[Hashable, int] = {}
+    ours, theirs = _Described(plan, numbers), _Described(other, numbers)
+    first, first_of_other = len(plan.inputs), len(other.inputs)
+    left, right = list(range(len(ours.planned))), list(range(len(theirs.planned)))
+    for level in range(len(_LEVELS)):
+        pairs = list(_paired(level, ours, theirs, left, right))
+        for i, j in pairs:
+            found[first + i] = first_of_other + j
+        taken, taken_there = {i for i, _ in pairs}, {j for _, j in pairs}
+        left = [i for i in left if i not in taken]
+        right = [j for j in right if j not in taken_there]
+        if not left or not right:
+            break
+    return found
+
+
+class _Described:
+    """The intermediates of a plan with all that they are found by; equal descriptions are equal numbers in both plans."""
+
+    def __init__(self, plan: Plan, numbers: dict[Hashable, int]) -> None:
+        self.plan = plan
+        self.numbers = numbers
+        self.held = [value for value, _ in plan._intermediates]
+        self.planned = [planned for _, planned in plan._intermediates]
+        self.functions = self._functions()
+        self.rounds = self._rounds()
+
+    def number(self, key: Hashable) -> int:
+        """The number of a description."""
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def _functions(self) -> list[str]:
+        """The user's function in which each was written; inside a library's function, in which it was called."""
+        known: dict[Op, str] = {}
+        locate = self.plan.program.locate
+        made: list[str] = []
+        for value in self.held:
+            op = value.owner
+            assert isinstance(op, Op)
+            name = known.get(op)
+            if name is None:
+                where = locate(op.location)
+                parent = None if op.block is None else op.block.parent
+                inherited = known.get(parent, "") if isinstance(parent, Op) else ""
+                name = known[op] = inherited if where is None else where.function
+            made.append(name)
+        return made
+
+    def _rounds(self) -> list[dict[Op, int]]:
+        """For each op what it is, then what it is with its neighbours, then with theirs."""
+        ops: dict[Op, int] = {}
+        for value, planned, function in zip(self.held, self.planned, self.functions):
+            op = value.owner
+            assert isinstance(op, Op)
+            if op not in ops:
+                types = tuple(result.type for result in op.results)
+                ops[op] = self.number((planned.primitive, types, planned.module, function, planned.depth))
+        around = {op: self._around(op) for op in ops}
+        rounds = [ops]
+        for _ in range(_ROUNDS):
+            last = rounds[-1]
+            rounds.append({op: self._with_neighbours(last, op, *around[op]) for op in ops})
+        return rounds
+
+    def _with_neighbours(self, last: dict[Op, int], op: Op, before: Sequence[Any], after: Sequence[Any]) -> int:
+        made = tuple(last.get(b, -1) if isinstance(b, Op) else b for b in before)
+        used = tuple(sorted(last.get(a, -1) if isinstance(a, Op) else a for a in after))
+        return self.number((last[op], made, used))
+
+    def _around(self, op: Op) -> tuple[list[Any], list[Any]]:
+        before = [self._maker(operand) for operand in op.operands]
+        after = [self._user(user, i) for result in op.results for user, i in result.uses]
+        return before, after
+
+    def _maker(self, value: Value) -> Op | int:
+        owner = value.owner
+        if isinstance(owner, Op):
+            return self.number(("constant", value.type)) if owner.name == "sdy.constant" else owner
+        parent = owner.parent if isinstance(owner, Block) else None
+        if isinstance(parent, Op):
+            return self.number(("argument", parent.name, value.index))
+        return self.number(("input", self.plan.inputs[value.index].path if value.index < len(self.plan.inputs) else value.index))
+
+    def _user(self, op: Op, operand: int) -> Op | int:
+        if op.name == "func.return":
+            return self.number(("output", self.plan.outputs[operand].path if operand < len(self.plan.outputs) else operand))
+        return self.number((op.name, operand)) if op.name.endswith(".return") else op
+
+
+def _near(rounds: int) -> Callable[[_Described, int], Hashable]:
+    def key(plan: _Described, i: int) -> Hashable:
+        value = plan.held[i]
+        op = value.owner
+        assert isinstance(op, Op)
+        return plan.rounds[rounds][op], value.index
+
+    return key
+
+
+def _by(*parts: Callable[[PlannedValue], Hashable], function: bool = False) -> Callable[[_Described, int], Hashable]:
+    def key(plan: _Described, i: int) -> Hashable:
+        made = tuple(part(plan.planned[i]) for part in parts)
+        return (*made, plan.functions[i], plan.held[i].index) if function else (*made, plan.held[i].index)
+
+    return key
+
+
+_LEVELS: tuple[tuple[Callable[[_Described, int], Hashable], bool], ...] = (
+    (_near(2), False),
+    (_near(1), False),
+    (_near(0), True),
+    (_by(lambda v: v.primitive, lambda v: v.type, lambda v: v.module), True),
+    (_by(lambda v: v.primitive, lambda v: v.type, function=True), True),
+    (_by(lambda v: v.primitive, lambda v: v.module, lambda v: v.type.rank, function=True), True),
+)
+"""What values are found by, from the most to the least; and whether it is enough where one plan has more of them than the other."""
+
+
+def _paired(level: int, ours: _Described, theirs: _Described, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
+    key, enough = _LEVELS[level]
+    groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for i in left:
+        groups[key(ours, i)][0].append(i)
+    for j in right:
+        groups[key(theirs, j)][1].append(j)
+    pairs: list[tuple[int, int]] = []
+    for mine, others in groups.values():
+        if len(mine) == len(others):
+            pairs += zip(mine, others)
+        elif enough and mine and others:
+            pairs += _aligned(ours, theirs, mine, others)
+    return pairs
+
+
+def _aligned(ours: _Described, theirs: _Described, mine: list[int], others: list[int]) -> list[tuple[int, int]]:
+    """Pairs equals of which one plan has more, those with equal shardings first."""
+    a = [typed(ours.planned[i].type, ours.planned[i].sharding) for i in mine]
+    b = [typed(theirs.planned[j].type, theirs.planned[j].sharding) for j in others]
+    if len(a) > _FEW or len(b) > _FEW:
+        return list(zip(mine, others))
+    pairs: list[tuple[int, int]] = []
+    i = j = 0
+    for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
+        pairs += zip(mine[i : block.a], others[j : block.b])
+        pairs += zip(mine[block.a : block.a + block.size], others[block.b : block.b + block.size])
+        i, j = block.a + block.size, block.b + block.size
+    return pairs

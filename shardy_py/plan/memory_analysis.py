@@ -1,0 +1,246 @@
+"""The memory that a call of a planned function takes on one device, without compiling it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardy_py.cost.hardware import Hardware, HardwareError, hardware
+from shardy_py.cost.liveness.compilers import Compiler
+from shardy_py.cost.liveness.compilers import compiler as compiler_named
+from shardy_py.cost.liveness.estimate import Estimate, estimate
+from shardy_py.cost.liveness.graph import Node
+from shardy_py.passes.collection import no_collection
+from shardy_py.plan.memory_graph import local_graph
+from shardy_py.plan.values import location_of
+
+if TYPE_CHECKING:
+    from shardy_py.ir import Op, Program
+    from shardy_py.plan.plan import Plan
+
+FORMAT = "shardy_py.memory"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """Part of what lies in memory at the peak.
+
+    Attributes:
+        name: Path of an argument or result; of temporaries the primitive that makes them.
+        role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
+        bytes: On one device.
+        count: How many arrays.
+        location: `file:line` of the user's code that makes them; empty for arguments and results, and where unknown.
+    """
+
+    name: str
+    role: Literal["argument", "output", "temporary"]
+    bytes: int
+    count: int = 1
+    location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the compiled program: what several fused ops do is one.
+
+    Attributes:
+        bytes: In memory while it runs.
+        primitive: The JAX primitive of the (last) op.
+        location: `file:line` of the user's code; empty where unknown.
+    """
+
+    bytes: int
+    primitive: str
+    location: str
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Bytes on one device, under the names of `jax.stages.Compiled.memory_analysis()`.
+
+    Arguments and results have memory of their own during the whole call, as XLA runs programs; temporaries share what is left, which
+    is where the peak comes from.
+
+    Attributes:
+        name: The function's name.
+        argument_size_in_bytes: Of the arguments.
+        output_size_in_bytes: Of the results.
+        alias_size_in_bytes: Of results that lie in donated arguments.
+        temp_size_in_bytes: Of temporaries, at the step at which they need most.
+        peak_memory_in_bytes: All of it: arguments, results that are not aliased, and temporaries. (What jaxlib calls so leaves temporaries
+            out on CPU.)
+        generated_code_size_in_bytes: Not known to a plan, and 0 on CPU in jaxlib too.
+        compiler: Whose ways were followed: `cpu` or `accelerator`, see `shardy_py.cost.liveness.compilers`.
+        peak_step: The number in `steps` of the one at which most is alive.
+        steps: In the order in which they run, with the bytes in memory; a loop's body once, between two steps of the loop.
+        contributors: What lies in memory at the peak, largest first. It adds up to the peak, but for gaps between arrays.
+        hardware: What it should fit on; None where that was not asked.
+        hardware_bytes: Its memory.
+    """
+
+    name: str
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    peak_memory_in_bytes: int
+    compiler: str
+    peak_step: int
+    steps: tuple[Step, ...]
+    contributors: tuple[Contributor, ...]
+    hardware: str | None = None
+    hardware_bytes: int | None = None
+    generated_code_size_in_bytes: int = 0
+
+    @property
+    def peak(self) -> Step | None:
+        """The step at which most is alive; None of a function that does nothing."""
+        return self.steps[self.peak_step] if self.steps else None
+
+    @property
+    def series(self) -> tuple[int, ...]:
+        """Bytes in memory at each step."""
+        return tuple(step.bytes for step in self.steps)
+
+    @property
+    def headroom_in_bytes(self) -> int | None:
+        """What the hardware has more than the peak, negative where it has less; None without hardware."""
+        return None if self.hardware_bytes is None else self.hardware_bytes - self.peak_memory_in_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak fits the hardware's memory; None without hardware."""
+        room = self.headroom_in_bytes
+        return None if room is None else room >= 0
+
+    def as_text(self, limit: int = 12) -> str:
+        """Sizes, the peak, what makes it up, and whether it fits.
+
+        Args:
+            limit: How many contributors are listed.
+        """
+        from shardy_py.plan.memory_text import memory_text
+
+        return memory_text(self, limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, strings and numbers, with a version."""
+        found = {"fits": self.fits, "headroom_in_bytes": self.headroom_in_bytes}
+        return {"format": FORMAT, "version": VERSION, **asdict(self), **found}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """`to_dict` as JSON text.
+
+        Args:
+            indent: Spaces per level; None for one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def _repr_html_(self) -> str:
+        from shardy_py.plan.memory_text import memory_html
+
+        return memory_html(self)
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        return self.as_text()
+
+
+def analyse(plan: Plan, which: str | Hardware | int | None = None, compiler: str | None = None) -> MemoryAnalysis:
+    """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it.
+
+    Args:
+        plan: The plan.
+        which: Hardware it should fit on.
+        compiler: Whose ways to follow.
+    """
+    name, room = _room(which)
+    ways = compiler_named(compiler or ("accelerator" if name else "cpu"))
+    known: dict[str, MemoryAnalysis] = plan.__dict__.setdefault("_memory", {})
+    if ways.name not in known:
+        known[ways.name] = _analysed(plan, ways)
+    return replace(known[ways.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
+
+
+@no_collection()
+def _analysed(plan: Plan, ways: Compiler) -> MemoryAnalysis:
+    graph, program = local_graph(plan)
+    names = dict(graph.names)
+    found = estimate(graph, ways)
+    fixed = found.argument + found.output - found.alias
+    locate = _Locations(program)
+    return MemoryAnalysis(
+        name=plan.name,
+        argument_size_in_bytes=found.argument,
+        output_size_in_bytes=found.output,
+        alias_size_in_bytes=found.alias,
+        temp_size_in_bytes=found.temp,
+        peak_memory_in_bytes=fixed + found.temp,
+        compiler=ways.name,
+        peak_step=found.fullest,
+        steps=tuple(Step(fixed + more, node.label, locate(node)) for node, more in zip(found.steps, found.series)),
+        contributors=tuple(
+            sorted((*_fixed(plan, graph.bytes, graph.main.arguments, graph.main.results, names), *_temporaries(found, locate)), key=_order)
+        ),
+    )
+
+
+def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
+    """Name and memory of what the call should fit on; no name for a number of bytes."""
+    if which is None:
+        return "", None
+    if isinstance(which, int) and not isinstance(which, bool):
+        if which <= 0:
+            raise HardwareError(f"memory is {which!r} bytes", why="sizes are positive", fix="pass bytes, such as 16 << 30, or a name")
+        return "", which
+    machine = hardware(which)  # pyright: ignore[reportArgumentType]  # which raises for anything else
+    return machine.name, machine.hbm_bytes
+
+
+class _Locations:
+    """Where nodes come from, each op looked up once."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._known: dict[Op, str] = {}
+
+    def __call__(self, node: Node) -> str:
+        op: Op | None = node.source
+        if op is None:
+            return ""
+        found = self._known.get(op)
+        if found is None:
+            found = self._known[op] = location_of(self._program, op)
+        return found
+
+
+def _fixed(plan: Plan, sizes: list[int], arguments: list[int], results: list[int], names: dict[int, str]) -> Iterable[Contributor]:
+    for value in arguments:
+        yield Contributor(names.get(value, ""), "argument", sizes[value])
+    taken = {d.output for d in plan.donation if d.output is not None}
+    for i, (value, output) in enumerate(zip(results, plan.outputs)):
+        if i not in taken:
+            yield Contributor(output.path, "output", sizes[value])
+
+
+def _temporaries(found: Estimate, locate: _Locations) -> Iterable[Contributor]:
+    """Those alive at the peak, together where one line makes several of a kind."""
+    at = found.fullest
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for buffer in found.buffers:
+        if buffer.start <= at <= buffer.end and buffer.bytes:
+            key = ("", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker))
+            count, total = sums.get(key, (0, 0))
+            sums[key] = count + 1, total + buffer.bytes
+    for (primitive, location), (count, total) in sums.items():
+        yield Contributor(primitive, "temporary", total, count, location)
+
+
+def _order(part: Contributor) -> tuple[int, str, str]:
+    return -part.bytes, part.name, part.location

@@ -1,0 +1,91 @@
+"""Arrays of one number that are computed from numbers in the program: what compilers fold before they look at memory."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+from shardy_py.ir import Op
+
+Number = int | float | bool
+
+COMPARISONS: Mapping[str, Callable[[Number, Number], bool]] = {
+    "eq": operator.eq,
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+    "ne": operator.ne,
+}
+"""JAX primitive -> comparison."""
+
+WHOLE_NUMBERS: Mapping[str, Callable[[int, int], int]] = {
+    "stablehlo.add": operator.add,
+    "stablehlo.and": operator.and_,
+    "stablehlo.maximum": max,
+    "stablehlo.minimum": min,
+    "stablehlo.multiply": operator.mul,
+    "stablehlo.or": operator.or_,
+    "stablehlo.subtract": operator.sub,
+    "stablehlo.xor": operator.xor,
+}
+"""Op -> what it does to integers, up to overflow."""
+
+SAME = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape"))
+
+
+def folded(op: Op, operands: Sequence[Number | None]) -> Number | None:
+    """The number that all elements of an op's result are, where that is known.
+
+    Args:
+        op: Has one result.
+        operands: The numbers that the operands are; None of those not known.
+    """
+    dtype = op.result.type.dtype
+    if op.name == "stablehlo.multiply" and _bits(dtype) and 0 in operands:
+        return 0
+    if any(n is None for n in operands):
+        return None
+    numbers = [n for n in operands if n is not None]
+    if op.name in SAME:
+        return numbers[0]
+    if op.name == "stablehlo.convert":
+        return _converted(numbers[0], dtype)
+    if op.name == "stablehlo.compare":
+        compare = COMPARISONS.get(op.primitive or "")
+        return None if compare is None else compare(*numbers)
+    if op.name == "stablehlo.remainder" and dtype.startswith("uint") and numbers[1]:
+        return int(numbers[0]) % int(numbers[1])
+    apply = WHOLE_NUMBERS.get(op.name)
+    if apply is None or len(numbers) != 2 or not (_bits(dtype) or dtype == "bool"):
+        return None
+    if dtype == "bool":
+        return bool(apply(int(numbers[0]), int(numbers[1])) & 1) if op.name in ("stablehlo.and", "stablehlo.or", "stablehlo.xor") else None
+    return _wrapped(apply(int(numbers[0]), int(numbers[1])), dtype)
+
+
+def chosen(op: Op, operands: Sequence[Number | None]) -> int | None:
+    """Which operand a select whose predicate is known gives back; None of other ops."""
+    if op.name != "stablehlo.select" or operands[0] is None or len(op.operands) != 3:
+        return None
+    return 1 if operands[0] else 2
+
+
+def _bits(dtype: str) -> int:
+    """Bits of an integer type; 0 of others."""
+    kind, digits = ("uint", dtype[4:]) if dtype.startswith("uint") else ("int", dtype[3:]) if dtype.startswith("int") else ("", "")
+    return int(digits) if kind and digits.isdigit() else 0
+
+
+def _wrapped(number: int, dtype: str) -> int:
+    bits = _bits(dtype)
+    number &= (1 << bits) - 1
+    return number if dtype.startswith("uint") or number < 1 << bits - 1 else number - (1 << bits)
+
+
+def _converted(number: Number, dtype: str) -> Number | None:
+    if dtype == "bool":
+        return bool(number)
+    if _bits(dtype):
+        return _wrapped(int(number), dtype) if isinstance(number, bool | int) else None
+    return float(number) if dtype in ("float32", "float64") and abs(number) < 1 << 24 else None

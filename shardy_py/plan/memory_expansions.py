@@ -1,0 +1,315 @@
+"""Ops that a compiler carries out in several steps, each with arrays of its own.
+
+What stands here holds for XLA on CPUs; other compilers do alike, with other scratch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shardy_py.cost.liveness.graph import Kind, Region
+from shardy_py.ir import Op, Value
+
+if TYPE_CHECKING:
+    from shardy_py.plan.memory_graph import Reader
+
+Expansion = Callable[["Reader", Op, Region], None]
+
+
+def _finish(reader: Reader, op: Op, value: int) -> None:
+    reader.numbers[op.result] = value
+
+
+def _operands(reader: Reader, op: Op) -> list[int]:
+    return [reader.numbers[v] for v in op.operands]
+
+
+def _is_inner(shape: Sequence[int], dim: int) -> bool:
+    """Whether a dimension has others of more than one element in front of it."""
+    return math.prod(shape[:dim]) > 1
+
+
+def _all_gather(reader: Reader, op: Op, region: Region) -> None:
+    """Pieces are laid one behind the other: along an inner dimension, the array is turned before and after."""
+    _in_pieces(reader, op, region, reader.local_shape(op.result))
+
+
+def _reduce_scatter(reader: Reader, op: Op, region: Region) -> None:
+    """As an all-gather."""
+    _in_pieces(reader, op, region, reader.local_shape(op.operands[0]))
+
+
+def _in_pieces(reader: Reader, op: Op, region: Region, whole: Sequence[int]) -> None:
+    """A collective along a dimension of a whole array, turned where that is an inner one."""
+    (x,) = _operands(reader, op)
+    before, after = reader.local_shape(op.operands[0]), reader.local_shape(op.result)
+    turned = any(n != m and _is_inner(whole, d) for d, (n, m) in enumerate(zip(before, after)))
+    size = reader.local_bytes(op.result)
+    if turned:
+        x = reader.made(op, region, Kind.SHAPE, [x], reader.graph.bytes[x], "turn")
+    x = reader.made(op, region, Kind.COLLECTIVE, [x], size)
+    if turned:
+        x = reader.made(op, region, Kind.SHAPE, [x], size, "back")
+    _finish(reader, op, x)
+
+
+def _all_to_all(reader: Reader, op: Op, region: Region) -> None:
+    """What goes to each device is cut out first, and put together afterwards."""
+    (x,) = _operands(reader, op)
+    size = reader.local_bytes(op.result)
+    before, after = reader.local_shape(op.operands[0]), reader.local_shape(op.result)
+    parts = math.prod(n // m for n, m in zip(before, after) if m and n > m)
+    if 1 < parts <= SEPARATE:
+        cut = [reader.made(op, region, Kind.SHAPE, [x], size // parts, ("cut", i)) for i in range(parts)]
+        joined = reader.made_several(op, region, Kind.COLLECTIVE, cut, [size // parts] * parts)
+    else:
+        x = reader.made(op, region, Kind.SHAPE, [x], reader.graph.bytes[x], "cut")
+        joined = [reader.made(op, region, Kind.COLLECTIVE, [x], size)]
+    _finish(reader, op, reader.made(op, region, Kind.SHAPE, joined, size, "join"))
+
+
+SEPARATE = 16
+"""Up to how many pieces of an all-to-all are looked at one by one."""
+
+
+def _all_slice(reader: Reader, op: Op, region: Region) -> None:
+    """Which part to keep is computed from the number of the device."""
+    (x,) = _operands(reader, op)
+    _finish(reader, op, reader.made(op, region, Kind.SHAPE, [x], reader.local_bytes(op.result)))
+
+
+def _convolution(reader: Reader, op: Op, region: Region) -> None:
+    """Images with channels last, kernels with outputs last: what lies otherwise is turned."""
+    image, kernel = _operands(reader, op)
+    a = op.attributes
+    last = op.result.type.rank - 1
+    spatial = tuple(range(1, last))
+    if (a["input_batch_dimension"], a["input_feature_dimension"], tuple(a["input_spatial_dimensions"])) != (0, last, spatial):
+        image = reader.made(op, region, Kind.SHAPE, [image], reader.graph.bytes[image], "image")
+    order = (a["kernel_output_feature_dimension"], a["kernel_input_feature_dimension"], tuple(a["kernel_spatial_dimensions"]))
+    if order != (last, last - 1, tuple(range(last - 1))):
+        kernel = reader.made(op, region, Kind.SHAPE, [kernel], reader.graph.bytes[kernel], "kernel")
+    size = reader.local_bytes(op.result)
+    x = reader.made(op, region, Kind.WHOLE, [image, kernel], size)
+    if (a["output_batch_dimension"], a["output_feature_dimension"], tuple(a["output_spatial_dimensions"])) != (0, last, spatial):
+        x = reader.made(op, region, Kind.SHAPE, [x], size, "output")
+    _finish(reader, op, x)
+
+
+def moves_elements(shape: Sequence[int], permutation: Sequence[int]) -> bool:
+    """Whether a transpose changes the order of elements in memory, rather than that of dimensions of one element.
+
+    Example:
+        >>> moves_elements((1, 8, 4), (1, 0, 2)), moves_elements((2, 8, 4), (1, 0, 2))
+        (False, True)
+    """
+    order = [d for d in permutation if shape[d] != 1]
+    return order != sorted(order)
+
+
+def _turned(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
+    """A value with its dimensions in another order, where that takes a copy."""
+    moved = moves_elements(shape, order)
+    form = tuple(shape[d] for d in order), "?"
+    made = reader.made(op, region, Kind.SHAPE if moved else Kind.VIEW, [value], reader.graph.bytes[value], form=form)
+    region.nodes[-1].key = ("transpose" if moved else "view", tuple(order), form)
+    return made
+
+
+def _is_plain(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[int], kept: Sequence[int]) -> bool:
+    leading = tuple(batch) == tuple(range(len(batch)))
+    return leading and len(contracted) <= 1 and len(kept) <= 1 and all(shape[d] != 1 for d in batch)
+
+
+def _dot(reader: Reader, op: Op, region: Region) -> None:
+    """`DotDecomposer`: with several contracted or kept dimensions, operands are brought to batch, rows, columns first."""
+    lhs, rhs = (_untransposed(reader, v) for v in op.operands)
+    a = op.attributes
+    shapes = [reader.local_shape(v) for v in op.operands]
+    batch = a["lhs_batching_dimensions"], a["rhs_batching_dimensions"]
+    contracted = a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"]
+    kept = [[d for d in range(len(shapes[i])) if d not in batch[i] and d not in contracted[i]] for i in (0, 1)]
+    plain = [_is_plain(shapes[i], batch[i], contracted[i], kept[i]) for i in (0, 1)]
+    one = math.prod(shapes[0][d] for d in contracted[0]) == 1 or math.prod(reader.local_shape(op.result)) == 1
+    if not all(plain) and not one:  # a matrix, or an array of matrices, can be read either way
+        if not plain[0]:
+            lhs = _turned(reader, op, region, lhs, shapes[0], (*batch[0], *kept[0], *contracted[0]))
+        if not plain[1]:
+            rhs = _turned(reader, op, region, rhs, shapes[1], (*batch[1], *contracted[1], *kept[1]))
+    size = reader.local_bytes(op.result)
+    if math.prod(shapes[0][d] for d in contracted[0]) == 1:
+        _outer_product(reader, op, region)
+    elif math.prod(reader.local_shape(op.result)) == 1:
+        _inner_product(reader, op, region, lhs, rhs, math.prod(shapes[0]))
+    elif all(plain):
+        _finish(reader, op, reader.made(op, region, Kind.WHOLE, [lhs, rhs], size))
+    else:
+        ways = [[n for n in (shapes[0][d] for d in batch[0]) if n != 1], *([math.prod(shapes[i][d] for d in kept[i])] for i in (0, 1))]
+        form = tuple(n for part in ways for n in part), op.result.type.dtype
+        product = reader.made(op, region, Kind.WHOLE, [lhs, rhs], size, form=form)
+        _finish(reader, op, reader.made(op, region, Kind.VIEW, [product], size))
+
+
+def _outer_product(reader: Reader, op: Op, region: Region) -> None:
+    """Nothing is added up: each operand is repeated, and they are multiplied."""
+    size = reader.local_bytes(op.result)
+    repeated = [reader.made(op, region, Kind.BROADCAST, [v], size, i) for i, v in enumerate(_operands(reader, op))]
+    _finish(reader, op, reader.made(op, region, Kind.ELEMENTWISE, repeated, size))
+    region.nodes[-1].name = "stablehlo.multiply"
+
+
+def _inner_product(reader: Reader, op: Op, region: Region, lhs: int, rhs: int, elements: int) -> None:
+    """One number: what is multiplied position by position is added up."""
+    size = reader.local_bytes(op.result)
+    x = reader.made(op, region, Kind.ELEMENTWISE, [lhs, rhs], size * elements, "product")
+    region.nodes[-1].name = "stablehlo.multiply"
+    _finish(reader, op, reader.made(op, region, Kind.REDUCE, [x], size))
+
+
+def _broadcast(reader: Reader, op: Op, region: Region) -> None:
+    """Nothing where only dimensions of one element are added."""
+    if op.operands[0].type.size != op.result.type.size:
+        region.nodes.append(reader.node(op))
+        return
+    (x,) = _operands(reader, op)
+    _finish(reader, op, reader.made(op, region, Kind.VIEW, [x], reader.local_bytes(op.result)))
+
+
+def _divide(reader: Reader, op: Op, region: Region) -> None:
+    """Dividing by a number, or by what is repeated, is multiplying by its inverse."""
+    x, y = _operands(reader, op)
+    below = op.operands[1].defining_op
+    repeated = below is not None and below.name == "stablehlo.broadcast_in_dim" and below.operands[0].type.size < op.result.type.size
+    if below is None or "int" in op.result.type.dtype or not (repeated or below.name == "sdy.constant"):
+        region.nodes.append(reader.node(op))
+        return
+    size = reader.local_bytes(op.result)
+    if repeated:
+        small = reader.numbers[below.operands[0]]
+        small = reader.made(op, region, Kind.EXPENSIVE, [small], reader.graph.bytes[small], "inverse")
+        y = reader.made(op, region, Kind.BROADCAST, [small], size, "repeated")
+        region.nodes[-1].name = "stablehlo.broadcast_in_dim"
+    _finish(reader, op, reader.made(op, region, Kind.ELEMENTWISE, [x, y], size))
+    region.nodes[-1].name = "stablehlo.multiply"
+
+
+def _erfc(reader: Reader, op: Op, region: Region) -> None:
+    """exp(-x * x) times a polynomial in 1 / x, or a polynomial in x."""
+    x = reader.numbers[op.operands[0]]
+    size = reader.local_bytes(op.result)
+    steps = (("stablehlo.multiply", Kind.ELEMENTWISE), ("stablehlo.negate", Kind.ELEMENTWISE), ("stablehlo.exponential", Kind.EXPENSIVE))
+    y = x
+    for name, kind in steps:
+        square = name == "stablehlo.multiply"
+        y = reader.made(op, region, kind, [x, x] if square else [y], size)
+        region.nodes[-1].key = reader.key_of(name, {}, op.result, size)
+    _finish(reader, op, reader.made(op, region, Kind.EXPENSIVE, [x, y], size))
+
+
+def _untransposed(reader: Reader, value: Value) -> int:
+    """What a product reads: of a transposed matrix the matrix."""
+    made = value.defining_op
+    if value.type.rank == 2 and made is not None and made.name == "stablehlo.transpose":
+        return reader.numbers[made.operands[0]]
+    return reader.numbers[value]
+
+
+def _transpose(reader: Reader, op: Op, region: Region) -> None:
+    """Nothing where dimensions of one element move, or a product can be written, or read, the other way round."""
+    (x,) = _operands(reader, op)
+    made = op.operands[0].defining_op
+    matrix = op.result.type.rank == 2
+    if matrix and made is not None and made.name == "stablehlo.dot_general" and len(made.result.uses) == 1:
+        _finish(reader, op, x)
+        return
+    _finish(reader, op, _turned(reader, op, region, x, reader.local_shape(op.operands[0]), op.attributes["permutation"]))
+
+
+def _fft(reader: Reader, op: Op, region: Region) -> None:
+    """XLA's partitioner transforms whole arrays on every device."""
+    (x,) = _operands(reader, op)
+    before, after = op.operands[0].type.bytes, op.result.type.bytes
+    if before != reader.graph.bytes[x]:
+        x = reader.made(op, region, Kind.COLLECTIVE, [x], before, "gather")
+    x = reader.made(op, region, Kind.WHOLE, [x], after, "whole")
+    size = reader.local_bytes(op.result)
+    _finish(reader, op, x if size == after else reader.made(op, region, Kind.SHAPE, [x], size, "slice"))
+
+
+def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
+    """Where windows reach beyond the next device's piece, as in cumulative sums, XLA's partitioner works on whole dimensions."""
+    pieces, wholes = reader.local_shape(op.operands[0]), op.operands[0].type.shape
+    windows = op.attributes["window_dimensions"]
+    far = [d for d, n in enumerate(windows) if pieces[d] != wholes[d] and n - 1 > pieces[d]]
+    node = reader.node(op)
+    region.nodes.append(node)
+    if not far:
+        return
+    ways = math.prod(wholes[d] // pieces[d] for d in far)
+    gathered: dict[int, int] = {}
+    for i, v in enumerate(node.operands[: len(node.results)]):
+        if v not in gathered:
+            gathered[v] = reader.made(op, region, Kind.COLLECTIVE, [v], reader.graph.bytes[v] * ways, ("gather", i))
+        node.operands[i] = gathered[v]
+    region.nodes.append(region.nodes.pop(region.nodes.index(node)))
+    for i, v in enumerate(op.results):
+        reader.graph.bytes[node.results[i]] *= ways
+        reader.numbers[v] = reader.made(op, region, Kind.SHAPE, [node.results[i]], reader.local_bytes(v), ("slice", i))
+
+
+ANNOTATIONS = frozenset(("LayoutConstraint", "Sharding"))
+"""Targets of custom calls that give back what they are given."""
+
+
+def _custom_call(reader: Reader, op: Op, region: Region) -> None:
+    """LAPACK has matrices column by column: they are turned before and after. Annotations are no calls."""
+    target = op.attributes.get("call_target_name", "")
+    if target in ANNOTATIONS and len(op.operands) == len(op.results) == 1:
+        reader.numbers[op.result] = reader.numbers[op.operands[0]]
+        return
+    node = reader.node(op)
+    if not target.startswith("lapack"):
+        region.nodes.append(node)
+        return
+    node.operands = [
+        reader.made(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("columns", i)) if v.type.rank > 1 else n
+        for i, (v, n) in enumerate(zip(op.operands, node.operands))
+    ]
+    region.nodes.append(node)
+    for i, (v, n) in enumerate(zip(op.results, node.results)):
+        if v.type.rank > 1:
+            reader.numbers[v] = reader.made(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("rows", i))
+
+
+def _select_and_scatter(reader: Reader, op: Op, region: Region) -> None:
+    """`SelectAndScatterExpander`: positions of the selected elements are found by a reduce-window, then scattered to."""
+    image, source, unit = _operands(reader, op)
+    shape = reader.local_shape(op.operands[0])
+    elements, picked = math.prod(shape), math.prod(reader.local_shape(op.operands[1]))
+    positions = [reader.made(op, region, Kind.BROADCAST, [], 4 * elements, d) for d in range(len(shape))]
+    found = [reader.made(op, region, Kind.WHOLE, [image, *positions], 4 * picked, f"window {d}") for d in range(len(shape) + 1)]
+    indices = reader.made(op, region, Kind.SHAPE, found[1:], 4 * picked * len(shape), "indices")
+    size = reader.local_bytes(op.result)
+    zeros = reader.made(op, region, Kind.BROADCAST, [unit], size, "zeros")
+    _finish(reader, op, reader.made(op, region, Kind.SCATTER, [zeros, indices, source], size))
+
+
+EXPANSIONS: Mapping[str, Expansion] = {
+    **{f"{dialect}.all_gather": _all_gather for dialect in ("sdy", "stablehlo")},
+    **{f"{dialect}.all_to_all": _all_to_all for dialect in ("sdy", "stablehlo")},
+    **{f"{dialect}.reduce_scatter": _reduce_scatter for dialect in ("sdy", "stablehlo")},
+    "chlo.erfc": _erfc,
+    "sdy.all_slice": _all_slice,
+    "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.convolution": _convolution,
+    "stablehlo.custom_call": _custom_call,
+    "stablehlo.divide": _divide,
+    "stablehlo.dot_general": _dot,
+    "stablehlo.fft": _fft,
+    "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+    "stablehlo.transpose": _transpose,
+}
+"""Op -> what appends its steps."""

@@ -1,0 +1,364 @@
+"""Why an axis is not on a dimension: where on the way to it the axis stops, and what stops it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from shardy_py.dialect import AxisRef
+from shardy_py.dialect.format import format_axis
+from shardy_py.dialect.rule import factor_symbol
+from shardy_py.ir import Op, Value
+from shardy_py.passes import dataflow
+from shardy_py.passes.export.update_non_divisible_input_output_shardings import REASON as INDIVISIBLE
+from shardy_py.passes.propagation.factors import axes_size
+from shardy_py.passes.propagation.graph import Holder
+from shardy_py.passes.propagation.step import FactorStrategy
+from shardy_py.plan.explain import Missing
+from shardy_py.plan.explaining import Explainer, title
+from shardy_py.plan.neighbours import Neighbours, dims_with
+from shardy_py.plan.obstacles import Obstacle, nearest_sizes, obstacle
+
+if TYPE_CHECKING:
+    from shardy_py.plan.explain import Reason
+    from shardy_py.plan.values import PlannedValue
+
+_BEST = ("conflict", "closed", "used", "replicated", "indivisible", "barrier", "blocked")
+"""Kinds of obstacles, the one that says most first, for several at the same distance."""
+_ENOUGH = 16
+
+
+class Stop(NamedTuple):
+    """Where an axis stops: between two tensors of neighbours."""
+
+    neighbours: Neighbours
+    target: int
+    source: int
+    factor: int
+    obstacle: Obstacle
+
+
+def missing(explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> Missing:
+    """Why a dimension lacks an axis.
+
+    Args:
+        explainer: That of the plan.
+        holder: What holds the sharding.
+        dim: The dimension.
+        axis: The name of the axis.
+        planned: The value.
+    """
+    return _Search(explainer, holder, dim, axis, planned).answer()
+
+
+class _Search:
+    def __init__(self, explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> None:
+        self.explainer = explainer
+        self.history = explainer.history
+        self.around = explainer.neighbourhood
+        self.holder, self.dim, self.axis, self.planned = holder, dim, axis, planned
+        self.size = planned.shape[dim]
+
+    def answer(self) -> Missing:
+        own = self.history.at(self.holder, self.history.end)
+        if own is not None and own.mesh_in(self.explainer.meshes).is_maximal:
+            return self.on_one_device()
+        if dims := dims_with(own, self.axis):
+            return self.cut() if self.dim in dims else self.used(dims[0])
+        if not any(dims_with(s, self.axis) for s in self.history.annotated.values()):
+            return self.made("absent", f"no annotation names {self.axis!r}")
+        if (op := self.manual_over()) is not None:
+            return self.made("manual", f"{self.axis!r} is manual inside of the shard_map that it is in", location=self.explainer.locate(op))
+        related = self.around.related
+        stop = self.nearest() if related.root((self.holder, self.dim)) in self.around.parts_with(self.axis) else None
+        adjacent = stop is not None and stop.neighbours.holders[stop.target] is self.holder
+        if own is not None and own.dims[self.dim].is_closed and not adjacent:
+            return self.closed()
+        return self.unrelated() if stop is None else self.stopped(stop)
+
+    def manual_over(self) -> Op | None:
+        """The manual computation over the axis that the value is made in."""
+        block = self.holder.owner if isinstance(self.holder, Value) else None
+        while block is not None:
+            op = block if isinstance(block, Op) else block.parent if isinstance(block.parent, Op) else None
+            if op is None:
+                return None
+            if op is not block and self.axis in dataflow.manual_axes(op):
+                return op
+            block = op.block
+        return None
+
+    def on_one_device(self) -> Missing:
+        op = self.holder.owner if isinstance(self.holder, Value) else None
+        if not isinstance(op, Op):
+            return self.made("one-device", f"{self.explainer.name(self.holder)} lies on one device")
+        through, fix = title(op), "give it a rule with shardy_py.sharding_rule"
+        message = f"{through} runs on one device, where its results lie"
+        return self.made("one-device", message, through=through, location=self.explainer.locate(op), fix=fix)
+
+    def made(self, kind: str, message: str, **parts: object) -> Missing:
+        return Missing(self.dim, self.axis, kind, message, **parts)  # pyright: ignore[reportArgumentType]
+
+    def name(self, holder: Holder, dim: int) -> str:
+        return f"dimension {dim} of {self.explainer.name(holder)}"
+
+    def chain(self, holder: Holder, dim: int, axis: str) -> tuple[Reason, ...]:
+        """Why a dimension has an axis; all of it up to the last part of the axis."""
+        sharding = self.history.at(holder, self.history.end)
+        axes = () if sharding is None else sharding.dims[dim].axes
+        last = max((i for i, a in enumerate(axes) if a.name == axis), default=None)
+        return () if last is None else self.explainer.chain(holder, dim, axes[: last + 1])
+
+    def used(self, other: int) -> Missing:
+        if other in dims_with(self.planned.sharding, self.axis):
+            message = f"{self.axis!r} is on dimension {other} of {self.explainer.name(self.holder)}, and an axis is used once"
+        else:
+            message = f"{self.axis!r} came to dimension {other} of {self.explainer.name(self.holder)}, where it was cut afterwards"
+        return self.made("used", message, winner=self.chain(self.holder, other, self.axis))
+
+    def cut(self) -> Missing:
+        cuts = self.history.cuts(self.holder, self.dim)
+        name = self.name(self.holder, self.dim)
+        for old, _, why in cuts:
+            if why == INDIVISIBLE:
+                mesh = old.mesh_in(self.explainer.meshes)
+                axes = old.dims[self.dim].axes
+                below, above = nearest_sizes(self.size, axes, mesh)
+                ways = f"{axes_size(axes, mesh)} ({', '.join(map(format_axis, axes))})"
+                fix = f"make it {below} or {above}" if below else f"make it {above}"
+                message = (
+                    f"{self.axis!r} came to {name}, but {self.size} is not a multiple of {ways}: inputs and outputs lie in equal pieces"
+                )
+                return self.made("indivisible", message, winner=self.chain(self.holder, self.dim, self.axis), fix=fix)
+        why = cuts[0][2] if cuts else "it was taken away after the propagation"
+        return self.made("cut", f"{self.axis!r} came to {name}, but {why}", winner=self.chain(self.holder, self.dim, self.axis))
+
+    def closed(self) -> Missing:
+        said, where = self.explainer.closer(self.holder, self.dim)
+        message = f"{self.name(self.holder, self.dim)} is closed by {said}, and none of its neighbours has {self.axis!r} to give"
+        fix = f"name {self.axis!r} in {said}, or leave the dimension open: P.UNCONSTRAINED"
+        return self.made("closed", message, location=where, fix=fix)
+
+    def nearest(self) -> Stop | None:
+        """Where the axis stops nearest to the dimension, among dimensions that rules relate to it."""
+        end, history = self.history.end, self.history
+        start = (self.holder, self.dim)
+        seen = {start}
+        level = [start]
+        while level:
+            stops: list[Stop] = []
+            following = []
+            for holder, dim in level:
+                for neighbours, i, factor in self.around.around(holder, dim):
+                    for j, other in enumerate(neighbours.holders):
+                        for d, factors in enumerate(neighbours.rule.mappings[j]):
+                            if factor not in factors or (other, d) in seen:
+                                continue
+                            if d in dims_with(history.at(other, end), self.axis):
+                                if len(stops) < _ENOUGH:
+                                    stops.append(self.stop(neighbours, i, j, factor))
+                            elif neighbours.directions[factor]:
+                                seen.add((other, d))
+                                following.append((other, d))
+            if stops:
+                rank = {kind: n for n, kind in enumerate(_BEST)}
+                return min(stops, key=lambda stop: rank.get(stop.obstacle.kind, len(rank)))
+            level = following
+        return None
+
+    def stop(self, neighbours: Neighbours, target: int, source: int, factor: int) -> Stop:
+        how = self.explainer.plan.propagation
+        strategies = ("basic", "aggressive") if how.strategy == "basic-then-aggressive" else (cast(FactorStrategy, how.strategy),)
+        shardings = [self.history.at(h, self.history.end) for h in neighbours.holders]
+        meshes = self.explainer.meshes
+        found = obstacle(neighbours, target, source, factor, self.axis, shardings, meshes, strategies, how.conservative)
+        return Stop(neighbours, target, source, factor, found)
+
+    def stopped(self, stop: Stop) -> Missing:
+        """What stops the axis, in words."""
+        around, holders = stop.neighbours, stop.neighbours.holders
+        target, source = holders[stop.target], holders[stop.source]
+        mappings = around.rule.mappings
+        at = next(d for d, dim in enumerate(mappings[stop.target]) if stop.factor in dim)
+        source_dim = next(d for d, dim in enumerate(mappings[stop.source]) if stop.factor in dim)
+        through, where = self.explainer.through(around)
+        here = self.name(target, at)
+        place = f" at {where.rpartition('/')[2]}" if where else ""
+        lead = f"{self.name(source, source_dim)} has {self.axis!r}, which {through}{place} would bring to {here}"
+        kind, why, fix, winner = self.told(stop, target, at)
+        far = "" if target is self.holder and at == self.dim else f"; {self.name(self.holder, self.dim)} would get it from there"
+        message = f"{lead}, but {why}{far}"
+        if kind == "part":
+            message = f"{self.name(source, source_dim)} has {self.axis!r}, but on another part than {through}{place} relates to {here}{far}"
+        return self.made(
+            kind,
+            message,
+            value=self.explainer.name(target),
+            stopped=at,
+            source=self.explainer.name(source),
+            source_dim=source_dim,
+            through=through,
+            rule="" if around.kind != "op" else str(around.rule),
+            factor=factor_symbol(stop.factor),
+            location=where,
+            winner=winner,
+            fix=fix,
+        )
+
+    def told(self, stop: Stop, target: Holder, at: int) -> tuple[str, str, str, tuple[Reason, ...]]:
+        """Kind, reason, what to do, and the chain of what is in the way."""
+        found, around = stop.obstacle, stop.neighbours
+        holder = around.holders[found.tensor]
+        axis = self.axis if found.axis is None else found.axis.name
+        place = self.name(holder, found.dim) if found.dim >= 0 else self.explainer.name(holder)
+        symbol = factor_symbol(stop.factor)
+        if found.kind == "conflict":
+            return "conflict", *self.conflict(stop, target, at, holder, place)
+        if found.kind == "closed":
+            said, _ = self.explainer.closer(holder, found.dim)
+            return "closed", f"{place} is closed by {said}", f"name {axis!r} in {said}, or leave the dimension open: P.UNCONSTRAINED", ()
+        if found.kind == "replicated":
+            said, _ = self.explainer.annotation(holder)
+            return "replicated", f"{said} of {self.explainer.name(holder)} says that {axis!r} is not used", f"name it in {said}", ()
+        if found.kind == "used":
+            before = "" if axis == self.axis else f", and {axis!r} comes before {self.axis!r}"
+            why = f"{axis!r} is on {place} already{before}"
+            return "used", why, "", self.chain(holder, found.dim, axis)
+        if found.kind in ("indivisible", "overflow"):
+            mesh = self.explainer.plan.mesh
+            ways = mesh.shape[axis] if axis in mesh.shape else 1
+            size = found.size or around.rule.factor_sizes[stop.factor]
+            below, above = nearest_sizes(size, (AxisRef(axis),), mesh)
+            nearest = f"{below} or {above}" if below else str(above)
+            why = f"{ways} devices along {axis!r} do not divide the factor {symbol} of size {size} of {place}"
+            return "indivisible", why, f"make it {nearest}", ()
+        if found.kind == "barrier":
+            return "barrier", "the barrier lets no sharding pass in this direction", "change its allowed_direction", ()
+        if found.kind == "blocked":
+            whole = " (it needs it whole)" if around.rule.is_need_replication(stop.factor) else ""
+            return "blocked", f"nothing propagates along its factor {symbol}{whole}", "constrain the value itself", ()
+        if found.kind == "major":
+            return "major", f"the more significant part of {place} is not sharded whole, so that its factor {symbol} cannot be", "", ()
+        if found.kind == "conservative":
+            return "conservative", f"{axis!r} would have to be split, which conservative=True forbids", "", ()
+        if found.kind == "part":
+            return "part", "", "", ()
+        if found.kind == "manual":
+            return "manual", f"{axis!r} is manual inside of it", "", ()
+        if found.kind == "mesh":
+            return "mesh", "its values are on different meshes", "", ()
+        return "late", "the propagation did not return to it after that", "constrain the value itself", ()
+
+    def conflict(self, stop: Stop, target: Holder, at: int, holder: Holder, place: str) -> tuple[str, str, tuple[Reason, ...]]:
+        found = stop.obstacle
+        if found.axis is None:
+            return "the shardings of its other values do not agree with it", "", ()
+        axis = found.axis.name
+        winner = self.chain(holder, found.dim, axis)
+        source = stop.neighbours.holders[stop.source]
+        end = stop.neighbours.rule.mappings[stop.source]
+        loser = self.chain(source, next(d for d, dim in enumerate(end) if stop.factor in dim), self.axis)
+        first = _rank(winner, loser)
+        why = f"{place} has {format_axis(found.axis)!r} there{first}"
+        ends = dict.fromkeys(f"{r.annotation} of {r.value}" for r in winner if r.annotation)
+        fix = f"constrain {self.name(target, at)} to {self.axis!r}"
+        if ends:
+            fix += f", or take {axis!r} from {' and '.join(ends)}"
+        return why, fix, winner
+
+    def unrelated(self) -> Missing:
+        """Which op on the way to the nearest value with the axis relates no dimension to this one."""
+        path = self.path()
+        if not path:
+            return self.made("unrelated", f"no value that computes with {self.explainer.name(self.holder)} has {self.axis!r}")
+        related = self.around.related
+        home = related.root((self.holder, self.dim))
+        here = self.holder
+        between = path[-1]
+        for between in path:
+            _, neighbours, following = between
+            rank = len(neighbours.rule.mappings[neighbours.holders.index(following)]) if neighbours is not None else 0
+            if all(related.root((following, d)) != home for d in range(rank)):
+                break
+            if following is not path[-1][2]:
+                here = following
+        op, neighbours, _ = between
+        source = path[-1][2]
+        source_dim = dims_with(self.history.at(source, self.history.end), self.axis)[0]
+        where = self.explainer.locate(op)
+        through = title(op) if op is not None else "the return of the function"
+        place = f" at {where.rpartition('/')[2]}" if where else ""
+        nearest = f"the nearest that has it is {self.name(source, source_dim)}"
+        parts = {
+            "value": self.explainer.name(here),
+            "source": self.explainer.name(source),
+            "source_dim": source_dim,
+            "through": through,
+            "location": where,
+        }
+        if neighbours is None:
+            if op is not None and op.rule is not None:
+                message = f"no rule relates it to a dimension with {self.axis!r}; {nearest}, across {through}{place}"
+                return self.made("unrelated", message, **parts)
+            message = f"nothing passes through {through}{place}, which has no sharding rule; {nearest}"
+            return self.made("no-rule", message, fix="give it a rule with shardy_py.sharding_rule", **parts)
+        parts["rule"] = str(neighbours.rule)
+        if neighbours.kind == "barrier":
+            return self.made("barrier", f"the propagation barrier{place} lets nothing pass; {nearest}", **parts)
+        mapping = neighbours.rule.mappings[neighbours.holders.index(here)]
+        factors = [f for d, dim in enumerate(mapping) if related.root((here, d)) == home for f in dim]
+        parts["factor"] = ",".join(map(factor_symbol, factors))
+        if any(not neighbours.directions[f] for f in factors):
+            return self.made("blocked", f"nothing propagates along factor {parts['factor']} of {through}{place}; {nearest}", **parts)
+        message = f"no rule relates it to a dimension with {self.axis!r}; {nearest}, across {through}{place}"
+        return self.made("unrelated", message, **parts)
+
+    def path(self) -> list[tuple[Op | None, Neighbours | None, Holder]]:
+        """The ops between the value and the nearest one that has the axis, whatever their rules say."""
+        came: dict[Holder, tuple[Holder, Op | None, Neighbours | None]] = {}
+        queue = deque([self.holder])
+        end = self.history.end
+        while queue:
+            holder = queue.popleft()
+            for op, neighbours, other in self.steps_from(holder):
+                if other is self.holder or other in came:
+                    continue
+                came[other] = (holder, op, neighbours)
+                if dims_with(self.history.at(other, end), self.axis):
+                    found = []
+                    while other is not self.holder:
+                        before, op, neighbours = came[other]
+                        found.append((op, neighbours, other))
+                        other = before
+                    return found[::-1]
+                queue.append(other)
+        return []
+
+    def steps_from(self, holder: Holder) -> Iterator[tuple[Op | None, Neighbours | None, Holder]]:
+        """The values that ops take or make together with one."""
+        for neighbours, _ in self.around.at.get(holder, ()):
+            for other in neighbours.holders:
+                yield neighbours.op, neighbours, other
+        if isinstance(holder, Value):
+            ops = [user for user, _ in holder.uses]
+            if isinstance(holder.owner, Op):
+                ops.append(holder.owner)
+            for op in ops:
+                if op not in self.around.ops and not op.regions and op.results:
+                    for value in (*op.operands, *op.results):
+                        yield op, None, self.history.holder(value)
+
+
+def _rank(winner: tuple[Reason, ...], loser: tuple[Reason, ...]) -> str:
+    """What put the winner before the loser, where it is a priority."""
+    if not winner or not loser:
+        return ""
+    ours, theirs = (max(r.user_priority for r in chain) for chain in (winner, loser))
+    if ours != theirs:
+        return f" (with the user priority {ours}, {loser[0].axis!r} has {theirs})" if ours < theirs else ""
+    if not winner[0].needs:
+        return ""
+    if winner[0].op_priority < loser[0].op_priority:
+        return f" (which came at op priority {winner[0].op_priority}, {loser[0].axis!r} at {loser[0].op_priority})"
+    return " (which came first)" if winner[0].step < loser[0].step else ""

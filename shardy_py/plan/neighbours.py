@@ -1,0 +1,250 @@
+"""What stands next to each other in a planned program: the ops, edges and groups over which shardings pass, and what they connect."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
+from shardy_py.ir import Op, Program, TensorType, Value
+from shardy_py.passes import dataflow
+from shardy_py.passes.collection import no_collection
+from shardy_py.passes.propagation.graph import Holder, PropagationGraph
+from shardy_py.passes.propagation.schedule import everything
+from shardy_py.plan.derivation import IDENTITIES, View
+from shardy_py.plan.history import History
+from shardy_py.rules import identity_rule, is_elementwise
+
+Place = tuple[Holder, int]
+"""A dimension of what a holder stands for."""
+
+
+class Neighbours(NamedTuple):
+    """Tensors between which shardings pass.
+
+    Attributes:
+        op: The op; the loop, branch or computation of an edge; that which makes a group; None for a function result.
+        kind: `op`, `edge`, `barrier`, `result` or `group`.
+        holders: What holds their shardings: of operands, then of results.
+        rule: How their dimensions go together.
+        directions: In which directions, per factor.
+        owner: The owner of an edge.
+    """
+
+    op: Op | None
+    kind: str
+    holders: tuple[Holder, ...]
+    rule: OpShardingRule
+    directions: tuple[int, ...]
+    owner: Value | None = None
+
+    @property
+    def view(self) -> View:
+        """How the rule sees the shardings of the tensors."""
+        return View(self.op, self.holders, self.owner)
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the op is elementwise, which the aggressive strategy asks."""
+        return self.kind == "barrier" or (self.kind == "op" and self.op is not None and is_elementwise(self.op.name))
+
+
+class Neighbourhood:
+    """All neighbours of a planned program.
+
+    Args:
+        program: The program.
+        history: Its log.
+
+    Attributes:
+        all: In program order; edges behind the op that they belong to.
+        at: Holder -> the neighbours that it is among, with its positions.
+        ops: The ops through which something passes.
+    """
+
+    def __init__(self, program: Program, history: History) -> None:
+        self.history = history
+        self.all: list[Neighbours] = []
+        self.at: dict[Holder, list[tuple[Neighbours, int]]] = {}
+        self.ops: set[Op | None] = set()
+        with no_collection():
+            self._build(program)
+
+    def _build(self, program: Program) -> None:
+        graph = PropagationGraph(program)  # with the rules that ops were propagated by
+        for node in graph.nodes:
+            op = node.op
+            assert op is not None
+            if node.rule is not None and node.tensors:
+                barrier = op.name in IDENTITIES
+                directions = node.all_directions or (int(PropagationDirection.NONE),) * node.rule.num_factors
+                self._add(op, "barrier" if barrier else "op", node.tensors, node.rule, directions)
+            for owner in dataflow.owners(op):
+                self._edge(graph, op, owner)
+        for node in graph.result_nodes:
+            assert node.rule is not None
+            self._add(None, "result", node.tensors, node.rule, everything(node.rule))
+        self._groups()
+        self._gone()
+
+    def _add(
+        self,
+        op: Op | None,
+        kind: str,
+        tensors: tuple[Holder, ...],
+        rule: OpShardingRule,
+        directions: tuple[int, ...],
+        owner: Value | None = None,
+    ) -> None:
+        holders = tuple(map(self.history.holder, tensors))
+        made = Neighbours(op, kind, holders, rule, directions, owner)
+        self.all.append(made)
+        self.ops.add(op)
+        for i, holder in enumerate(holders):
+            self.at.setdefault(holder, []).append((made, i))
+
+    def _edge(self, graph: PropagationGraph, op: Op, owner: Value) -> None:
+        if not isinstance(owner.type, TensorType) or not owner.type.rank:
+            return
+        sources = [held for user, i in dataflow.sources(owner) if (held := graph.holder(user.operands[i])) is not None]
+        rule = identity_rule(owner.type.shape, len(sources))
+        self._add(op, "edge", (*sources, owner), rule, everything(rule), owner)
+
+    def _groups(self) -> None:
+        seen: dict[tuple[Holder, ...], None] = {}
+        for step in self.history.groups.values():
+            if step.tensors not in seen and isinstance(step.tensors[0], Value) and step.tensors[0].type.rank:
+                seen[step.tensors] = None
+                rule = identity_rule(step.tensors[0].type.shape, len(step.tensors) - 1)
+                self._add(step.op, "group", step.tensors, rule, everything(rule))
+
+    def _gone(self) -> None:
+        """Ops that nothing uses in the end; shardings may have passed through them before they were removed."""
+        seen: dict[Op, None] = {}
+        for step in self.history.log:
+            op = step.op
+            if op is not None and op.block is None and op not in seen and op.rule is not None and step.tensors and op.name != dataflow.EDGE:
+                seen[op] = None
+                if op.name not in IDENTITIES and op.name != "sdy.sharding_group":
+                    self._add(op, "op", step.tensors, op.rule, everything(op.rule))
+
+    def around(self, holder: Holder, dim: int) -> Iterator[tuple[Neighbours, int, int]]:
+        """`(neighbours, position, factor)` for each factor of a dimension.
+
+        Args:
+            holder: What holds the sharding.
+            dim: The dimension.
+        """
+        for neighbours, i in self.at.get(holder, ()):
+            mapping = neighbours.rule.mappings[i]
+            if dim < len(mapping):
+                for factor in mapping[dim]:
+                    yield neighbours, i, factor
+
+    @functools.cached_property
+    def related(self) -> Parts:
+        """The dimensions that rules connect."""
+        parts = Parts()
+        with no_collection():
+            for neighbours in self.all:
+                holders = neighbours.holders
+                for places in _by_factor(neighbours.rule, neighbours.directions):
+                    parts.join([(holders[i], d) for i, d in places])
+        return parts
+
+    @functools.cached_property
+    def _with(self) -> dict[str, frozenset[Place]]:
+        return {}
+
+    def parts_with(self, axis: str) -> frozenset[Place]:
+        """What stands for the parts of `related` in which any dimension has an axis.
+
+        Args:
+            axis: Its name.
+        """
+        found = self._with.get(axis)
+        if found is None:
+            end, at = self.history.end, self.history.at
+            places = ((holder, d) for holder in self.at for d in dims_with(at(holder, end), axis))
+            found = self._with[axis] = frozenset(map(self.related.root, places))
+        return found
+
+    @functools.cached_property
+    def _sharing(self) -> dict[str, Parts]:
+        return {}
+
+    def sharing(self, axis: str) -> Parts:
+        """The dimensions that have an axis, connected where rules connect them.
+
+        Args:
+            axis: Its name.
+        """
+        parts = self._sharing.get(axis)
+        if parts is None:
+            with no_collection():
+                parts = self._sharing[axis] = self._shared(axis)
+        return parts
+
+    def _shared(self, axis: str) -> Parts:
+        parts = Parts()
+        end, at = self.history.end, self.history.at
+        having = {holder: dims for holder in self.at if (dims := dims_with(at(holder, end), axis))}
+        seen: set[int] = set()
+        for holder in having:
+            for neighbours, _ in self.at[holder]:
+                if id(neighbours) in seen:
+                    continue
+                seen.add(id(neighbours))
+                holders = neighbours.holders
+                for places in _by_factor(neighbours.rule, neighbours.directions):
+                    shared = [(h, d) for i, d in places if (h := holders[i]) in having and d in having[h]]
+                    if len(shared) > 1:
+                        parts.join(shared)
+        return parts
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _by_factor(rule: OpShardingRule, directions: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each factor along which something propagates the dimensions that have it, as `(tensor, dimension)`."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for i, mapping in enumerate(rule.mappings):
+        for d, dim in enumerate(mapping):
+            for f in dim:
+                if directions[f]:
+                    found.setdefault(f, []).append((i, d))
+    return tuple(tuple(places) for places in found.values() if len(places) > 1)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def dims_with(sharding: TensorSharding | None, axis: str) -> tuple[int, ...]:
+    """The dimensions that have an axis or a part of it.
+
+    Args:
+        sharding: None is open.
+        axis: Its name.
+    """
+    return () if sharding is None else tuple(d for d, dim in enumerate(sharding.dims) if any(a.name == axis for a in dim.axes))
+
+
+class Parts:
+    """Places joined to connected parts."""
+
+    def __init__(self) -> None:
+        self._above: dict[Place, Place] = {}
+
+    def root(self, place: Place) -> Place:
+        """What stands for the part of a place."""
+        above = self._above
+        while (up := above.get(place, place)) is not place:
+            above[place] = place = above.get(up, up)
+        return place
+
+    def join(self, places: list[Place]) -> None:
+        """Makes one part of several places."""
+        if not places:
+            return
+        first = self.root(self._above.setdefault(places[0], places[0]))
+        for place in places[1:]:
+            other = self.root(self._above.setdefault(place, place))
+            self._above[other] = first

@@ -1,0 +1,185 @@
+"""What keeps an axis from passing between two neighbours: the step of the propagation, run again on how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect.axis import contains
+from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.compatible import (
+    BACKWARD,
+    FORWARD,
+    NONE,
+    compatible_major_axes,
+    fit_across_factors,
+    fit_within_factor,
+    is_prefix,
+)
+from shardy_py.passes.propagation.factors import Axes, TensorFactors, axes_size, axis_size, project, rule_tensors
+from shardy_py.passes.propagation.step import FactorStrategy, common_mesh, propagate_step
+from shardy_py.plan.neighbours import Neighbours
+
+
+class Obstacle(NamedTuple):
+    """Why an axis does not pass.
+
+    Attributes:
+        kind: As in `Missing`; `overflow` where the axes of the dimension do not fit its factors, and `none` where the step would bring it.
+        tensor: The number of the tensor that is in the way.
+        dim: Its dimension; -1 where it is none in particular.
+        axis: The axis that does not fit, or that is in the way.
+        size: The size of the factor that it does not divide.
+    """
+
+    kind: str
+    tensor: int
+    dim: int = -1
+    axis: AxisRef | None = None
+    size: int = 0
+
+
+def obstacle(
+    neighbours: Neighbours,
+    target: int,
+    source: int,
+    factor: int,
+    axis: str,
+    shardings: Sequence[TensorSharding | None],
+    meshes: Mapping[str, Mesh],
+    strategies: Sequence[FactorStrategy],
+    conservative: bool,
+) -> Obstacle:
+    """Why an axis does not pass from one tensor to another along a factor that both have.
+
+    Args:
+        neighbours: The tensors and their rule.
+        target: The number of the tensor that lacks the axis.
+        source: The number of the tensor that has it.
+        factor: The factor.
+        axis: The name of the axis.
+        shardings: What all tensors had at the end of the propagation, as they are stored.
+        meshes: Those of the program.
+        strategies: With which the propagation ran.
+        conservative: Whether it split no axes.
+    """
+    rule = neighbours.rule
+    operands = len(rule.operand_mappings)
+    direction = neighbours.directions[factor]
+    if direction == NONE:
+        return Obstacle("barrier" if neighbours.kind == "barrier" else "blocked", source)
+    if (direction == FORWARD and source >= operands) or (direction == BACKWARD and source < operands):
+        return Obstacle("barrier", source)
+    if neighbours.kind == "edge" and neighbours.op is not None and axis in dataflow.manual_axes(neighbours.op):
+        return Obstacle("manual", source)
+    seen = [neighbours.view.seen(i, s) for i, s in enumerate(shardings)]
+    found = common_mesh(seen, meshes)
+    if found is None:
+        return Obstacle("mesh", source)
+    mesh, sizes, mappings = found[1], rule.factor_sizes, rule_tensors(rule)
+    tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, seen, strict=True)]
+    agreed = compatible_major_axes(tensors, operands, factor, direction)
+    wanted = tensors[source].factors[factor].axes
+    place = next((i for i, a in enumerate(wanted) if a.name == axis), None)
+    if place is None:
+        return Obstacle("part", source, _dim_of(mappings[source], factor))
+    wanted = wanted[: place + 1]
+    if all(a.name != axis for a in agreed):
+        return _conflict(tensors, mappings, factor, wanted, target)
+    checked = range(len(tensors)) if strategies == ("basic",) else (target,)
+    for i in checked:
+        if factor in tensors[i].factors:
+            stop = _stop(tensors[i], mappings[i], i, factor, agreed, axis, sizes[factor], mesh, conservative and neighbours.kind == "op")
+            if stop is not None:
+                return stop
+    for strategy in strategies:
+        update = propagate_step(
+            rule,
+            neighbours.directions,
+            seen,
+            meshes,
+            strategy=strategy,
+            conservative=conservative and neighbours.kind == "op",
+            elementwise=neighbours.elementwise,
+        )
+        if any(i == target for i, _ in update):
+            return Obstacle("none", target)
+    return Obstacle("major", target, _dim_of(mappings[target], factor))
+
+
+def _conflict(
+    tensors: Sequence[TensorFactors], mappings: Sequence[Sequence[Sequence[int]]], factor: int, wanted: Axes, target: int
+) -> Obstacle:
+    """The first tensor whose axes are neither among those wanted nor begin with them; the target itself before all others."""
+    order = [target, *(i for i in range(len(tensors)) if i != target)]
+    for i in order:
+        state = tensors[i].factors.get(factor)
+        if state is None or is_prefix(state.axes, wanted) or is_prefix(wanted, state.axes):
+            continue
+        other = next((a for a, b in zip(state.axes, wanted) if a is not b), state.axes[-1])
+        return Obstacle("conflict", i, _dim_of(mappings[i], factor), other)
+    return Obstacle("conflict", target, _dim_of(mappings[target], factor))
+
+
+def _stop(
+    tensor: TensorFactors,
+    mapping: Sequence[Sequence[int]],
+    number: int,
+    factor: int,
+    agreed: Axes,
+    axis: str,
+    size: int,
+    mesh: Mesh,
+    conservative: bool,
+) -> Obstacle | None:
+    """What keeps one tensor from taking the axes up to the one that is asked about."""
+    state = tensor.factors[factor]
+    dim = _dim_of(mapping, factor)
+    before = 1
+    for each in agreed:
+        if not any(own.name == each.name and contains(own, each) for own in state.axes):
+            kept = fit_within_factor(each, before, tensor, state, size, mesh)
+            across = None if kept is None else fit_across_factors(kept, tensor, factor)
+            if kept is None or (state.axes and state.axes[-1] is kept):
+                if any(a.name == each.name for a in tensor.blocked_axes):
+                    return Obstacle("replicated", number, dim, each)
+                if state.closed:
+                    return Obstacle("closed", number, dim, each)
+                if state.overflow:
+                    return Obstacle("overflow", number, dim, state.overflow[0])
+                return Obstacle("indivisible", number, dim, each, size // before if size % before == 0 else size)
+            if across is None:
+                return Obstacle("used", number, _holding(tensor, mapping, each, factor), each)
+            if conservative and across.size is not None:
+                return Obstacle("conservative", number, dim, each, size)
+            if across is not each:
+                return None if each.name == axis else Obstacle("indivisible", number, dim, each, size)
+        if each.name == axis:
+            return None
+        before *= axis_size(each, mesh)
+    return None
+
+
+def _holding(tensor: TensorFactors, mapping: Sequence[Sequence[int]], axis: AxisRef, factor: int) -> int:
+    """The dimension of which another factor has an axis."""
+    for f, state in tensor.factors.items():
+        if f != factor and any(used.name == axis.name for used in (*state.axes, *state.overflow)):
+            return _dim_of(mapping, f)
+    return _dim_of(mapping, factor)
+
+
+def _dim_of(mapping: Sequence[Sequence[int]], factor: int) -> int:
+    return next(d for d, dim in enumerate(mapping) if factor in dim)
+
+
+def nearest_sizes(size: int, axes: Axes, mesh: Mesh) -> tuple[int, int]:
+    """The largest size below and the smallest above that some axes divide; the first is 0 where there is none.
+
+    Args:
+        size: The size of a dimension.
+        axes: The axes.
+        mesh: The mesh.
+    """
+    ways = axes_size(axes, mesh)
+    return size // ways * ways, -(-size // ways) * ways

@@ -1,0 +1,132 @@
+"""Layouts: per dimension the axes it is cut by, in parts that are not cut further, so that any two layouts can be compared."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.axis import sort_and_merge
+
+Axes = tuple[AxisRef, ...]
+"""Parts of axes, of prime size where they can be."""
+
+Layout = tuple[Axes, ...]
+"""Per dimension, major to minor."""
+
+
+@functools.cache
+def parts(axis: AxisRef, mesh: Mesh) -> Axes:
+    """An axis as parts of prime size, the smaller primes first.
+
+    Example:
+        >>> parts(AxisRef("x"), Mesh([("x", 4)]))
+        ("x":(1)2, "x":(2)2)
+    """
+    size = axis.size_in(mesh)
+    whole = mesh.shape[axis.name]
+    found: list[AxisRef] = []
+    before = axis.pre_size or 1
+    while size > 1:
+        prime = next(p for p in range(2, size + 1) if size % p == 0)
+        found.append(AxisRef(axis.name) if prime == whole else AxisRef(axis.name, before, prime))
+        before *= prime
+        size //= prime
+    return tuple(found)
+
+
+def size_of(axes: Iterable[AxisRef], mesh: Mesh) -> int:
+    """How many devices there are along parts of axes."""
+    return math.prod(axis.size_in(mesh) for axis in axes)
+
+
+def mesh_of(shardings: Iterable[TensorSharding | None], meshes: Mapping[str, Mesh]) -> Mesh | None:
+    """The mesh of some shardings; one of a single device, which callbacks run on, only where there is no other."""
+    found = None
+    for sharding in shardings:
+        if sharding is not None:
+            found = sharding.mesh_in(meshes)
+            if not found.is_maximal:
+                return found
+    return found
+
+
+def layout_of(sharding: TensorSharding | None, rank: int, mesh: Mesh) -> Layout:
+    """The layout that a sharding means; a missing one is replicated."""
+    if sharding is None:
+        return ((),) * rank
+    cut = (tuple(p for axis in dim.axes for p in parts(axis, mesh)) for dim in sharding.dims[:rank])
+    return (*cut, *((),) * (rank - sharding.rank))
+
+
+def all_axes(layout: Layout) -> Axes:
+    """The parts of axes that a layout uses."""
+    return tuple(axis for dim in layout for axis in dim)
+
+
+def local_shape(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> tuple[int, ...]:
+    """The shape of the largest piece."""
+    return tuple(-(-n // size_of(dim, mesh)) for n, dim in zip(shape, layout))
+
+
+def local_elements(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> int:
+    """Elements of the largest piece."""
+    return math.prod(local_shape(shape, layout, mesh))
+
+
+def spelled(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
+    """Axes in mesh order, parts of one put together."""
+    return sort_and_merge(tuple(axes), mesh)
+
+
+def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
+    """Deals the axes of each dimension out to its factors, major to minor; an axis that does not fit ends the dealing.
+
+    Args:
+        mapping: Factors of each dimension.
+        layout: Axes of each dimension.
+        sizes: Size of each factor.
+        mesh: The mesh.
+    """
+    found: dict[int, Axes] = {}
+    for factors, axes in zip(mapping, layout):
+        if len(factors) == 1:
+            found[factors[0]] = axes
+            continue
+        left = list(axes)
+        for factor in factors:
+            taken: list[AxisRef] = []
+            room = sizes[factor]
+            while left and room % (n := left[0].size_in(mesh)) == 0:
+                taken.append(left.pop(0))
+                room //= n
+            found[factor] = tuple(taken)
+            if room > 1:
+                left = []
+    return found
+
+
+def from_factors(mapping: Sequence[Sequence[int]], axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Layout:
+    """The layout of a tensor whose factors have such axes; a factor behind one that is not cut to pieces of 1 cannot have any.
+
+    Args:
+        mapping: Factors of each dimension.
+        axes: Axes of each factor.
+        sizes: Size of each factor.
+        mesh: The mesh.
+    """
+    layout: list[Axes] = []
+    for factors in mapping:
+        dim: list[AxisRef] = []
+        for factor in factors:
+            dim += axes[factor]
+            if size_of(axes[factor], mesh) < sizes[factor]:
+                break
+        layout.append(tuple(dim))
+    return tuple(layout)
+
+
+def mappings(rule: OpShardingRule) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[Sequence[Sequence[int]]]]:
+    """Those of operands, and those of results."""
+    return rule.operand_mappings, rule.result_mappings

@@ -1,0 +1,24 @@
+"""How a plan was propagated, which its explanations go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardy_py.passes.propagation.step import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Propagated:
+    """The options of a propagation that has run.
+
+    Attributes:
+        strategy: How conflicting shardings met.
+        conservative: Whether axes were never split.
+        op_priority: Whether it went in stages by kinds of ops.
+        recorded: Whether its steps were kept.
+    """
+
+    strategy: Strategy = "aggressive"
+    conservative: bool = False
+    op_priority: bool = True
+    recorded: bool = True

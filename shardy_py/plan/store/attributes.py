@@ -1,0 +1,269 @@
+"""Attributes of ops as JSON: numbers, texts, lists, and values of the dialect; never code.
+
+What JSON has no word for is an object with one member, which says what it is: `{"float": "nan"}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from shardy_py.dialect import (
+    AllToAllParamList,
+    AxisRef,
+    AxisRefList,
+    ListOfAxisRefLists,
+    ManualAxes,
+    Mesh,
+    OpShardingRule,
+    PropagationDirection,
+    TensorSharding,
+    TensorShardingPerValue,
+)
+from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
+from shardy_py.ir.attribute_text import ELIDED, AttributeText, constant_text
+from shardy_py.plan.store.checks import LIMIT, StoreError, described, integer, items, text
+
+DIALECT: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        AllToAllParamList,
+        AxisRef,
+        AxisRefList,
+        ListOfAxisRefLists,
+        ManualAxes,
+        Mesh,
+        OpShardingRule,
+        TensorSharding,
+        TensorShardingPerValue,
+    )
+}
+"""Values of the dialect, kept as their SDY text."""
+
+ENUMS: dict[str, type[Enum]] = {cls.__name__: cls for cls in (PropagationDirection,)}
+"""Enumerations, kept as the name of a member."""
+
+DEEPEST = 32
+"""Lists in lists may be nested so far."""
+
+
+class Elided(AttributeText):
+    """The value of a large constant, which is not stored.
+
+    Attributes:
+        number: Which one it is; equal arrays of a plan have equal numbers.
+    """
+
+    __slots__ = ("number",)
+
+    number: int
+
+    def __new__(cls, number: int) -> Elided:
+        """Makes one."""
+        made = super().__new__(cls, ELIDED)
+        made.number = number
+        return made
+
+
+def write_type(type_: Type) -> Any:
+    """A type as JSON: `["float32", [8, 16]]`, or the text of an opaque one.
+
+    Args:
+        type_: The type.
+    """
+    return [type_.dtype, list(type_.shape)] if isinstance(type_, TensorType) else type_.text
+
+
+def read_type(data: Any) -> Type:
+    """The inverse of `write_type`.
+
+    Args:
+        data: What the file says.
+
+    Raises:
+        StoreError: It is no type.
+    """
+    if type(data) is str:
+        return TOKEN if data == TOKEN.text else OpaqueType(data)
+    dtype, shape = items(data, 2)
+    made = TensorType(tuple(integer(n) for n in items(shape)), text(dtype))
+    if made.size >= LIMIT:
+        raise StoreError(f"a type of {described(made.size)} elements", why="no array has as many")
+    return made
+
+
+def write_constant(value: Any, type_: Type, number: Callable[[Any], int]) -> Any:
+    """The value of a constant: a number, or the MLIR text of a small array; of a large one that it is left out, and which one it is.
+
+    Args:
+        value: As in `sdy.constant`.
+        type_: The type of the constant.
+        number: Gives equal arrays equal numbers.
+    """
+    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
+        return write(value.item() if value.dtype.kind in "biuc" else float(value))
+    if isinstance(value, str) or _is_plain(value):
+        return write(value)
+    if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic):
+        try:
+            return write(value.item())
+        except (TypeError, ValueError, RuntimeError, AttributeError):  # an array of JAX whose value is not to be had
+            return {"elided": number(value)}
+    written = constant_text(value, type_)
+    return {"elided": number(value)} if written == ELIDED else {"mlir": written}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | complex)
+
+
+def write(value: Any) -> Any:
+    """An attribute as JSON.
+
+    Args:
+        value: As `Op.attributes` holds it. A value that is neither Python's nor the dialect's is kept as the name of its class,
+            which is how it is printed.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Enum):
+        return {"enum": [type(value).__name__, value.name]} if type(value).__name__ in ENUMS else {"mlir": value.name}
+    if isinstance(value, Elided):
+        return {"elided": value.number}
+    if isinstance(value, str):
+        return value if type(value) is str else {"mlir": str(value)}
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, int | np.integer):
+        return int(value) if abs(int(value)) < LIMIT else {"int": str(int(value))}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, complex):
+        return {"complex": [write(value.real), write(value.imag)]}
+    if isinstance(value, Mapping):
+        return {"dict": [[str(key), write(item)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return [write(item) for item in value]
+    if isinstance(value, list):
+        return {"list": [write(item) for item in value]}
+    if isinstance(value, TensorType | OpaqueType):
+        return {"type": write_type(value)}
+    name = type(value).__name__
+    return {"sdy": [name, str(value)]} if type(value) is DIALECT.get(name) else {"mlir": f"<{name}>"}
+
+
+def read(data: Any, depth: int = 0) -> Any:
+    """The inverse of `write`.
+
+    Args:
+        data: What the file says.
+        depth: How many lists it stands in.
+
+    Raises:
+        StoreError: It is no attribute.
+    """
+    if depth > DEEPEST:
+        raise StoreError(f"an attribute of more than {DEEPEST} lists in lists")
+    kind = type(data)
+    if data is None or kind is bool or kind is str or kind is float:
+        return data
+    if kind is int:
+        return integer(data, -LIMIT)
+    if kind is list:
+        return tuple(read(item, depth + 1) for item in data)
+    if kind is dict and len(data) == 1:
+        ((tag, content),) = data.items()
+        reader = _TAGGED.get(tag)
+        if reader is not None:
+            return reader(content, depth + 1)
+    raise StoreError(f"expected an attribute, got {described(data)}", fix=f"an object has one member: {', '.join(_TAGGED)}")
+
+
+def _enum(data: Any, depth: int) -> Enum:
+    name, member = map(text, items(data, 2))
+    if name not in ENUMS or member not in ENUMS[name].__members__:
+        raise StoreError(f"there is no {described(member)} of {described(name)}")
+    return ENUMS[name][member]
+
+
+def _sdy(data: Any, depth: int) -> Any:
+    name, content = map(text, items(data, 2))
+    if name not in DIALECT:
+        raise StoreError(f"the dialect has no {described(name)}", fix=f"one of {', '.join(DIALECT)}")
+    return DIALECT[name].parse(content)
+
+
+def _float(data: Any, depth: int) -> float:
+    if data not in ("nan", "inf", "-inf"):
+        raise StoreError(f"expected nan, inf or -inf, got {described(data)}")
+    return float(data)
+
+
+def _int(data: Any, depth: int) -> int:
+    digits = text(data)
+    if len(digits) > 400 or not digits.removeprefix("-").isdecimal() or not digits.isascii():
+        raise StoreError(f"expected a whole number of at most 400 digits, got {described(data)}")
+    return int(digits)
+
+
+def _complex(data: Any, depth: int) -> complex:
+    parts = [read(part, depth) for part in items(data, 2)]
+    if not all(type(part) in (int, float) for part in parts):
+        raise StoreError(f"expected two numbers, got {described(data)}")
+    return complex(*parts)
+
+
+def _dict(data: Any, depth: int) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for pair in items(data):
+        key, value = items(pair, 2)
+        if text(key) in made:
+            raise StoreError(f"the name {described(key)} stands twice in an attribute")
+        made[key] = read(value, depth)
+    return made
+
+
+_TAGGED: dict[str, Callable[[Any, int], Any]] = {
+    "complex": _complex,
+    "dict": _dict,
+    "elided": lambda data, depth: Elided(integer(data)),
+    "enum": _enum,
+    "float": _float,
+    "int": _int,
+    "list": lambda data, depth: [read(item, depth) for item in items(data)],
+    "mlir": lambda data, depth: AttributeText(text(data)),
+    "sdy": _sdy,
+    "type": lambda data, depth: read_type(data),
+}
+
+
+def write_members(attributes: Mapping[str, Any], constant: Type | None, number: Callable[[Any], int]) -> dict[str, Any]:
+    """The attributes of an op, by name.
+
+    Args:
+        attributes: The attributes.
+        constant: The type of the constant that `value` is the value of.
+        number: Gives equal arrays equal numbers.
+    """
+    return {
+        name: write_constant(value, constant, number) if constant is not None and name == "value" else write(value)
+        for name, value in attributes.items()
+    }
+
+
+def read_members(data: Any) -> dict[str, Any]:
+    """The inverse of `write_members`.
+
+    Args:
+        data: What the file says.
+
+    Raises:
+        StoreError: They are no attributes.
+    """
+    if type(data) is not dict:
+        raise StoreError(f"expected an object, got {described(data)}")
+    return {name: read(value) for name, value in data.items()}

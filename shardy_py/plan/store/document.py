@@ -1,0 +1,321 @@
+"""A plan as one JSON text, and back.
+
+Every table row and every op has a line of its own, so that texts can be compared by line. Nothing in the text depends on the process
+that wrote it: no clock, no timings, no addresses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Program
+from shardy_py.passes.collection import no_collection
+from shardy_py.passes.propagation.step import Strategy
+from shardy_py.plan.collectives import Collective
+from shardy_py.plan.donation import Donated
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.settings import Propagated
+from shardy_py.plan.store import entries
+from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
+from shardy_py.plan.store.log import read_log, write_log
+from shardy_py.plan.store.section import MEMBERS as SECTION
+from shardy_py.plan.store.section import read_section, write_section
+from shardy_py.plan.store.structure import MEMBERS as TREES
+from shardy_py.plan.store.structure import Structure, checked_arguments, checked_tree
+from shardy_py.plan.store.tables import Reader, Writer, read_mesh
+from shardy_py.plan.timings import Timings
+from shardy_py.plan.values import PlannedValue
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import CollectiveSource, Plan
+
+FORMAT = "shardy_py.plan"
+VERSION = 1
+"""Raised by each change that makes older readers fail; `read_plan` reads this version only."""
+
+_MEMBERS = (
+    *("format", "version", "name", "mesh", *SECTION, "log"),
+    *("inputs", "outputs", "noted", "donation", "partitioned", "trees", "propagation"),
+)
+_PARTITIONED = ("collectives", "findings", "local_program")
+
+
+@dataclass(frozen=True)
+class StoredPartition:
+    """What came of partitioning a plan, stored with it; a `CollectiveSource`."""
+
+    known: tuple[Collective, ...]
+    noted: tuple[Finding, ...]
+    program: Program
+
+    def collectives(self, plan: Plan) -> tuple[Collective, ...]:
+        """Those of the stored plan."""
+        return self.known
+
+    def findings(self, plan: Plan) -> tuple[Finding, ...]:
+        """What could not be partitioned."""
+        return self.noted
+
+    def local_program(self, plan: Plan) -> Program:
+        """The region that runs on every device."""
+        return self.program
+
+
+def write_plan(plan: Plan) -> str:
+    """A plan as JSON text; equal plans are equal texts in every process.
+
+    Args:
+        plan: The plan. Under `lowering="shard_map"` it is partitioned if it has not been.
+    """
+    with no_collection():
+        return _written(plan)
+
+
+def _written(plan: Plan) -> str:
+    section = write_section(plan.program)
+    tables = section.tables
+    parts: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": plan.name,
+        "mesh": str(plan.mesh),
+        **section.parts,
+        "log": write_log(plan.log, plan.program, tables, section.numbers),
+        "inputs": entries.write_entries(PlannedValue, plan.inputs, tables),
+        "outputs": entries.write_entries(PlannedValue, plan.outputs, tables),
+        "noted": entries.write_entries(Finding, plan.noted, tables),
+        "donation": entries.write_entries(Donated, plan.donation, tables),
+        "partitioned": None if plan.source is None else _partitioned(plan, plan.source, tables),
+        "trees": None if plan.trees is None else plan.trees.structure(plan).to_data(),
+        "propagation": asdict(plan.propagation),
+    }
+    return "".join(_lines({**parts, **section.data()}))
+
+
+def _partitioned(plan: Plan, source: CollectiveSource, tables: Writer) -> dict[str, Any]:
+    parts = (
+        entries.write_entries(Collective, plan.collectives, tables),
+        entries.write_entries(Finding, source.findings(plan), tables),
+        write_section(source.local_program(plan)).data(),
+    )
+    return dict(zip(_PARTITIONED, parts))
+
+
+_WITH_LINES = ("log", "partitioned", "local_program")
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def _lines(data: dict[str, Any]) -> Iterator[str]:
+    """An object with one member per line, its lists with one entry per line."""
+    yield "{\n"
+    for number, (name, value) in enumerate(data.items()):
+        yield f"{_encode(name)}:" if number == 0 else f",\n{_encode(name)}:"
+        if isinstance(value, list) and value:
+            yield "[\n" + ",\n".join(map(_encode, value)) + "\n]"
+        elif isinstance(value, dict) and (name in _WITH_LINES or "rows" in value):
+            yield from _lines(value)
+        else:
+            yield _encode(value)
+    yield "\n}" + ("\n" if "format" in data else "")
+
+
+def read_plan(document: str | bytes) -> Plan:
+    """The inverse of `write_plan`. Nothing of the text is run.
+
+    Args:
+        document: The text; bytes are UTF-8.
+
+    Raises:
+        StoreError: It is no stored plan of this version.
+    """
+    with no_collection():
+        return _checked(_parsed(document))
+
+
+def _checked(data: Any) -> Plan:
+    if type(data) is not dict or data.get("format") != FORMAT:
+        raise StoreError("this is no stored plan", why=f"it has no member 'format' that says {FORMAT!r}", fix="Plan.save writes such files")
+    if data.get("version") != VERSION or type(data["version"]) is not int:
+        raise StoreError(
+            f"the stored plan has the version {described(data.get('version'))}",
+            why=f"this shardy_py reads version {VERSION}",
+            fix="read it with the shardy_py that wrote it, or plan again",
+        )
+    try:
+        return _read(members(data, _MEMBERS))
+    except StoreError:
+        raise
+    except (ShardyError, RecursionError) as error:
+        raise StoreError(f"the stored plan is damaged: {getattr(error, 'what', error)}") from error
+
+
+def _read(data: dict[str, Any]) -> Plan:
+    from shardy_py.plan.plan import Plan  # which writes and reads itself through this module
+
+    with at("mesh"):
+        mesh = read_mesh(data["mesh"])
+    section = read_section(data)
+    tables, program = section.tables, section.program
+    with at("log"):
+        log = read_log(data["log"], tables, section.made)
+
+    def listed(name: str, cls: type[Any]) -> tuple[Any, ...]:
+        with at(name):
+            return entries.read_entries(cls, data[name], tables)
+
+    inputs, outputs = listed("inputs", PlannedValue), listed("outputs", PlannedValue)
+    for name, values, kind, held in (
+        ("inputs", inputs, "input", program.main.arguments),
+        ("outputs", outputs, "output", program.main.body.terminator.operands),
+    ):
+        with at(name):
+            _check_values(values, kind, [value.type.rank for value in held])
+    with at("partitioned"):
+        source = _read_partitioned(data["partitioned"], tables)
+    with at("trees"):
+        trees = _read_trees(data["trees"], len(inputs), len(outputs), mesh)
+    donation = listed("donation", Donated)
+    for number, donated in enumerate(donation):
+        if donated.input >= len(inputs) or (donated.output is not None and donated.output >= len(outputs)):
+            raise StoreError("there is no such input or output", where=f"donation, row {number}")
+    return Plan(
+        name=text(data["name"]),
+        mesh=mesh,
+        inputs=inputs,
+        outputs=outputs,
+        noted=listed("noted", Finding),
+        program=program,
+        log=log,
+        trees=trees,
+        donation=donation,
+        source=source,
+        propagation=_read_propagation(data["propagation"]),
+    )
+
+
+def _read_partitioned(data: Any, tables: Reader) -> StoredPartition | None:
+    if data is None:
+        return None
+    given = members(data, _PARTITIONED)
+    with at("collectives"):
+        collectives = entries.read_entries(Collective, given["collectives"], tables)
+    with at("findings"):
+        findings = entries.read_entries(Finding, given["findings"], tables)
+    with at("local_program"):
+        section = read_section(members(given["local_program"], SECTION))
+    return StoredPartition(collectives, findings, section.program)
+
+
+def _read_propagation(data: Any) -> Propagated:
+    with at("propagation"):
+        given = members(data, [field.name for field in fields(Propagated)])
+        if given["strategy"] not in get_args(Strategy):
+            raise StoreError(f"unknown strategy {described(given['strategy'])}", fix=f"one of {', '.join(get_args(Strategy))}")
+        return Propagated(given["strategy"], *(boolean(given[field.name]) for field in fields(Propagated)[1:]))
+
+
+def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int]) -> None:
+    if len(values) != len(ranks):
+        raise StoreError(f"{len(values)} values where the program has {len(ranks)}")
+    for number, (value, rank) in enumerate(zip(values, ranks)):
+        with at(f"row {number}"):
+            if value.kind != kind:
+                raise StoreError(f"expected an {kind}, got {value.kind}")
+            if not value.path:
+                raise StoreError("a value without a path")
+            # A PRNG key has fewer dimensions than the array that holds it.
+            if value.type.rank > rank or (value.sharding is not None and value.sharding.rank != rank):
+                raise StoreError(f"the value has not the rank of that of the program, {rank}")
+
+
+def _read_trees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:
+    if data is None:
+        return None
+    given = members(data, TREES)
+    names = tuple(map(text, items(given["names"])))
+    made = checked_arguments(given["inputs"], inputs, len(names)), checked_tree(given["outputs"], outputs)
+    kinds = tuple(map(text, items(given["axis_types"], len(mesh.axes))))
+    devices = items(given["devices"], mesh.size if given["devices"] else 0)
+    ids = tuple(map(integer, devices))
+    if len(set(ids)) != len(ids):
+        raise StoreError("a device stands twice in the order of the mesh's devices")
+    return Stored(Structure(*made, names, kinds, ids))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The trees of a stored plan; a `ShardingTrees`. Only these methods need JAX."""
+
+    known: Structure
+
+    def inputs(self, plan: Plan) -> Any:
+        """The input shardings; see `shardy_py.api.stored_trees`."""
+        from shardy_py.api.stored_trees import input_shardings
+
+        return input_shardings(plan, self.known)
+
+    def outputs(self, plan: Plan) -> Any:
+        """The output shardings."""
+        from shardy_py.api.stored_trees import output_shardings
+
+        return output_shardings(plan, self.known)
+
+    def abstract(self, plan: Plan, argument: str | int | None, mesh: Any, like: Any) -> Any:
+        """The arguments as `jax.ShapeDtypeStruct`s."""
+        from shardy_py.api.stored_trees import abstract_state
+
+        return abstract_state(plan, self.known, argument, mesh, like)
+
+    def structure(self, plan: Plan) -> Structure:
+        """What was stored."""
+        return self.known
+
+
+def _parsed(document: str | bytes) -> Any:
+    try:
+        if isinstance(document, bytes | bytearray):
+            document = bytes(document).decode("utf-8")
+        return json.loads(document, object_pairs_hook=_members, parse_constant=_no_constant)
+    except StoreError:
+        raise
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise StoreError(f"this is not JSON: {error.msg}", where=where, why="the file is cut short, or is something else") from None
+    except UnicodeDecodeError:
+        raise StoreError("this is not UTF-8 text", why="the file is damaged, or is something else") from None
+    except RecursionError:
+        raise StoreError("the JSON is nested too deep") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise StoreError(f"this is not JSON: {error}") from None
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise StoreError(f"the member {described(twice)} stands twice in an object")
+    return made
+
+
+def _no_constant(word: str) -> Any:
+    raise StoreError(f"JSON has no number {word}")
+
+
+def unpickled(document: str, timings: dict[str, float]) -> Plan:
+    """A plan from what pickling keeps.
+
+    Args:
+        document: The text of `write_plan`.
+        timings: Seconds per step.
+
+    Raises:
+        StoreError: It is no stored plan.
+    """
+    return replace(read_plan(document), timings=Timings(timings))

@@ -1,0 +1,151 @@
+"""Values, findings, donations and collectives of a plan as rows: one list per entry, its fields in the order of a header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_args
+
+from shardy_py.plan.collectives import Collective
+from shardy_py.plan.donation import Donated, Kind
+from shardy_py.plan.findings import Finding, Severity
+from shardy_py.plan.store.checks import StoreError, at, described, integer, items, members, text
+from shardy_py.plan.store.tables import Reader, Writer
+from shardy_py.plan.values import PlannedValue
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a field is written and read."""
+
+    write: Callable[[Writer, Any], Any]
+    read: Callable[[Reader, Any], Any]
+
+
+def _same(tables: Writer, value: Any) -> Any:
+    return value
+
+
+def _or_none(form: Form) -> Form:
+    return Form(
+        lambda tables, value: None if value is None else form.write(tables, value),
+        lambda tables, data: None if data is None else form.read(tables, data),
+    )
+
+
+def _several(form: Form) -> Form:
+    return Form(
+        lambda tables, value: [form.write(tables, item) for item in value],
+        lambda tables, data: tuple(form.read(tables, item) for item in items(data)),
+    )
+
+
+def _one_of(*words: str) -> Form:
+    def read(tables: Reader, data: Any) -> str:
+        if data not in words:
+            raise StoreError(f"unknown word {described(data)}", fix=f"one of {', '.join(words)}")
+        return data
+
+    return Form(_same, read)
+
+
+TEXT = Form(_same, lambda tables, data: text(data))
+COUNT = Form(_same, lambda tables, data: integer(data))
+SIGNED = Form(_same, lambda tables, data: integer(data, -(1 << 63)))
+TYPE = Form(Writer.type, Reader.type)
+SHARDING = Form(Writer.sharding, Reader.sharding)
+
+FORMS: dict[type[Any], dict[str, Form]] = {
+    PlannedValue: {
+        "path": TEXT,
+        "kind": _one_of("input", "output", "intermediate"),
+        "type": TYPE,
+        "sharding": SHARDING,
+        "primitive": TEXT,
+        "location": TEXT,
+        "depth": COUNT,
+        "module": TEXT,
+        "given": SHARDING,
+        "given_by": TEXT,
+    },
+    Finding: {
+        "kind": TEXT,
+        "message": TEXT,
+        "path": TEXT,
+        "location": TEXT,
+        "severity": _one_of(*get_args(Severity)),
+        "bytes": COUNT,
+        "fix": TEXT,
+    },
+    Donated: {
+        "path": TEXT,
+        "type": TYPE,
+        "sharding": SHARDING,
+        "aliased": _or_none(TEXT),
+        "reason": TEXT,
+        "bytes_per_device": COUNT,
+        "kind": _one_of(*get_args(Kind)),
+        "fix": TEXT,
+        "input": COUNT,
+        "output": _or_none(COUNT),
+        "slot": COUNT,
+        "local_shape": _several(COUNT),
+        "parameter": _or_none(COUNT),
+    },
+    Collective: {
+        "kind": TEXT,
+        "axes": _several(TEXT),
+        "group_size": Form(_same, lambda tables, data: integer(data, 1)),
+        "operand_bytes": COUNT,
+        "trips": _or_none(COUNT),
+        "dtype": TEXT,
+        "shape": _several(COUNT),
+        "value": TEXT,
+        "primitive": TEXT,
+        "location": TEXT,
+        "module": TEXT,
+    },
+}
+"""Every field of what is kept; a field that a class gets is added here, and a file without it has its default."""
+
+
+def write_entries(cls: type[Any], entries: Sequence[Any], tables: Writer) -> dict[str, Any]:
+    """Entries as JSON.
+
+    Args:
+        cls: Their class, one of `FORMS`.
+        entries: The entries.
+        tables: Where types and shardings are entered.
+    """
+    names = [field.name for field in fields(cls)]
+    forms = [(name, FORMS[cls][name]) for name in names]
+    return {"fields": names, "rows": [[form.write(tables, getattr(item, name)) for name, form in forms] for item in entries]}
+
+
+def read_entries(cls: type[Any], data: Any, tables: Reader) -> tuple[Any, ...]:
+    """The inverse of `write_entries`.
+
+    Args:
+        cls: Their class.
+        data: What the file says.
+        tables: The tables of the file.
+
+    Raises:
+        StoreError: They are no such entries.
+    """
+    given = members(data, ("fields", "rows"))
+    names = [text(name) for name in items(given["fields"])]
+    known = {field.name: field for field in fields(cls)}
+    for name in names:
+        if name not in known or names.count(name) > 1:
+            raise StoreError(f"unknown or repeated field {described(name)} of {cls.__name__}", where="fields")
+    for name, field in known.items():
+        if name not in names and field.default is MISSING:
+            raise StoreError(f"the field {name!r} of {cls.__name__} is missing", where="fields")
+    forms = [FORMS[cls][name] for name in names]
+    made = []
+    for number, row in enumerate(items(given["rows"])):
+        with at(f"row {number}"):
+            values = [form.read(tables, value) for form, value in zip(forms, items(row, len(forms)))]
+            made.append(cls(**dict(zip(names, values))))
+    return tuple(made)

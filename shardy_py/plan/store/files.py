@@ -1,0 +1,91 @@
+"""Stored plans as files; gzip where the name ends with `.gz`."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardy_py.plan.store.checks import StoreError
+from shardy_py.plan.store.document import read_plan
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+
+MOST_BYTES = 1 << 30
+"""A text of more bytes is not read: a small file can be made to unpack without end."""
+
+_GZIP = b"\x1f\x8b"
+
+
+def save_text(document: str, path: str | os.PathLike[str]) -> None:
+    """Writes a text; the file is there as a whole or as it was before.
+
+    Args:
+        document: The text.
+        path: Where; gzip where it ends with `.gz`. The same text gives the same bytes.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    target = Path(path)
+    content = document.encode("utf-8")
+    if target.name.endswith(".gz"):
+        content = gzip.compress(content, compresslevel=6, mtime=0)
+    part = target.with_name(f"{target.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(target)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(target)) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The text that `save_text` wrote, packed or not.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: It cannot be read.
+        StoreError: It is damaged, or longer than `MOST_BYTES`.
+    """
+    with open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if content.startswith(_GZIP):
+        content = _unpacked(content)
+    if len(content) > MOST_BYTES:
+        raise StoreError(f"a text of more than {MOST_BYTES} bytes", where=str(path))
+    return content
+
+
+def _unpacked(content: bytes) -> bytes:
+    unpacking = zlib.decompressobj(wbits=31)
+    try:
+        made = unpacking.decompress(content, MOST_BYTES + 1)
+    except zlib.error as error:
+        raise StoreError(f"the gzip file is damaged: {error}") from None
+    if not unpacking.eof and len(made) <= MOST_BYTES:
+        raise StoreError("the gzip file is cut short")
+    return made
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """A plan from a file that `Plan.save` wrote.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: It cannot be read.
+        StoreError: It is no stored plan of this version.
+    """
+    try:
+        return read_plan(load_bytes(path))
+    except StoreError as error:
+        error.at(os.fspath(path))
+        raise

@@ -1,0 +1,173 @@
+"""The propagation log of a plan as rows, with the ops and values of it that the program no longer has.
+
+Export erases ops, data-flow edges above all, that steps of the log speak of. They are kept apart from the program, without their
+regions, under the numbers that follow those of the program; then come the results of the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardy_py.ir import Block, Location, Op, Program, Value
+from shardy_py.passes.propagation.log import FunctionResult, Step
+from shardy_py.plan.store.checks import StoreError, at, entry, integer, items, members, text
+from shardy_py.plan.store.program import Numbers, ProgramReader, make_block, make_op, write_op
+from shardy_py.plan.store.tables import Reader, Rows, Writer
+
+MEMBERS = ("erased", "results", "tensors", "before", "steps")
+
+
+def write_log(log: Sequence[Step], program: Program, tables: Writer, numbers: Numbers) -> dict[str, Any]:
+    """The log as JSON.
+
+    Args:
+        log: The steps.
+        program: The program.
+        tables: Where what ops have in common is entered.
+        numbers: The numbers of the program's values and ops; those of erased ones are added.
+    """
+    erased, results = _write_others(log, program, tables, numbers)
+    tensors, before = Rows(), Rows()
+    values, ops, sharding = numbers.values, numbers.ops, tables.sharding
+    known: dict[int, int | None] = {}
+    steps: list[Any] = []
+    for step in log:
+        key = id(step.tensors)  # the log keeps it alive
+        if key not in known:
+            known[key] = _tensors(step, values, tensors)
+        shardings = step.before
+        stated = before.number(shardings, lambda shardings=shardings: list(map(sharding, shardings)))
+        op = None if step.op is None else ops[step.op]
+        old, new = sharding(step.old), sharding(step.new)
+        steps.append([values[step.target], old, new, op, known[key], stated, step.reason, step.user_priority, step.op_priority])
+    return dict(zip(MEMBERS, (erased, results, tensors.rows, before.rows, steps)))
+
+
+def _tensors(step: Step, values: dict[Any, int], tensors: Rows) -> int | None:
+    """None where they are the operands and results of the step's op."""
+    if step.op is not None and step.tensors == (*step.op.operands, *step.op.results):
+        return None
+    row = tuple(values[tensor] for tensor in step.tensors)
+    return tensors.number(row, lambda: list(row))
+
+
+def _write_others(log: Sequence[Step], program: Program, tables: Writer, numbers: Numbers) -> tuple[list[Any], list[Any]]:
+    rows: list[Any] = []
+    results: dict[FunctionResult, None] = {}
+    for step in log:
+        for value in (step.target, *step.tensors):
+            if value not in numbers.values:
+                if isinstance(value, Value):
+                    _write_erased(value.owner, program, tables, numbers, rows)
+                else:
+                    results[value] = None
+        if step.op is not None and step.op not in numbers.ops:
+            _write_erased(step.op, program, tables, numbers, rows)
+    numbers.add(list(results))
+    return rows, [[result.index, tables.sharding(result.sharding)] for result in results]
+
+
+def _write_erased(first: Op | Block, program: Program, tables: Writer, numbers: Numbers, rows: list[Any]) -> None:
+    """An erased op behind what its operands are made of, or the arguments of an erased body."""
+    waiting: list[Op | Block] = [first]
+    begun: set[Op] = set()
+    while waiting:
+        owner = waiting[-1]
+        if isinstance(owner, Block):
+            waiting.pop()
+            numbers.add(owner.arguments)
+            rows.append(["block", [tables.type(a.type) for a in owner.arguments], [tables.sharding(a.sharding) for a in owner.arguments]])
+            continue
+        missing = [operand.owner for operand in owner.operands if operand not in numbers.values]
+        if missing and owner not in begun:
+            begun.add(owner)
+            waiting += missing
+            continue
+        waiting.pop()
+        if owner not in numbers.ops:
+            numbers.ops[owner] = len(numbers.ops)
+            row = write_op(owner, tables, numbers, tables.place(_place(owner, program)))
+            numbers.add(owner.results)
+            rows.append(row)
+
+
+def _place(op: Op, program: Program) -> Location | None:
+    inner: Op | None = op
+    while isinstance(inner, Op):
+        where = program.locate(inner.location)
+        if where is not None:
+            return where
+        parent = None if inner.block is None else inner.block.parent
+        inner = parent if isinstance(parent, Op) else None
+    return None
+
+
+def read_log(data: Any, tables: Reader, program: ProgramReader) -> list[Step]:
+    """The inverse of `write_log`.
+
+    Args:
+        data: What the file says.
+        tables: The tables of the file.
+        program: What its program was read by; the values and ops that were erased are added to its lists.
+
+    Raises:
+        StoreError: It is no log.
+    """
+    given = members(data, MEMBERS)
+    values, ops = program.values, program.ops
+    for number, row in enumerate(items(given["erased"])):
+        with at(f"erased, row {number}"):
+            _read_erased(row, tables, values, ops)
+    for number, row in enumerate(items(given["results"])):
+        with at(f"results, row {number}"):
+            index, sharding = items(row, 2)
+            values.append(FunctionResult(integer(index), tables.sharding(sharding)))
+    with at("tensors"):
+        tensors = [tuple(entry(values, value) for value in items(row)) for row in items(given["tensors"])]
+    with at("before"):
+        before = [tuple(map(tables.sharding, items(row))) for row in items(given["before"])]
+    return _read_steps(given["steps"], tables, values, ops, tensors, before)
+
+
+def _read_erased(row: Any, tables: Reader, values: list[Any], ops: list[Op]) -> None:
+    if items(row) and row[0] == "block":
+        _, types, shardings = items(row, 3)
+        values += make_block(tables, types, shardings).arguments
+        return
+    op = make_op(tables, row, values)
+    ops.append(op)
+    values += op.results
+
+
+def _read_steps(
+    rows: Any,
+    tables: Reader,
+    values: list[Any],
+    ops: list[Op],
+    tensors: list[tuple[Any, ...]],
+    before: list[tuple[Any, ...]],
+) -> list[Step]:
+    steps: list[Step] = []
+    own: dict[Op, tuple[Any, ...]] = {}
+    for number, row in enumerate(items(rows)):
+        try:
+            target, old, new, by, held, stated, reason, user_priority, op_priority = items(row, 9)
+            value = entry(values, target)
+            op = None if by is None else entry(ops, by)
+            if held is not None:
+                around = entry(tensors, held)
+            elif op is None:
+                raise StoreError("a step without an op does not say between which values it is")
+            else:
+                around = own.get(op)
+                if around is None:
+                    around = own[op] = (*op.operands, *op.results)
+            rank = value.type.rank if isinstance(value, Value) else None
+            was, now = (tables.sharding(s) if rank is None else tables.sharding_of(s, rank) for s in (old, new))
+            first, second = integer(user_priority), integer(op_priority, -1)
+            steps.append(Step(value, was, now, op, around, entry(before, stated), text(reason), first, second))
+        except StoreError as error:
+            error.at(f"steps, row {number}")
+            raise
+    return steps

@@ -1,0 +1,94 @@
+"""A program with its meshes and its tables: what a file holds one of, and a second one where the plan has been partitioned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shardy_py.ir import Program
+from shardy_py.plan.store.checks import StoreError, at, items, text
+from shardy_py.plan.store.program import Numbers, ProgramReader, names_of, read_names, write_program
+from shardy_py.plan.store.tables import NAMES, Reader, Writer, read_mesh
+
+MEMBERS = ("meshes", *NAMES, "program", "program_attributes", "value_names")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A section while it is written.
+
+    Attributes:
+        tables: Its tables, to which the rest of the file adds entries.
+        numbers: The numbers of its values and ops.
+        parts: Its members, of which those of `tables` are to come.
+    """
+
+    tables: Writer
+    numbers: Numbers
+    parts: dict[str, Any]
+
+    def data(self) -> dict[str, Any]:
+        """The members, tables included."""
+        return {**self.parts, **{name: table.rows for name, table in self.tables.tables.items()}}
+
+
+def write_section(program: Program) -> Written:
+    """A program as JSON.
+
+    Args:
+        program: The program; kept alive until all is written, since tables go by identity.
+    """
+    tables = Writer(program)
+    rows, numbers = write_program(program, tables)
+    held = program.mesh_attributes
+    parts: dict[str, Any] = {
+        "meshes": [[name, str(mesh), tables.attributes(held.get(name, {}))] for name, mesh in program.meshes.items()],
+        **dict.fromkeys(NAMES),
+        "program": rows,
+        "program_attributes": tables.attributes(program.attributes),
+        "value_names": names_of(numbers),
+    }
+    return Written(tables, numbers, parts)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A section that was read.
+
+    Attributes:
+        tables: Its tables.
+        made: The values and ops of the program, by number.
+        program: The program.
+    """
+
+    tables: Reader
+    made: ProgramReader
+    program: Program
+
+
+def read_section(data: dict[str, Any]) -> Read:
+    """The inverse of `write_section`.
+
+    Args:
+        data: An object that has at least `MEMBERS`.
+
+    Raises:
+        StoreError: It is no program.
+    """
+    with at("meshes"):
+        rows = [items(row, 3) for row in items(data["meshes"])]
+        meshes = {text(name): read_mesh(mesh) for name, mesh, _ in rows}
+        if len(meshes) != len(rows):
+            raise StoreError("the name of a mesh stands twice")
+    tables = Reader(meshes)
+    for name in NAMES:
+        tables.load(name, data[name])
+    with at("meshes"):
+        of_meshes = {name: tables.members(row) for name, _, row in rows}
+    with at("program_attributes"):
+        attributes = tables.members(data["program_attributes"])
+    made = ProgramReader(tables)
+    program = made.program(data["program"], attributes, {name: dict(held) for name, held in of_meshes.items() if held})
+    with at("value_names"):
+        read_names(data["value_names"], made.values)
+    return Read(tables, made, program)

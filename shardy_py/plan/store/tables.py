@@ -1,0 +1,249 @@
+"""Tables of what occurs many times in a plan, so that an op is a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.verify import verify_sharding
+from shardy_py.ir import Location, Op, Program, Type
+from shardy_py.plan.store import attributes
+from shardy_py.plan.store.checks import StoreError, at, boolean, entry, integer, items, text
+
+NAMES = ("types", "shardings", "rules", "attributes", "locations", "kinds")
+"""The tables of a file, in order; an entry of `kinds` refers to the others."""
+
+MOST_DEVICES = 1 << 31
+
+COMPARED = 1 << 16
+"""Arrays of fewer bytes are equal where their elements are."""
+
+
+class Rows:
+    """One table while it is written: equal entries are one."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, key: Hashable, make: Callable[[], Any]) -> int:
+        """The number of an entry, which is made where there is none yet.
+
+        Args:
+            key: Equal for equal entries.
+            make: Gives the entry as JSON.
+        """
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.rows)
+            self.rows.append(make())
+        return found
+
+
+class Writer:
+    """The tables of a plan while it is written."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.tables = {name: Rows() for name in NAMES}
+        self._located: dict[int, int | None] = {}
+        self._attributes: dict[tuple[int, Type | None], int | None] = {}
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._arrays: dict[Hashable, int] = {}
+
+    def type(self, type_: Type) -> int:
+        """The number of a type."""
+        key = repr(type_)
+        return self.tables["types"].number(key, lambda: attributes.write_type(type_))
+
+    def sharding(self, sharding: TensorSharding | None) -> int | None:
+        """The number of a sharding."""
+        return None if sharding is None else self.tables["shardings"].number(sharding, lambda: sharding.text(short=True))
+
+    def rule(self, rule: OpShardingRule | None) -> int | None:
+        """The number of a rule."""
+        return None if rule is None else self.tables["rules"].number(rule, lambda: str(rule).removeprefix("#sdy.op_sharding_rule"))
+
+    def location(self, op: Op) -> int | None:
+        """The number of the location of an op; None where none of its frames is the user's."""
+        if op.location is None:
+            return None
+        key = id(op.location)  # the program keeps it alive
+        if key not in self._located:
+            self._located[key] = self.place(self.program.locate(op.location))
+        return self._located[key]
+
+    def place(self, where: Location | None) -> int | None:
+        """The number of a location."""
+        if where is None:
+            return None
+        row = (where.file, where.line, where.function, where.scope)
+        return self.tables["locations"].number(row, lambda: list(row))
+
+    def attributes(self, held: dict[str, Any], constant: Type | None = None) -> int | None:
+        """The number of the attributes of an op; None where it has none.
+
+        Args:
+            held: The attributes.
+            constant: The type of a constant.
+        """
+        if not held:
+            return None
+        key = (id(held), constant)
+        if key not in self._attributes:
+            made = attributes.write_members(held, constant, self._array)
+            self._attributes[key] = self.tables["attributes"].number(_frozen(made), lambda: made)
+        return self._attributes[key]
+
+    def _array(self, value: Any) -> int:
+        """The number of an array that is too large to be stored; arrays that are not small are only equal to themselves."""
+        small = getattr(value, "nbytes", COMPARED) < COMPARED and hasattr(value, "tobytes")
+        key = (str(value.dtype), value.shape, value.tobytes()) if small else id(value)
+        return self._arrays.setdefault(key, len(self._arrays))
+
+    def kind(self, op: Op) -> int:
+        """The number of an op's name, primitive, attributes, rule and result types."""
+        types = tuple(result.type for result in op.results)
+        constant = types[0] if len(types) == 1 and "constant" in op.name else None
+        key = (op.name, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_known, types)
+        found = self._kinds.get(key)
+        if found is None:
+            row = [*key[:3], self.rule(op.rule), op.rule_known, [self.type(t) for t in types]]
+            found = self._kinds[key] = len(self.tables["kinds"].rows)
+            self.tables["kinds"].rows.append(row)
+        return found
+
+
+def _frozen(data: Any) -> Hashable:
+    """Something hashable, equal for equal JSON; 1, 1.0 and true are three."""
+    if isinstance(data, dict):
+        return tuple((name, _frozen(value)) for name, value in data.items())
+    if isinstance(data, list):
+        return (None, *map(_frozen, data))
+    return type(data), repr(data)
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfOp:
+    """What many ops have in common."""
+
+    name: str
+    primitive: str | None
+    attributes: dict[str, Any] | None
+    rule: OpShardingRule | None
+    rule_known: bool
+    types: tuple[Type, ...]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The tables of a file.
+
+    Attributes:
+        meshes: The meshes of the program, by name.
+    """
+
+    meshes: dict[str, Mesh]
+    types: list[Type] = field(default_factory=list)
+    shardings: list[TensorSharding] = field(default_factory=list)
+    rules: list[OpShardingRule] = field(default_factory=list)
+    attributes: list[dict[str, Any]] = field(default_factory=list)
+    locations: list[Location] = field(default_factory=list)
+    kinds: list[KindOfOp] = field(default_factory=list)
+
+    def type(self, data: Any) -> Type:
+        """The type that a number stands for."""
+        return entry(self.types, data)
+
+    def sharding(self, data: Any) -> TensorSharding | None:
+        """The sharding that a number stands for."""
+        return None if data is None else entry(self.shardings, data)
+
+    def sharding_of(self, data: Any, rank: int) -> TensorSharding | None:
+        """The sharding of a value of that rank that a number stands for."""
+        found = None if data is None else entry(self.shardings, data)
+        if found is not None and found.rank != rank and not found.mesh_in(self.meshes).is_maximal:
+            raise StoreError(f"the sharding {found.text(short=True)} is for values of rank {found.rank}, this one has {rank}")
+        return found
+
+    def rule(self, data: Any) -> OpShardingRule | None:
+        """The rule that a number stands for."""
+        return None if data is None else entry(self.rules, data)
+
+    def location(self, data: Any) -> Location | None:
+        """The location that a number stands for."""
+        return None if data is None else entry(self.locations, data)
+
+    def members(self, data: Any) -> dict[str, Any] | None:
+        """The attributes that a number stands for."""
+        return None if data is None else entry(self.attributes, data)
+
+    def load(self, name: str, rows: Any) -> None:
+        """Reads one of the tables.
+
+        Args:
+            name: One of `NAMES`; those before it have been read.
+            rows: What the file says.
+
+        Raises:
+            StoreError: It is no such table.
+        """
+        table, read = getattr(self, name), _READERS[name]
+        with at(name):
+            for number, row in enumerate(items(rows)):
+                with at(f"entry {number}"):
+                    table.append(read(self, row))
+
+
+def read_mesh(data: Any) -> Mesh:
+    """A mesh from its SDY text.
+
+    Args:
+        data: What the file says.
+
+    Raises:
+        StoreError: It is no mesh.
+    """
+    mesh = Mesh.parse(text(data))
+    if mesh.size > MOST_DEVICES:
+        raise StoreError(f"a mesh of more than {MOST_DEVICES} devices")
+    return mesh
+
+
+def _read_sharding(tables: Reader, row: Any) -> TensorSharding:
+    sharding = TensorSharding.parse(text(row))
+    if isinstance(sharding.mesh, Mesh) and sharding.mesh.size > MOST_DEVICES:
+        raise StoreError(f"a mesh of more than {MOST_DEVICES} devices")
+    plain = sharding.without_priorities()
+    verify_sharding(plain, (1,) * sharding.rank, tables.meshes)
+    return sharding
+
+
+def _read_location(tables: Reader, row: Any) -> Location:
+    file, line, function, scope = items(row, 4)
+    return Location(text(file), integer(line), text(function), text(scope))
+
+
+def _read_kind(tables: Reader, row: Any) -> KindOfOp:
+    name, primitive, held, rule, rule_known, types = items(row, 6)
+    made = tuple(tables.type(t) for t in items(types))
+    return KindOfOp(
+        text(name),
+        None if primitive is None else text(primitive),
+        tables.members(held),
+        tables.rule(rule),
+        boolean(rule_known),
+        made,
+    )
+
+
+_READERS: dict[str, Callable[[Reader, Any], Any]] = {
+    "types": lambda tables, row: attributes.read_type(row),
+    "shardings": _read_sharding,
+    "rules": lambda tables, row: OpShardingRule.parse(text(row)),
+    "attributes": lambda tables, row: attributes.read_members(row),
+    "locations": _read_location,
+    "kinds": _read_kind,
+}

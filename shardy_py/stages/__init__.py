@@ -1,0 +1,79 @@
+"""Pipeline stages: from a profile of a program to stages, to code for each stage, to a pipelined run.
+
+Names are imported when they are first used: reading a profile and partitioning it need no JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardy_py.stages.conversion.converting import Package as Package
+    from shardy_py.stages.conversion.converting import convert as convert
+    from shardy_py.stages.conversion.descriptions import ConversionError as ConversionError
+    from shardy_py.stages.conversion.jaxprs import convert_jaxpr as convert_jaxpr
+    from shardy_py.stages.conversion.kinds import register_layer as register_layer
+    from shardy_py.stages.conversion.weights import fuse_weights as fuse_weights
+    from shardy_py.stages.conversion.weights import merge_weights as merge_weights
+    from shardy_py.stages.conversion.weights import split_weights as split_weights
+    from shardy_py.stages.conversion.whole import whole_model as whole_model
+    from shardy_py.stages.graph import ProfileGraph as ProfileGraph
+    from shardy_py.stages.graph import ProfileNode as ProfileNode
+    from shardy_py.stages.graph_branches import compress_branches as compress_branches
+    from shardy_py.stages.graph_branches import is_series_parallel as is_series_parallel
+    from shardy_py.stages.graph_cuts import antichains as antichains
+    from shardy_py.stages.graph_text import read_graph as read_graph
+    from shardy_py.stages.graph_text import write_graph as write_graph
+    from shardy_py.stages.partition_result import Partition as Partition
+    from shardy_py.stages.partitioning import partition as partition
+    from shardy_py.stages.profiling import profile as profile
+    from shardy_py.stages.schedules import Schedule as Schedule
+    from shardy_py.stages.schedules import Task as Task
+    from shardy_py.stages.schedules import schedule as schedule
+    from shardy_py.stages.schedules import verify as verify
+    from shardy_py.stages.simulation import Simulation as Simulation
+    from shardy_py.stages.simulation import simulate as simulate
+
+# Name -> module that holds it. A function must not have the name of a module here: importing that module would hide it.
+_HOMES = {
+    "ConversionError": "conversion.descriptions",
+    "Package": "conversion.converting",
+    "Partition": "partition_result",
+    "ProfileGraph": "graph",
+    "ProfileNode": "graph",
+    "Schedule": "schedules",
+    "Simulation": "simulation",
+    "Task": "schedules",
+    "antichains": "graph_cuts",
+    "compress_branches": "graph_branches",
+    "convert": "conversion.converting",
+    "convert_jaxpr": "conversion.jaxprs",
+    "fuse_weights": "conversion.weights",
+    "is_series_parallel": "graph_branches",
+    "merge_weights": "conversion.weights",
+    "partition": "partitioning",
+    "profile": "profiling",
+    "read_graph": "graph_text",
+    "register_layer": "conversion.kinds",
+    "schedule": "schedules",
+    "simulate": "simulation",
+    "split_weights": "conversion.weights",
+    "verify": "schedules",
+    "whole_model": "conversion.whole",
+    "write_graph": "graph_text",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Flax modules whose source is written into every generated package that uses them."""

@@ -1,0 +1,134 @@
+"""What each stage computes, takes and gives.
+
+What is cheap and known while tracing does not cross between stages if it can be had otherwise: states that start as None are
+made where they are used, sizes are read again off an array that is there, and parts of a result are taken where it is made. A
+size that must cross does so as the shape of an array without elements, so that it stays known while tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardy_py.stages.conversion.descriptions import ConversionError
+from shardy_py.stages.conversion.program import Program, Step
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Args:
+        index: Its number.
+        steps: What it computes, in order.
+        takes: Ids of the values it is given: inputs of the model first.
+        gives: Ids of the values it hands on.
+    """
+
+    index: int
+    steps: tuple[Step, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A program cut into stages.
+
+    Args:
+        program: The program.
+        stages: The stages, in order.
+        names: Name of each value that goes in or out: input0, input1, ..., out0, out1, ...
+        states: For each `hidden`, how many states are taken from it.
+    """
+
+    program: Program
+    stages: tuple[Stage, ...]
+    names: Mapping[str, str]
+    states: Mapping[str, int]
+
+
+def cut(program: Program) -> Cut:
+    """Cuts a program along the stages of its nodes.
+
+    Args:
+        program: The program; one stage if its graph has none.
+
+    Returns:
+        The stages.
+
+    Raises:
+        ConversionError: If a stage needs what a later stage makes.
+    """
+    home = _homes(program)
+    count = max(program.num_stages, 1)
+    takes, extra = zip(*(_taken(program, home, stage) for stage in range(count)))
+    order = {step.id: i for i, step in enumerate(program.steps)}
+    wanted = {id for taken in takes for id in taken} | set(program.results)
+    gives = [[s.id for s in program.steps if home.get(s.id) == stage and s.id in wanted] for stage in range(count)]
+    names = {id: f"input{i}" for i, id in enumerate(program.inputs)}
+    names |= {id: f"out{i}" for i, id in enumerate(id for given in gives for id in given)}
+    stages = []
+    for stage in range(count):
+        own = [step for step in program.steps if home.get(step.id) == stage or step.id in extra[stage]]
+        inputs = [id for id in program.inputs if id in takes[stage]]
+        others = sorted((id for id in takes[stage] if id not in program.inputs), key=lambda id: int(names[id][3:]))
+        stages.append(Stage(stage, tuple(sorted(own, key=lambda step: order[step.id])), (*inputs, *others), tuple(gives[stage])))
+    return Cut(program, tuple(stages), names, _states(program))
+
+
+def _homes(program: Program) -> dict[str, int]:
+    """The stage that makes each value; inputs and states have none."""
+    home: dict[str, int] = {}
+    layers = [0] * max(program.num_stages, 1)
+    for step in program.steps:
+        if step.call.kind.module or step.call.kind.name in ("Add", "Mul", "Concat", "View", "Transpose"):
+            layers[step.stage] += 1
+    for step in program.steps:
+        if step.is_input or step.gives == "state":
+            continue
+        home[step.id] = step.stage
+        if step.call.kind.name == "__getitem__":
+            operand = program.by_id[step.operands[0]]
+            # Unless nothing else is in the stage, which would be empty then.
+            if operand.gives == "parts" and layers[step.stage]:
+                home[step.id] = home[operand.id]
+        for operand in step.operands:
+            if home.get(operand, 0) > home[step.id]:
+                raise ConversionError(
+                    f"node {step.id!r} of stage {home[step.id]} needs node {operand!r} of stage {home[operand]}",
+                    why="a stage is given values by earlier stages only",
+                    fix="give every node a stage that is not below those of its operands",
+                )
+    return home
+
+
+def _taken(program: Program, home: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
+    """Ids of the values that a stage is given, and of the steps it computes again."""
+    by_id = program.by_id
+    again: set[str] = set()
+    foreign: dict[str, None] = {}
+    waiting = [operand for step in program.steps if home.get(step.id) == stage for operand in step.operands]
+    for id in waiting:
+        if by_id[id].gives == "state":
+            again.add(id)
+            waiting.extend(by_id[id].operands)
+        elif home.get(id) != stage:
+            foreign[id] = None
+    arrays = {id for id in foreign if by_id[id].gives not in ("size", "shape")}
+    for id in list(foreign):
+        step = by_id[id]
+        if step.call.kind.name == "Size" and (step.operands[0] in arrays or by_id[step.operands[0]].is_input):
+            del foreign[id]
+            again.add(id)
+            foreign[step.operands[0]] = None
+    return list(foreign), again
+
+
+def _states(program: Program) -> dict[str, int]:
+    found = {}
+    for step in program.steps:
+        if step.call.kind.name == "hidden":
+            keys = [user.call.positional[0] for user in program.users[step.id] if user.call.kind.name == "__getitem__"]
+            found[step.id] = 1 + max((key for key in keys if isinstance(key, int)), default=0)
+    return found

@@ -1,0 +1,213 @@
+"""The kinds of layers that can be written, as one table, and what a user adds to it."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardy_py.stages.conversion.descriptions import ConversionError, Description, Word
+
+# What a value is when a stage hands it on. A size or a shape is known while tracing and must stay so.
+GIVES = ("array", "parts", "size", "shape", "state")
+
+Check = Callable[[object], bool]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a layer.
+
+    Args:
+        name: Its name in a description.
+        says: What is right, for errors.
+        check: Whether a value is right.
+        needed: Whether it must be given.
+        as_name: Its name in the Flax layer; empty if the layer has no such argument.
+    """
+
+    name: str
+    says: str
+    check: Check
+    needed: bool = False
+    as_name: str | None = None
+
+    @property
+    def target(self) -> str:
+        """The name under which the layer takes it."""
+        return self.name if self.as_name is None else self.as_name
+
+
+@dataclass(frozen=True)
+class Call:
+    """A layer with its arguments checked: what is written, and what is run.
+
+    Args:
+        kind: The kind.
+        positional: Values passed by place.
+        named: Values passed by name.
+    """
+
+    kind: LayerKind
+    positional: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """How layers of one name are written and run.
+
+    Args:
+        name: The name in descriptions.
+        module: Module that holds the layer; `layers` and `recurrent` are written into each package.
+        attribute: Name of the layer in that module; empty for an op that is written in place.
+        arguments: Its arguments, in the order in which they are passed by place. None takes any.
+        layer: Whether it is a Flax module, made before it is called, or a function of its operands and arguments.
+        fewest: Operands it needs.
+        most: Operands it takes; None is any number.
+        training: Which of `train` and `key` the call needs.
+        gives: What its result is.
+        bind: Makes the call from a description, in place of `arguments`.
+    """
+
+    name: str
+    module: str = ""
+    attribute: str = ""
+    arguments: tuple[Argument, ...] | None = ()
+    layer: bool = True
+    fewest: int = 1
+    most: int | None = 1
+    training: tuple[str, ...] = ()
+    gives: str = "array"
+    bind: Callable[[LayerKind, Description], Call] | None = None
+
+
+_ADDED: dict[str, LayerKind] = {}
+
+
+def register_layer(
+    name: str,
+    target: str,
+    *,
+    arguments: Sequence[str] | None = None,
+    layer: bool = True,
+    operands: tuple[int, int | None] = (1, 1),
+    training: Sequence[str] = (),
+) -> None:
+    """Makes a kind of node known to `convert`.
+
+    Args:
+        name: The name in descriptions: `Scale` for `Scale(64, eps=1e-5)`.
+        target: `module:attribute` of a Flax module class, or of a function; generated code imports it from there.
+        arguments: Names of the arguments that may be given; None takes all. They are literals always.
+        layer: True for a Flax module, which is made with the arguments and `name=` and then called with the operands; False for a
+            function, which is called with the operands and the arguments.
+        operands: Fewest and most operands; None for any number.
+        training: Of `train` and `key` those that the call takes by name.
+
+    Raises:
+        ConversionError: If the kind exists, or a name is not an identifier.
+
+    Example:
+        >>> register_layer("Softplus", "jax.nn:softplus", layer=False)
+    """
+    module, colon, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
+    for given in (name, attribute, *module.split("."), *(arguments or ())):
+        if not (isinstance(given, str) and is_name(given)):
+            raise ConversionError(
+                f"{given!r} is not an identifier",
+                where=f"layer {name!r} with target {target!r}",
+                fix='register_layer("Scale", "my_package.layers:Scale")',
+            )
+    if not colon or set(training) - {"train", "key"}:
+        raise ConversionError(f"training={training!r} has other words than 'train' and 'key'", where=f"layer {name!r}")
+    if kind_named(name) is not None:
+        raise ConversionError(f"layer {name!r} is known already", fix="choose another name")
+    listed = None if arguments is None else tuple(Argument(each, "", lambda _: True) for each in arguments)
+    _ADDED[name] = LayerKind(name, module, attribute, listed, layer, *operands, tuple(dict.fromkeys(training)))
+
+
+def kind_named(name: str) -> LayerKind | None:
+    """The kind of a name, built in or added."""
+    from shardy_py.stages.conversion.table import KINDS
+
+    return KINDS.get("Input" if re.fullmatch(r"Input\d*", name) else name) or _ADDED.get(name)
+
+
+def kind_names() -> tuple[str, ...]:
+    """All names known, sorted."""
+    from shardy_py.stages.conversion.table import KINDS
+
+    return tuple(sorted({*KINDS, *_ADDED}))
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is an ASCII identifier and no keyword."""
+    return bool(re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII)) and not keyword.iskeyword(text)
+
+
+def bind(description: Description) -> Call:
+    """The call of a layer for a description.
+
+    Args:
+        description: A parsed description.
+
+    Returns:
+        The call, every argument checked.
+
+    Raises:
+        ConversionError: If the kind is unknown or an argument is wrong.
+    """
+    kind = kind_named(description.kind)
+    if kind is None:
+        raise ConversionError(
+            f"no layer is called {description.kind!r}",
+            why=f"known are {', '.join(kind_names())}",
+            fix='register_layer(name, "module:attribute") adds one; for a profile of a JAX function there is convert_jaxpr',
+        )
+    if kind.bind is not None:
+        return kind.bind(kind, description)
+    if description.children:
+        raise ConversionError(f"{kind.name} has layers inside: {', '.join(description.children)}")
+    return bind_plain(kind, description)
+
+
+def bind_plain(kind: LayerKind, description: Description) -> Call:
+    """The call of a kind whose description holds its arguments one by one."""
+    positional, named = _without_inplace(description)
+    if kind.arguments is None:
+        for value in (*positional, *named.values()):
+            if isinstance(value, Word):
+                raise ConversionError(f"{kind.name} is given {value}, which is no literal")
+        wrong = next((name for name in named if not is_name(name)), None)
+        if wrong is not None:
+            raise ConversionError(f"{wrong!r} is not an identifier", where=f"arguments of {kind.name}")
+        return Call(kind, positional, named)
+    known = {argument.name: argument for argument in kind.arguments}
+    if len(positional) > len(known):
+        raise ConversionError(f"{kind.name} is given {len(positional)} arguments and has {len(known)}")
+    places = dict(zip(known, positional))
+    for name in named:
+        if name not in known or name in places:
+            why = f"its arguments are {', '.join(known)}" if known else "it has none"
+            raise ConversionError(f"{kind.name} {'is given twice' if name in known else 'has no argument'} {name!r}", why=why)
+    values = {name: _plain(value) for name, value in {**places, **named}.items()}
+    for name, argument in known.items():
+        if name not in values and argument.needed:
+            raise ConversionError(f"{kind.name} needs {name}")
+        if name in values and not argument.check(values[name]):
+            raise ConversionError(f"{name} of {kind.name} is {values[name]!r}", why=f"it is {argument.says}")
+    first = tuple(values[name] for name in places if known[name].target)
+    return Call(kind, first, {known[name].target: values[name] for name in named if known[name].target})
+
+
+def _without_inplace(description: Description) -> tuple[tuple[object, ...], dict[str, object]]:
+    """PyTorch writes `inplace` as a word or a name; here nothing is overwritten."""
+    positional = tuple(value for value in description.positional if value != Word("inplace"))
+    return positional, {name: value for name, value in description.named.items() if name != "inplace"}
+
+
+def _plain(value: object) -> object:
+    return value.text if isinstance(value, Word) else value

@@ -1,0 +1,131 @@
+"""A time below which no partition of a graph can be, for graphs with too many cuts to try them all.
+
+A path through the graph divides all cuts into classes: a cut is of class p if it holds the first p nodes of the path and not
+the next. Of every class we know the fewest bytes any of its cuts sends (a minimum cut), and the least and most work before
+it; between two classes, the work that must lie between any two of their cuts. A partition that is only asked to keep to
+these is at most as slow as a true one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.graph_cuts import Floats, masks_as_rows
+from shardy_py.stages.graph_flow import lightest
+from shardy_py.stages.partition_paths import SLACK
+from shardy_py.stages.partition_tables import Rules
+
+# More classes give a higher bound and cost a minimum cut each.
+CLASSES = 96
+ROUNDS = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Classes of cuts, along one path.
+
+    Args:
+        least: Seconds of work that every cut of a class has before it.
+        most: Seconds of work that some cut of the class may have before it.
+        between: Seconds of work that lies between any cut of a class (row) and any of another (column).
+        parameters: Bytes of parameters that do.
+        bytes: The fewest bytes that a cut of the class sends.
+        cuts: A cut of each class that sends that few, as masks.
+    """
+
+    least: Floats
+    most: Floats
+    between: Floats
+    parameters: Floats
+    bytes: Floats
+    cuts: Sequence[int]
+
+
+def classes(graph: ProfileGraph, *, transfers: bool) -> Classes:
+    """Divides the cuts of a graph into classes, along its longest path in seconds; without transfers all bytes are 0."""
+    path = _path(graph)
+    down = [0, *(graph.ancestors[node] | 1 << node for node in path)]
+    up = [*(graph.descendants[node] | 1 << node for node in path), 0]
+    before = masks_as_rows(down, len(graph)).astype(np.float64)
+    behind = masks_as_rows(up, len(graph)).astype(np.float64)
+    work = np.array([node.time_ms / 1000.0 for node in graph.nodes])
+    parameters = np.array([node.parameter_bytes for node in graph.nodes])
+    found = [lightest(graph, low, high) if transfers else (0.0, low) for low, high in zip(down, up)]
+    return Classes(
+        before @ work,
+        (1.0 - behind) @ work,
+        np.triu((behind * work) @ before.T, 1),
+        np.triu((behind * parameters) @ before.T, 1),
+        np.array([size for size, _ in found]),
+        [cut for _, cut in found],
+    )
+
+
+def lower_bound(graph: ProfileGraph, known: Classes, rules: Rules, machines: Sequence[int], bandwidths: Sequence[float]) -> float:
+    """Seconds below which the slowest stage of no partition can be.
+
+    Inner levels of machines are taken to divide the work of a stage evenly, for nothing.
+    """
+    work = sum(node.time_ms for node in graph.nodes) / 1000.0
+    low = work / int(np.prod(machines))
+    if rules.straight and len(machines) == 1:
+        low = max(low, max(node.time_ms for node in graph.nodes) / 1000.0)
+    high = work
+    if _possible(known, rules, low * SLACK, machines, bandwidths[-1]):
+        return low
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        if _possible(known, rules, middle, machines, bandwidths[-1]):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _possible(known: Classes, rules: Rules, limit: float, machines: Sequence[int], bandwidth: float) -> bool:
+    """Whether stages of at most `limit` seconds could do all the work, as far as the classes tell."""
+    count, inner = machines[-1], int(np.prod(machines[:-1]))
+    shared = machines[-2] if len(machines) > 1 else 1
+    size = len(known.bytes)
+    later = np.triu(np.ones((size, size), np.bool_))
+    # [machines used, class of the last cut]: the most work that may be done before it.
+    done = np.full((count + 1, size), -np.inf)
+    done[0, 0] = 0.0
+    for used in range(1, count + 1):
+        for width in range(1, (1 if rules.straight else used) + 1):
+            room = (limit * width - 4 * (width - 1) * known.parameters / (bandwidth * width) / shared) * inner
+            fits = later & (known.between <= room * SLACK)
+            if rules.compression is not None:
+                light = 2 * known.bytes / (bandwidth * width) / rules.compression <= limit * SLACK
+                fits &= light[:, None]
+                # PipeDream does not count what its first stage sends.
+                if rules.exact or width < used:
+                    fits &= light
+            reached = (done[used - width][:, None] + np.where(fits, room, -np.inf)).max(axis=0)
+            done[used] = np.maximum(done[used], reached)
+        done[used] = np.where(done[used] * SLACK >= known.least, np.minimum(done[used], known.most), -np.inf)
+    return bool(done[:, -1].max() * SLACK >= known.most[-1])
+
+
+def _path(graph: ProfileGraph) -> list[int]:
+    """A path that takes longest, thinned out to at most `CLASSES` nodes."""
+    best: list[tuple[float, int]] = [(0.0, 0)] * len(graph)
+    came: list[int | None] = [None] * len(graph)
+    for node in graph.order:
+        # Every node counts a little, so that a long path of cheap nodes beats a short one.
+        own = graph.nodes[node].time_ms
+        before = max(graph.operands[node], key=lambda other: (best[other], -other), default=None)
+        time, count = best[before] if before is not None else (0.0, 0)
+        best[node], came[node] = (time + own, count + 1), before
+    node: int | None = max(range(len(graph)), key=lambda other: (best[other], -other))
+    path: list[int] = []
+    while node is not None:
+        path.append(node)
+        node = came[node]
+    path.reverse()
+    step = max(1, -(-len(path) // CLASSES))
+    return path[::step]

@@ -1,0 +1,212 @@
+"""Which cuts to search: all of them, or where their number explodes, a bounded family of promising ones.
+
+The family is what a few topological orders give, one cut behind every node, and what lies near the best cuts found so far.
+Everything is bounded by counts, never by a clock, so that the answer depends on nothing but the graph.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate, islice
+from operator import or_
+
+import numpy as np
+
+from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.graph_cuts import Cuts, all_downsets, masks_as_rows, reached_downsets
+from shardy_py.stages.partition_bound import classes, lower_bound
+from shardy_py.stages.partition_levels import Machines, Solution, solve
+from shardy_py.stages.partition_paths import SLACK
+from shardy_py.stages.partition_tables import Rules
+
+# How many nodes before and behind a cut are tried when it is improved, and how often.
+NEAR = 150
+ROUNDS = 6
+
+# PipeDream tries all of its states, so its mode does too while that is possible at all.
+STATES = {"one level": 6000, "several": 1600}
+
+
+def search(
+    graph: ProfileGraph, rules: Rules, machines: Machines, first: Callable[[], Sequence[int]] | None = None
+) -> tuple[Solution, float]:
+    """The best partition found, and seconds below which none can be.
+
+    Args:
+        graph: The nodes to place.
+        rules: What to keep to.
+        machines: What to run on.
+        first: Gives the cuts that a bounded search in exact mode starts with; by default `first_cuts`.
+    """
+    limit = _limit(machines)
+    states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
+    if not rules.exact and states is not None:
+        found = solve(Cuts(graph, states, True), rules, machines, as_pipedream=True)
+        return found, found.seconds
+    if rules.exact and (downsets := all_downsets(graph, limit)) is not None:
+        even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
+        found = solve(_family(graph, downsets, rules), rules, machines, lowest=even)
+        return found, found.seconds
+    return _bounded(graph, rules, machines, first or (lambda: first_cuts(graph, rules, machines)))
+
+
+def _limit(machines: Machines) -> int:
+    """How many cuts the tables can have."""
+    if len(machines.counts) == 1:
+        return min(4000, 600 + 24_000 // machines.total)
+    return min(1200, 200 + 4_000 // max(machines.counts))
+
+
+def _bounded_limit(machines: Machines) -> int:
+    """How many cuts each round of a bounded search has; with several levels the tables are for every pair of cuts."""
+    return _limit(machines) if len(machines.counts) == 1 else 100 + 1_400 // max(machines.counts)
+
+
+def _bounded(graph: ProfileGraph, rules: Rules, machines: Machines, first: Callable[[], Sequence[int]]) -> tuple[Solution, float]:
+    limit = _bounded_limit(machines)
+    known = classes(graph, transfers=rules.compression is not None)
+    lowest = lower_bound(graph, known, rules, machines.counts, machines.bandwidths)
+    chains = order_cuts(graph)
+    others = [*known.cuts, *thin([cut for chain in chains for cut in chain], limit - len(known.cuts))]
+    family = first() if rules.exact else [*known.cuts, *thin(chains[0], limit)]
+    best = solve(_family(graph, family, rules), rules, machines, lowest=lowest)
+    for _ in range(ROUNDS):
+        if best.seconds <= lowest * SLACK:
+            break
+        family = others if math.isinf(best.seconds) else [*near(graph, best.ends, limit // 2), *others]
+        found = solve(_family(graph, family, rules), rules, machines, lowest=lowest, highest=best.seconds)
+        if found.seconds * SLACK >= best.seconds:
+            break
+        best = found
+    return best, lowest
+
+
+def first_cuts(graph: ProfileGraph, rules: Rules, machines: Machines) -> list[int]:
+    """Cuts that hold those of PipeDream's mode, so that the exact mode is never worse.
+
+    Args:
+        graph: The nodes to place.
+        rules: What to keep to.
+        machines: What to run on.
+    """
+    limit = _bounded_limit(machines)
+    states = reached_downsets(graph, limit)
+    if states is not None:
+        return states
+    found, _ = search(graph, replace(rules, exact=False), machines)
+    if math.isinf(found.seconds):
+        return []
+    # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
+    return near(graph, list(accumulate(found.ends, or_)), limit)
+
+
+def _family(graph: ProfileGraph, downsets: Iterable[int], rules: Rules) -> Cuts:
+    return Cuts(graph, _by_work(graph, downsets), not rules.exact)
+
+
+def _by_work(graph: ProfileGraph, downsets: Iterable[int]) -> list[int]:
+    """Each set once, in the order of the work in it, the whole graph last."""
+    everything = (1 << len(graph)) - 1
+    chosen = list({*downsets, everything} - {0})
+    # In whole picoseconds, so that a set has at least the work of what it holds to the last digit.
+    work = masks_as_rows(chosen, len(graph)).astype(np.float64) @ np.round([node.time_ms * 1e9 for node in graph.nodes])
+    keys = [(float(seconds), downset.bit_count(), downset) for seconds, downset in zip(work, chosen)]
+    return [downset for *_, downset in sorted(keys)]
+
+
+def thin(downsets: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of the sets, evenly spread."""
+    return list(downsets[:: max(1, -(-len(downsets) // limit))])
+
+
+def order_cuts(graph: ProfileGraph) -> list[list[int]]:
+    """Chains of closed sets, one chain for each topological order that is tried.
+
+    The first takes whichever ready node leaves the fewest bytes to send; then branch by branch, level by level from the front,
+    and level by level from the back.
+    """
+    depth = _depths(graph.order, graph.operands)
+    height = _depths(graph.order[::-1], graph.uses)
+    orders = (
+        _leanest(graph),
+        graph.order,
+        _by(graph, lambda node: (depth[node], node)),
+        _by(graph, lambda node: (-height[node], node)),
+    )
+    return [_prefixes(order) for order in orders]
+
+
+def near(graph: ProfileGraph, downsets: Sequence[int], limit: int) -> list[int]:
+    """Closed sets that differ from given ones by one node and what it needs, or by one node and what needs it.
+
+    The given ones come first, then what differs from them by the nodes nearest in the order of the graph.
+    """
+    each = min(NEAR, max(1, (limit - len(downsets)) // (2 * max(1, len(downsets)))))
+    found = dict.fromkeys(downsets)
+    for downset in downsets:
+        outside = (node for node in graph.order if not downset >> node & 1)
+        inside = (node for node in reversed(graph.order) if downset >> node & 1)
+        for node in islice(outside, each):
+            found[downset | graph.ancestors[node] | 1 << node] = None
+        for node in islice(inside, each):
+            found[downset & ~(graph.descendants[node] | 1 << node)] = None
+    found.pop(0, None)
+    return list(found)
+
+
+def _prefixes(order: Sequence[int]) -> list[int]:
+    found, downset = [], 0
+    for node in order:
+        downset |= 1 << node
+        found.append(downset)
+    return found
+
+
+def _depths(order: Sequence[int], needed: Sequence[Sequence[int]]) -> list[int]:
+    depth = [0] * len(order)
+    for node in order:
+        depth[node] = max((depth[other] + 1 for other in needed[node]), default=0)
+    return depth
+
+
+def _by(graph: ProfileGraph, key: Callable[[int], tuple[int, int]]) -> list[int]:
+    return sorted(range(len(graph)), key=key)
+
+
+def _leanest(graph: ProfileGraph) -> list[int]:
+    """A topological order that always takes a ready node after which the fewest bytes cross; the first in the file of several."""
+    sizes = [node.activation_bytes for node in graph.nodes]
+    operands = [set(nodes) for nodes in graph.operands]
+    missing = [len(nodes) for nodes in operands]
+    waiting = [len(users) for users in graph.uses]
+
+    def grows(node: int) -> float:
+        freed = sum(sizes[operand] for operand in operands[node] if waiting[operand] == 1)
+        return (sizes[node] if graph.uses[node] else 0.0) - freed
+
+    ready = [(grows(node), node) for node in range(len(graph)) if not missing[node]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    done = [False] * len(graph)
+    while ready:
+        amount, node = heapq.heappop(ready)
+        # What was pushed before another user of an operand was taken is stale; the fresh entry is pushed then.
+        if done[node] or amount != grows(node):
+            continue
+        done[node] = True
+        order.append(node)
+        changed = []
+        for operand in operands[node]:
+            waiting[operand] -= 1
+            if waiting[operand] == 1:
+                changed += [user for user in graph.uses[operand] if not done[user] and not missing[user]]
+        for user in graph.uses[node]:
+            missing[user] -= 1
+            if not missing[user]:
+                changed.append(user)
+        for other in dict.fromkeys(changed):
+            heapq.heappush(ready, (grows(other), other))
+    return order

@@ -1,0 +1,215 @@
+"""Which stage computes what: forward equations by markers or by cost, backward equations where what they need lies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.equation_cost import bytes_of, equation_seconds, flops
+from shardy_py.stages.run.balance import balanced
+from shardy_py.stages.run.errors import PipelineError, place
+from shardy_py.stages.run.flat import Node
+from shardy_py.stages.run.microbatching import Kind, Split
+
+HEAVY = frozenset({"dot_general", "conv_general_dilated", "scan", "while", "cond", "sort", "custom_call", "ffi_call", "pallas_call"})
+"""Primitives that are not computed again on every stage that wants their result."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where everything is computed.
+
+    Attributes:
+        stages: Number of stages.
+        stage: For every node of the microbatch program its stage; None for one that every program that needs it computes for itself.
+        backward: For every node, whether it belongs to the backward pass.
+        names: Name of every stage.
+        uses: For every input of the program that microbatches need, the stages whose forward pass reads it.
+    """
+
+    stages: int
+    stage: tuple[int | None, ...]
+    backward: tuple[bool, ...]
+    names: tuple[str, ...]
+    uses: dict[Var, tuple[int, ...]]
+
+
+def assign(split: Split, stages: int | None, hardware: Hardware) -> Assignment:
+    """Assigns the equations of one microbatch.
+
+    Args:
+        split: The step.
+        stages: Number of stages; None takes one per marker.
+        hardware: What stages of equal time are made for.
+
+    Raises:
+        PipelineError: There are fewer equations than stages, other markers than stages, or no gradient.
+    """
+    return _Assigner(split, hardware).assign(stages)
+
+
+class _Assigner:
+    def __init__(self, split: Split, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self.split = split
+        self.nodes = split.micro.nodes
+        self.producer = {v: i for i, node in enumerate(self.nodes) for v in node.eqn.outvars}
+        self.copied: set[Var] = {*split.micro.invars, *split.micro.consts, *split.prologue}
+        self.back: list[bool] = []
+        self.free: list[bool] = []
+        cotangents: set[Var] = set()
+        for node in self.nodes:
+            inputs = [v for v in node.eqn.invars if isinstance(v, Var)]
+            is_back = any(v in cotangents for v in inputs)
+            only_copied = not node.eqn.effects and all(v in self.copied for v in inputs)
+            free = only_copied and (self.is_light(node) or (node.backward and node.eqn.primitive.name not in HEAVY))
+            if (node.backward and not free) or is_back:
+                cotangents.update(node.eqn.outvars)
+                is_back = True
+            if free:
+                self.copied.update(node.eqn.outvars)
+            self.back.append(is_back)
+            self.free.append(free)
+        self.forward = [i for i in range(len(self.nodes)) if not self.free[i] and not self.back[i]]
+
+    def is_light(self, node: Node) -> bool:
+        """Whether a node that needs no other stage is computed wherever it is used: what does not depend on examples, or cheaply so."""
+        if all(self.split.kinds[v] is Kind.SAME for v in node.eqn.outvars):
+            return True
+        return node.eqn.primitive.name not in HEAVY and all(v in self.split.data_only for v in node.eqn.outvars)
+
+    def assign(self, stages: int | None) -> Assignment:
+        if not any(self.back):
+            raise PipelineError(
+                "there is no gradient in the function", where="sp.pipeline", why="a pipeline runs the two passes of a loss",
+                fix="pass a training step that calls jax.grad or jax.value_and_grad, or a function that returns one loss",
+            )  # fmt: skip
+        markers = list(dict.fromkeys(m for i in self.forward if (m := self.nodes[i].marker) is not None))
+        if markers and stages is not None and len(markers) != stages:
+            raise PipelineError(
+                f"{len(markers)} stages are marked and {stages} are asked for", where=f"sp.stage: {', '.join(markers)}",
+                why="every stage that is marked is one stage of the pipeline", fix=f"pass num_stages={len(markers)}, or change the marks",
+            )  # fmt: skip
+        count = stages if stages is not None else len(markers)
+        if not count:
+            raise PipelineError(
+                "the number of stages is not known", where="sp.pipeline(num_stages=None)", why='the function has no sp.stage("name")',
+                fix="pass num_stages=",
+            )  # fmt: skip
+        stage: list[int | None] = [None] * len(self.nodes)
+        if markers:
+            self.by_markers(stage, markers)
+        else:
+            self.by_cost(stage, count)
+        uses = self.uses(stage)
+        self.assign_backward(stage, count, uses)
+        names = tuple(markers) if markers else tuple(f"stage{i}" for i in range(count))
+        return Assignment(count, tuple(stage), tuple(self.back), names, {v: tuple(sorted(s)) for v, s in uses.items()})
+
+    def by_cost(self, stage: list[int | None], count: int) -> None:
+        heavy = [i for i in self.forward if flops(self.nodes[i].eqn) > 0]
+        if len(heavy) < count:
+            raise PipelineError(
+                f"{count} stages and {len(heavy)} operations", where=f"sp.pipeline(num_stages={count})",
+                why="every stage needs an operation on the examples", fix=f"pass num_stages={max(len(heavy), 1)} or fewer",
+            )  # fmt: skip
+        position = {i: k for k, i in enumerate(self.forward)}
+        last: dict[Var, int] = {}
+        for k, i in enumerate(self.forward):
+            for v in self.through(self.nodes[i].eqn.invars):
+                last[v] = k
+        change = [0.0] * (len(self.forward) + 1)
+        for v, k in last.items():
+            made = position.get(self.producer.get(v, -1))
+            if made is not None and k > made:
+                change[made + 1] += bytes_of(v)
+                change[k + 1] -= bytes_of(v)
+        crossing, now = [], 0.0
+        for k in range(len(self.forward)):
+            now += change[k]
+            crossing.append(now)
+        cuts = balanced([equation_seconds(self.nodes[i].eqn, self.hardware) for i in self.forward], crossing, count)
+        for s, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(self.forward)])):
+            for i in self.forward[start:end]:
+                stage[i] = s
+
+    def by_markers(self, stage: list[int | None], markers: Sequence[str]) -> None:
+        number = {name: s for s, name in enumerate(markers)}
+        consumers: dict[int, list[int]] = defaultdict(list)
+        waiting: list[int] = []
+        for i in self.forward:
+            made = [self.producer[v] for v in self.through(self.nodes[i].eqn.invars) if v in self.producer]
+            for j in made:
+                consumers[j].append(i)
+            known = [s for j in made if (s := stage[j]) is not None]
+            marker = self.nodes[i].marker
+            if marker is None:
+                # What only the batch and parameters lead to goes to its first consumer, below.
+                stage[i] = max(known) if known else None
+                if not known:
+                    waiting.append(i)
+                continue
+            stage[i] = number[marker]
+            if known and max(known) > number[marker]:
+                raise PipelineError(
+                    f"stage {marker!r} uses a value of stage {markers[max(known)]!r}, which comes later", where=place(self.nodes[i].eqn),
+                    why="stages run in the order in which their marks are met first", fix="mark stages in the order of the data",
+                )  # fmt: skip
+        for i in reversed(waiting):
+            stage[i] = min((s for j in consumers[i] if (s := stage[j]) is not None), default=0)
+
+    def through(self, atoms: Sequence[object]) -> list[Var]:
+        """The values that a node reads, those behind what it computes for itself included."""
+        found: dict[Var, None] = {}
+        todo = [v for v in atoms if isinstance(v, Var)]
+        while todo:
+            v = todo.pop()
+            if v in found:
+                continue
+            found[v] = None
+            i = self.producer.get(v)
+            if i is not None and self.free[i]:
+                todo += [w for w in self.nodes[i].eqn.invars if isinstance(w, Var)]
+        return list(found)
+
+    def uses(self, stage: Sequence[int | None]) -> dict[Var, set[int]]:
+        """For every value, the stages whose forward pass has it."""
+        found: dict[Var, set[int]] = defaultdict(set)
+        for i in self.forward:
+            s = stage[i]
+            assert s is not None
+            for v in self.through(self.nodes[i].eqn.invars):
+                found[v].add(s)
+            for v in self.nodes[i].eqn.outvars:
+                found[v].add(s)
+        return found
+
+    def assign_backward(self, stage: list[int | None], count: int, uses: dict[Var, set[int]]) -> None:
+        """Backward equations run at the latest stage that holds most of what they need, and never after their cotangents went by."""
+        for i, node in enumerate(self.nodes):
+            if self.free[i] or not self.back[i]:
+                continue
+            limit = count - 1
+            there = [0.0] * count
+            for v in self.through(node.eqn.invars):
+                made = self.producer.get(v)
+                if made is not None and self.back[made]:
+                    limit = min(limit, _known(stage[made], node.eqn))
+                elif made is None or not self.free[made]:
+                    for s in uses.get(v, ()):
+                        there[s] += bytes_of(v)
+            stage[i] = max(range(limit + 1), key=lambda s: (there[s], s))
+
+
+def _known(stage: int | None, eqn: JaxprEqn) -> int:
+    assert stage is not None, eqn
+    return stage
+
+
+def reads(eqn: JaxprEqn) -> list[Var]:
+    """The variables that an equation reads."""
+    return [v for v in eqn.invars if not isinstance(v, Literal)]

@@ -1,0 +1,90 @@
+"""Cutting a line of equations into stages of equal cost, where little crosses."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+
+SLACK = 1.05
+"""How much longer than the best slowest stage a stage may be, for the sake of fewer bytes."""
+
+
+def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int) -> list[int]:
+    """Where to cut: of all cuts whose slowest stage is within `SLACK` of the best, one with the fewest bytes; then the fastest of those.
+
+    Args:
+        costs: Cost of every item.
+        crossing: Bytes that cross a cut in front of an item; the first is not used.
+        stages: Number of stages, at most the number of items.
+
+    Returns:
+        First item of every stage but the first.
+
+    Example:
+        >>> balanced([1, 1, 1, 1, 2], [0, 9, 9, 1, 9], 2)
+        [3]
+    """
+    least = _least_bottleneck(costs, stages)
+    found = _fewest_bytes(costs, crossing, stages, least * SLACK)
+    assert found is not None
+    low, high = least, least * SLACK
+    for _ in range(12):
+        middle = (low + high) / 2
+        other = _fewest_bytes(costs, crossing, stages, middle)
+        if other is not None and other[0] <= found[0]:
+            found, high = other, middle
+        else:
+            low = middle
+    return found[1]
+
+
+def _least_bottleneck(costs: Sequence[float], stages: int) -> float:
+    """The smallest bound that `stages` runs of items, none of them empty, can keep."""
+    low, high = max(costs), sum(costs)
+    for _ in range(60):
+        middle = (low + high) / 2
+        runs, load = 1, 0.0
+        for cost in costs:
+            if load + cost > middle:
+                runs, load = runs + 1, 0.0
+            load += cost
+        low, high = (low, middle) if runs <= stages else (middle, high)
+    return high * (1 + 1e-12)
+
+
+def _fewest_bytes(costs: Sequence[float], crossing: Sequence[float], stages: int, bound: float) -> tuple[float, list[int]] | None:
+    """The fewest bytes over all cuts with every stage within the bound, and the cuts."""
+    n = len(costs)
+    total = [0.0, *accumulate(costs)]
+    none = float("inf")
+    best = [0.0] + [none] * n
+    choices: list[list[int]] = []
+    for stage in range(stages):
+        window: deque[int] = deque()
+        following, choice = [none] * (n + 1), [0] * (n + 1)
+        entered = 0
+        for end in range(1, n + 1):
+            while entered < end:
+                value = best[entered] + (crossing[entered] if stage and entered < n else 0.0)
+                while window and best[window[-1]] + (crossing[window[-1]] if stage else 0.0) >= value:
+                    window.pop()
+                if value < none:
+                    window.append(entered)
+                entered += 1
+            while window and total[end] - total[window[0]] > bound * (1 + 1e-9):
+                window.popleft()
+            if window:
+                start = window[0]
+                following[end] = best[start] + (crossing[start] if stage else 0.0)
+                choice[end] = start
+        choices.append(choice)
+        best = following
+    if best[n] == none:
+        return None
+    cuts: list[int] = []
+    end = n
+    for choice in reversed(choices[1:]):
+        end = choice[end]
+        cuts.append(end)
+    return best[n], cuts[::-1]

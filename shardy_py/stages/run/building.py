@@ -1,0 +1,329 @@
+"""From a function and its arguments to a pipeline that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal, Var
+from jax.sharding import PartitionSpec
+
+from shardy_py.api.trees import location_of
+from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.run.assignment import Assignment, assign
+from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
+from shardy_py.stages.run.engine import Engine
+from shardy_py.stages.run.errors import PipelineError
+from shardy_py.stages.run.flat import Flat, flatten
+from shardy_py.stages.run.microbatching import Split, split
+from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
+from shardy_py.stages.run.programs import Program, evaluate, stage_programs, update_programs
+from shardy_py.stages.run.single import single
+from shardy_py.stages.run.timing import stage_times
+from shardy_py.stages.run.updates import Updates, place_updates
+from shardy_py.stages.schedules import Schedule, is_automatic, schedule
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `pipeline` was asked for.
+
+    Attributes:
+        fun: The function.
+        num_stages: Number of stages; None for as many as are marked.
+        num_microbatches: Number of microbatches.
+        mesh: See `pipeline`.
+        axis: See `pipeline`.
+        schedule: A name or a schedule.
+        virtual: Stages per mesh.
+        in_shardings: See `pipeline`.
+        batch_argnums: See `pipeline`.
+        local_statistics: Whether statistics of the batch may be those of its microbatches.
+        donate_argnums: Arguments whose memory results may take.
+        memory_bytes: Memory of a device, to check against.
+        hardware: What stages of equal time are made for.
+    """
+
+    fun: Callable[..., Any]
+    num_stages: int | None
+    num_microbatches: int
+    mesh: Any
+    axis: str
+    schedule: str | Schedule
+    virtual: int
+    in_shardings: Any
+    batch_argnums: tuple[int, ...] | None
+    local_statistics: bool
+    donate_argnums: tuple[int, ...]
+    memory_bytes: float | None
+    hardware: Hardware
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The types of a call.
+
+    Attributes:
+        tree: Structure of the arguments.
+        structs: Types of all leaves.
+        argument: For every leaf, the number of its argument.
+        paths: For every leaf, how to find it.
+        batch: For every leaf, whether it is part of the batch.
+    """
+
+    tree: Any
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+    argument: tuple[int, ...]
+    paths: tuple[str, ...]
+    batch: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A pipeline for one signature.
+
+    Attributes:
+        asked: What was asked for.
+        signature: The types that it is for.
+        split: The step in two parts.
+        assigned: The stages.
+        updates: Where the part that runs once lies.
+        schedule: The order of tasks.
+        places: Meshes and shardings.
+        programs: Programs of the stages.
+        update: Programs that run once.
+        results: Results, variables or literals.
+        out_tree: Structure of the result.
+        keys: Inputs that are PRNG keys: every microbatch gets its own.
+        plan: The plan inside of a stage; None where stages have one device.
+        is_loss: Whether the function is a loss, of which the pipeline takes the gradient.
+    """
+
+    asked: Asked
+    signature: Signature
+    split: Split
+    assigned: Assignment
+    updates: Updates
+    schedule: Schedule
+    places: Places
+    programs: dict[tuple[str, int], Program]
+    update: list[Program]
+    results: tuple[Any, ...]
+    out_tree: Any
+    keys: tuple[Var, ...]
+    plan: Any
+    is_loss: bool
+
+    def split_dim(self, v: Var) -> int:
+        """The dimension of examples of a per-example result."""
+        return self.split.dims[v][0]
+
+
+def build(asked: Asked, signature: Signature) -> Built:
+    """Traces, cuts and places a step; compiles nothing.
+
+    Raises:
+        PipelineError: It cannot be run as asked.
+    """
+    meshes_needed = _meshes_needed(asked)
+    inner_first = None if meshes_needed is None else submeshes(asked.mesh, asked.axis, meshes_needed)
+    places = None if inner_first is None else Places(inner_first, len(inner_first) * asked.virtual)
+    context = trace_mesh(places) if places is not None else jax.sharding.AbstractMesh((), ())
+    whole, micro, out_tree, is_loss = _traced(asked, signature, context)
+    halves = split(whole, micro, signature.batch, asked.num_microbatches, asked.local_statistics)
+    if asked.num_microbatches == 1:
+        whole = micro
+    assigned = assign(halves, asked.num_stages, asked.hardware)
+    if places is None:
+        places = Places(submeshes(asked.mesh, asked.axis, _per_mesh(assigned.stages, asked.virtual)), assigned.stages)
+    order = _schedule(asked, halves, assigned, places)
+    splits = [any(t.kind == "W" and t.stage == s for mesh in order.orders for t in mesh) for s in range(assigned.stages)]
+    programs = stage_programs(halves, assigned, splits)
+    others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
+    located = {v: program.stage for program in programs.values() for v in program.sums}
+    used: dict[Var, set[int]] = {}
+    for (_, s), program in programs.items():
+        for v in program.inputs:
+            used.setdefault(v, set()).add(s)
+    updates = place_updates(halves.update, located, {v: sorted(s) for v, s in used.items()}, others)
+    results = tuple(w if isinstance(w, Literal) else v for v, w in zip(micro.outvars, whole.outvars))
+    update = update_programs(halves, updates, [v for v in results if isinstance(v, Var)])
+    keys = _keys(halves, micro, signature)
+    plan = None
+    if places.is_sharded:
+        plan = _shard(asked, signature, halves, places, programs, update)
+    return Built(asked, signature, halves, assigned, updates, order, places, programs, update, results, out_tree, keys, plan, is_loss)
+
+
+def _meshes_needed(asked: Asked) -> int | None:
+    return None if asked.num_stages is None else _per_mesh(asked.num_stages, asked.virtual)
+
+
+def _per_mesh(stages: int, virtual: int) -> int:
+    if stages % virtual:
+        raise PipelineError(
+            f"{stages} stages cannot lie {virtual} on a mesh", where=f"sp.pipeline(virtual={virtual})",
+            why="every mesh holds the same number of stages", fix=f"use a multiple of {virtual} stages",
+        )  # fmt: skip
+    return stages // virtual
+
+
+def _schedule(asked: Asked, halves: Split, assigned: Assignment, places: Places) -> Schedule:
+    meshes = _per_mesh(assigned.stages, asked.virtual)
+    if isinstance(asked.schedule, str):
+        times: dict[str, Any] = {}
+        if is_automatic(asked.schedule):
+            apart = stage_programs(halves, assigned, [True] * assigned.stages)
+            times = stage_times(apart, places, asked.hardware)
+        return schedule(asked.schedule, meshes, asked.num_microbatches, asked.virtual, **times)
+    given = asked.schedule
+    if (given.meshes, given.virtual, given.microbatches) != (meshes, asked.virtual, asked.num_microbatches):
+        raise PipelineError(
+            f"the schedule is for {given.meshes} meshes, {given.virtual} stages on each and {given.microbatches} microbatches",
+            where="sp.pipeline(schedule=)",
+            why=f"the pipeline has {meshes}, {asked.virtual} and {asked.num_microbatches}", fix="make it for these numbers",
+        )  # fmt: skip
+    return given
+
+
+def _resized(signature: Signature, rows: int) -> list[jax.ShapeDtypeStruct]:
+    return [
+        jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) if is_batch else s for s, is_batch in zip(signature.structs, signature.batch)
+    ]
+
+
+def _traced(asked: Asked, signature: Signature, context: Any) -> tuple[Flat, Flat, Any, bool]:
+    rows = signature.structs[signature.batch.index(True)].shape[0]
+    each = rows // asked.num_microbatches
+    fun = asked.fun
+    # A single microbatch is the batch; what is compared with it is a batch of twice the size, or of two examples.
+    many = rows if asked.num_microbatches > 1 else 2 * rows
+    structs = _resized(signature, many)
+    whole, out = _trace(fun, signature, structs, context)
+    is_loss = _is_loss(whole, out)
+    if is_loss:
+        fun = jax.value_and_grad(asked.fun)
+        whole, out = _trace(fun, signature, structs, context)
+    try:
+        if each > 1:
+            micro, _ = _trace(fun, signature, _resized(signature, each), context)
+        else:
+            micro = single(*(_trace(fun, signature, _resized(signature, n), context)[0] for n in (2, 3)))
+    except PipelineError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"the function cannot be traced with {max(each, 2)} examples instead of {rows}", where=location_of(asked.fun),
+            why=f"every microbatch goes through it; JAX says: {str(error).splitlines()[0]}",
+            fix="take sizes from the batch, not from constants",
+        ) from error  # fmt: skip
+    return whole, micro, jax.tree.structure(out), is_loss
+
+
+def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Any]:
+    arguments = jax.tree.unflatten(signature.tree, structs)
+    with jax.sharding.use_abstract_mesh(context):
+        # A function of its own per trace: JAX remembers jaxprs by function.
+        jaxpr, out = jax.make_jaxpr(lambda *a: fun(*a), return_shape=True)(*arguments)
+    return flatten(jaxpr, signature.batch), out
+
+
+def _is_loss(flat: Flat, out: Any) -> bool:
+    """Whether a function returns one number and takes no gradient."""
+    if not isinstance(out, jax.ShapeDtypeStruct) or out.shape or not jax.dtypes.issubdtype(out.dtype, np.floating):
+        return False
+    return not any(node.backward for node in flat.nodes)
+
+
+def _keys(halves: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
+    """Inputs that seed what microbatches draw: of a key type, or wrapped as one."""
+    wrapped = {v for node in halves.micro.nodes if node.eqn.primitive.name == "random_wrap" for v in node.eqn.invars if isinstance(v, Var)}
+    candidates = [*(v for v, b in zip(micro.invars, signature.batch) if not b), *halves.micro.consts]
+    return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
+
+
+def _shard(
+    asked: Asked, signature: Signature, halves: Split, places: Places, programs: dict[tuple[str, int], Program], update: list[Program]
+) -> Any:
+    """Propagates shardings through one microbatch and the update; fills `places.specs`."""
+    micro = halves.micro
+    wanted = list(dict.fromkeys(v for program in (*programs.values(), *update) for v in (*program.outputs, *program.sums)))
+    batch_of = dict(zip(micro.invars, signature.batch))
+    structs = [struct_of(v) for v in micro.invars]
+
+    def function(*arguments: Any) -> list[Any]:
+        env: dict[Var, Any] = dict(zip(micro.invars, jax.tree.leaves(arguments)))
+        env.update(micro.consts)
+        env.update({v: jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in halves.prologue})
+        evaluate(micro.nodes, env)
+        evaluate(halves.update, env)
+        return [env[v] for v in wanted]
+
+    arguments = jax.tree.unflatten(signature.tree, structs)
+    shardings = asked.in_shardings
+    if shardings is None:
+        axis = next(iter(places.inner))
+        ways = places.inner[axis]
+        leaves = [PartitionSpec(axis) if batch_of[v] and shape_of(v)[0] % ways == 0 else None for v in micro.invars]
+        shardings = jax.tree.unflatten(signature.tree, leaves)
+    plan, ins, outs = plan_specs(function, asked.fun, places, shardings, arguments)
+    places.specs.update(zip(micro.invars, ins))
+    places.specs.update(zip(wanted, outs))
+    return plan
+
+
+def batch_leaves(asked: Asked, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
+    """Which leaves are part of the batch: by default the arrays of all arguments but the first, keys left out.
+
+    Raises:
+        PipelineError: There are none, they differ in length, or microbatches do not divide them.
+    """
+    last = max(argument, default=0)
+    chosen = asked.batch_argnums if asked.batch_argnums is not None else tuple(range(1, last + 1)) if last else ()
+    out_of_range = [a for a in chosen if not 0 <= a <= last]
+    if out_of_range:
+        raise PipelineError(
+            f"batch_argnums names argument {out_of_range[0]}", where="sp.pipeline(batch_argnums=)",
+            why=f"the call has {last + 1} positional arguments", fix=f"use numbers from 0 to {last}",
+        )  # fmt: skip
+    found = []
+    for struct, a in zip(structs, argument):
+        is_key = is_extended_dtype(struct.dtype) or (asked.batch_argnums is None and struct.dtype == np.uint32 and struct.shape == (2,))
+        found.append(a in chosen and len(struct.shape) > 0 and not is_key)
+    rows = {paths[i]: structs[i].shape[0] for i, flag in enumerate(found) if flag}
+    if not rows:
+        raise PipelineError(
+            "there is no batch among the arguments", where="sp.pipeline",
+            why="microbatches are parts of the first dimension of arrays, by default of all arguments but the first",
+            fix="pass the batch as an argument, and its number in batch_argnums=",
+        )  # fmt: skip
+    if len(set(rows.values())) > 1:
+        (a, m), (b, n) = next((x, y) for x in rows.items() for y in rows.items() if x[1] != y[1])
+        raise PipelineError(
+            f"{a} has {m} rows and {b} has {n}", where="the batch", why="the first dimension of every array of the batch is its examples",
+            fix="pass batch_argnums= for the arguments that are the batch; arrays that are not belong in other arguments",
+        )  # fmt: skip
+    size, count = next(iter(rows.values())), asked.num_microbatches
+    if size % count or size == 0:
+        good = [d for d in range(1, size + 1) if size % d == 0]
+        near = min(good, key=lambda d: (abs(d - count), d), default=1)
+        raise PipelineError(
+            f"{size} examples cannot be cut into {count} microbatches", where=f"the first dimension of {next(iter(rows))}",
+            why="microbatches are of one size", fix=f"pass num_microbatches={near}, or a batch of {-(-max(size, 1) // count) * count}",
+        )  # fmt: skip
+    return tuple(found)
+
+
+def literal(v: Any) -> Any:
+    """The value of a literal result; None for a variable."""
+    return jax.numpy.asarray(v.val) if isinstance(v, Literal) else None
+
+
+def engine(built: Built) -> Engine:
+    """Compiles the programs of the stages."""
+    each = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
+    each += built.keys
+    return Engine(built.programs, built.schedule, built.places, each)

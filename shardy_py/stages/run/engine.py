@@ -1,0 +1,251 @@
+"""Running the programs of a pipeline in the order of a schedule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Var
+
+from shardy_py.stages.run.atoms import dtype_of, shape_of, struct_of
+from shardy_py.stages.run.placing import Places, compile_program
+from shardy_py.stages.run.programs import Program
+from shardy_py.stages.schedules import Schedule, Task
+from shardy_py.stages.simulation import costs_of
+from shardy_py.stages.simulation import run as simulated
+
+FORWARDED = frozenset({"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint", "convert_element_type", "reshape", "squeeze"})
+"""Primitives whose result may be the buffer of their operand, which must not be given away."""
+
+
+@dataclass
+class Step:
+    """A program as one stage runs it for a microbatch.
+
+    Attributes:
+        call: The compiled program.
+        sources: For every operand, its slot in the stage's store; below zero, ~n for the n-th value that all microbatches share.
+        shared: Those values, set once per step.
+        totals: Accumulators, in the order of the program's sums.
+        keep: (result, slot) of results that the same mesh reads.
+        send: (result, stage, slot, sharding) of results that other meshes read.
+        stack: (result, position among the per-example results).
+        drop: Slots that nothing reads afterwards.
+    """
+
+    program: Program
+    call: Any
+    sources: list[int]
+    shared_of: list[Var]
+    keep: list[tuple[int, int, int]]
+    send: list[tuple[int, int, int, Any]]
+    stack: list[tuple[int, Var]]
+    drop: list[int]
+    shared: list[Any] = field(default_factory=list)
+    totals: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Statistics:
+    """What the last step of a pipeline did.
+
+    Attributes:
+        in_flight: For every mesh, the most activations (one stage, one microbatch) held between F and B.
+        stashed: The same until W, where there is one.
+        tasks: Number of tasks.
+        dispatch_seconds: Time in which tasks were handed to their devices, transfers included.
+        dispatch_cpu_seconds: Of that, what the thread that hands them out computed; the rest is waiting for other threads.
+    """
+
+    in_flight: tuple[int, ...] = ()
+    stashed: tuple[int, ...] = ()
+    tasks: int = 0
+    dispatch_seconds: float = 0.0
+    dispatch_cpu_seconds: float = 0.0
+
+
+class Engine:
+    """The compiled programs of one microbatch, all stages.
+
+    Args:
+        programs: (role, stage) to program.
+        schedule: The order.
+        places: Where values lie.
+        each: Inputs that every microbatch has its own of: parts of the batch and keys.
+    """
+
+    def __init__(self, programs: dict[tuple[str, int], Program], schedule: Schedule, places: Places, each: Sequence[Var]) -> None:
+        self.programs, self.schedule, self.places = programs, schedule, places
+        self.meshes = schedule.meshes
+        self.statistics = Statistics()
+        self.order = _global_order(schedule)
+        made_by = {v: key for key, program in programs.items() for v in program.outputs}
+        self.slots: list[dict[Var, int]] = [{} for _ in range(places.stages)]
+        moving = {*each, *made_by}
+        for (_, s), program in programs.items():
+            for v in program.inputs:
+                if v in moving:
+                    self.slots[s].setdefault(v, len(self.slots[s]))
+        self.each = [[v for v in each if v in self.slots[s]] for s in range(places.stages)]
+        self.steps = {key: self._step(key, program) for key, program in programs.items()}
+        self.totals_ready = False
+
+    @property
+    def shared_inputs(self) -> list[dict[Var, None]]:
+        """For every stage, the inputs that all microbatches share."""
+        found: list[dict[Var, None]] = [{} for _ in range(self.places.stages)]
+        for (_, s), step in self.steps.items():
+            found[s].update(dict.fromkeys(step.shared_of))
+        return found
+
+    def _step(self, key: tuple[str, int], program: Program) -> Step:
+        role, s = key
+        slots = self.slots[s]
+        shared_of: list[Var] = []
+        sources: list[int] = []
+        for v in program.inputs:
+            if v in slots:
+                sources.append(slots[v])
+            else:
+                sources.append(~len(shared_of))
+                shared_of.append(v)
+        roles = [r for (r, t) in self.programs if t == s]
+        later = roles[roles.index(role) + 1 :]
+        read_later = {v for r in later for v in self.programs[r, s].inputs}
+        drop = [slots[v] for v in program.inputs if v in slots and v not in read_later]
+        keep: list[tuple[int, int, int]] = []
+        send: list[tuple[int, int, int, Any]] = []
+        stack: list[tuple[int, Var]] = []
+        for position, v in enumerate(program.outputs):
+            readers = [t for t in range(self.places.stages) if v in self.slots[t]]
+            for t in readers:
+                if self.places.mesh(t) == self.places.mesh(s):
+                    keep.append((position, t, self.slots[t][v]))
+                else:
+                    send.append((position, t, self.slots[t][v], self.places.sharding(v, t)))
+            if not readers:
+                stack.append((position, v))
+        structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
+        first = len(program.inputs)
+        donated = [*self._given(key, program, drop), *range(first, first + len(program.sums))]
+        call = compile_program(program, self.places, structs, donated)
+        return Step(program, call, sources, shared_of, keep, send, stack, drop)
+
+    def _given(self, key: tuple[str, int], program: Program, drop: list[int]) -> list[int]:
+        """Residuals whose memory the results of a backward pass may take."""
+        role, s = key
+        if role == "F":
+            return []
+        forward = self.programs["F", s]
+        plain = {v for node in forward.nodes if node.eqn.primitive.name not in FORWARDED for v in node.eqn.outvars}
+        only_here = [
+            i
+            for i, v in enumerate(program.inputs)
+            if v in plain and v in forward.outputs and self.slots[s].get(v) in drop and sum(v in slots for slots in self.slots) == 1
+        ]
+        wanted = [(shape_of(v), dtype_of(v), self.places.sharding(v, s)) for v in program.outputs]
+        given = []
+        for i in only_here:
+            v = program.inputs[i]
+            kind = (shape_of(v), dtype_of(v), self.places.sharding(v, s))
+            if kind in wanted:
+                wanted.remove(kind)
+                given.append(i)
+        return given
+
+    def zero_totals(self) -> None:
+        """Puts zeros into all accumulators."""
+        for (_, s), step in self.steps.items():
+            step.totals = [jax.device_put(np.zeros(shape_of(v), dtype_of(v)), self.places.sharding(v, s)) for v in step.program.sums]
+        self.totals_ready = True
+
+    def run(self, shared: Sequence[dict[Var, Any]], each: Sequence[Mapping[Var, Sequence[Any]]]) -> dict[Var, list[Any]]:
+        """Runs all tasks of the schedule.
+
+        Args:
+            shared: For every stage, the values of `shared_inputs`.
+            each: For every stage, one value per microbatch of what differs between them.
+
+        Returns:
+            Per-example results: one value per microbatch.
+        """
+        if not self.totals_ready:
+            self.zero_totals()
+        self.totals_ready = False
+        for (_, s), step in self.steps.items():
+            step.shared = [shared[s][v] for v in step.shared_of]
+        count = self.schedule.microbatches
+        stores: list[list[list[Any]]] = []
+        for s, slots in enumerate(self.slots):
+            rows = [[None] * len(slots) for _ in range(count)]
+            for v in self.each[s]:
+                for row, value in zip(rows, each[s][v]):
+                    row[slots[v]] = value
+            stores.append(rows)
+        stacked: dict[Var, list[Any]] = {}
+        held, stash = [0] * self.meshes, [0] * self.meshes
+        peak, peak_stash = [0] * self.meshes, [0] * self.meshes
+        steps, meshes, put = self.steps, self.meshes, jax.device_put
+        begin, begin_cpu = time.perf_counter(), time.thread_time()
+        for role, s, m in self.order:
+            step = steps[role, s]
+            store = stores[s][m]
+            common = step.shared
+            out = step.call(*[store[i] if i >= 0 else common[~i] for i in step.sources], *step.totals)
+            for i in step.drop:
+                store[i] = None
+            for position, t, slot in step.keep:
+                stores[t][m][slot] = out[position]
+            if step.send:
+                moved = put([out[p] for p, _, _, _ in step.send], [sharding for _, _, _, sharding in step.send])
+                for (_, t, slot, _), value in zip(step.send, moved):
+                    stores[t][m][slot] = value
+            for position, v in step.stack:
+                stacked.setdefault(v, [None] * count)[m] = out[position]
+            step.totals = out[len(step.program.outputs) :]
+            mesh = s % meshes
+            if role == "F":
+                held[mesh] += 1
+                stash[mesh] += 1
+                peak[mesh] = max(peak[mesh], held[mesh])
+                peak_stash[mesh] = max(peak_stash[mesh], stash[mesh])
+            else:
+                held[mesh] -= role != "W"
+                stash[mesh] -= role != "b"
+        spent, spent_cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
+        self.statistics = Statistics(tuple(peak), tuple(peak_stash), len(self.order), spent, spent_cpu)
+        return stacked
+
+    def totals_of(self, stage: int) -> list[Var]:
+        """The sums that a stage makes."""
+        return [v for (_, s), step in self.steps.items() if s == stage for v in step.program.sums]
+
+    def stage_of_total(self, v: Var) -> int:
+        """The stage that makes a sum."""
+        return next(s for (_, s), step in self.steps.items() if v in step.program.sums)
+
+    def totals(self) -> dict[Var, Any]:
+        """The sums over microbatches."""
+        return {v: total for step in self.steps.values() for v, total in zip(step.program.sums, step.totals)}
+
+    def reset(self, zeros: dict[Var, Any]) -> None:
+        """Takes zeros for the next step."""
+        for step in self.steps.values():
+            step.totals = [zeros[v] for v in step.program.sums]
+        self.totals_ready = True
+
+
+def _global_order(schedule: Schedule) -> list[tuple[str, int, int]]:
+    """All tasks in an order in which one thread can hand them out: by start at unit costs."""
+    split = {(t.stage, t.microbatch) for order in schedule.orders for t in order if t.kind == "W"}
+    spans = simulated(schedule, costs_of(schedule.stages)).spans
+    ordered = sorted(spans, key=lambda span: (span.start, span.mesh))
+    return [(_role(span.task, split), span.task.stage, span.task.microbatch) for span in ordered]
+
+
+def _role(task: Task, split: set[tuple[int, int]]) -> str:
+    return "b" if task.kind == "B" and (task.stage, task.microbatch) in split else task.kind

@@ -1,0 +1,214 @@
+"""One step of a pipeline: inputs to their stages, the microbatches, the updates, the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal, Var
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
+from shardy_py.stages.run.building import Built, engine, literal
+from shardy_py.stages.run.engine import Engine, Statistics
+from shardy_py.stages.run.flat import live
+from shardy_py.stages.run.placing import compile_program
+from shardy_py.stages.run.programs import Program, evaluate
+
+
+class Runner:
+    """Runs a pipeline that has been built; compiles everything when it is made.
+
+    Args:
+        built: The pipeline.
+        donated: For every leaf of the arguments, whether its memory may be taken.
+    """
+
+    def __init__(self, built: Built, donated: Sequence[bool]) -> None:
+        built.places.check_devices()
+        self.built = built
+        self.engine: Engine = engine(built)
+        self.places = built.places
+        self.inputs = built.split.micro.invars
+        self.is_batch = dict(zip(self.inputs, built.signature.batch))
+        self.position = {v: i for i, v in enumerate(self.inputs)}
+        self.donated = {v for v, flag in zip(self.inputs, donated) if flag}
+        self.results = built.results
+        self.shared = self.engine.shared_inputs
+        self.updates = _with_resets(built, self.engine)
+        self.calls = [self._compile(i) for i in range(len(self.updates))]
+        self.literals = {i: literal(v) for i, v in enumerate(self.results) if isinstance(v, Literal)}
+        self.prologue = _prologue(built)
+        self.fold = _fold(built)
+        count = built.asked.num_microbatches
+        # One array per call: they may be committed to different devices.
+        self.cut = jax.jit(lambda x: [x[i * (x.shape[0] // count) : (i + 1) * (x.shape[0] // count)] for i in range(count)])
+        self.join = jax.jit(lambda xs, dim: jax.numpy.concatenate(xs, dim), static_argnums=1)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the last step did."""
+        return self.engine.statistics
+
+    @property
+    def programs_per_stage(self) -> list[int]:
+        """How many programs every stage has, updates left out."""
+        return [sum(s == t for _, t in self.engine.programs) for s in range(self.places.stages)]
+
+    def _compile(self, index: int) -> Any:
+        program = self.updates[index]
+        later = {v for other in self.updates[index + 1 :] for v in other.inputs} | {v for v in self.results if isinstance(v, Var)}
+        own = {v for v in self.donated if self.built.updates.owner.get(v) == program.stage} | set(self.engine.totals_of(program.stage))
+        free = [(shape_of(v), dtype_of(v), self.places.sharding(v, program.stage)) for v in (*program.outputs, *program.resets)]
+        given = []
+        for i, v in enumerate(program.inputs):
+            kind = (shape_of(v), dtype_of(v), self.places.sharding(v, program.stage))
+            if v in own and v not in later and kind in free:
+                free.remove(kind)
+                given.append(i)
+        structs = [struct_of(v) for v in program.inputs]
+        return compile_program(program, self.places, structs, given)
+
+    def step(self, leaves: Sequence[Any]) -> list[Any]:
+        """The results of one step, leaf by leaf.
+
+        Args:
+            leaves: The arguments' leaves.
+        """
+        built, places = self.built, self.places
+        values: dict[Var, Any] = dict(zip(self.inputs, leaves))
+        extra = dict(built.split.micro.consts)
+        if self.prologue is not None:
+            extra.update(zip(built.split.prologue, self.prologue([values.get(v) for v in self.inputs])))
+        located: list[dict[Var, Any]] = [{} for _ in range(places.stages)]
+
+        def at(v: Var, s: int) -> Any:
+            """A value on the mesh of a stage; it is moved there once."""
+            found = located[s].get(v)
+            if found is None:
+                value = values[v] if v in values else extra[v]
+                target = places.sharding(v, s)
+                found = value if isinstance(value, jax.Array) and value.sharding == target else jax.device_put(value, target)
+                located[s][v] = found
+                if built.updates.owner.get(v) == s:
+                    values[v] = found
+            return found
+
+        each = self._each(values, extra)
+        shared = [{v: at(v, s) for v in wanted} for s, wanted in enumerate(self.shared)]
+        stacked = self.engine.run(shared, each)
+        totals = self.engine.totals()
+        for v, total in totals.items():
+            values[v] = total
+            located[self.engine.stage_of_total(v)][v] = total
+        zeros: dict[Var, Any] = {}
+        for program, call in zip(self.updates, self.calls):
+            out = call(*[at(v, program.stage) for v in program.inputs])
+            for v, value in zip(program.outputs, out):
+                values[v] = located[program.stage][v] = value
+            zeros.update(zip(program.resets, out[len(program.outputs) :]))
+        self.engine.reset(zeros)
+        results: list[Any] = []
+        for i, v in enumerate(self.results):
+            if isinstance(v, Literal):
+                results.append(self.literals[i])
+            elif v in stacked:
+                results.append(self.join(stacked[v], built.split_dim(v)))
+            else:
+                results.append(values[v] if v in values else extra[v])
+        return results
+
+    def _each(self, values: dict[Var, Any], extra: dict[Var, Any]) -> list[dict[Var, list[Any]]]:
+        """For every stage, the parts of the batch and the keys that it reads, one per microbatch."""
+        count = self.built.asked.num_microbatches
+        wanted = dict.fromkeys(v for row in self.engine.each for v in row)
+        parts: dict[Var, list[Any]] = {}
+        for v in wanted:
+            if not self.is_batch.get(v):
+                parts[v] = self.fold(values[v] if v in values else extra[v], self._is_raw(v))
+            elif isinstance(values[v], jax.Array):
+                parts[v] = self.cut(_automatic(values[v]))
+        for v in wanted:
+            if v not in parts:
+                whole = np.asarray(values[v])
+                rows = whole.shape[0] // count
+                parts[v] = [whole[i * rows : (i + 1) * rows] for i in range(count)]
+        found: list[dict[Var, list[Any]]] = []
+        for s, row in enumerate(self.engine.each):
+            flat = [x for v in row for x in parts[v]]
+            shardings = [self.places.sharding(v, s) for v in row for _ in range(count)]
+            moved = jax.device_put(flat, shardings) if flat else []
+            found.append({v: moved[i * count : (i + 1) * count] for i, v in enumerate(row)})
+        return found
+
+    @staticmethod
+    def _is_raw(v: Var) -> bool:
+        return not is_extended_dtype(dtype_of(v))
+
+
+def _automatic(x: jax.Array) -> jax.Array:
+    """The array on a mesh whose axes are automatic: one with explicit axes cannot be cut into parts that they do not divide."""
+    sharding = x.sharding
+    if not isinstance(sharding, NamedSharding) or all(kind is AxisType.Auto for kind in sharding.mesh.axis_types):
+        return x
+    mesh = Mesh(np.array(sharding.mesh.devices, dtype=object), sharding.mesh.axis_names)
+    return jax.device_put(x, NamedSharding(mesh, sharding.spec))
+
+
+def _with_resets(built: Built, engine: Engine) -> list[Program]:
+    """The updates; the last of every stage also makes zeros for the sums of its stage, in their memory."""
+    updates = list(built.update)
+    for s in range(built.places.stages):
+        sums = tuple(engine.totals_of(s))
+        if not sums:
+            continue
+        mine = [i for i, program in enumerate(updates) if program.stage == s]
+        if not mine:
+            updates.append(Program("U", s, 0, (), (), (), ()))
+            mine = [len(updates) - 1]
+        last = updates[mine[-1]]
+        # A mean of microbatches that is itself a result has to be divided somewhere.
+        means = [v for v in sums if v in built.split.averaged and v in built.results]
+        read = tuple(dict.fromkeys((*last.inputs, *sums)))
+        updates[mine[-1]] = replace(last, resets=sums, inputs=read, outputs=tuple(dict.fromkeys((*last.outputs, *means))))
+    means_of = set(built.split.averaged)
+    parts = built.asked.num_microbatches
+    return [replace(program, averaged=tuple(v for v in program.inputs if v in means_of), parts=parts) for program in updates]
+
+
+def _prologue(built: Built) -> Any:
+    """Computes what microbatches need to know of the whole batch."""
+    whole, wanted = built.split.whole, [built.split.whole_of[v] for v in built.split.prologue]
+    if not wanted or whole is None:
+        return None
+    nodes = live([node for node in whole.nodes if node.eqn.outvars], wanted)
+    used = {v for node in nodes for v in node.eqn.invars if isinstance(v, Var)} | set(wanted)
+    inputs = [i for i, v in enumerate(whole.invars) if v in used]
+
+    @jax.jit
+    def compute(arguments: list[Any]) -> list[Any]:
+        env: dict[Var, Any] = {whole.invars[i]: x for i, x in zip(inputs, arguments)}
+        env.update({v: c for v, c in whole.consts.items() if v in used})
+        evaluate(nodes, env)
+        return [env[v] for v in wanted]
+
+    here = NamedSharding(built.places.mesh(0), PartitionSpec())
+    return lambda leaves: compute([jax.device_put(leaves[i], here) for i in inputs])
+
+
+def _fold(built: Built) -> Any:
+    """Keys to one per microbatch; a single microbatch keeps the key."""
+    count = built.asked.num_microbatches
+
+    def one(key: Any, raw: bool) -> list[Any]:
+        if count == 1:
+            return [key]
+        typed = jax.random.wrap_key_data(key) if raw else key
+        flat = typed.reshape(-1)
+        made = [jax.vmap(lambda k, m=m: jax.random.fold_in(k, m))(flat).reshape(typed.shape) for m in range(count)]
+        return [jax.random.key_data(k) if raw else k for k in made]
+
+    return jax.jit(one, static_argnums=1)

@@ -1,0 +1,459 @@
+"""Which part of a step runs once per microbatch, and which once per step.
+
+The step is traced twice, on the whole batch and on one microbatch. A dimension that differs is one of examples; a value that depends on
+the batch and does not differ has been summed over examples. Literals that differ, such as the 1/n of a mean, are those of the whole
+batch, so that the sum over microbatches is what the whole batch gives: data parallelism in time instead of over devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from shardy_py.frontends.loops import scan_counts
+from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, short
+from shardy_py.stages.run.errors import PipelineError, place
+from shardy_py.stages.run.flat import Atom, Flat, Node, flatten, live
+from shardy_py.stages.run.rows import Rows, follow
+
+
+class Kind(Enum):
+    """How a value relates to the batch.
+
+    Attributes:
+        SAME: It does not depend on it.
+        EXAMPLES: It has a dimension of examples.
+        SUM: It is a sum over examples: microbatches add up.
+        WHOLE: It needs the sum over all microbatches.
+        LOCAL: A statistic of one microbatch, where that was allowed.
+    """
+
+    SAME = "same"
+    EXAMPLES = "examples"
+    SUM = "sum"
+    WHOLE = "whole"
+    LOCAL = "local"
+
+
+SUMMING = frozenset({"dot_general", "reduce_sum", "conv_general_dilated"})
+"""Primitives that sum over every dimension that they take away."""
+
+ROW_NUMBERS = frozenset({"lt", "ge", "add", "select_n", "broadcast_in_dim", "reshape", "concatenate", "convert_element_type", "squeeze"})
+"""Primitives that take numbers of rows to indices."""
+
+INDEXING = frozenset({"gather", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
+"""Primitives that may take indices made of numbers of rows: in a microbatch both rows and their numbers are its own."""
+
+ALONG = {
+    "cumsum": "axis",
+    "cumprod": "axis",
+    "cummax": "axis",
+    "cummin": "axis",
+    "cumlogsumexp": "axis",
+    "sort": "dimension",
+    "rev": "dimensions",
+}
+"""Primitives that keep a dimension and mix its elements -> the parameter that names it."""
+
+LINEAR = frozenset(
+    {
+        "add", "add_any", "sub", "neg", "convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims",
+        "reduce_sum", "copy", "copy_p", "concatenate", "reshard", "sharding_constraint", "pad", "slice",
+        "rev", "split", "stack", "unstack",
+    }
+)  # fmt: skip
+"""Inside of loops: primitives through which sums stay sums, where all operands are sums or zeros."""
+
+BILINEAR = frozenset({"mul", "dot_general"})
+"""The same where one operand is a sum and the other does not depend on the batch."""
+
+
+@dataclass
+class Split:
+    """A step cut in two.
+
+    Attributes:
+        micro: Flat program of one microbatch: what has to run for each.
+        update: Equations that run once, over variables of `micro`.
+        kinds: Kind of every variable.
+        sums: What microbatches add up, in order.
+        stacked: Per-example results.
+        averaged: Statistics of microbatches that the results hold; their mean is taken.
+        prologue: Values of the whole batch, without parameters, that microbatches need.
+        whole: The flat program of the whole batch.
+        whole_of: Variable of `micro` to that of `whole`.
+        dims: Variable -> its dimensions of examples, one at most.
+        data_only: Variables that depend on the batch but not on other arguments, single numbers excepted.
+    """
+
+    micro: Flat
+    update: list[Node]
+    kinds: dict[Var, Kind]
+    sums: list[Var] = field(default_factory=list)
+    stacked: list[Var] = field(default_factory=list)
+    averaged: list[Var] = field(default_factory=list)
+    prologue: list[Var] = field(default_factory=list)
+    whole: Flat | None = None
+    data_only: set[Var] = field(default_factory=set)
+    whole_of: dict[Var, Var] = field(default_factory=dict)
+    dims: dict[Var, tuple[int, ...]] = field(default_factory=dict)
+
+
+def split(whole: Flat, micro: Flat, batch: Sequence[bool], count: int, local_statistics: bool) -> Split:
+    """Cuts a step.
+
+    Args:
+        whole: The step on the whole batch; for a single microbatch on any other number of examples, twice as many.
+        micro: The step on one microbatch.
+        batch: For every input, whether it is part of the batch.
+        count: Number of microbatches.
+        local_statistics: Whether a statistic over examples that meets examples again may be one of its microbatch.
+
+    Raises:
+        PipelineError: The step depends on its batch in a way that microbatches do not reproduce.
+    """
+    if count == 1:
+        # Statistics of the one microbatch are those of the batch, and so are its literals.
+        return _Splitter(whole, micro, 2, True, own=True).split(batch)
+    return _Splitter(whole, micro, count, local_statistics).split(batch)
+
+
+class _Splitter:
+    def __init__(
+        self, whole: Flat, micro: Flat, count: int, local_statistics: bool, inside: bool = False, own: bool = False, size: int = 0
+    ) -> None:
+        _check_alike(whole, micro)
+        self.inside, self.own = inside, own
+        self.free: set[Var] = set()  # depend on no input at all
+        self.rows: set[Var] = set()  # made of numbers of rows
+        self.layouts: dict[Var, Rows | None] = {}
+        self.inner: dict[Var, _Splitter] = {}
+        self.size = size
+        self.whole, self.micro, self.count, self.local_statistics = whole, micro, count, local_statistics
+        self.kinds: dict[Var, Kind] = {}
+        self.dims: dict[Var, tuple[int, ...]] = {}
+        self.data_only: set[Var] = set()
+        self.prologue: dict[Var, None] = {}
+        self.local: set[Var] = set()
+        self.zeros: set[Var] = set()
+
+    def split(self, batch: Sequence[bool]) -> Split:
+        self.size = shape_of(self.micro.invars[list(batch).index(True)])[0]
+        for v, w, is_batch in zip(self.micro.invars, self.whole.invars, batch):
+            self.kinds[v] = Kind.EXAMPLES if is_batch else Kind.SAME
+            self.dims[v] = self.scaled(v, w)
+            if is_batch:
+                self.data_only.add(v)
+                self.layouts[v] = Rows()
+        for v, w in zip(self.micro.consts, self.whole.consts):
+            self.kinds[v] = Kind.EXAMPLES if shape_of(v) != shape_of(w) else Kind.SAME
+            self.dims[v] = self.scaled(v, w)
+            self.layouts[v] = Rows()
+            self.data_only.add(v)
+        self.visit_all()
+        return self.cut()
+
+    def visit_all(self) -> None:
+        for index, (node, twin) in enumerate(zip(self.micro.nodes, self.whole.nodes)):
+            while True:
+                try:
+                    self.visit(node, twin.eqn)
+                    break
+                except _Crossing as crossing:
+                    self.make_local(crossing.source, index)
+
+    def scaled(self, v: Atom, w: Atom) -> tuple[int, ...]:
+        """The dimensions of examples of a value."""
+        return tuple(d for d, (a, b) in enumerate(zip(shape_of(v), shape_of(w))) if a != b)
+
+    def kind(self, v: Atom) -> Kind:
+        return Kind.SAME if isinstance(v, Literal) else self.kinds[v]
+
+    def visit(self, node: Node, twin: JaxprEqn) -> None:
+        eqn = node.eqn
+        kinds = [self.kind(v) for v in eqn.invars]
+        out_dims = [self.scaled(v, w) for v, w in zip(eqn.outvars, twin.outvars)]
+        for v, w, dims in zip(eqn.outvars, twin.outvars, out_dims):
+            if any(shape_of(w)[d] != self.count * shape_of(v)[d] for d in dims):
+                raise PipelineError(
+                    f"a value of shape {short(v)} in a microbatch is {short(w)} in the batch", where=place(eqn),
+                    why=f"microbatches are {self.count} equal parts; a dimension that is not {self.count} times as long mixes examples",
+                    fix="work on each example alone, or do this outside of the pipelined function",
+                )  # fmt: skip
+            if len(dims) > 1:
+                raise PipelineError(
+                    f"examples meet each other in {short(v)}", where=place(eqn),
+                    why=f"dimensions {dims} both run over the batch, and a microbatch does not see the examples of the others",
+                    fix="compute this part outside of the pipelined function, or use num_microbatches=1",
+                )  # fmt: skip
+        if all(k is Kind.SAME for k in kinds):
+            made = [Kind.EXAMPLES if dims else Kind.SAME for dims in out_dims]
+            if _is_zero(eqn, self.zeros):
+                self.zeros.update(eqn.outvars)
+        else:
+            made = self.combine(node, twin, kinds, out_dims)
+        self.follow_rows(eqn, out_dims)
+        entries = [(d[0], self.layouts.get(v)) if isinstance(v, Var) and (d := self.dims[v]) else None for v in eqn.invars]
+        layouts = follow(eqn, entries, out_dims, self.size)
+        for v, k, dims, layout in zip(eqn.outvars, made, out_dims, layouts):
+            self.kinds[v], self.dims[v], self.layouts[v] = k, dims, layout
+        if any(k is not Kind.SAME for k in made) and all(
+            isinstance(v, Literal) or v in self.data_only or self.is_free(v) or self.is_number(v) for v in eqn.invars
+        ):
+            self.data_only.update(eqn.outvars)
+        if not eqn.invars or all(isinstance(v, Literal) or self.is_free(v) for v in eqn.invars):
+            self.free.update(eqn.outvars)
+
+    def is_number(self, v: Var) -> bool:
+        """Whether a value is one number that does not depend on the batch, such as a scale of the loss; not a key."""
+        return self.kinds[v] is Kind.SAME and not shape_of(v) and not is_extended_dtype(dtype_of(v))
+
+    def is_free(self, v: Atom) -> bool:
+        return isinstance(v, Literal) or v in self.free
+
+    def combine(self, node: Node, twin: JaxprEqn, kinds: list[Kind], out_dims: list[tuple[int, ...]]) -> list[Kind]:
+        eqn = node.eqn
+        examples = Kind.EXAMPLES in kinds
+        summed = [v for v, k in zip(eqn.invars, kinds) if isinstance(v, Var) and k in (Kind.SUM, Kind.WHOLE)]
+        if summed and (any(out_dims) or (examples and not self.accumulates(eqn, kinds))):
+            for v in summed:
+                self.meets_examples(eqn, v)
+            return self.combine(node, twin, [self.kind(v) for v in eqn.invars], out_dims)
+        if summed and node.backward and Kind.LOCAL in kinds:
+            raise _Crossing(summed[0])
+        if not examples:
+            if summed:
+                stays = self.inside and self.stays_sum(eqn, kinds)
+                return [Kind.SUM if stays else Kind.WHOLE] * len(out_dims)
+            return [Kind.EXAMPLES if dims else (Kind.LOCAL if Kind.LOCAL in kinds else Kind.SAME) for dims in out_dims]
+        self.check_along(eqn)
+        if eqn.primitive.name == "scan":
+            self.enter(eqn, twin)
+        return [Kind.EXAMPLES if dims else self.sum_kind(eqn, i) for i, dims in enumerate(out_dims)]
+
+    def stays_sum(self, eqn: JaxprEqn, kinds: list[Kind]) -> bool:
+        if eqn.primitive.name in BILINEAR:
+            return sorted(k.value for k in kinds) == [Kind.SAME.value, Kind.SUM.value]
+        return eqn.primitive.name in LINEAR and all(k is Kind.SUM or _is_zero_atom(v, self.zeros) for v, k in zip(eqn.invars, kinds))
+
+    def follow_rows(self, eqn: JaxprEqn, out_dims: list[tuple[int, ...]]) -> None:
+        """Refuses numbers of rows that are used as anything but indices: a microbatch counts from 0 again."""
+        name = eqn.primitive.name
+        self.check_indices(eqn)
+        if name == "iota" and eqn.params["dimension"] in out_dims[0]:
+            self.rows.update(eqn.outvars)
+        elif any(isinstance(v, Var) and v in self.rows for v in eqn.invars) and name not in INDEXING:
+            if name not in ROW_NUMBERS:
+                raise PipelineError(
+                    f"{name} computes with the positions of examples in their batch", where=place(eqn),
+                    why="each microbatch counts its rows from 0", fix="pass these numbers as part of the batch",
+                )  # fmt: skip
+            self.rows.update(eqn.outvars)
+
+    def check_indices(self, eqn: JaxprEqn) -> None:
+        """Refuses to pick examples by anything but their own numbers."""
+        numbers = eqn.params.get("dimension_numbers") if eqn.primitive.name in INDEXING else None
+        operand = eqn.invars[0] if numbers is not None else None
+        if numbers is None or not isinstance(operand, Var) or not self.dims.get(operand):
+            return
+        indexed = numbers.start_index_map if eqn.primitive.name == "gather" else numbers.scatter_dims_to_operand_dims
+        if self.dims[operand][0] in indexed and eqn.invars[1] not in self.rows:
+            raise PipelineError(
+                f"{eqn.primitive.name} picks examples of {short(operand)} by number", where=place(eqn),
+                why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
+            )  # fmt: skip
+
+    def accumulates(self, eqn: JaxprEqn, kinds: list[Kind]) -> bool:
+        return eqn.primitive.name == "scatter-add" and kinds[0] is Kind.SUM and Kind.SUM not in kinds[1:] and Kind.WHOLE not in kinds
+
+    def meets_examples(self, eqn: JaxprEqn, v: Var) -> None:
+        """A value that needs the whole batch is used by single examples: known beforehand, or refused, or one of the microbatch."""
+        if v in self.data_only:
+            self.prologue[v] = None
+            self.kinds[v] = Kind.SAME
+        elif self.local_statistics:
+            raise _Crossing(v)
+        else:
+            raise PipelineError(
+                f"{short(v)}, a statistic of the batch, is used by single examples", where=place(eqn),
+                why="a microbatch does not see the examples of the others (batch normalization in training does this)",
+                fix='pass batch_statistics="microbatch" for statistics of each microbatch, or normalize over something else',
+            )  # fmt: skip
+
+    def make_local(self, source: Var, before: int) -> None:
+        """Makes a value and what it was made of, back to the examples, those of one microbatch."""
+        wanted = {source}
+        for node in reversed(self.micro.nodes[:before]):
+            if wanted & set(node.eqn.outvars):
+                for v in node.eqn.outvars:
+                    if self.kinds[v] in (Kind.SUM, Kind.WHOLE):
+                        self.kinds[v] = Kind.LOCAL
+                        self.local.add(v)
+                wanted.update(v for v in node.eqn.invars if isinstance(v, Var) and self.kinds[v] in (Kind.SUM, Kind.WHOLE))
+
+    def check_along(self, eqn: JaxprEqn) -> None:
+        parameter = ALONG.get(eqn.primitive.name)
+        if parameter is None:
+            return
+        named = eqn.params[parameter]
+        axes = {named} if isinstance(named, int) else set(named)
+        for v in eqn.invars:
+            if isinstance(v, Var) and axes & set(self.dims[v]):
+                raise PipelineError(
+                    f"{eqn.primitive.name} runs along the examples of {short(v)}", where=place(eqn),
+                    why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
+                )  # fmt: skip
+
+    def sum_kind(self, eqn: JaxprEqn, position: int) -> Kind:
+        """The kind of a result without examples, made of examples."""
+        name = eqn.primitive.name
+        integers = not jax.dtypes.issubdtype(dtype_of(eqn.outvars[position]), np.inexact)
+        good = name in SUMMING
+        if name == "scatter-add":
+            good = self.kind(eqn.invars[0]) is Kind.SUM or _is_zero_atom(eqn.invars[0], self.zeros)
+        elif name == "scan":
+            good = self.scan_sums(eqn, position)
+        if good:
+            return Kind.SUM
+        raise PipelineError(
+            f"{name} makes one value of all examples: {short(eqn.outvars[position])}", where=place(eqn),
+            why="microbatches are added up, and this is not a sum over examples" + (" (it is a selection)" if integers else ""),
+            fix="return the values per example and reduce them outside, or sum them",
+        )  # fmt: skip
+
+    def enter(self, eqn: JaxprEqn, twin: JaxprEqn) -> None:
+        """Looks at the body of a loop as at a step."""
+        consts, carried = scan_counts(eqn)
+        if eqn.params["length"] != twin.params["length"]:
+            if carried:
+                raise PipelineError(
+                    "a loop over the examples carries something from one to the next", where=place(eqn),
+                    why="a microbatch does not see the examples of the others", fix="use jax.vmap",
+                )  # fmt: skip
+            return
+        bodies = [flatten(e.params["jaxpr"], [True] * len(eqn.invars)) for e in (twin, eqn)]
+        inner = _Splitter(bodies[0], bodies[1], self.count, self.local_statistics, inside=True, size=self.size)
+        for i, (v, w) in enumerate(zip(inner.micro.invars, inner.whole.invars)):
+            inner.dims[v] = inner.scaled(v, w)
+            outer = eqn.invars[i]
+            begins_at_zero = consts <= i < consts + carried and _is_zero_atom(outer, self.zeros)
+            changes = begins_at_zero and not inner.dims[v]
+            inner.kinds[v] = Kind.EXAMPLES if inner.dims[v] else (Kind.SUM if changes else self.kind(outer))
+            inner.layouts[v] = None if isinstance(outer, Literal) else self.layouts.get(outer)
+        for v, w in zip(inner.micro.consts, inner.whole.consts):
+            inner.dims[v] = inner.scaled(v, w)
+            inner.kinds[v] = Kind.EXAMPLES if inner.dims[v] else Kind.SAME
+        inner.visit_all()
+        self.inner[eqn.outvars[0]] = inner
+
+    def scan_sums(self, eqn: JaxprEqn, position: int) -> bool:
+        """Whether a result of a loop is a sum over examples: what the body adds to it is, and it begins at zero."""
+        inner = self.inner.get(eqn.outvars[0])
+        if inner is None:
+            return False
+        consts, carried = scan_counts(eqn)
+        starts = position >= carried or _is_zero_atom(eqn.invars[consts + position], self.zeros)
+        return starts and inner.kind(inner.micro.outvars[position]) is Kind.SUM
+
+    def cut(self) -> Split:
+        micro, kinds = self.micro, self.kinds
+        twin_of: dict[Var, Var] = {}
+        for node, twin in zip(micro.nodes, self.whole.nodes):
+            twin_of.update(zip(twin.eqn.outvars, node.eqn.outvars))
+        twin_of.update(zip(self.whole.invars, micro.invars))
+        twin_of.update(zip(self.whole.consts, micro.consts))
+        once = {Kind.SAME, Kind.WHOLE, Kind.SUM}
+        update_all: list[Node] = []
+        each: list[Node] = []
+        for node, twin in zip(micro.nodes, self.whole.nodes):
+            inputs = [self.kind(v) for v in node.eqn.invars]
+            outputs = [kinds[v] for v in node.eqn.outvars]
+            if Kind.EXAMPLES in inputs or Kind.EXAMPLES in outputs or Kind.LOCAL in (outputs or inputs):
+                each.append(_with_literals(node, twin, self.literals_of_batch(node)))
+                continue
+            renamed = node.eqn
+            if not self.own:
+                invars = [v if isinstance(v, Literal) else twin_of[v] for v in twin.eqn.invars]
+                renamed = twin.eqn.replace(invars=invars, outvars=list(node.eqn.outvars))
+            if all(k in once for k in outputs):
+                update_all.append(Node(renamed, node.backward, node.marker))
+            # What has no results, such as a print, runs once.
+            if outputs and all(k is Kind.SAME for k in outputs) and not (set(node.eqn.outvars) & set(self.prologue)):
+                each.append(_with_literals(node, twin, self.literals_of_batch(node)))
+        results = [v for v in micro.outvars if isinstance(v, Var)]
+        update = live([n for n in update_all if not n.eqn.outvars or not all(v in self.prologue for v in n.eqn.outvars)], results)
+        made_once = {v for node in update for v in node.eqn.outvars}
+        read = dict.fromkeys(v for node in update for v in node.eqn.invars if isinstance(v, Var))
+        read.update(dict.fromkeys(results))
+        made_each = {v for node in each for v in node.eqn.outvars}
+        wanted = [v for v in read if v in made_each and v not in made_once]
+        nodes = live(each, wanted)
+        used = {v for node in nodes for v in node.eqn.invars if isinstance(v, Var)}
+        # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.
+        backward = {v for node in nodes if node.backward for v in node.eqn.outvars}
+        return Split(
+            Flat(micro.invars, tuple(wanted), tuple(nodes), {v: c for v, c in micro.consts.items() if v in used or v in read}),
+            update, kinds,
+            [v for v in wanted if kinds[v] is Kind.SUM or (kinds[v] is Kind.LOCAL and v in backward)],
+            [v for v in wanted if kinds[v] is Kind.EXAMPLES],
+            [v for v in wanted if kinds[v] is Kind.LOCAL and v not in backward],
+            [v for v in self.prologue if v in used or v in read],
+            micro if self.own else self.whole,
+            self.data_only,
+            {v: v if self.own else w for w, v in twin_of.items()}, self.dims,
+        )  # fmt: skip
+
+    def literals_of_batch(self, node: Node) -> bool:
+        """Whether literals are those of the whole batch: floats are, but for statistics of a microbatch; integers count its rows."""
+        out = node.eqn.outvars
+        if self.own or not out or any(v in self.local for v in out):
+            return False
+        return jax.dtypes.issubdtype(dtype_of(out[0]), np.inexact)
+
+
+class _Crossing(Exception):
+    def __init__(self, source: Var) -> None:
+        super().__init__()
+        self.source = source
+
+
+def _with_literals(node: Node, twin: Node, of_batch: bool) -> Node:
+    if not of_batch:
+        return node
+    invars = [w if isinstance(v, Literal) and shape_of(v) == shape_of(w) else v for v, w in zip(node.eqn.invars, twin.eqn.invars)]
+    if all(a is b for a, b in zip(invars, node.eqn.invars)):
+        return node
+    return Node(node.eqn.replace(invars=invars), node.backward, node.marker)
+
+
+def _is_zero(eqn: JaxprEqn, zeros: set[Var]) -> bool:
+    return eqn.primitive.name in ("broadcast_in_dim", "convert_element_type", "reshape", "empty2") and all(
+        _is_zero_atom(v, zeros) for v in eqn.invars
+    )
+
+
+def _is_zero_atom(v: Atom, zeros: set[Var]) -> bool:
+    if isinstance(v, Literal):
+        return bool(np.all(np.asarray(v.val) == 0))
+    return v in zeros
+
+
+def _check_alike(whole: Flat, micro: Flat) -> None:
+    same = len(whole.nodes) == len(micro.nodes) and all(
+        a.eqn.primitive is b.eqn.primitive and len(a.eqn.outvars) == len(b.eqn.outvars) for a, b in zip(whole.nodes, micro.nodes)
+    )
+    if same:
+        return
+    where = next(
+        (place(b.eqn) for a, b in zip(whole.nodes, micro.nodes) if a.eqn.primitive is not b.eqn.primitive), "the end of the function"
+    )
+    raise PipelineError(
+        "the function is another one on a microbatch than on the batch", where=where,
+        why="traced with fewer examples it has other operations, so that it reads the size of its batch",
+        fix="do not branch or loop on the number of examples",
+    )  # fmt: skip

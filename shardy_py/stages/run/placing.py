@@ -1,0 +1,206 @@
+"""The submeshes of a pipeline, and how every value lies on them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Var
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shardy_py.api import auto_shard
+from shardy_py.stages.run.errors import PipelineError
+from shardy_py.stages.run.programs import Program
+
+AnyMesh = Mesh | AbstractMesh | Mapping[str, int] | Sequence[Mesh | AbstractMesh] | None
+
+
+@dataclass(frozen=True)
+class Places:
+    """Meshes and shardings.
+
+    Attributes:
+        meshes: One mesh per position of the pipeline, with axes of type Auto; abstract where there are no devices to run on.
+        stages: Number of stages; stage s lies on mesh `s % len(meshes)`.
+        specs: Value -> its sharding on any of the meshes; what is not there is replicated.
+    """
+
+    meshes: tuple[Mesh | AbstractMesh, ...]
+    stages: int
+    specs: dict[Var, PartitionSpec] = field(default_factory=dict)
+
+    @property
+    def inner(self) -> dict[str, int]:
+        """Axes inside of a stage, of the largest mesh."""
+        return dict(max(self.meshes, key=lambda m: m.size).shape)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether some stage has several devices."""
+        return any(mesh.size > 1 for mesh in self.meshes)
+
+    def mesh(self, stage: int) -> Mesh | AbstractMesh:
+        """The mesh of a stage."""
+        return self.meshes[stage % len(self.meshes)]
+
+    def check_devices(self) -> None:
+        """Refuses to run on meshes without devices.
+
+        Raises:
+            PipelineError: A mesh is abstract.
+        """
+        if any(isinstance(mesh, AbstractMesh) for mesh in self.meshes):
+            need = sum(mesh.size for mesh in self.meshes)
+            inner = ", ".join(f"{name}={size}" for name, size in self.meshes[0].shape.items())
+            raise PipelineError(
+                f"the mesh needs {need} devices and there are {len(jax.devices())}", where=f"mesh=, {len(self.meshes)} times {inner}",
+                why="only `report` and `build` do without devices",
+                fix="make it smaller, pass a Mesh of devices, or set jax_num_cpu_devices before JAX starts to try it",
+            )  # fmt: skip
+
+    def sharding(self, v: Var, stage: int) -> NamedSharding:
+        """How a value lies at a stage."""
+        return _named(self.mesh(stage), self.specs.get(v, PartitionSpec()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _named(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(mesh, spec)
+
+
+def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh, ...]:
+    """The meshes of a pipeline.
+
+    Args:
+        mesh: None for one device each; a mesh or a mapping with `axis`, whose other axes are those inside of a stage; or the meshes
+            themselves, which may differ in size but not in the names of their axes. A mapping to more devices than there are is
+            abstract.
+        axis: The axis along which stages lie.
+        count: How many are needed.
+
+    Raises:
+        PipelineError: There are not as many.
+    """
+    if mesh is None:
+        mesh = {axis: count}
+    if isinstance(mesh, Mapping):
+        for name, size in mesh.items():
+            if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
+                raise PipelineError(
+                    f"mesh axis {name!r} has size {size!r}", where=f"mesh={dict(mesh)}", why="it is a number of devices, 1 or more",
+                    fix=f"pass mesh={{{axis!r}: {count}}}",
+                )  # fmt: skip
+        if axis in mesh:
+            sizes, names = tuple(map(int, mesh.values())), tuple(mesh)
+            devices, need = jax.devices(), math.prod(sizes)
+            if need > len(devices):
+                mesh = AbstractMesh(sizes, names)
+            else:
+                mesh = Mesh(np.array(devices[:need], dtype=object).reshape(sizes), names)
+    if isinstance(mesh, Mesh | AbstractMesh):
+        if axis not in mesh.axis_names:
+            mesh = {name: mesh.shape[name] for name in mesh.axis_names}
+        else:
+            return _along(mesh, axis, count)
+    if isinstance(mesh, Mapping):
+        raise PipelineError(
+            f"the mesh has no axis {axis!r}", where=f"mesh={dict(mesh)}", why="stages lie along an axis of the mesh",
+            fix=f"pass axis={next(iter(mesh), 'stage')!r}, or mesh={{{axis!r}: {count}, ...}}",
+        )  # fmt: skip
+    if not isinstance(mesh, Sequence) or not all(isinstance(m, Mesh | AbstractMesh) for m in mesh):
+        raise PipelineError(
+            f"mesh is {mesh!r}", where="mesh=", why="it is a Mesh, a mapping of axis names to sizes, or a list of meshes",
+            fix=f"pass mesh={{{axis!r}: {count}}}",
+        )  # fmt: skip
+    meshes = tuple(_auto(m) for m in mesh)
+    if len(meshes) != count or len({m.axis_names for m in meshes}) > 1:
+        raise PipelineError(
+            f"{len(meshes)} meshes with axes {sorted({m.axis_names for m in meshes})}", where="mesh=",
+            why=f"the pipeline needs {count} meshes with axes of the same names", fix=f"pass {count} of them",
+        )  # fmt: skip
+    return meshes
+
+
+def _along(mesh: Mesh | AbstractMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh, ...]:
+    if mesh.shape[axis] != count:
+        raise PipelineError(
+            f"axis {axis!r} of the mesh has size {mesh.shape[axis]}", where="mesh=",
+            why=f"the pipeline has {count} meshes: num_stages divided by virtual", fix=f"make it {count}, or change num_stages",
+        )  # fmt: skip
+    position = mesh.axis_names.index(axis)
+    names = tuple(n for n in mesh.axis_names if n != axis)
+    if isinstance(mesh, AbstractMesh):
+        return (_auto(AbstractMesh(tuple(mesh.shape[n] for n in names) or (1,), names or ("replica",))),) * count
+    found: list[Mesh | AbstractMesh] = []
+    for i in range(count):
+        devices = np.take(mesh.devices, i, axis=position)
+        if not names:
+            devices = np.asarray([devices], dtype=object)
+        found.append(_auto(Mesh(devices, names or ("replica",))))
+    return tuple(found)
+
+
+def _auto(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def trace_mesh(places: Places) -> AbstractMesh:
+    """The mesh in whose context a step is traced."""
+    inner = places.inner if places.is_sharded else {}
+    return AbstractMesh(tuple(inner.values()), tuple(inner), axis_types=(AxisType.Auto,) * len(inner))
+
+
+def plan_specs(
+    function: Callable[..., Sequence[Any]], signature: Callable[..., Any], places: Places, in_shardings: Any, arguments: Sequence[Any]
+) -> tuple[Any, list[PartitionSpec], list[PartitionSpec]]:
+    """Propagates shardings through one microbatch: the plan, the specs of its inputs, the specs of its results.
+
+    Args:
+        function: Takes the arguments, returns a list of values.
+        signature: The function whose parameters `in_shardings` names.
+        places: The meshes.
+        in_shardings: As for `auto_shard`.
+        arguments: `ShapeDtypeStruct`s.
+    """
+    named = functools.wraps(signature)(lambda *args: list(function(*args)))
+    plan = auto_shard(named, mesh=places.inner, in_shardings=in_shardings).plan(*arguments)
+    ins = [_spec(s) for s in jax.tree.leaves(plan.input_shardings)]
+    outs = [_spec(s) for s in jax.tree.leaves(plan.output_shardings)]
+    return plan, ins, outs
+
+
+def _spec(sharding: NamedSharding) -> PartitionSpec:
+    return sharding.spec
+
+
+def compile_program(program: Program, places: Places, structs: Sequence[Any], donate: Sequence[int]) -> Any:
+    """The compiled program on the mesh of its stage.
+
+    Args:
+        program: The program.
+        places: Where values lie.
+        structs: Types of its operands.
+        donate: Operands whose memory it may take.
+    """
+    stage = program.stage
+    ins = [places.sharding(v, stage) for v in (*program.inputs, *program.sums)]
+    outs = tuple(places.sharding(v, stage) for v in (*program.outputs, *program.sums, *program.resets))
+    function = program.function()
+    if places.mesh(stage).size == 1:
+        jitted = jax.jit(function, in_shardings=tuple(ins), out_shardings=outs, donate_argnums=tuple(donate), keep_unused=True)
+        return jitted.lower(*structs).compile()
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(ins))]
+    )
+    sharded = auto_shard(
+        function, mesh=places.mesh(stage), in_shardings=tuple(ins) or None, out_shardings=outs, donate_argnums=tuple(donate) or None
+    )
+    return sharded.lower(*structs).compile()

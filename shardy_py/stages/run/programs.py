@@ -1,0 +1,219 @@
+"""The programs of a pipeline: a forward and a backward pass for every stage, and updates."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.core import eval_jaxpr
+from jax.extend.core import Jaxpr, Var
+
+from shardy_py.stages.run.assignment import Assignment, reads
+from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.run.flat import Node
+from shardy_py.stages.run.microbatching import Split
+from shardy_py.stages.run.updates import Updates, closure
+
+CHEAP = frozenset(
+    {
+        "add", "sub", "mul", "neg", "max", "min", "integer_pow", "square", "abs", "sign", "gt", "ge", "lt", "le", "eq", "ne", "and", "or",
+        "not", "select_n", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "stop_gradient",
+        "one_minus_square",
+    }
+)  # fmt: skip
+"""Primitives that cost no more than reading their result from memory would."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A part of the step that is compiled by itself.
+
+    Attributes:
+        role: "F", "B" (the whole backward pass), "b" (without gradients of parameters), "W" (these), or "U" (an update).
+        stage: Its stage.
+        turn: For updates, which round of exchanges it belongs to.
+        nodes: Its equations.
+        inputs: What it reads.
+        outputs: What others read of it.
+        sums: Values that it adds to accumulators; these are further operands and results, in this order.
+        resets: Sums of microbatches for which it makes zeros, as further results.
+        averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
+        parts: Number of microbatches.
+    """
+
+    role: str
+    stage: int
+    turn: int
+    nodes: tuple[Node, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    sums: tuple[Var, ...]
+    resets: tuple[Var, ...] = ()
+    averaged: tuple[Var, ...] = ()
+    parts: int = 1
+
+    @property
+    def name(self) -> str:
+        """A name for messages and profiles: `stage1_forward`."""
+        label = {"F": "forward", "B": "backward", "b": "backward_inputs", "W": "backward_weights", "U": f"update{self.turn or ''}"}
+        return f"stage{self.stage}_{label[self.role]}"
+
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """(inputs, accumulators) to (outputs, accumulators)."""
+
+        def run(*arguments: Any) -> tuple[Any, ...]:
+            count = len(self.inputs)
+            env = dict(zip(self.inputs, arguments))
+            for v in self.averaged:
+                env[v] = (env[v] / self.parts).astype(dtype_of(v))
+            evaluate(self.nodes, env)
+            added = [jax.numpy.add(total, env[v]) for total, v in zip(arguments[count:], self.sums)]
+            zeros = [jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in self.resets]
+            return (*(env[v] for v in self.outputs), *added, *zeros)
+
+        run.__name__ = run.__qualname__ = self.name
+        return run
+
+
+def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:
+    """Runs equations on the values of `env`, which gets their results.
+
+    Args:
+        nodes: The equations.
+        env: Variable -> value.
+    """
+    made = list(dict.fromkeys(v for node in nodes for v in node.eqn.outvars))
+    inside = set(made)
+    read = list(dict.fromkeys(v for node in nodes for v in reads(node.eqn) if v not in inside))
+    effects: set[Any] = set()
+    for node in nodes:
+        effects.update(node.eqn.effects)
+    jaxpr = _nothing().replace(invars=read, outvars=made, eqns=[node.eqn for node in nodes], effects=effects)
+    env.update(zip(made, eval_jaxpr(jaxpr, (), *(env[v] for v in read))))
+
+
+@functools.cache
+def _nothing() -> Jaxpr:
+    """A jaxpr to replace the parts of, so that it has all others."""
+    return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def stage_programs(split: Split, assigned: Assignment, split_backward: Sequence[bool]) -> dict[tuple[str, int], Program]:
+    """Forward and backward programs of every stage.
+
+    Args:
+        split: The step.
+        assigned: Who computes what.
+        split_backward: For every stage, whether its backward pass runs in two parts.
+
+    Returns:
+        (role, stage) to program; a stage has F, and B or else b and W.
+    """
+    nodes = split.micro.nodes
+    of: list[tuple[str, int] | None] = [
+        None if s is None else ("B" if back else "F", s) for s, back in zip(assigned.stage, assigned.backward)
+    ]
+    for s in range(assigned.stages):
+        if split_backward[s]:
+            _split_backward(nodes, of, s)
+    made_by = {v: of[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    last = assigned.stages - 1
+    summed = dict.fromkeys([*split.sums, *split.averaged])
+    pinned = [v for v in (*summed, *split.stacked) if made_by.get(v) is None]
+    keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
+    bodies: dict[tuple[str, int], list[Node]] = {}
+    inputs: dict[tuple[str, int], list[Var]] = {}
+    for key in keys:
+        extra = pinned if key == ("F", last) else []
+        bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i: of[i] is None, extra)
+        inputs[key] = _inputs(bodies[key], extra)
+        again = set() if key[0] == "F" else _computed_again(nodes, of, key[1], set(inputs[key]), made_by)
+        if again:
+            bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i, again=again: of[i] is None or i in again, extra)
+            inputs[key] = _inputs(bodies[key], extra)
+    read_by: dict[Var, list[tuple[str, int]]] = {}
+    for key in keys:
+        for v in inputs[key]:
+            read_by.setdefault(v, []).append(key)
+    programs: dict[tuple[str, int], Program] = {}
+    for key in keys:
+        own = [v for node in bodies[key] for v in node.eqn.outvars if made_by[v] == key or (key == ("F", last) and v in pinned)]
+        outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.stacked]
+        sums = [v for v in own if v in summed]
+        programs[key] = Program(key[0], key[1], 0, tuple(bodies[key]), tuple(inputs[key]), tuple(outputs), tuple(sums))
+    return programs
+
+
+def _computed_again(
+    nodes: Sequence[Node], of: Sequence[tuple[str, int] | None], stage: int, read: set[Var], made_by: Mapping[Var, tuple[str, int] | None]
+) -> set[int]:
+    """Forward nodes of a stage whose results its backward pass rather makes again, of what it reads anyway, than keeps."""
+    found: set[int] = set()
+    there = set(read)
+    for i, node in enumerate(nodes):
+        if of[i] != ("F", stage) or node.eqn.primitive.name not in CHEAP or not any(v in read for v in node.eqn.outvars):
+            continue
+        if all(v in there or made_by.get(v, ("", 0)) is None for v in reads(node.eqn)):
+            found.add(i)
+            there.update(node.eqn.outvars)
+    return found
+
+
+def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], stage: int) -> None:
+    """What a stage has to send on is "b"; the rest of its backward pass is "W"."""
+    producer = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    mine = {i for i, key in enumerate(of) if key == ("B", stage)}
+    todo = [
+        producer[v]
+        for i, node in enumerate(nodes)
+        if i not in mine and of[i] is not None and of[i] != ("W", stage)
+        for v in reads(node.eqn)
+        if producer.get(v) in mine
+    ]
+    hurried: set[int] = set()
+    while todo:
+        i = todo.pop()
+        if i not in hurried and (i in mine or of[i] is None):
+            hurried.add(i)
+            todo += [producer[v] for v in reads(nodes[i].eqn) if v in producer]
+    for i in mine:
+        of[i] = ("b" if i in hurried else "W", stage)
+
+
+def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> list[Program]:
+    """Programs of what runs once, in the order in which they run.
+
+    Args:
+        split: The step.
+        updates: Who computes what.
+        results: The results of the step.
+    """
+    nodes, group = split.update, updates.group
+    made_by = {v: group[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    keys = sorted({key for key in group if key is not None})
+    free_results = [v for v in dict.fromkeys(results) if v in made_by and made_by[v] is None]
+    if free_results and (0, 0) not in keys:
+        keys.insert(0, (0, 0))
+    bodies: dict[tuple[int, int], list[Node]] = {}
+    inputs: dict[tuple[int, int], list[Var]] = {}
+    for key in keys:
+        extra = free_results if key == (0, 0) else []
+        bodies[key] = closure(nodes, lambda i, key=key: group[i] == key, lambda i: group[i] is None, extra)
+        inputs[key] = _inputs(bodies[key], extra)
+    programs: list[Program] = []
+    for key in keys:
+        read_elsewhere = {v for other in keys if other != key for v in inputs[other]} | set(results)
+        own = [v for node in bodies[key] for v in node.eqn.outvars if made_by[v] == key or (key == (0, 0) and v in free_results)]
+        outputs = tuple(v for v in own if v in read_elsewhere)
+        programs.append(Program("U", key[1], key[0], tuple(bodies[key]), tuple(inputs[key]), outputs, ()))
+    return programs
+
+
+def _inputs(body: Sequence[Node], results: Sequence[Var]) -> list[Var]:
+    made = {v for node in body for v in node.eqn.outvars}
+    found = dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in made)
+    found.update(dict.fromkeys(v for v in results if v not in made))
+    return list(found)

@@ -1,0 +1,51 @@
+"""Modelled times of the programs of a pipeline, and of what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jax.extend.core import Var
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.equation_cost import bytes_of, equation_seconds
+from shardy_py.stages.run.placing import Places
+from shardy_py.stages.run.programs import Program
+
+Programs = Mapping[tuple[str, int], Program]
+
+
+def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[str, list[float]]:
+    """Seconds of every stage, as `simulate` takes them; the devices of a stage share its work evenly.
+
+    Args:
+        programs: (role, stage) to program.
+        places: The meshes.
+        hardware: What runs them.
+    """
+    count = places.stages
+    times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
+    label = {"F": "forward", "B": "backward", "b": "backward", "W": "weight"}
+    for (role, s), program in programs.items():
+        times[label[role]][s] = sum(equation_seconds(node.eqn, hardware) for node in program.nodes) / places.mesh(s).size
+    moved = sent(programs)
+    crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(count - 1)]
+    # What crosses a boundary goes half forwards, half back.
+    transfer = [n / 2 / hardware.fabric.bandwidth + hardware.fabric.latency for n in crossing]
+    return {**times, "transfer": transfer}
+
+
+def sent(programs: Programs) -> dict[tuple[int, int], int]:
+    """(from, to) -> bytes of activations and cotangents that a microbatch sends between these stages.
+
+    Args:
+        programs: (role, stage) to program.
+    """
+    found: dict[tuple[int, int], int] = {}
+    made_by: dict[Var, int] = {v: s for (_, s), program in programs.items() for v in program.outputs}
+    seen: set[tuple[Var, int]] = set()
+    for (_, t), program in programs.items():
+        for v in program.inputs:
+            if v in made_by and made_by[v] != t and (v, t) not in seen:
+                seen.add((v, t))
+                found[made_by[v], t] = found.get((made_by[v], t), 0) + bytes_of(v)
+    return found

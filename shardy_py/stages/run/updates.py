@@ -1,0 +1,109 @@
+"""Where the part of a step that runs once lies: optimizer updates beside their parameters, with as few exchanges as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jax.extend.core import Literal, Var
+
+from shardy_py.stages.equation_cost import bytes_of
+from shardy_py.stages.run.assignment import reads
+from shardy_py.stages.run.atoms import shape_of
+from shardy_py.stages.run.flat import Node
+
+SMALL = 4096
+"""Bytes up to which a value that needs no gradient, such as a learning rate, is computed on every stage that wants it."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Where everything that runs once is computed.
+
+    Attributes:
+        group: For every node (round, stage); None for one that every group that needs it computes for itself.
+        owner: Input -> the stage on which it is kept.
+    """
+
+    group: tuple[tuple[int, int] | None, ...]
+    owner: dict[Var, int]
+
+
+def place_updates(nodes: Sequence[Node], located: Mapping[Var, int], uses: Mapping[Var, Sequence[int]], inputs: Iterable[Var]) -> Updates:
+    """Assigns the nodes that run once.
+
+    Args:
+        nodes: The nodes.
+        located: Sums over microbatches and other values of the pipeline -> their stage.
+        uses: Input -> stages that use it in every microbatch.
+        inputs: All inputs that are not part of the batch.
+    """
+    same = _Components()
+    for node in nodes:
+        large = [v for v in (*reads(node.eqn), *node.eqn.outvars) if bytes_of(v) > SMALL or v in located]
+        for v in large[1:]:
+            if shape_of(v) == shape_of(large[0]):
+                same.join(large[0], v)
+    home: dict[Var, int] = {}
+    for v, s in located.items():
+        home[same.root(v)] = min(s, home.get(same.root(v), s))
+    for v in inputs:
+        if uses.get(v):
+            home[same.root(v)] = min(uses[v])
+    owner = {v: home.get(same.root(v), 0) for v in inputs}
+    copied: set[Var] = {v for v in inputs if bytes_of(v) <= SMALL}
+    stage_of: dict[Var, int] = {**owner, **located}
+    round_of: dict[Var, int] = {}
+    groups: list[tuple[int, int] | None] = []
+    for node in nodes:
+        inputs_here = reads(node.eqn)
+        if node.eqn.outvars and all(v in copied for v in inputs_here) and all(bytes_of(v) <= SMALL for v in node.eqn.outvars):
+            copied.update(node.eqn.outvars)
+            groups.append(None)
+            continue
+        known = home.get(same.root(node.eqn.outvars[0])) if node.eqn.outvars else None
+        if known is None:
+            fixed = [v for v in inputs_here if v in stage_of and v not in copied] or inputs_here
+            known = stage_of.get(max(fixed, key=bytes_of), 0) if fixed else 0
+        turn = max((round_of[v] + (stage_of[v] != known) for v in inputs_here if v in round_of), default=0)
+        groups.append((turn, known))
+        for v in node.eqn.outvars:
+            round_of[v], stage_of[v] = turn, known
+    return Updates(tuple(groups), owner)
+
+
+class _Components:
+    """Values of one shape that meet in an equation."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Var, Var] = {}
+
+    def root(self, v: Var) -> Var:
+        while (up := self._parent.get(v, v)) is not v:
+            self._parent[v] = self._parent.get(up, up)
+            v = up
+        return v
+
+    def join(self, a: Var, b: Var) -> None:
+        a, b = self.root(a), self.root(b)
+        if a is not b:
+            self._parent[b] = a
+
+
+def closure(nodes: Sequence[Node], chosen: Callable[[int], bool], free: Callable[[int], bool], results: Iterable[Var]) -> list[Node]:
+    """The chosen nodes with the free ones that they or these results need, in order.
+
+    Args:
+        nodes: All nodes.
+        chosen: Whether a node, by its index, is one of the program.
+        free: Whether it may be computed in any program.
+        results: Values that the program has to make.
+    """
+    wanted = set(results)
+    kept: list[Node] = []
+    for i in range(len(nodes) - 1, -1, -1):
+        eqn = nodes[i].eqn
+        if chosen(i) or (free(i) and any(v in wanted for v in eqn.outvars)):
+            kept.append(nodes[i])
+            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return kept[::-1]

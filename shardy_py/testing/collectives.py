@@ -1,0 +1,100 @@
+"""How many collectives a plan runs, and of how many bytes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardy_py.plan import Plan
+from shardy_py.plan.collectives import KINDS, Collective, lines
+from shardy_py.plan.movements import format_bytes
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_RELATIONS: dict[str, Callable[[float, float], bool]] = {"": operator.eq, "==": operator.eq, "<": operator.lt, "<=": operator.le}
+_LIMIT = re.compile(r"(?P<relation><=|<|==)?\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)?")
+_SHOWN = 30
+
+
+def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others: bool = False) -> None:
+    """Asserts which collectives a call runs.
+
+    Args:
+        plan: The plan.
+        expected: For each kind (`all_gather`), or kind over given axes (`all_gather(model)`), how many there are in the program, or the
+            bytes that a device receives in a call: `2`, `"<= 3"`, `"240 KiB"`, `"< 1.5 GiB"`. Those in loops count once, their bytes as
+            often as the loop runs.
+        others: Whether there may be collectives that are not named; by default there may not.
+
+    Raises:
+        AssertionError: There are others, or other bytes; the message lists them with their source lines.
+        ValueError: A kind or a limit that means nothing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+        >>> plan = sp.auto_shard(jnp.sum, mesh={"data": 4}, in_shardings=jax.P("data")).plan(x)
+        >>> assert_collectives(plan, {"all_reduce(data)": 1})
+        >>> assert_collectives(plan, {"all_reduce": "<= 1 KiB"})
+    """
+    __tracebackhide__ = True
+    wanted = {key: _Limit.parse(key, value) for key, value in expected.items()}
+    for key in expected:
+        kind = key.partition("(")[0]
+        if kind not in KINDS:
+            raise ValueError(f"there is no kind of collectives {kind!r}; the kinds are {', '.join(KINDS)}")
+    problems: list[str] = []
+    named: set[int] = set()
+    for key, limit in wanted.items():
+        found = [(i, c) for i, c in enumerate(plan.collectives) if key in (c.kind, _with_axes(c))]
+        named |= {i for i, _ in found}
+        actual = limit.measure([c for _, c in found])
+        if not limit.holds(actual):
+            problems.append(f"{limit.shown(actual)} {key}, expected {limit.text}")
+    if not others:
+        counts: dict[str, int] = {}
+        for i, c in enumerate(plan.collectives):
+            if i not in named:
+                counts[_with_axes(c)] = counts.get(_with_axes(c), 0) + 1
+        problems += (f"{n} {key}, expected none" for key, n in counts.items())
+    if problems:
+        listed = [f"  {line}" for line in lines(plan.collectives)] if plan.collectives else ["  none"]
+        more = [f"  ... and {len(listed) - _SHOWN} more"] if len(listed) > _SHOWN else []
+        raise AssertionError(
+            "\n".join((f"collectives of the plan of {plan.name}: {'; '.join(problems)}", "it has", *listed[:_SHOWN], *more))
+        )
+
+
+def _with_axes(collective: Collective) -> str:
+    return f"{collective.kind}({','.join(collective.axes)})"
+
+
+@dataclass(frozen=True)
+class _Limit:
+    text: str
+    number: float
+    is_bytes: bool
+    relation: str
+
+    @staticmethod
+    def parse(key: str, value: int | str) -> _Limit:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(f"{key}: expected a number or a text like '<= 3' or '1.5 MiB', got {value!r}")
+        match = _LIMIT.fullmatch(str(value).strip())
+        unit = match["unit"] if match else None
+        if match is None or (unit is not None and unit not in _UNITS):
+            raise ValueError(f"{key}: {value!r} is neither a number of collectives nor of bytes; the units are {', '.join(_UNITS)}")
+        number = float(match["number"]) * (1 if unit is None else _UNITS[unit])
+        return _Limit(str(value), number, unit is not None, match["relation"] or "")
+
+    def measure(self, found: list[Collective]) -> int:
+        if not self.is_bytes:
+            return len(found)
+        return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in found)
+
+    def holds(self, actual: int) -> bool:
+        return _RELATIONS[self.relation](actual, self.number)
+
+    def shown(self, actual: int) -> str:
+        return f"{format_bytes(actual)} ({actual} B)" if self.is_bytes else str(actual)

@@ -1,0 +1,1 @@
+"""A plan as a web page, and as a card in a notebook."""

@@ -1,0 +1,94 @@
+"""A plan as a card in a notebook: static HTML without a script, which every viewer of notebooks shows alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.collectives import summary
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+    from shardy_py.plan.reshards import Reshard
+
+VALUES_SHOWN = 24
+"""Of inputs and of outputs that many are listed, those that take the most memory."""
+
+MOVES_SHOWN = 12
+"""That many reshards are listed, those that move the most bytes."""
+
+FINDINGS_SHOWN = 12
+"""That many findings are listed, the gravest first."""
+
+_CELL = 'style="text-align:left;padding:1px 12px 1px 0;vertical-align:top"'
+_NUMBER = 'style="text-align:right;padding:1px 12px 1px 0;vertical-align:top;white-space:nowrap"'
+_MONO = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
+_GRAVITY = {"error": 0, "warning": 1, "info": 2}
+
+
+def card(plan: Plan) -> str:
+    """The plan in short: mesh, figures, largest inputs and outputs, reshards and findings, each list behind a triangle.
+
+    A plan that is run by explicit collectives is not partitioned for it: what is not yet known is left out.
+
+    Args:
+        plan: A plan.
+    """
+    known = plan.__dict__
+    partitioned = plan.source is None or "collectives" in known
+    findings = plan.findings if plan.source is None or "findings" in known else plan.noted
+    axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+    figures = [f"inputs {format_bytes(_bytes(plan, plan.inputs))}", f"outputs {format_bytes(_bytes(plan, plan.outputs))} per device"]
+    if partitioned:
+        moved = "; ".join(map(str, summary(plan.collectives))) or "none"
+        figures.append(f"communication per call: {moved}")
+    parts = [
+        f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b></div>",
+        f"<div>{escape('; '.join(figures))}</div>",
+        _values("inputs", plan, plan.inputs),
+        _values("outputs", plan, plan.outputs),
+    ]
+    if plan.source is None or "reshards" in known:
+        parts.append(_moves(plan.reshards))
+    if findings:
+        ordered = sorted(findings, key=lambda f: _GRAVITY[f.severity])
+        rows = [f"<tr><td {_CELL}>{escape(str(f))}</td></tr>" for f in ordered[:FINDINGS_SHOWN]]
+        parts.append(_folded("findings", len(ordered), rows, opened=ordered[0].severity != "info"))
+    parts.append("<div><small>save_html(path) writes all of it as a page: every value, why it is sharded so, charts.</small></div>")
+    return f'<div style="font-size:13px;line-height:1.5">{"".join(parts)}</div>'
+
+
+def _values(title: str, plan: Plan, values: Sequence[PlannedValue]) -> str:
+    largest = sorted(values, key=lambda v: -_bytes(plan, [v]))[:VALUES_SHOWN]
+    rows = [
+        f"<tr><td {_CELL}>{_code(v.path)}</td><td {_CELL}>{_code(typed(v.type, v.sharding))}</td>"
+        f"<td {_NUMBER}>{format_bytes(_bytes(plan, [v]))}</td></tr>"
+        for v in largest
+    ]
+    return _folded(title, len(values), rows, opened=len(values) <= VALUES_SHOWN // 2)
+
+
+def _moves(reshards: Sequence[Reshard]) -> str:
+    ordered = sorted(reshards, key=lambda r: -r.bytes_per_device * (r.trips or 1))
+    rows = [f"<tr><td {_CELL}>{_code(str(r))}</td></tr>" for r in ordered[:MOVES_SHOWN]]
+    return _folded("reshards", len(reshards), rows) if reshards else "<div>no data moves between devices</div>"
+
+
+def _folded(title: str, count: int, rows: Sequence[str], *, opened: bool = False) -> str:
+    if len(rows) < count:
+        rows = [*rows, f"<tr><td {_CELL}>… and {count - len(rows)} more</td></tr>"]
+    state = " open" if opened else ""
+    table = f'<table style="border-collapse:collapse;font-size:13px">{"".join(rows)}</table>'
+    return f"<details{state}><summary>{count} {title if count != 1 else title[:-1]}</summary>{table}</details>"
+
+
+def _code(text: str) -> str:
+    return f'<code style="{_MONO}">{escape(text)}</code>'
+
+
+def _bytes(plan: Plan, values: Iterable[PlannedValue]) -> int:
+    return sum(local_bytes(value.type, value.sharding, plan.program.meshes) for value in values)

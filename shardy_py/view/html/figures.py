@@ -1,0 +1,118 @@
+"""What a page says of memory and cost: figures for its header, the series and shares of its charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.plan.cost_text import count_text, seconds_text
+from shardy_py.plan.movements import format_bytes
+
+if TYPE_CHECKING:
+    from shardy_py.cost.hardware import Hardware
+    from shardy_py.plan.cost_analysis import CostAnalysis, Share
+    from shardy_py.plan.memory_analysis import MemoryAnalysis
+    from shardy_py.plan.plan import Plan
+
+POINTS = 1200
+"""So many points the curve of live memory has at most; of steps that share one the largest counts."""
+
+LISTED = 12
+"""Of what lies in memory at the peak, and of modules and lines that take time, that many are listed."""
+
+
+def costs(plan: Plan, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Entries of a page's data: `figures`, `memory`, and with hardware `time`.
+
+    Args:
+        plan: A plan.
+        hardware: As for `Plan.cost_analysis`.
+        numbers: Name of a value -> its number on the page.
+    """
+    analysis = plan.cost_analysis(hardware)
+    memory = plan.memory_analysis(hardware)
+    found: dict[str, Any] = {"figures": _figures(analysis, memory), "memory": _memory(memory, numbers)}
+    if analysis.hardware is not None:
+        found["time"] = {"modules": _shares(analysis.by_module), "lines": _shares(analysis.by_line), "ops": _shares(analysis.by_op)}
+    return found
+
+
+def _figures(analysis: CostAnalysis, memory: MemoryAnalysis) -> list[list[str]]:
+    figures = [["operations", f"{count_text(analysis.flops)}FLOP" if analysis.flops >= 1e3 else f"{analysis.flops:.0f} FLOP"]]
+    if analysis.hardware is not None and analysis.step_seconds is not None:
+        figures.append([f"time on {analysis.hardware.name}", span_text(analysis.step_seconds.low, analysis.step_seconds.high)])
+    if memory.headroom_in_bytes is not None:
+        room = memory.headroom_in_bytes
+        said = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too little"
+        figures.append([f"room on {memory.hardware}", said])
+    return figures
+
+
+def span_text(low: float, high: float) -> str:
+    """A range of seconds, short.
+
+    Args:
+        low: Seconds.
+        high: Seconds.
+
+    Example:
+        >>> span_text(0.001, 0.0025), span_text(0.0005, 2), span_text(1, 1)
+        ('1–2.5 ms', '500 us–2 s', '1 s')
+    """
+    first, last = seconds_text(low), seconds_text(high)
+    if first == last:
+        return last
+    return f"{first.partition(' ')[0] if first.partition(' ')[2] == last.partition(' ')[2] else first}–{last}"
+
+
+def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any]:
+    at, heights = thinned(memory.series)
+    peak = memory.peak
+    said = "" if peak is None else " at ".join(part for part in (peak.primitive, peak.location.rpartition("/")[2]) if part)
+    top = [
+        [
+            -1 if part.role == "temporary" else numbers.get(part.name, -1),
+            part.name + (f" × {part.count}" if part.count > 1 else ""),
+            part.bytes,
+            part.location.rpartition("/")[2] if part.role == "temporary" else part.role,
+        ]
+        for part in memory.contributors[:LISTED]
+    ]
+    rest = memory.contributors[LISTED:]
+    if rest:
+        top.append([-1, f"{len(rest)} more", sum(part.bytes for part in rest), ""])
+    return {
+        "at": at,
+        "bytes": heights,
+        "end": len(memory.series),
+        "peak": memory.peak_memory_in_bytes,
+        "peak_at": memory.peak_step,
+        "where": said,
+        "top": top,
+    }
+
+
+def thinned(series: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where a curve changes, and to what; neighbours share a point, the highest of them, where there are too many.
+
+    Args:
+        series: Its height at every step.
+
+    Example:
+        >>> thinned([5, 5, 7, 6])
+        ([0, 2, 3], [5, 7, 6])
+    """
+    wide = -(-len(series) // POINTS)
+    at: list[int] = []
+    heights: list[int] = []
+    for start in range(0, len(series), max(1, wide)):
+        height = max(series[start : start + wide])
+        if not heights or heights[-1] != height:
+            at.append(start)
+            heights.append(height)
+    return at, heights
+
+
+def _shares(shares: Sequence[Share]) -> list[list[Any]]:
+    """Name, seconds of computing and of communication."""
+    return [[s.name, s.compute_seconds or 0.0, s.communication_seconds or 0.0] for s in shares[:LISTED] if s.seconds]

@@ -1,0 +1,119 @@
+// Where data moves, and findings: as lines in the panel, and as lists of their own.
+
+const PAGE = 100;
+
+function runs(trips) {
+  return trips === null ? " each trip" : trips === 1 ? "" : ` × ${grouped(trips)}`;
+}
+
+function moveLine(plan, row) {
+  const [, , from, to, steps, bytes, trips, reason, , place] = row;
+  const where = plan.location(place);
+  return [
+    el("div", {}, el("b", {}, steps.map((step) => step[0]).join(", ")), ` ${bytesText(bytes)}${runs(trips)}`),
+    el("div", {}, el("code", {}, plan.tables.types[from].text), " → ", el("code", {}, plan.tables.types[to].text)),
+    el("div", { class: "soft" }, plan.strings[reason], where ? [" at ", el("code", {}, where)] : ""),
+  ];
+}
+
+function collectiveLine(plan, row) {
+  const [, , kind, axes, group, operand, bytes, trips, primitive, place] = row;
+  const where = plan.location(place);
+  return [
+    el("b", {}, `${kind}(${axes.join(", ")})`), ` of ${operand}, ${plural(group, "device")}: ${bytesText(bytes)}${runs(trips)}`,
+    el("div", { class: "soft" }, plan.strings[primitive], where ? [" at ", el("code", {}, where)] : ""),
+  ];
+}
+
+function findingLine(plan, row, go) {
+  const [severity, kind, message, i, path, place, bytes, fix] = row;
+  const where = plan.location(place);
+  const value = go && i >= 0 ? el("button", { class: "link", on: { click: () => go(plan, i) } }, path) : path ? el("code", {}, path) : null;
+  return [
+    el("div", {}, el("span", { class: `mark ${severity}` }, severity), " ", el("b", {}, kind), bytes ? ` ${bytesText(bytes)}` : "", value ? [" ", value] : "", where ? [" ", el("code", { class: "soft", title: plan.location(place, false) }, where)] : ""),
+    el("div", {}, message),
+    fix ? el("div", {}, el("span", { class: "soft" }, "fix: "), el("code", {}, fix)) : null,
+  ];
+}
+
+/** A list of which a page is shown at a time. */
+function paged(entries, draw, into) {
+  let shown = 0;
+  const more = el("p", {}, el("button", { on: { click: () => add() } }, ""));
+  const add = () => {
+    into.append(...entries.slice(shown, shown + PAGE).map(draw));
+    shown = Math.min(entries.length, shown + PAGE);
+    more.classList.toggle("hidden", shown >= entries.length);
+    more.firstChild.textContent = `show more: ${grouped(shown)} of ${grouped(entries.length)} are shown`;
+  };
+  add();
+  return more;
+}
+
+/** Rows that differ in nothing but the value as one, those that move the most bytes first; `bytes` is the column of bytes, trips follow it. */
+function alike(rows, bytes) {
+  const byText = new Map();
+  for (const row of rows) {
+    const key = JSON.stringify(row.slice(2));
+    if (!byText.has(key)) byText.set(key, []);
+    byText.get(key).push(row);
+  }
+  const weight = (same) => same.length * same[0][bytes] * (same[0][bytes + 1] === null ? 1 : same[0][bytes + 1]);
+  return [...byText.values()].map((same) => ({ rows: same, bytes: weight(same) })).sort((x, y) => y.bytes - x.bytes);
+}
+
+/** The values of rows that are alike: the first, and how many more. */
+function namesOf(plan, rows, go) {
+  const [i, name] = rows[0];
+  const first = i >= 0 ? el("button", { class: "link", on: { click: () => go(plan, i) } }, name) : el("code", {}, name);
+  return [first, rows.length > 1 ? el("span", { class: "soft" }, ` and ${grouped(rows.length - 1)} more`) : null];
+}
+
+function table(heads, entries, draw) {
+  const body = el("tbody", {});
+  const more = paged(entries, draw, body);
+  const head = el("tr", {}, heads.map((text, n) => el("th", { scope: "col", class: n >= heads.length - 2 ? "right" : null }, text)));
+  return [el("table", {}, el("thead", {}, head), body), more];
+}
+
+function asked(plan, reason, place) {
+  const where = plan.location(place);
+  return el("div", { class: "soft" }, plan.strings[reason], where ? [plan.strings[reason] ? " at " : "", el("code", { title: plan.location(place, false) }, where)] : "");
+}
+
+function movesView(plan, go) {
+  const jit = plan.data.lowering === "jit";
+  const moves = table(["value", "from → to, and what asks for it", "collectives", "bytes each", "in all"], alike(plan.data.moves, 5), ({ rows, bytes }) => {
+    const [, , from, to, steps, once, trips, reason, , place] = rows[0];
+    return el("tr", {},
+      el("td", {}, namesOf(plan, rows, go)),
+      el("td", {}, el("code", {}, plan.tables.types[from].text), " → ", el("code", {}, plan.tables.types[to].text), asked(plan, reason, place)),
+      el("td", {}, steps.map((step) => el("div", { class: "whole" }, step[0]))),
+      el("td", { class: "right" }, `${bytesText(once)}${runs(trips)}`),
+      el("td", { class: "right" }, bytesText(bytes)));
+  });
+  const sent = table(["value", "operand, and what asks for it", "collective", "bytes each", "in all"], alike(plan.data.collectives, 6), ({ rows, bytes }) => {
+    const [, , kind, axes, group, operand, once, trips, primitive, place] = rows[0];
+    return el("tr", {},
+      el("td", {}, namesOf(plan, rows, go)),
+      el("td", {}, el("code", {}, operand), asked(plan, primitive, place)),
+      el("td", {}, el("div", { class: "whole" }, `${kind}(${axes.join(",")})`), el("div", { class: "soft" }, plural(group, "device"))),
+      el("td", { class: "right" }, `${bytesText(once)}${runs(trips)}`),
+      el("td", { class: "right" }, bytesText(bytes)));
+  });
+  const or = (rows, made) => (rows.length ? made : [el("p", { class: "empty" }, "No data moves between devices.")]);
+  const lists = [
+    [el("h3", {}, "Reshards: what the shardings ask for"), ...or(plan.data.moves, moves)],
+    [el("h3", {}, jit ? "Collectives: what XLA's partitioner is expected to make of it" : "Collectives: what runs"), ...or(plan.data.collectives, sent)],
+  ];
+  return [...(jit ? lists : lists.reverse()).flat(), el("p", { class: "soft" }, "Bytes are those that each device receives.")];
+}
+
+const GRAVITY = { error: 0, warning: 1, info: 2 };
+
+function findingsView(plan, go) {
+  const rows = [...plan.data.findings].sort((x, y) => GRAVITY[x[0]] - GRAVITY[y[0]]);
+  if (!rows.length) return [el("p", { class: "empty" }, "Nothing was found that deserves a look.")];
+  const list = el("ul", { class: "plain" });
+  return [list, paged(rows, (row) => el("li", {}, findingLine(plan, row, go)), list)];
+}

@@ -1,0 +1,90 @@
+"""A plan as one page of HTML that loads nothing: data, style and script are in it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import json
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.plan.matching import partners
+from shardy_py.view.html.payload import payload
+
+if TYPE_CHECKING:
+    from shardy_py.cost.hardware import Hardware
+    from shardy_py.plan.plan import Plan
+
+SCRIPTS = ("dom.js", "data.js", "tree.js", "sharding.js", "lists.js", "panel.js", "charts.js", "main.js")
+"""Parts of the page's script, in the order in which they are put together."""
+
+
+def page(plan: Plan, other: Plan | None = None, hardware: str | Hardware | None = None) -> str:
+    """The page; the same plans give the same text in every process.
+
+    Nothing that a user named is markup in it: names stand in a block of JSON whose `<`, `>` and `&` are escaped, and the script makes
+    text of them. The page's content security policy allows its own style and script, by their hashes, and nothing else.
+
+    Args:
+        plan: What to show.
+        other: A plan to show beside it.
+        hardware: What seconds and memory are worked out for, as for `Plan.cost_analysis`.
+
+    Raises:
+        HardwareError: Such hardware is not known.
+        TypeError: `other` is no plan.
+    """
+    for each in (plan, other):
+        if each is not None and not hasattr(each, "program"):
+            raise TypeError(f"other must be a Plan, got {type(each).__name__}; hardware is a keyword: hardware={each!r}")
+    plans = [payload(each, hardware) for each in (plan, other) if each is not None]
+    title = f"plan of {plan.name}" if other is None or other.name == plan.name else f"plans of {plan.name} and {other.name}"
+    return assembled({"plans": plans, "partners": None if other is None else partners(plan, other)}, title)
+
+
+def assembled(data: dict[str, Any], title: str) -> str:
+    """A page from its data.
+
+    Args:
+        data: `plans`, one or two as `payload` gives them, and `partners`, as `plan.matching.partners` gives them, or None.
+        title: What the window is called.
+    """
+    style, script = _style(), _script()
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    parts = {"POLICY": policy, "TITLE": html.escape(title), "STYLE": style, "DATA": inert_json(data), "SCRIPT": script}
+    pieces = _file("page.html").split("%")
+    return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def inert_json(data: Any) -> str:
+    r"""JSON that can stand in a `<script>` element: it cannot end it, nor begin a comment in it.
+
+    Args:
+        data: Lists, dicts with string keys, strings, numbers, booleans, None.
+
+    Example:
+        >>> inert_json(["</script>"])
+        '["\\u003c/script\\u003e"]'
+    """
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@functools.cache
+def _style() -> str:
+    return _file("page.css")
+
+
+@functools.cache
+def _script() -> str:
+    return '(() => {\n"use strict";\n' + "".join(map(_file, SCRIPTS)) + "})();\n"
+
+
+def _file(name: str) -> str:
+    return resources.files("shardy_py.view.html").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")

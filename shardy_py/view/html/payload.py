@@ -1,0 +1,140 @@
+"""What a page knows of a plan, as plain data: tables, columns of numbers with one entry per value, and short lists."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.ir import Value
+from shardy_py.passes.collection import no_collection
+from shardy_py.passes.propagation.graph import Holder
+from shardy_py.view.html.figures import costs
+from shardy_py.view.html.paths import path_parts
+from shardy_py.view.html.reasons import links
+from shardy_py.view.html.tables import Tables
+
+if TYPE_CHECKING:
+    from shardy_py.cost.hardware import Hardware
+    from shardy_py.plan.plan import Plan
+
+
+@no_collection()
+def payload(plan: Plan, hardware: str | Hardware | None = None) -> dict[str, Any]:
+    """Everything that the page of one plan shows; the same plan gives the same data in every process.
+
+    Values are numbered as in `plan.values`: inputs, intermediates, outputs. Numbers behind those stand for values that a plan does not
+    list, such as arguments of loop bodies, which `links` refers to; `unlisted` has their names.
+
+    Args:
+        plan: A plan.
+        hardware: As for `Plan.cost_analysis`.
+    """
+    data = _Reader(plan)
+    return {**data.read(), **costs(plan, hardware, data.by_path)}
+
+
+class _Reader:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.tables = Tables(plan.program, plan.mesh, _devices(plan))
+        self.listed = plan._intermediates
+        self.first_output = len(plan.inputs) + len(self.listed)
+        self.count = self.first_output + len(plan.outputs)
+        self.numbers: dict[Any, int] = {value: len(plan.inputs) + i for i, (value, _) in enumerate(self.listed)}
+        self.numbers.update((value, i) for i, value in enumerate(plan.program.main.arguments[: len(plan.inputs)]))
+        self.unlisted: list[str] = []
+        self.nowhere = self.tables.places(("", ""))
+        self.by_path: dict[str, int] = {}
+
+    def read(self) -> dict[str, Any]:
+        plan, tables = self.plan, self.tables
+        values = self._values()
+        moves = [self._reshard(r) for r in plan.reshards]
+        collectives = [self._collective(c) for c in plan.collectives]
+        data = {
+            "name": plan.name,
+            "lowering": "jit" if plan.source is None else "shard_map",
+            "values": values,
+            "links": links(plan, tables, self._number),
+            "unlisted": self.unlisted,
+            "moves": moves,
+            "collectives": collectives,
+            "findings": [self._finding(f) for f in plan.findings],
+            "donation": [[d.input, -1 if d.output is None else self.first_output + d.output, d.reason, d.fix] for d in plan.donation],
+        }
+        return {**data, "tables": tables.rows()}
+
+    def _values(self) -> dict[str, Any]:
+        plan, tables = self.plan, self.tables
+        types, primitives, places, depths = [], [], [], []
+        parts: list[list[int]] = []
+        text = tables.strings
+        none = text("")
+        for value in plan.inputs:
+            self.by_path.setdefault(value.path, len(types))
+            types.append(tables.types((value.type, value.sharding)))
+            parts.append([text(part) for part in path_parts(value.path)])
+        n = len(types)
+        primitives, places, depths = [none] * n, [self.nowhere] * n, [0] * n
+        for _, planned in self.listed:
+            self.by_path.setdefault(planned.path, len(types))
+            types.append(tables.types((planned.type, planned.sharding)))
+            primitives.append(text(planned.primitive))
+            places.append(tables.places((planned.location, planned.module)))
+            depths.append(planned.depth)
+        for value in plan.outputs:
+            self.by_path.setdefault(value.path, len(types))
+            types.append(tables.types((value.type, value.sharding)))
+            parts.append([text(part) for part in path_parts(value.path)])
+        m = len(plan.outputs)
+        primitives += [none] * m
+        places += [self.nowhere] * m
+        depths += [0] * m
+        given = [-1 if v.given is None else tables.types((v.type, v.given)) for v in (*plan.inputs, *plan.outputs)]
+        return {
+            "inputs": n,
+            "outputs": m,
+            "paths": parts,
+            "given": given,
+            "names": None if self._plain_names() else [planned.path for _, planned in self.listed],
+            "types": types,
+            "primitives": primitives,
+            "places": places,
+            "depths": depths,
+        }
+
+    def _plain_names(self) -> bool:
+        """Whether the intermediates are called %0, %1, ..., so that their names need not be written."""
+        return all(planned.path == f"%{i}" for i, (_, planned) in enumerate(self.listed))
+
+    def _number(self, holder: Holder, name: str) -> int:
+        if not isinstance(holder, Value):
+            return self.first_output + holder.index
+        found = self.numbers.get(holder)
+        if found is None:
+            found = self.numbers[holder] = self.count + len(self.unlisted)
+            self.unlisted.append(name)
+        return found
+
+    def _at(self, location: str) -> int:
+        return self.tables.places((location, ""))
+
+    def _reshard(self, r: Any) -> list[Any]:
+        types, text = self.tables.types, self.tables.strings
+        steps = [[str(step), step.kind, step.group, step.bytes_per_device] for step in r.collectives]
+        head = [self.by_path.get(r.value, -1), r.value, types((r.type, r.source)), types((r.type, r.target))]
+        return [*head, steps, r.bytes_per_device, r.trips, text(r.reason), text(r.primitive), self._at(r.location)]
+
+    def _collective(self, c: Any) -> list[Any]:
+        text = self.tables.strings
+        operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
+        head = [self.by_path.get(c.value, -1), c.value, c.kind, list(c.axes), c.group_size, operand]
+        return [*head, c.received_bytes, c.trips, text(c.primitive), self._at(c.location)]
+
+    def _finding(self, f: Any) -> list[Any]:
+        head = [f.severity, f.kind, f.message, self.by_path.get(f.path, -1), f.path, self._at(f.location)]
+        return [*head, f.bytes, f.fix]
+
+
+def _devices(plan: Plan) -> tuple[int, ...]:
+    """The ids of the devices of the user's mesh, in its order; none where they are 0, 1, 2, ... or it has none."""
+    return () if plan.trees is None else plan.trees.structure(plan).devices

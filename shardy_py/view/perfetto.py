@@ -1,0 +1,202 @@
+"""A plan's predicted timeline as trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One track has the ops, which run one after the other; one per set of mesh axes has the collectives; a counter has the live memory. A
+collective starts as early as its value is there and its links are free, and the first op that uses the value waits for it. What a loop runs
+is drawn once, as long as all of its trips take. The format is Chrome's "Trace Event Format".
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.ir import Block, Value
+from shardy_py.plan.movements import format_bytes
+
+if TYPE_CHECKING:
+    from shardy_py.cost.hardware import Hardware
+    from shardy_py.plan.cost_analysis import CollectiveCost, OpCost
+    from shardy_py.plan.memory_analysis import MemoryAnalysis
+    from shardy_py.plan.plan import Plan
+
+NOMINAL_MEMORY = 1e12
+"""Bytes per second to and from memory, where no hardware is given."""
+
+NOMINAL_LINK = 1e11
+"""Bytes per second that a device receives, where no hardware is given."""
+
+PROCESS = 1
+OPS_TRACK = 1
+
+
+def timeline(plan: Plan, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """The trace as plain data; times are in microseconds.
+
+    Args:
+        plan: A plan.
+        hardware: As for `Plan.cost_analysis`; None draws bytes at nominal speeds.
+        links: As for `Plan.cost_analysis`.
+    """
+    analysis = plan.cost_analysis(hardware, links)
+    scheduler = _Scheduler(plan, analysis.ops, analysis.collectives)
+    scheduler.block(plan.program.main.body)
+    scheduler.finish()
+    counter = _memory(plan.memory_analysis(hardware), scheduler.events)
+    if analysis.hardware is None:
+        speed = f"nominal: {format_bytes(int(NOMINAL_MEMORY))}/s of memory, {format_bytes(int(NOMINAL_LINK))}/s of links"
+    else:
+        speed = analysis.hardware.name
+    mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+    return {
+        "traceEvents": [*_names(f"plan of {plan.name} on {mesh}", scheduler.tracks), *scheduler.events, *counter],
+        "displayTimeUnit": "ns",
+        "otherData": {"hardware": speed, "made by": "shardy_py", "trips": "all trips of a loop together"},
+    }
+
+
+def timeline_json(plan: Plan, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> str:
+    """`timeline` as the text of a file.
+
+    Args:
+        plan: A plan.
+        hardware: As for `timeline`.
+        links: As for `timeline`.
+    """
+    return json.dumps(timeline(plan, hardware, links), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+class _Scheduler:
+    """Gives every op and collective its time.
+
+    Collectives of a program that runs on shards are not known by the plan's values, but by the line and the primitive of the op that they
+    come from: those follow such an op, one each.
+
+    Args:
+        plan: The plan.
+        ops: What its ops cost.
+        collectives: What its collectives cost.
+    """
+
+    def __init__(self, plan: Plan, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
+        self.names = plan._names
+        self.costs = {cost.value: cost for cost in ops if cost.value}
+        self.waiting: dict[str, deque[CollectiveCost]] = defaultdict(deque)
+        self.unnamed: dict[tuple[str, str], deque[CollectiveCost]] = defaultdict(deque)
+        known = frozenset(self.names.values())
+        for cost in collectives:
+            value = cost.collective.value
+            if value in known:
+                self.waiting[value].append(cost)
+            else:
+                self.unnamed[cost.collective.location, value].append(cost)
+        self.ready: dict[Value, float] = {}
+        self.free: dict[str, float] = {}
+        self.clock = 0.0
+        self.events: list[dict[str, Any]] = []
+        self.tracks: dict[tuple[str, ...], int] = {}
+
+    def block(self, block: Block) -> None:
+        """Runs the ops of a block, each after what it needs."""
+        for op in block.ops:
+            start = max((self._arrival(v) for v in op.operands), default=0.0)
+            cost = self.costs.get(self.names.get(op.results[0], "")) if op.results else None
+            if cost is not None and not op.regions:
+                start = max(start, self.clock)
+                took = _op_seconds(cost)
+                self._slice(OPS_TRACK, op.primitive or op.name, start, took, _about(cost))
+                self.clock = start = start + took
+                queue = self.unnamed.get((cost.location, cost.primitive))
+                if queue:
+                    start = self._send(queue.popleft(), start)
+            for region in op.regions:
+                self.ready.update((argument, start) for argument in region.arguments)
+                self.block(region)
+                start = max(start, self.clock)
+            self.ready.update((result, start) for result in op.results)
+
+    def finish(self) -> None:
+        """Sends what nothing waited for: what changes its sharding only to be returned."""
+        for value in (*self.ready, *(v for v in self.names if v not in self.ready)):
+            self._arrival(value)
+        for cost in (cost for queue in self.unnamed.values() for cost in queue):
+            self._send(cost, self.clock)
+
+    def _arrival(self, value: Value) -> float:
+        """When a value is there, its collectives done."""
+        waiting = self.waiting.get(self.names.get(value, ""))
+        while waiting:
+            self.ready[value] = self._send(waiting.popleft(), self.ready.get(value, 0.0))
+        return self.ready.get(value, 0.0)
+
+    def _send(self, cost: CollectiveCost, earliest: float) -> float:
+        axes = cost.collective.axes or ("any devices",)
+        start = max([earliest, *(self.free.get(axis, 0.0) for axis in axes)])
+        took = cost.seconds if cost.seconds is not None else cost.bytes / NOMINAL_LINK
+        track = self.tracks.setdefault(axes, OPS_TRACK + 1 + len(self.tracks))
+        c = cost.collective
+        about = {
+            "value": c.value,
+            "group": c.group_size,
+            "bytes received": cost.bytes,
+            "trips": c.trips,
+            "asked for by": c.primitive,
+            "at": c.location,
+        }
+        self._slice(track, c.kind, start, took, about)
+        self.free.update((axis, start + took) for axis in axes)
+        return start + took
+
+    def _slice(self, track: int, name: str, start: float, took: float, about: dict[str, Any]) -> None:
+        args = {key: entry for key, entry in about.items() if entry not in ("", None)}
+        begin = round(start * 1e6, 3)
+        event = {
+            "ph": "X",
+            "pid": PROCESS,
+            "tid": track,
+            "name": name,
+            "ts": begin,
+            "dur": round((start + took) * 1e6 - begin, 3),
+            "args": args,
+        }
+        self.events.append(event)
+
+
+def _memory(memory: MemoryAnalysis, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The bytes in memory while an op runs, at the time at which it starts; steps that are known by no op of the timeline are left out."""
+    starts: dict[tuple[str, str], deque[float]] = defaultdict(deque)
+    for event in events:
+        if event["tid"] == OPS_TRACK:
+            starts[event["name"], event["args"].get("at", "")].append(event["ts"])
+    found: dict[float, int] = {}
+    for step in memory.steps:
+        waiting = starts.get((step.primitive, step.location))
+        if waiting:
+            at = waiting.popleft()
+            found[at] = max(step.bytes, found.get(at, 0))
+    return [{"ph": "C", "pid": PROCESS, "name": "live memory", "ts": at, "args": {"bytes": found[at]}} for at in sorted(found)]
+
+
+def _op_seconds(cost: OpCost) -> float:
+    return cost.seconds if cost.seconds is not None else cost.bytes_accessed / NOMINAL_MEMORY
+
+
+def _about(cost: OpCost) -> dict[str, Any]:
+    return {
+        "value": cost.value,
+        "module": cost.module,
+        "at": cost.location,
+        "operations": cost.flops,
+        "bytes to and from memory": cost.bytes_accessed,
+        "trips": cost.trips,
+    }
+
+
+def _names(process: str, tracks: Mapping[tuple[str, ...], int]) -> list[dict[str, Any]]:
+    titles = {OPS_TRACK: "compute", **{track: f"collectives over {' × '.join(axes)}" for axes, track in tracks.items()}}
+    named = [{"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": process}}]
+    for track, title in titles.items():
+        named.append({"ph": "M", "pid": PROCESS, "tid": track, "name": "thread_name", "args": {"name": title}})
+        named.append({"ph": "M", "pid": PROCESS, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}})
+    return named

@@ -1,0 +1,82 @@
+"""Which values of a plan are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shardy_py.plan.values import PlannedValue
+
+if TYPE_CHECKING:
+    from shardy_py.plan.findings import Finding
+    from shardy_py.plan.plan import Plan
+    from shardy_py.plan.reshards import Reshard
+
+Where = str | Callable[[PlannedValue], object] | None
+
+
+class Filter:
+    """What `where=` lets through.
+
+    A string is looked for in paths, primitives, `file:line` and modules. With `*` (any characters) or `?` (one) it has to match all of
+    one of these, else any part. Brackets stand for themselves, as paths have them. A function is asked of each value; movements and
+    findings follow the values they name, and what they say of themselves.
+
+    Args:
+        where: The string or function; None lets all through.
+        plan: The plan.
+
+    Raises:
+        TypeError: It is neither.
+    """
+
+    def __init__(self, where: Where, plan: Plan) -> None:
+        if where is not None and not isinstance(where, str) and not callable(where):
+            raise TypeError(f"where is {where!r}, a {type(where).__name__}; it is a string, as '*attention*', or a function of a value")
+        self.where = where
+        self._matches = _matcher(where) if isinstance(where, str) else None
+        self._paths = {value.path for value in plan.values if where(value)} if callable(where) else set()
+        self._modules = {value.path: value.module for value in plan.values if value.module} if isinstance(where, str) else {}
+
+    def value(self, value: PlannedValue) -> bool:
+        """Whether a value is shown."""
+        if self.where is None:
+            return True
+        if self._matches is None:
+            return value.path in self._paths
+        return self._any(value.path, value.primitive, value.module, value.location)
+
+    def reshard(self, reshard: Reshard) -> bool:
+        """Whether a reshard is shown."""
+        return self.moved(reshard.value, reshard.primitive, reshard.location)
+
+    def moved(self, value: str, primitive: str, location: str, module: str = "") -> bool:
+        """Whether a movement of a value is shown, which a primitive asks for at a line of a module."""
+        if self.where is None:
+            return True
+        return value in self._paths if self._matches is None else self._any(value, primitive, module or self._module(value), location)
+
+    def finding(self, finding: Finding) -> bool:
+        """Whether a finding is shown."""
+        if self.where is None:
+            return True
+        return (
+            finding.path in self._paths
+            if self._matches is None
+            else self._any(finding.path, finding.kind, self._module(finding.path), finding.location)
+        )
+
+    def _module(self, path: str) -> str:
+        return self._modules.get(path, "")
+
+    def _any(self, path: str, name: str, module: str, location: str) -> bool:
+        assert self._matches is not None
+        return any(text and self._matches(text) for text in (path, name, module, location.rpartition("/")[2], location))
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    if not any(char in pattern for char in "*?"):
+        return lambda text: pattern in text
+    parts = (".*" if char == "*" else "." if char == "?" else re.escape(char) for char in pattern)
+    return re.compile("".join(parts), re.DOTALL).fullmatch

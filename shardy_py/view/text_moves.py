@@ -1,0 +1,106 @@
+"""What moves in a plan, as lines: reshards, or the collectives of a program that is partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.values import typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.collectives import Collective
+    from shardy_py.plan.reshards import Reshard
+
+_Row = tuple[str, str, str, str, str]
+"""Bytes, how often, what is done, where, and what moves."""
+
+
+def reshards(found: Sequence[Reshard], limit: int | None) -> list[str]:
+    """Those that move the most bytes first; those that differ in nothing but the value share a line.
+
+    Args:
+        found: Those of a plan.
+        limit: About three times as many lines as are shown; None for all.
+    """
+    groups: dict[object, list[Reshard]] = {}
+    for r in found:
+        key = (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
+        groups.setdefault(key, []).append(r)
+    moves = [_Move(len(g), g[0].bytes_per_device, g[0].trips, _reshard(g)) for g in groups.values()]
+    return _moves("reshard", moves, limit)
+
+
+def collectives(found: Sequence[Collective], limit: int | None) -> list[str]:
+    """As `reshards`, of a program that is partitioned.
+
+    Args:
+        found: Those of a plan.
+        limit: About three times as many lines as are shown; None for all.
+    """
+    groups: dict[object, list[Collective]] = {}
+    for c in found:
+        groups.setdefault((c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive), []).append(c)
+    moves = [_Move(len(g), g[0].received_bytes, g[0].trips, _collective(g)) for g in groups.values()]
+    return _moves("collective", moves, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Movements that are alike: how many, the bytes and trips of each, and their line."""
+
+    count: int
+    bytes: int
+    trips: int | None
+    row: _Row
+
+    @property
+    def total(self) -> int:
+        """Bytes of one of them in a call, one trip counted where the number is unknown."""
+        return self.bytes * (self.trips or 1)
+
+
+def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
+    """A part of the text."""
+    if not moves:
+        return []
+    ordered = sorted(moves, key=lambda move: -move.count * move.total)
+    kept = ordered if limit is None else ordered[: max(limit // 3, 1)]
+    widths = [min(max(len(move.row[k]) for move in kept), 24) for k in range(4)]
+    rows = [move.row for move in kept]
+    lines = []
+    for size, often, *cells in rows:
+        columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
+        lines.append("  ".join([f"  {size:>{widths[0]}}{often:<{widths[1]}}", *columns, cells[-1]]).rstrip())
+    count = sum(move.count for move in moves)
+    least = "at least " if any(move.trips is None for move in moves) else ""
+    bring = "which bring" if count > 1 else "which brings"
+    total = format_bytes(sum(move.count * move.total for move in moves))
+    left = ordered[len(kept) :]
+    more = [f"  ... and {sum(move.count for move in left):,} more {what}s, of {format_bytes(left[0].total)} or less each"] if left else []
+    return [f"{what}s  {count:,}, {bring} {least}{total} to each device in a call", *lines, *more]
+
+
+def _often(trips: int | None) -> str:
+    return " each trip" if trips is None else f" x{trips}" if trips != 1 else ""
+
+
+def _collective(group: Sequence[Collective]) -> _Row:
+    c = group[0]
+    operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
+    steps = f"{c.kind}({','.join(c.axes)})"
+    what = " of ".join(part for part in (operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+    return format_bytes(c.received_bytes), _often(c.trips), steps, c.location.rpartition("/")[2], what
+
+
+def _reshard(group: Sequence[Reshard]) -> _Row:
+    r = group[0]
+    value = r.value + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+    target, reason = typed(r.type, r.target), r.reason
+    if len(r.collectives) == 1 and r.collectives[0].kind in ("all_reduce", "reduce_scatter"):
+        move, reason = target, r.primitive or reason
+    else:
+        move = f"{typed(r.type, r.source)} -> {target[target.find('[') :]}"
+    steps = ", ".join(map(str, r.collectives))
+    return format_bytes(r.bytes_per_device), _often(r.trips), steps, r.location.rpartition("/")[2], f"{value} {move}  {reason}"

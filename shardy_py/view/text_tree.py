@@ -1,0 +1,283 @@
+"""A tree of lines that fits into so many: equal layers are one, small subtrees stand on one line, the rest is counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardy_py.plan.movements import format_bytes
+
+INLINE = 4
+"""A subtree of so many lines gets no line of its own: its lines carry its label."""
+
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A line, or several below one.
+
+    Attributes:
+        label: What distinguishes it from its siblings.
+        text: What else the line says; of an inner node, what stands for its children where they are left out.
+        bytes: Bytes per device, once; of an inner node those of its children.
+        count: How many values it stands for, once.
+        times: How many equal ones it stands for.
+        replicated: Whether it is a value that every device has whole.
+        children: Below it; none of a leaf.
+    """
+
+    label: str
+    text: str = ""
+    bytes: int = 0
+    count: int = 1
+    times: int = 1
+    replicated: bool = False
+    children: tuple[Node, ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A node that is being built."""
+
+    label: str
+    leaves: list[Node] = field(default_factory=list)
+    inner: dict[str, _Open] = field(default_factory=dict)
+    order: list[_Open | Node] = field(default_factory=list)
+
+    def closed(self, numbered: Callable[[str], bool]) -> Node:
+        nodes = [part if isinstance(part, Node) else part.closed(numbered) for part in self.order]
+        return inner_node(self.label, merged(nodes, numbered))
+
+
+def inner_node(label: str, children: Sequence[Node]) -> Node:
+    """A node above others."""
+    size = sum(child.bytes * child.times for child in children)
+    return Node(label, "", size, sum(child.count * child.times for child in children), children=tuple(children))
+
+
+def tree_of(
+    leaves: Iterable[tuple[Sequence[str], Node]], depth: int | None = None, numbered: Callable[[str], bool] = lambda label: True
+) -> tuple[Node, ...]:
+    """The nodes of a tree, siblings in the order in which they come, equal numbered ones as one.
+
+    Args:
+        leaves: Labels from the root to each leaf, and the leaf, whose own label is the last.
+        depth: Levels; what is below them is left out.
+        numbered: Whether a number in a label counts things that are alike.
+    """
+    root = _Open("")
+    for labels, leaf in leaves:
+        at = root
+        for label in labels[:-1]:
+            known = at.inner.get(label)
+            if known is None:
+                known = at.inner[label] = _Open(label)
+                at.order.append(known)
+            at = known
+        at.order.append(replace(leaf, label=labels[-1]))
+    nodes = root.closed(numbered).children
+    return nodes if depth is None else tuple(_cut(node, depth) for node in nodes)
+
+
+def merged(nodes: Sequence[Node], numbered: Callable[[str], bool] = lambda label: True) -> list[Node]:
+    """Siblings that differ only in one number, and count up by it, as one: `[0]`, `[1]`, `[2]` as `[0..2]`.
+
+    Args:
+        nodes: Siblings.
+        numbered: Whether a number in a label counts things that are alike.
+    """
+    series: dict[tuple[object, ...], dict[int, int]] = {}
+    for position, node in enumerate(nodes):
+        match = _NUMBERED.fullmatch(node.label)
+        if match is not None and node.times == 1 and numbered(node.label):
+            key = (match[1], match[3], node.text, node.bytes, node.count, node.children)
+            series.setdefault(key, {})[int(match[2])] = position
+    placed: list[tuple[int, Node]] = []
+    gone: set[int] = set()
+    for key, numbers in series.items():
+        for run in _runs(sorted(numbers)):
+            positions = [numbers[n] for n in run]
+            gone.update(positions)
+            first = nodes[min(positions)]
+            label = f"{key[0]}{run[0]}..{run[-1]}{key[1]}" if len(run) > 1 else first.label
+            placed.append((min(positions), replace(first, label=label, times=len(run))))
+    placed += [(position, node) for position, node in enumerate(nodes) if position not in gone]
+    return [node for _, node in sorted(placed, key=lambda entry: entry[0])]
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return runs
+
+
+def _cut(node: Node, depth: int) -> Node:
+    """The node down to so many levels, itself included."""
+    if not node.children:
+        return node
+    if depth <= 1:
+        return _folded(node)
+    return replace(node, children=tuple(_cut(child, depth - 1) for child in node.children))
+
+
+def _folded(node: Node) -> Node:
+    """An inner node without what is below it."""
+    return replace(node, label=f"{node.label} ...", text=_arrays(node.count), children=()) if node.children else node
+
+
+def _arrays(count: int) -> str:
+    return f"{count:,} arrays" if count > 1 else "1 array"
+
+
+def joined(nodes: Sequence[Node], join: str = "", inline: int = INLINE) -> list[Node]:
+    """Nodes with one child, and those with few lines below them, put together with these.
+
+    Args:
+        nodes: Siblings.
+        join: What stands between labels.
+        inline: Up to so many lines lose the line above them.
+    """
+    out: list[Node] = []
+    for node in nodes:
+        if not node.children:
+            out.append(node)
+            continue
+        children = joined(node.children, join, inline)
+        if len(children) == 1 or sum(map(lines_of, children)) <= inline:
+            out += [replace(child, label=f"{node.label}{join}{child.label}", times=node.times * child.times) for child in children]
+        else:
+            out.append(replace(node, children=tuple(children)))
+    return out
+
+
+def lines_of(node: Node) -> int:
+    """How many lines it takes."""
+    return 1 + sum(map(lines_of, node.children))
+
+
+def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: str = "") -> list[Node]:
+    """Subtrees that are as an earlier one, without what is below them and with its label.
+
+    Args:
+        nodes: Siblings.
+        seen: What is below an inner node, to the labels from the root to it; added to.
+        around: The labels from the root to these siblings.
+    """
+    out = []
+    for node in nodes:
+        path = around + node.label
+        known = seen.setdefault(node.children, path) if node.children else path
+        if known != path:
+            out.append(replace(node, text=f"{_arrays(node.count)}, as {known}", children=()))
+        else:
+            out.append(replace(node, children=tuple(repeated(node.children, seen, path))))
+    return out
+
+
+def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: bool = False) -> list[Node]:
+    """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; what is left out is counted.
+
+    Where something is left out, siblings come in that order too.
+
+    Args:
+        nodes: Siblings.
+        limit: Lines; None for as many as there are.
+        unit: What is counted, in the singular.
+        each: Whether the bytes of one value count, not those of all that its line stands for.
+    """
+    if limit is None or sum(map(lines_of, nodes)) <= limit:
+        return list(nodes)
+    leaves: list[tuple[tuple[int, bool, int], tuple[int, ...]]] = []
+    _rank(nodes, (), 1, each, leaves)
+    leaves.sort()
+    kept: set[tuple[int, ...]] = {()}
+    room = limit - 1
+    for _, path in leaves:
+        new = [path[:k] for k in range(1, len(path) + 1) if path[:k] not in kept]
+        room -= 2 * len(new) - 1  # an inner node takes a line to say what it leaves out
+        if room < 0 and len(kept) > 1:
+            break
+        kept.update(new)
+    place = {path: i for i, (_, path) in enumerate(leaves)}
+    return _kept(nodes, (), kept, place, unit)[0]
+
+
+def _rank(
+    nodes: Sequence[Node], above: tuple[int, ...], times: int, each: bool, out: list[tuple[tuple[int, bool, int], tuple[int, ...]]]
+) -> None:
+    """Where each leaf is, by the numbers of the nodes from the root, with what it is sorted by."""
+    for i, node in enumerate(nodes):
+        often = times * node.times
+        if node.children:
+            _rank(node.children, (*above, i), often, each, out)
+        else:
+            out.append(((-node.bytes * (1 if each else often), not node.replicated, len(out)), (*above, i)))
+
+
+def _kept(
+    nodes: Sequence[Node], above: tuple[int, ...], kept: set[tuple[int, ...]], place: dict[tuple[int, ...], int], unit: str
+) -> tuple[list[Node], int]:
+    """The kept siblings and a line for the others; and the place of the first leaf among them."""
+    shown: list[tuple[int, Node]] = []
+    left: list[Node] = []
+    complete = True
+    for i, node in enumerate(nodes):
+        path = (*above, i)
+        if path not in kept:
+            left.append(node)
+        elif node.children:
+            children, first = _kept(node.children, path, kept, place, unit)
+            complete = complete and lines_of(replace(node, children=tuple(children))) == lines_of(node)
+            shown.append((first, replace(node, children=tuple(children))))
+        else:
+            shown.append((place[path], node))
+    first = min(position for position, _ in shown)
+    if left or not complete:
+        shown.sort(key=lambda entry: entry[0])
+    out = [node for _, node in shown]
+    if left:
+        count = sum(node.count * node.times for node in left)
+        most = format_bytes(max(map(_largest, left)))
+        out.append(
+            Node(f"... and {count:,} more {unit}s, of {most} or less each" if count > 1 else f"... and 1 more {unit} of {most}", count=0)
+        )
+    return out, first
+
+
+def _largest(node: Node) -> int:
+    """Bytes of the largest leaf."""
+    return max(map(_largest, node.children)) if node.children else node.bytes
+
+
+def written(nodes: Sequence[Node], describe: Callable[[Node], str] = lambda node: _arrays(node.count), widest: int = 64) -> list[str]:
+    """The lines, in columns: label, text, bytes per device, how many there are.
+
+    Args:
+        nodes: Siblings.
+        describe: What the line of an inner node says.
+        widest: The first two columns are not made wider than that for the sake of a few lines.
+    """
+    rows: list[tuple[str, str, str, str]] = []
+    stack = [(node, 1) for node in reversed(nodes)]
+    while stack:
+        node, level = stack.pop()
+        often = f"x{node.times}" if node.times > 1 else ""
+        text = describe(node) if node.children else node.text
+        size = format_bytes(node.bytes) if node.count and (text or not node.children) else ""
+        rows.append(("  " * level + node.label, text, size, often))
+        stack.extend((child, level + 1) for child in reversed(node.children))
+    widths = [min(max((len(row[k]) for row in rows if row[1]), default=0), widest) for k in (0, 1)]
+    size = max((len(row[2]) for row in rows), default=0)
+    out = []
+    for label, text, held, often in rows:
+        # A label that is too wide takes room from the next column before it moves the others.
+        second = max(widths[1] - max(len(label) - widths[0], 0), 0)
+        line = f"{label:<{widths[0]}}  {text:<{second}}  {held:>{size}}  {often}" if text or held else label
+        out.append(line.rstrip())
+    return out

@@ -1,0 +1,62 @@
+"""Values around conflicts are constrained, and only those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.backends.conflicts import conflict
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.rules.builder import Signature
+from shardy_py.rules.contraction import dot_general
+
+MESH = Mesh([("x", 2), ("y", 4)])
+X, Y = AxisRef("x"), AxisRef("y")
+PRODUCT = dot_general(
+    Signature(
+        ((8, 8), (8, 8)),
+        ((8, 8),),
+        {
+            "lhs_batching_dimensions": (),
+            "rhs_batching_dimensions": (),
+            "lhs_contracting_dimensions": (1,),
+            "rhs_contracting_dimensions": (0,),
+        },
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "found"),
+    [
+        ([((X,), ()), ((), (Y,)), ((X,), (Y,))], False),
+        ([((X,), ()), ((), ()), ((), ())], False),  # the result could have x too
+        ([((X,), (Y,)), ((Y,), ()), ((X,), ())], False),
+        ([((X,), ()), ((), (Y,)), ((Y,), ())], True),
+        ([((), (X,)), ((Y,), ()), ((), ())], True),
+        ([((X,), ()), ((X,), ()), ((), ())], True),  # x on two factors
+        ([((X,), ()), ((), ()), ((X, Y), ())], False),
+    ],
+)
+def test_conflict(layouts: list[tuple[tuple[AxisRef, ...], ...]], found: bool) -> None:
+    assert conflict(PRODUCT, layouts, MESH) == found
+
+
+def constraints(fun: Callable[..., Any], specs: tuple[P | None, ...]) -> int:
+    step = sp.auto_shard(fun, mesh={"x": 2, "y": 4}, in_shardings=specs)
+    struct = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    return step.lower(*(struct for _ in specs)).as_text().count("sharding_constraint")
+
+
+def test_only_conflicts_are_constrained() -> None:
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sin(jnp.cos(a) @ jnp.cos(b))
+
+    assert constraints(product, (P("x"), P(None, "y"))) == 0
+    assert constraints(product, (P("x"), P(None, "x"))) > 0

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from shardy_py.cli.argument_text import ArrayText, parse_argument, parse_arguments
+from shardy_py.cli.errors import CommandError
+
+
+def array(dtype: str, *shape: int, axes: tuple[tuple[str, ...], ...] | None = None) -> ArrayText:
+    return ArrayText(dtype, shape, axes or ((),) * len(shape))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("float32[8,128]", array("float32", 8, 128)),
+        ("f32[]", array("float32")),
+        (" bf16[ 8 , 2 ] ", array("bfloat16", 8, 2)),
+        ("i8[3]", array("int8", 3)),
+        ("u32[2]", array("uint32", 2)),
+        ("bool[2]", array("bool", 2)),
+        ("float8_e4m3fn[2]", array("float8_e4m3fn", 2)),
+        ("key<fry>[]", array("key<fry>")),
+        ("f32[8@data,4@(x,y),2]", array("float32", 8, 4, 2, axes=(("data",), ("x", "y"), ()))),
+        ("{'w': f32[8], 'b': None}", {"w": array("float32", 8), "b": None}),
+        ('{"w": [f32[8], (f32[2], 3)]}', {"w": [array("float32", 8), (array("float32", 2), 3)]}),
+        ("()", ()),
+        ("(1,)", (1,)),
+        ("(1)", 1),
+        ("{}", {}),
+        ("[1, 2,]", [1, 2]),
+        ("-1.5e3", -1500.0),
+        ("True", True),
+        (r"'a\'b'", "a'b"),
+    ],
+)
+def test_values(text: str, value: Any) -> None:
+    assert parse_argument(text) == value
+
+
+def test_names() -> None:
+    assert parse_arguments(["1", "b=2", "c='x=y'"]) == ([1], {"b": 2, "c": "x=y"})
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["f32[8"], "expected a type or a value at 'f32\\[8'"),
+        (["f32[8] 3"], "something is left over at '3'"),
+        (["f32[a]"], "'a' is no dimension"),
+        (["f32[8@]"], "'8@' is no dimension"),
+        (["{'a': 1, 'a': 2}"], "'a' stands twice"),
+        (["{1}"], "expected :"),
+        (["[1 2]"], "expected , or ]"),
+        (["[1"], "expected , or ] at the end"),
+        ([""], "expected a type or a value at the end"),
+        (["__import__('os')"], "expected a type"),
+        (["[" * 60], "too many brackets"),
+        ([r"'\:'"], "expected another spelling of this value"),
+        ([r"{'\x1': 2}"], "expected another spelling of this value"),
+        (["a=1", "2"], "stands behind one that has"),
+        (["a=1", "a=2"], "given twice"),
+    ],
+)
+def test_mistakes(texts: list[str], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        parse_arguments(texts)
+
+
+@given(st.text(alphabet="f32[](){}@,:'\"\\a1 -=.", max_size=24))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        parse_argument(text)
+    except CommandError as error:
+        assert "--args" in str(error)  # noqa: PT017

@@ -1,0 +1,238 @@
+"""The command line as users meet it: what it prints, where, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from shardy_py.cli import main
+from shardy_py.cli.command import check_names
+from shardy_py.cli.commands import COMMANDS
+from shardy_py.cli.view import server
+from shardy_py.plan import Plan
+from tests.cli.sample_module import planned
+
+MODULE = "tests.cli.sample_module"
+FILE = str(Path(__file__).parent / "sample_module.py")
+ARGUMENTS = ["--args-from", f"{MODULE}:arguments"]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> str:
+    planned().save(tmp_path / "plan.json.gz")
+    return str(tmp_path / "plan.json.gz")
+
+
+def ran(capsys: Captured, *arguments: str, status: int = 0) -> str:
+    """Standard output of a command."""
+    found = main(arguments)
+    out, err = capsys.readouterr()
+    assert found == status, err
+    return out
+
+
+def refused(capsys: Captured, *arguments: str) -> str:
+    """The only line that a command says of an error."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if "error" in line or not line.endswith(" ...")]
+    assert not out
+    assert len(lines) == 1, err
+    assert lines[0].startswith("shardy-py: error: ")
+    return lines[0].removeprefix("shardy-py: error: ")
+
+
+@pytest.mark.parametrize("target", [f"{MODULE}:step", f"{FILE}:step"])
+def test_plan_of_a_decorated_function(target: str, capsys: Captured) -> None:
+    text = ran(capsys, "plan", target, "--args-from", target.replace(":step", ":arguments"))
+    assert text.splitlines()[0] == "plan of layer on mesh data=2, model=4"
+    assert re.search(r"^  w\['up'\] +float32\[16,32@model\] +512 B$", text, re.MULTILINE)
+
+
+def test_plan_of_other_things(stored: str, capsys: Captured) -> None:
+    text = planned().as_text(limit=None) + "\n"
+    assert ran(capsys, "plan", f"{MODULE}:planned") == text
+    assert ran(capsys, "plan", stored) == text
+    types = ["{'up': f32[16,32@model], 'down': f32[32,16]}", "float32[8@data,16]"]
+    assert ran(capsys, "plan", f"{MODULE}:layer", "--mesh", "data=2,model=4", "--args", *types) == text
+    changed = ran(capsys, "plan", f"{MODULE}:step", *ARGUMENTS, "--mesh", "data=8,model=2")
+    assert changed.startswith("plan of layer on mesh data=8, model=2\n")
+    named = ran(capsys, "plan", f"{MODULE}:scaled", "--mesh", "x=2", "--args", "f32[4@x]", "rate=0.5", "flag=None")
+    assert "  rate  float32[]" in named
+
+
+def test_plan_writes_files(tmp_path: Path, capsys: Captured) -> None:
+    saved, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    ran(capsys, "plan", f"{MODULE}:planned", "--save", str(saved), "--html", str(page), "--lowering", "shard_map")
+    assert Plan.load(saved).as_text() == planned().as_text()
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_plan_as_json(stored: str, capsys: Captured) -> None:
+    data = json.loads(ran(capsys, "plan", stored, "--json", "--hardware", "h100"))
+    assert (data["format"], data["version"], data["mesh"]) == ("shardy_py.report", 1, {"data": 2, "model": 4})
+    assert data["outputs"] == [{"path": "result", "type": "float32[8@data,16]", "bytes_per_device": 256}]
+    assert data["collectives"][0]["total_bytes"] == 384
+    assert {"cost", "memory"} <= data.keys()
+
+
+def test_lowering_and_hardware(capsys: Captured) -> None:
+    data = json.loads(ran(capsys, "plan", f"{MODULE}:step", *ARGUMENTS, "--lowering", "shard_map", "--platform", "tpu", "--json"))
+    assert [c["kind"] for c in data["collectives"]] == ["all_reduce"]
+    text = ran(capsys, "plan", f"{MODULE}:planned", "--hardware", "h100", "--where", "tanh")
+    assert "tanh  float32[8@data,32@model]" in text
+    assert "memory of layer per device" in text
+
+
+def test_explain(stored: str, capsys: Captured) -> None:
+    assert ran(capsys, "explain", stored, "result") == f"{planned().explain('result').as_text(width=100)}\n"
+    assert (
+        ran(capsys, "explain", stored, "result", "--axis", "model") == f"{planned().explain('result', axis='model').as_text(width=100)}\n"
+    )
+    assert json.loads(ran(capsys, "explain", stored, "x", "--dim", "0", "--json"))
+    assert "unknown mesh axis 'modle'" in refused(capsys, "explain", stored, "x", "--axis", "modle")
+
+
+def test_check(stored: str, capsys: Captured) -> None:
+    assert ran(capsys, "check", stored) == "no findings: plan of layer\n"
+    text = ran(capsys, "check", f"{MODULE}:warned", status=1)
+    assert text.startswith("warning: refused-donation: ")
+    data = json.loads(ran(capsys, "check", f"{MODULE}:warned", "--json", status=1))
+    assert [finding["kind"] for finding in data["findings"]] == ["refused-donation"]
+    assert ran(capsys, "check", f"{MODULE}:warned", "--ignore", "refused-donation").startswith("no findings")
+
+
+def test_diff(stored: str, capsys: Captured) -> None:
+    assert ran(capsys, "diff", stored, f"{MODULE}:planned", "--exit-code") == "no difference: plan of layer\n"
+    other = [f"{MODULE}:step", *ARGUMENTS, "--mesh", "data=4,model=2"]
+    text = ran(capsys, "diff", stored, *other)
+    assert "mesh  data=2, model=4 -> data=4, model=2\n" in text
+    assert ran(capsys, "diff", stored, *other, "--exit-code", status=1) == text
+    assert json.loads(ran(capsys, "diff", stored, *other, "--json"))["format"] == "shardy_py.diff"
+
+
+def test_view(stored: str, tmp_path: Path, capsys: Captured) -> None:
+    page = tmp_path / "page.html"
+    assert ran(capsys, "view", stored, "--with", f"{MODULE}:planned", "--hardware", "h100", "-o", str(page)) == f"{page}\n"
+    assert page.stat().st_size > 10_000
+    with server(b"<p>plan</p>", 0) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{serving.server_address[1]}/"
+            assert urllib.request.urlopen(url).read() == b"<p>plan</p>"
+            with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+                urllib.request.urlopen(url + "../etc/passwd")
+            caught.value.close()
+        finally:
+            serving.shutdown()
+            thread.join()
+    assert "port 70000 cannot be had" in refused(capsys, "view", stored, "--port", "70000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "none.json"], "there is no file none.json: write MODULE:FUNCTION"),
+        (["plan", "none"], "none names no function"),
+        (["plan", "none_such:step"], "there is no module none_such"),
+        (["plan", "none_such.py:step"], "there is no file none_such.py"),
+        (["plan", f"{MODULE}:stap"], "has no stap: it has"),
+        (["plan", FILE], "is a module, not a plan: name a function in it"),
+        (["plan", f"{MODULE}:NUMBER"], "is of type int, no function"),
+        (["plan", f"{MODULE}:step"], "takes w, x: say what, --args"),
+        (["plan", f"{MODULE}:not_a_plan"], "returns something of type int, no plan"),
+        (["plan", f"{MODULE}:layer", *ARGUMENTS], "gives it a mesh: say which, --mesh"),
+        (["plan", f"{MODULE}:step", "--mesh", "data", *ARGUMENTS], "'data' is no axis of a mesh (--mesh data)"),
+        (["plan", f"{MODULE}:step", "--args", "f32[8", "f32[2]"], "expected a type or a value"),
+        (["plan", f"{MODULE}:step", "--args", "g32[8]", "f32[2]"], "there is no element type 'g32'"),
+        (["plan", f"{MODULE}:step", "--args", "f32[8@data]", "f32[2]"], "there is no --mesh"),
+        (["plan", f"{MODULE}:step", "--mesh", "x=2", "--args", "f32[8@data]", "f32[2]"], "the mesh has no axis 'data'"),
+        (["plan", f"{MODULE}:broken", "--mesh", "x=2", "--args", "f32[1]"], "sample_module.py:"),
+        (["plan", f"{MODULE}:step", "--args", "1", "--args-from", "a:b"], "are both given"),
+        (["plan", f"{MODULE}:planned", "--hardware", "abacus"], "unknown hardware 'abacus'"),
+        (["plan", f"{MODULE}:planned", "--", "--no_such_flag"], "no_such_flag"),
+        (["plan", f"{MODULE}:planned", "--save", "/no/such/folder/plan.json"], "/no/such/folder/plan.json: No such file or directory"),
+        (["check", FILE.replace("sample_module", "test_commands")], "is a module"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], message: str, capsys: Captured) -> None:
+    assert message in refused(capsys, *arguments)
+
+
+def test_options_that_do_not_fit(stored: str, capsys: Captured) -> None:
+    assert "--mesh is for functions" in refused(capsys, "plan", stored, "--mesh", "x=2")
+    Path(stored).write_bytes(Path(stored).read_bytes()[:-9])
+    assert "cut short" in refused(capsys, "check", stored)
+    for arguments in ([], ["plan"], ["draw"], ["plan", stored, "--limit", "x"]):
+        assert main(arguments) == 2
+        assert "usage: shardy-py" in capsys.readouterr().err
+
+
+def test_help_and_traceback(capsys: Captured) -> None:
+    text = ran(capsys, "--help")
+    for command in COMMANDS:
+        assert command.help in " ".join(text.split())
+        assert ran(capsys, command.name, "--help").startswith(f"usage: shardy-py {command.name} ")
+    assert re.fullmatch(r"shardy_py \S.*\n", ran(capsys, "--version"))
+    assert main(["plan", f"{MODULE}:broken", "--mesh", "x=2", "--args", "f32[1]", "--traceback"]) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="registered twice: plan"):
+        check_names((COMMANDS[0], COMMANDS[0]))
+
+
+def test_flags_of_the_module(capsys: Captured) -> None:
+    assert "float32[24@data]" in ran(capsys, "plan", "tests.cli.flags_module:planned", "--", "--sample_rows=24")
+
+
+def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("shardy_py.cli.progress.AFTER", 0.0)
+    main(["plan", f"{MODULE}:step", *ARGUMENTS])
+    out, err = capsys.readouterr()
+    assert "shardy-py: planning layer ...\n" in err
+    assert "planning" not in out
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_fit_the_terminal(width: int, stored: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    other = [f"{MODULE}:step", *ARGUMENTS, "--mesh", "data=4,model=2"]
+    for arguments, status in (
+        (["plan", stored, "--hardware", "h100"], 0),
+        (["diff", stored, *other], 0),
+        (["check", f"{MODULE}:warned"], 1),
+    ):
+        text = ran(capsys, *arguments, "--color", "always", status=status)
+        assert "\x1b[" in text
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= width
+    assert any(
+        "float32[16,32@model]" in line
+        for line in re.sub(r"\x1b\[[0-9;]*m", "", ran(capsys, "plan", stored, "--color", "always")).splitlines()
+    )
+    assert "\x1b[" not in ran(capsys, "plan", stored, "--color", "never")
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run([sys.executable, "-m", "shardy_py", *arguments], env=env, capture_output=True, text=True, cwd=Path(FILE).parent)
+
+
+def test_in_a_process(stored: str) -> None:
+    done = process("plan", "sample_module.py:planned")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("plan of layer on mesh data=2, model=4\n")
+    assert process("check", "sample_module:warned").returncode == 1
+    failed = process("plan", "sample_module:stap")
+    assert failed.returncode == 2
+    assert "Traceback" not in failed.stderr

@@ -1,0 +1,50 @@
+"""What a command line names."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from shardy_py.cli.errors import CommandError
+from shardy_py.cli.main import parser
+from shardy_py.cli.targets import plan_of
+from shardy_py.plan import Plan
+from tests.cli.methods_module import network
+
+MODULE = "tests.cli.methods_module"
+
+
+def plan(target: str, *arguments: str) -> Plan:
+    options = parser().parse_args(["plan", target, *arguments])
+    options.flags = []
+    return plan_of(target, options)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_a_method_of_an_instance(lowering: str) -> None:
+    found = plan(f"{MODULE}:network.step", "--args", "f32[8,16]", "--lowering", lowering)
+    assert list(map(str, found.inputs)) == ["self.weights: float32[16,16@model]", "x: float32[8@data,16]"]
+    assert list(inspect.signature(network.step).parameters) == ["x"]
+    found = plan(f"{MODULE}:network.plain", "--args", "f32[8@data,16]", "--mesh", "data=2")
+    assert list(map(str, found.inputs)) == ["x: float32[8@data,16]"]
+
+
+@pytest.mark.parametrize("name", ["step", "plain"])
+def test_a_method_of_a_class(name: str) -> None:
+    with pytest.raises(CommandError, match=f"Network.{name} is a method, and Network no instance") as caught:
+        plan(f"{MODULE}:Network.{name}", "--args", "f32[8,16]", "--mesh", "data=2,model=4")
+    assert caught.value.fix == f"name it of an instance that the module has, {MODULE}:INSTANCE.{name}"
+
+
+def test_a_method_without_arguments() -> None:
+    with pytest.raises(CommandError, match=r"network.step takes x\n"):
+        plan(f"{MODULE}:network.step")
+
+
+def test_a_name_that_is_almost_there() -> None:
+    with pytest.raises(CommandError) as caught:
+        plan(f"{MODULE}:netwrk.step")
+    assert "it has network" in (caught.value.fix or "")
+    with pytest.raises(CommandError, match="has no first"):
+        plan(f"{MODULE}:network.weights.shape.first")

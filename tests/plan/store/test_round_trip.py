@@ -1,0 +1,206 @@
+"""A plan that was stored and read again answers as the plan itself."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import shardy_py as sp
+from shardy_py.plan import Plan
+from shardy_py.plan.store.attributes import Elided
+from shardy_py.plan.store.entries import FORMS
+from shardy_py.view.html.page import page
+from tests.plan.store.programs import State, f32, small, training, with_constants
+from tests.random_programs import load, program_of_seed
+
+
+def same(plan: Plan) -> Plan:
+    """Reads a plan from its text and compares all answers."""
+    text = plan.to_json()
+    read = Plan.from_json(text)
+    assert read.to_json() == text
+    assert repr(read) == repr(plan)
+    assert read.as_text() == plan.as_text()
+    assert str(read.program) == str(plan.program)
+    for name in ("name", "mesh", "inputs", "outputs", "noted", "donation", "values", "reshards", "collectives", "findings"):
+        assert getattr(read, name) == getattr(plan, name), name
+    for value in plan.values[::5] if plan.log else ():
+        assert str(read.explain(value.path)) == str(plan.explain(value.path))
+    assert [(s.old, s.new, s.before, s.reason, s.user_priority, s.op_priority) for s in read.log] == [
+        (s.old, s.new, s.before, s.reason, s.user_priority, s.op_priority) for s in plan.log
+    ]
+    assert str(read.cost_analysis("h100")) == str(plan.cost_analysis("h100"))
+    assert str(read.memory_analysis("h100")) == str(plan.memory_analysis("h100"))
+    assert not plan.diff(read)
+    return read
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_a_training_step(lowering: Any) -> None:
+    plan = training(lowering)
+    read = same(plan)
+    assert read.donation
+    assert read.timings == {}
+    assert read._repr_html_() == plan._repr_html_()
+    assert page(read) == page(plan)
+    assert (json.loads(plan.to_json())["partitioned"] is None) == (lowering == "jit")
+    if plan.source is not None and read.source is not None:
+        assert str(read.source.local_program(read)) == str(plan.source.local_program(plan))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(seed: int) -> None:
+    loaded = load(program_of_seed(seed))
+    shardings = {"in_shardings": loaded.in_shardings, "out_shardings": loaded.out_shardings}
+    plan = sp.auto_shard(loaded.program, mesh=loaded.mesh, **shardings).plan(*loaded.arguments)
+    read = same(plan)
+    specs = [jax.tree.map(lambda s: s.spec, tree) for tree in (read.input_shardings, plan.input_shardings)]
+    assert specs[0] == specs[1]
+
+
+def test_constants() -> None:
+    """Long ones are left out; which of them are equal is kept."""
+    text = with_constants().to_json()
+    read = same(with_constants())
+    values = [op.attributes["value"] for op in read.program.walk() if op.name == "sdy.constant" and op.result.type.rank == 2]
+    assert [str(value) for value in values] == ["dense_resource<__elided__>"] * len(values)
+    numbers = [value.number for value in values if isinstance(value, Elided)]
+    assert sorted(set(numbers)) == [0, 1]
+    assert "dense<[1.000000e+00, 2.000000e+00" in text
+
+
+def test_without_provenance() -> None:
+    plan = sp.auto_shard(lambda x: x + 1, mesh={"x": 2}, options=sp.Options(provenance=False)).plan(f32(4))
+    assert same(plan).log == []
+
+
+def test_trees() -> None:
+    """Dicts, lists, tuples and None come back; a node of a class is a dict of its fields."""
+    plan = training()
+    read = Plan.from_json(plan.to_json())
+    (state, batch), kwargs = plan.input_shardings
+    (read_state, read_batch), read_kwargs = read.input_shardings
+    assert isinstance(state, State)
+    assert {"step": state.step, "nothing": None, "params": state.params} == read_state
+    assert batch == read_batch
+    assert kwargs == read_kwargs
+    new_state, loss = read.output_shardings
+    assert new_state["params"]["up"] == plan.output_shardings[0].params["up"]
+    assert loss == plan.output_shardings[1]
+    plan = sp.auto_shard(lambda a, b, c: {"x": [a, b], "y": ()}, mesh={"x": 2}).plan(f32(2), f32(2), {})
+    read = Plan.from_json(plan.to_json())
+    assert read.input_shardings == plan.input_shardings
+    assert read.output_shardings == plan.output_shardings
+
+
+def test_axis_types_come_back() -> None:
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    plan = sp.auto_shard(lambda x: x + 1, mesh=mesh, in_shardings=jax.P("x")).plan(f32(8))
+    (sharding,) = Plan.from_json(plan.to_json()).input_shardings
+    assert sharding.mesh.axis_types == mesh.axis_types
+    assert sharding.mesh.shape == mesh.shape
+    assert sharding.spec == jax.P("x")
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.json.gz"])
+def test_files(name: str, tmp_path: Path) -> None:
+    plan = small()
+    plan.save(tmp_path / name)
+    assert Plan.load(tmp_path / name).as_text() == plan.as_text()
+    assert Plan.load(str(tmp_path / name)).as_text() == plan.as_text()
+    first = (tmp_path / name).read_bytes()
+    assert (first[:2] == b"\x1f\x8b") == name.endswith(".gz")
+    plan.save(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == first
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_pickles_and_copies() -> None:
+    plan = small()
+    read = pickle.loads(pickle.dumps(plan))
+    assert read.as_text() == plan.as_text()
+    assert read.timings == plan.timings
+    assert copy.copy(plan) is plan is copy.deepcopy(plan)
+
+
+SCRIPT = """
+import sys
+from tests.plan.store.programs import training
+sys.stdout.write(training("shard_map").to_json())
+"""
+
+
+def test_texts_are_equal_in_every_process() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    texts = []
+    for seed in ("1", "2"):
+        done = subprocess.run([sys.executable, "-c", SCRIPT], env={**env, "PYTHONHASHSEED": seed}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith('{\n"format":"shardy_py.plan",\n"version":1,\n"name":"_step",\n')
+
+
+WITHOUT_JAX = """
+import importlib.abc, sys, types
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"jax", "jaxlib", "flax"}:
+            raise ModuleNotFoundError(f"{name} is not to be imported here", name=name)
+sys.meta_path.insert(0, Blocker())
+package = types.ModuleType("shardy_py")
+package.__path__ = [sys.argv[1]]
+sys.modules["shardy_py"] = package
+from shardy_py.plan import Plan
+plan = Plan.load(sys.argv[2])
+print(plan.as_text())
+print(plan.explain(plan.values[-1].path))
+print(len(plan.collectives))
+"""
+
+
+def test_a_stored_plan_is_read_without_jax(tmp_path: Path) -> None:
+    plan = training()
+    plan.save(tmp_path / "plan.json.gz")
+    package = str(Path(sp.__file__).parent)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_JAX, package, str(tmp_path / "plan.json.gz")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{plan.as_text()}\n{plan.explain(plan.values[-1].path)}\n{len(plan.collectives)}\n"
+
+
+def test_every_field_is_stored() -> None:
+    for cls, forms in FORMS.items():
+        assert list(forms) == [field.name for field in dataclasses.fields(cls)], (
+            f"say in plan/store/entries.py how {cls.__name__} is stored"
+        )
+    stored = set(json.loads(small().to_json()))
+    known = {field.name for field in dataclasses.fields(Plan)}
+    apart = {"timings"}  # differ between runs
+    inside = {"source": "partitioned"}
+    missing = {inside.get(name, name) for name in known - apart} - stored
+    assert not missing, f"Plan.{', Plan.'.join(sorted(missing))} is lost when a plan is stored: add it to plan/store/document.py"
+
+
+def test_a_file_is_small() -> None:
+    """An op of a layer that occurs again costs a few numbers."""
+    params = [{"up": f32(16, 32), "down": f32(32, 16)} for _ in range(40)]
+
+    def model(params: Any, x: Any) -> Any:
+        for layer in params:
+            x = x + jax.numpy.tanh(x @ layer["up"]) @ layer["down"]
+        return x.sum()
+
+    plan = sp.auto_shard(jax.grad(model), mesh={"x": 2, "y": 4}, in_shardings=(None, jax.P("x"))).plan(params, f32(8, 16))
+    ops = sum(1 for _ in plan.program.walk())
+    assert ops > 500
+    assert len(plan.to_json()) < 200 * ops

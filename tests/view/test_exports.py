@@ -1,0 +1,124 @@
+"""Files for other tools: Perfetto, Model Explorer, SDY text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from shardy_py.view.model_explorer import graph
+from shardy_py.view.perfetto import timeline
+from tests.view import plans
+
+NODE = {"id", "label", "namespace", "attrs", "incomingEdges", "outputsMetadata"}
+"""Fields of `GraphNode` of Model Explorer 0.1.34 that are used."""
+
+
+def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+@pytest.mark.parametrize("hardware", [None, "h100", "v5p"])
+def test_timeline(hardware: str | None) -> None:
+    plan = plans.training()
+    trace = timeline(plan, hardware)
+    json.dumps(trace, allow_nan=False)
+    named = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    by_track = defaultdict(list)
+    for event in slices(trace):
+        assert event["ts"] >= 0
+        assert event["dur"] >= 0
+        by_track[named[event["tid"]]].append(event)
+    assert set(by_track) == {"compute", "collectives over data", "collectives over model"}
+    for events in by_track.values():
+        for event, following in itertools.pairwise(events):
+            assert following["ts"] >= event["ts"] + event["dur"] - 1e-3  # times are written to the nanosecond
+    sent = [event["name"] for name, events in by_track.items() if name != "compute" for event in events]
+    assert sorted(sent) == sorted(c.kind for c in plan.collectives)
+
+
+def test_live_memory_is_a_counter() -> None:
+    plan = plans.training()
+    trace = timeline(plan, "h100")
+    counted = [event for event in trace["traceEvents"] if event["ph"] == "C"]
+    last = max(event["ts"] + event["dur"] for event in slices(trace))
+    times = [event["ts"] for event in counted]
+    assert times == sorted(set(times))
+    assert times[-1] <= last
+    sizes = {event["args"]["bytes"] for event in counted}
+    assert sizes <= set(plan.memory_analysis("h100").series)
+    assert len(counted) > 10
+
+
+def test_ops_wait_for_their_collectives() -> None:
+    plan = plans.training()
+    events = slices(timeline(plan, "h100"))
+    ends = {event["args"]["value"]: event["ts"] + event["dur"] for event in events if event["tid"] > 1}
+    starts = {event["args"]["value"]: event["ts"] for event in events if event["tid"] == 1}
+    names = plan._names
+    waited = 0
+    for op in plan.program.main.body.ops:
+        value = names.get(op.results[0]) if op.results else None
+        for operand in op.operands:
+            if names.get(operand) in ends and value in starts:
+                assert starts[value] >= ends[names[operand]] - 1e-3
+                waited += 1
+    assert waited > 3
+
+
+def test_timeline_of_explicit_collectives_and_of_loops() -> None:
+    plan = plans.train_plan(lowering="shard_map")
+    assert sum(event["tid"] > 1 for event in slices(timeline(plan, "a100"))) == len(plan.collectives)
+    trips = [event["args"].get("trips") for event in slices(timeline(plans.scanned()))]
+    assert 5 in trips
+
+
+def test_model_explorer() -> None:
+    for plan in (plans.training(), plans.scanned(), plans.hostile()):
+        found = graph(plan)
+        assert set(found) == {"label", "graphs"}
+        (only,) = found["graphs"]
+        nodes = only["nodes"]
+        outputs = {node["id"]: {m["id"] for m in node["outputsMetadata"]} for node in nodes}
+        assert len(outputs) == len(nodes)
+        for node in nodes:
+            assert set(node) == NODE
+            for edge in node["incomingEdges"]:
+                assert edge["sourceNodeOutputId"] in outputs[edge["sourceNodeId"]]
+            numbers = [edge["targetNodeInputId"] for edge in node["incomingEdges"]]
+            assert len(numbers) == len(set(numbers))
+        shown = {a["value"] for node in nodes for m in node["outputsMetadata"] for a in m["attrs"] if a["key"] == "name"}
+        assert shown == {value.path for value in plan.values}
+
+
+def test_model_explorer_layers_are_modules() -> None:
+    nodes = {node["id"]: node for node in graph(plans.training())["graphs"][0]["nodes"]}
+    assert {"inputs", "outputs", "layer_0/up", "layer_1/down"} <= {node["namespace"] for node in nodes.values()}
+    inside = [node for node in graph(plans.scanned())["graphs"][0]["nodes"] if "scan %" in node["namespace"]]
+    assert any(node["incomingEdges"] and node["incomingEdges"][0]["sourceNodeId"] == "w" for node in inside) or inside
+
+
+def test_sdy_text() -> None:
+    plan = plans.training()
+    lines = plan.as_sdy().splitlines()
+    assert lines[1] == '  sdy.mesh @mesh = <["data"=2, "model"=4]>'
+    assert '%arg1: tensor<256x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"model"}, {}]>}' in lines[2]
+    assert sum("stablehlo.dot_general" in line for line in lines) == sum(v.primitive == "dot_general" for v in plan.values)
+
+
+def test_files(tmp_path: pathlib.Path) -> None:
+    plan = plans.training()
+    plan.save_perfetto(tmp_path / "trace.json", hardware="h200")
+    plan.save_model_explorer(tmp_path / "graph.json")
+    plan.save_sdy(tmp_path / "plan.mlir")
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["hardware"].lower() == "h200"
+    assert json.loads((tmp_path / "graph.json").read_text()) == graph(plan)
+    assert (tmp_path / "plan.mlir").read_text() == plan.as_sdy()
+    for name, write in {"t": plan.save_perfetto, "g": plan.save_model_explorer, "s": plan.save_sdy}.items():
+        write(tmp_path / f"{name}1")
+        write(tmp_path / f"{name}2")
+        assert (tmp_path / f"{name}1").read_bytes() == (tmp_path / f"{name}2").read_bytes()
