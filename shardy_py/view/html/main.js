@@ -90,7 +90,7 @@ function valuesView(items, panel, tree) {
     tree.filter(hit);
   };
   let waiting = 0;
-  search.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, items.count > 20000 ? 120 : 0); });
+  search.addEventListener("input", () => { clearTimeout(waiting); if (items.count > 20000) waiting = setTimeout(apply, 120); else apply(); });
   search.addEventListener("keydown", (event) => {
     if (event.key === "Enter" || event.key === "ArrowDown") { event.preventDefault(); tree.box.focus(); }
   });
