@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.view.browser import LONG, settled, until
+
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -44,7 +46,8 @@ def chromium() -> Iterator[Any]:
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver, log_output=os.devnull))
-        made.set_script_timeout(30)
+        made.set_script_timeout(LONG)
+        made.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         try:
             yield made
         finally:
@@ -65,6 +68,8 @@ def opened(chromium: Any, tmp_path: pathlib.Path) -> Iterator[Callable[..., Any]
         chromium.get("about:blank")
         chromium.get(path.as_uri() + anchor)
         assert chromium.execute_script("return document.documentElement.dataset.ready") == "yes"
+        until(chromium, lambda: chromium.execute_script("return window.innerWidth") == width, f"the window is not {width} wide")
+        settled(chromium)
         return chromium
 
     yield open_page

@@ -129,7 +129,7 @@ def test_another_process_writes_the_same_page() -> None:
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, cwd=PAGE.parents[2], env=environment, timeout=120
+            [sys.executable, "-c", program], capture_output=True, text=True, cwd=PAGE.parents[2], env=environment, timeout=600
         )
         assert done.returncode == 0, done.stderr
         pages.append(done.stdout)

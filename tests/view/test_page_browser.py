@@ -22,8 +22,10 @@ from shardy_py.view.html.figures import span_text
 from shardy_py.view.html.page import assembled, page
 from shardy_py.view.html.payload import payload
 from tests.view import plans
+from tests.view.browser import LONG, settled, until
 
 By = pytest.importorskip("selenium.webdriver.common.by", reason="selenium is not installed").By
+ActionChains = pytest.importorskip("selenium.webdriver", reason="selenium is not installed").ActionChains
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
 PAGE = pathlib.Path(shardy_py.__file__).parent / "view" / "html"
@@ -43,8 +45,8 @@ def rows(browser: Any) -> list[str]:
 
 
 def press(browser: Any, *keys: str) -> None:
-    for key in keys:
-        browser.switch_to.active_element.send_keys(key)
+    """Keys go to what has the focus."""
+    ActionChains(browser).send_keys(*keys).perform()
 
 
 def title(browser: Any) -> str:
@@ -83,18 +85,21 @@ def test_figures_for_hardware(opened: Opened) -> None:
 def test_tree_has_every_value_once_its_groups_are_open(opened: Opened) -> None:
     plan = plans.training()
     browser = opened(page(plan))
+    here = """const r = document.querySelector(".row.here");
+    return [r.id, r.getAttribute("aria-expanded"), r.querySelector(".label").title, document.querySelector(".panel h2").textContent]"""
     seen: dict[str, int] = {}
-    browser.find_element(By.ID, "tree").send_keys(Keys.HOME)
+    browser.execute_script("tree.focus()")
+    press(browser, Keys.HOME)
+    last = ""
     for _ in range(1000):
-        row = browser.execute_script(
-            "const r = document.querySelector('.row.here'); return [r.id, r.getAttribute('aria-expanded'), r.querySelector('.label').title]"
-        )
-        if row[1] is None:
-            seen[row[2]] = seen.get(row[2], 0) + 1
-            assert title(browser) == row[2]
-        press(browser, Keys.ARROW_RIGHT if row[1] == "false" else Keys.ARROW_DOWN)
-        if browser.execute_script("return document.querySelector('.row.here').id") == row[0] and row[1] != "false":
+        row, expanded, label, shown = browser.execute_script(here)
+        if row == last:
             break
+        if expanded is None:
+            seen[label] = seen.get(label, 0) + 1
+            assert shown == label
+        last = "" if expanded == "false" else row
+        press(browser, Keys.ARROW_RIGHT if expanded == "false" else Keys.ARROW_DOWN)
     assert seen == dict.fromkeys((value.path for value in plan.values), 1)
 
 
@@ -444,9 +449,19 @@ def test_two_hundred_thousand_values(opened: Opened) -> None:
     assert len(texts(browser, ".row")) < 120
 
 
-def until(browser: Any, holds: Callable[[], bool]) -> None:
-    wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
-    wait(browser, 10).until(lambda _: holds())
+def test_scrolling_draws_what_comes_into_view_and_nothing_else(opened: Opened) -> None:
+    """A click in between must find the row that was pointed at."""
+    browser = opened(page(plans.training()), anchor=anchor("%40"))
+    names = texts(browser, ".row .label")
+    assert "%40" in names
+    chosen = browser.find_element(By.CSS_SELECTOR, ".row[aria-selected='true']")
+    settled(browser)
+    browser.execute_script("tree.scrollTop += 1")
+    settled(browser)
+    assert chosen.get_attribute("aria-selected") == "true"
+    browser.execute_script("tree.scrollTop = 0")
+    until(browser, lambda: texts(browser, ".row .label")[0] == "inputs")
+    assert texts(browser, ".row .label") != names
 
 
 def test_nothing_is_fetched(opened: Opened) -> None:
@@ -460,7 +475,7 @@ def test_the_benchmark_of_the_page_runs(chromium: Any) -> None:
     root = PAGE.parents[2]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}
     command = [sys.executable, str(root / "benchmarks" / "page.py"), "--layers=1", "--repeat=1"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=5 * LONG)
     assert done.returncode == 0, done.stderr
     assert "open the page" in done.stdout
     assert "click a value" in done.stdout

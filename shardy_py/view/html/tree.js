@@ -71,15 +71,16 @@ class Tree {
     this.bySize = false;
     this.at = 0;
     this.chosen = -1;
+    this.drawn = [0, 0];
     this.openFirst(40);
     this.spacer = el("div", { class: "spacer", role: "presentation" });
     this.box = el("div", {
       class: "tree", role: "tree", tabindex: 0, "aria-label": "values", id: "tree",
-      on: { scroll: () => this.draw(), keydown: (event) => this.key(event), click: (event) => this.click(event) },
+      on: { scroll: () => this.follow(), keydown: (event) => this.key(event), click: (event) => this.click(event) },
     }, this.heads(), this.spacer);
     const longest = [items.a, items.b].reduce((n, plan) => (plan ? plan.tables.types.reduce((m, type) => Math.max(m, type.text.length), n) : n), 12);
     this.box.style.setProperty("--type", `${Math.min(longest, 90) + (items.b ? 5 : 1)}ch`);
-    new ResizeObserver(() => this.draw()).observe(this.box);
+    new ResizeObserver(() => this.follow()).observe(this.box);
     this.flatten();
   }
 
@@ -170,10 +171,20 @@ class Tree {
     this.draw();
   }
 
-  draw() {
+  /** The rows in view and some beyond. */
+  inView() {
     const height = this.box.clientHeight - HEAD;
-    const first = Math.max(0, this.rowAt(this.box.scrollTop) - BEYOND);
-    const last = Math.min(this.rows.length, this.rowAt(this.box.scrollTop + height) + 1 + BEYOND);
+    return [Math.max(0, this.rowAt(this.box.scrollTop) - BEYOND), Math.min(this.rows.length, this.rowAt(this.box.scrollTop + height) + 1 + BEYOND)];
+  }
+
+  /** Draws where other rows are in view than are drawn: events of the browser come after the page has drawn what it scrolled to itself. */
+  follow() {
+    const [first, last] = this.inView();
+    if (first !== this.drawn[0] || last !== this.drawn[1]) this.draw();
+  }
+
+  draw() {
+    const [first, last] = this.drawn = this.inView();
     const made = [];
     for (let r = first; r < last; r++) made.push(this.row(r));
     this.spacer.replaceChildren(...made);
