@@ -192,16 +192,6 @@ class ProfileGraph:
                 masks[node] |= masks[user] | 1 << user
         return tuple(masks)
 
-    @cached_property
-    def shared_below(self) -> tuple[int, ...]:
-        """For each node the mask of the nodes it depends on that are also used by nodes it does not depend on, itself left out."""
-        uses = [sum(1 << user for user in users) for users in self.uses]
-        masks = []
-        for node, below in enumerate(self.ancestors):
-            known = below | 1 << node
-            masks.append(sum(1 << i for i in positions(below) if uses[i] & ~known))
-        return tuple(masks)
-
     def ids(self, mask: int) -> tuple[str, ...]:
         """The ids of the nodes in a mask, in file order."""
         return tuple(self.nodes[i].id for i in positions(mask))

@@ -18,6 +18,9 @@ from shardy_py.stages.graph import GraphError, ProfileGraph, positions
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+# Sets that are compared with all others at a time.
+ROWS = 32
+
 
 def optimized_part(graph: ProfileGraph) -> ProfileGraph:
     """The nodes that have a choice of stage: without inputs, which go first, and without unused `__getitem__` nodes.
@@ -126,17 +129,17 @@ class Cuts:
     @cached_property
     def seconds(self) -> Floats:
         """Forward and backward time of each set, in seconds."""
-        return self._sums([node.forward_ms + node.backward_ms for node in self.graph.nodes]) / 1000.0
+        return self._sums[0] / 1000.0
 
     @cached_property
     def activations(self) -> Floats:
         """Bytes of all activations in each set."""
-        return self._sums([node.activation_bytes for node in self.graph.nodes])
+        return self._sums[1]
 
     @cached_property
     def parameters(self) -> Floats:
         """Bytes of all parameters in each set."""
-        return self._sums([node.parameter_bytes for node in self.graph.nodes])
+        return self._sums[2]
 
     @cached_property
     def bytes(self) -> Floats:
@@ -148,11 +151,9 @@ class Cuts:
         if not self.counted_twice:
             return crossing_bytes(self.graph, self.members)
         sizes = np.array([node.activation_bytes for node in self.graph.nodes])
-        extra = masks_as_rows(self.graph.shared_below, len(sizes)).astype(np.float32)
-        top = self.members.copy()
-        for node, users in enumerate(self.graph.uses):
-            top[:, node] &= ~self.members[:, list(users)].any(axis=1)
-        return (top | (top.astype(np.float32) @ extra > 0)).astype(np.float64) @ sizes
+        members = np.ascontiguousarray(self.members.T)
+        top = (members & ~_any_of(self.graph.uses, members)).T
+        return (top | (top.astype(np.float32) @ shared_below(self.graph).astype(np.float32) > 0)).astype(np.float64) @ sizes
 
     @cached_property
     def sent(self) -> Floats:
@@ -164,25 +165,24 @@ class Cuts:
     @cached_property
     def inside(self) -> Bools:
         """Whether a set (row) is a proper part of another one (column)."""
-        result = np.ones((len(self.downsets),) * 2, np.bool_)
-        for word in self._words:
-            result &= (word[:, None] & ~word[None, :]) == 0
+        size = len(self.downsets)
+        packed = np.packbits(self.members, axis=1)
+        # One row per word of 64 nodes; a few sets at a time, so that what is compared stays in cache.
+        words = np.ascontiguousarray(np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64).T)
+        result = np.zeros((size, size), np.bool_)
+        for start in range(0, size, ROWS):
+            rows = slice(start, min(start + ROWS, size))
+            missing = words[0, rows, None] & ~words[0, None, start:]
+            for word in words[1:]:
+                missing |= word[rows, None] & ~word[None, start:]
+            result[rows, start:] = missing == 0
         np.fill_diagonal(result, False)
         return result
 
-    def held_by(self, k: int, others: slice) -> Bools:
-        """Whether a set is a part of each of some later sets."""
-        words = self._words[:, others]
-        return ((self._words[:, k, None] & ~words) == 0).all(axis=0)
-
     @cached_property
-    def _words(self) -> NDArray[np.uint64]:
-        """The masks in words of 64 nodes, one row per word."""
-        packed = np.packbits(self.members, axis=1)
-        return np.ascontiguousarray(np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64).T)
-
-    def _sums(self, values: Sequence[float]) -> Floats:
-        return self.members.astype(np.float64) @ np.array(values, np.float64)
+    def _sums(self) -> Floats:
+        figures = [(node.forward_ms + node.backward_ms, node.activation_bytes, node.parameter_bytes) for node in self.graph.nodes]
+        return np.ascontiguousarray((self.members.astype(np.float64) @ np.array(figures, np.float64).reshape(-1, 3)).T)
 
 
 def masks_as_rows(masks: Sequence[int], size: int) -> Bools:
@@ -198,18 +198,43 @@ def crossing_bytes(graph: ProfileGraph, members: Bools) -> Floats:
 
     Of a node with several outputs, users that are `__getitem__(k)` need output k alone.
     """
-    crossing = np.zeros(len(members))
-    outside = ~members
+    tensors = tensors_of(graph)
+    if not tensors:
+        return np.zeros(len(members))
+    # Nodes by rows, so that what is read together lies together.
+    held = np.ascontiguousarray(members.T)
+    sent = held[[node for node, _, _ in tensors]] & _any_of([takers for _, _, takers in tensors], ~held)
+    return np.array([size for _, size, _ in tensors]) @ sent.astype(np.float64)
+
+
+def tensors_of(graph: ProfileGraph) -> list[tuple[int, float, tuple[int, ...]]]:
+    """(node that makes it, bytes, nodes that read it) of every tensor that someone reads."""
+    found = []
     for node, users in enumerate(graph.uses):
         sizes = graph.nodes[node].activations
-        whole = [user for user in users if taken_output(graph, user, len(sizes)) is None]
-        used = outside[:, whole].any(axis=1)
-        amount = np.where(used, sum(sizes), 0.0)
-        for k in sorted({item for user in users if (item := taken_output(graph, user, len(sizes))) is not None}):
-            takers = [user for user in users if taken_output(graph, user, len(sizes)) == k]
-            amount += np.where(~used & outside[:, takers].any(axis=1), sizes[k], 0.0)
-        crossing += np.where(members[:, node], amount, 0.0)
-    return crossing
+        taken = [(user, taken_output(graph, user, len(sizes))) for user in users]
+        for k, size in enumerate(sizes):
+            takers = tuple(user for user, item in taken if item is None or item == k)
+            if takers:
+                found.append((node, size, takers))
+    return found
+
+
+def shared_below(graph: ProfileGraph) -> Bools:
+    """Whether a node (row) depends on another one (column) that is also used by nodes it does not depend on, itself left out."""
+    below = masks_as_rows(graph.ancestors, len(graph))
+    known = below | np.eye(len(graph), dtype=np.bool_)
+    return below & _any_of(graph.uses, ~np.ascontiguousarray(known.T)).T
+
+
+def _any_of(groups: Sequence[Sequence[int]], rows: Bools) -> Bools:
+    """For each group of rows whether any of them is true, column by column; false for an empty group."""
+    result = np.zeros((len(groups), rows.shape[1]), np.bool_)
+    filled = [i for i, group in enumerate(groups) if group]
+    if filled:
+        starts = np.cumsum([0, *(len(groups[i]) for i in filled[:-1])])
+        result[filled] = np.logical_or.reduceat(rows[[node for i in filled for node in groups[i]]], starts, axis=0)
+    return result
 
 
 def taken_output(graph: ProfileGraph, user: int, outputs: int) -> int | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardy_py.stages.graph_cuts import Cuts, Floats
-from shardy_py.stages.partition_paths import SLACK, Segment, Steps, balanced_path, first_path
-from shardy_py.stages.partition_tables import Level, Rules
+from shardy_py.stages.partition_paths import SLACK, Pipelines, Segment, balanced_path, first_path
+from shardy_py.stages.partition_tables import Level, Rules, Table
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,10 @@ class Machines:
     Args:
         counts: Number of machines on each level, innermost first: 4 GPUs in each of 2 servers are (4, 2).
         bandwidths: Bytes per second between the machines of each level.
-        careful: Whether memory of inner levels is to do for as many minibatches as outer levels can ever keep in flight; without,
-            what they do keep is left out.
     """
 
     counts: tuple[int, ...]
     bandwidths: tuple[float, ...]
-    careful: bool = True
 
     @property
     def total(self) -> int:
@@ -60,54 +57,49 @@ class Solution:
 LADDER = (1.02, 1.1, 1.2, 1.5, 2.5)
 
 
-def solve(
-    cuts: Cuts, rules: Rules, machines: Machines, *, as_pipedream: bool = False, lowest: float = 0.0, highest: float = math.inf
-) -> Solution:
-    """The best partition over given cuts.
+def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, highest: float = math.inf) -> Solution:
+    """The best partition over given cuts; of equally fast ones the balanced one, see `balanced_path`.
 
     Args:
         cuts: The cuts.
         rules: What to keep to.
         machines: What to run on.
-        as_pipedream: Whether to choose stages as PipeDream does; else of equally fast partitions the balanced one.
         lowest: Seconds below which no slowest stage can be.
-        highest: Seconds that some partition over these cuts is known to take.
+        highest: Seconds that the slowest stage may take; what takes longer is not found.
     """
+    top = _levels(cuts, rules, machines)[-1]
     last = len(cuts.downsets) - 1
+    bounds = [lowest * factor for factor in LADDER if lowest and lowest * factor < highest]
+    for bound in [*bounds, highest * SLACK]:
+        seconds = float(Pipelines(top, bound, 0, last, last).slowest()[0])
+        if math.isfinite(seconds):
+            return _read(top, Solution(cuts, seconds))
+    return Solution(cuts, math.inf)
+
+
+def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> Solution:
+    """The partition that PipeDream's tables over given cuts give: of equally fast ones that with the fewest stages, cut earliest."""
+    last = len(cuts.downsets) - 1
+    tables: list[tuple[Table, Floats]] = []
+    levels = _levels(cuts, rules, machines)
     compute: Floats | None = None
-    levels: list[Level] = []
-    tables: list[Floats] = []
-    for number, (count, bandwidth) in enumerate(zip(machines.counts, machines.bandwidths)):
-        inner = machines.counts[number - 1] if number else 1
-        below = math.prod(machines.counts[:number])
-        level = Level(cuts, _on_level(rules, number), count, bandwidth, inner, below, compute, _waiting(machines, number))
-        levels.append(level)
-        if number + 1 < len(machines.counts):
-            tables.append(level.table(last + 1))
-            compute = level.ended(tables[-1])
-    top = levels[-1]
-    if as_pipedream:
-        tables.append(top.table(1))
-        seconds = float(tables[-1][0, -1, last])
-    else:
-        seconds = _slowest(top, last, lowest, highest)
-    if math.isinf(seconds):
-        return Solution(cuts, seconds)
-    return _read(levels, tables, Solution(cuts, seconds))
-
-
-def _slowest(top: Level, last: int, lowest: float, highest: float) -> float:
-    if lowest and math.isinf(highest):
-        for factor in LADDER:
-            seconds = Steps(top, lowest * factor, 0, last).slowest()
-            if not math.isinf(seconds):
-                return seconds
-    return Steps(top, highest * SLACK, 0, last).slowest()
+    for level in levels:
+        table = Table(level, compute)
+        tables.append((table, table.filled(1 if level is levels[-1] else last + 1)))
+        compute = tables[-1][1][:, level.machines - 1]
+    seconds = float(tables[-1][1][0, -1, last])
+    found = Solution(cuts, seconds)
+    outer = [(Segment(0, last, 1), 1)]
+    for table, filled in reversed(tables) if math.isfinite(seconds) else ():
+        paths = [(first_path(table, filled, segment.start, segment.end), copies) for segment, copies in outer]
+        outer = [(part, part.width * copies) for path, copies in paths for part in path]
+        found = _with_level(found, outer)
+    return found
 
 
 def least_memory(cuts: Cuts, rules: Rules, machines: Machines) -> float:
-    """Bytes that the machine that needs most needs at least, whatever the partition, on the innermost level."""
-    level = Level(cuts, rules, machines.counts[0], machines.bandwidths[0], 1, waiting=_waiting(machines, 0))
+    """Bytes that the machine that needs most needs at least, whatever the partition, on a single level of as many machines."""
+    level = Level(cuts, rules, machines.total, machines.bandwidths[0], 1)
     table = np.full((level.machines, len(cuts.downsets)), np.inf)
     for width in range(1, level.widest + 1):
         table[width - 1] = level.memory(0, slice(None), width, width)
@@ -120,32 +112,42 @@ def least_memory(cuts: Cuts, rules: Rules, machines: Machines) -> float:
     return float(table[:, -1].min() if rules.fewer else table[-1, -1])
 
 
+def _levels(cuts: Cuts, rules: Rules, machines: Machines) -> list[Level]:
+    levels: list[Level] = []
+    for number, (count, bandwidth) in enumerate(zip(machines.counts, machines.bandwidths)):
+        inner = machines.counts[number - 1] if number else 1
+        below = math.prod(machines.counts[:number])
+        levels.append(Level(cuts, _on_level(rules, number), count, bandwidth, inner, below, levels[-1] if levels else None))
+    return levels
+
+
 def _on_level(rules: Rules, number: int) -> Rules:
     """Memory is that of one machine of the innermost level; PipeDream asks every level for it."""
     return replace(rules, memory=None) if rules.exact and number else rules
 
 
-def _waiting(machines: Machines, number: int) -> int:
-    """The most minibatches that levels above can keep in flight: as many as machines can stand behind this group of them."""
-    outer = math.prod(machines.counts[number + 1 :])
-    return (outer - 1) * machines.counts[number] if machines.careful else 0
-
-
-def _read(levels: Sequence[Level], tables: Sequence[Floats], solution: Solution) -> Solution:
-    last = len(solution.cuts.downsets) - 1
-    found: list[tuple[Segment, ...]] = []
-    outer = [(Segment(0, last, 1), 1)]
-    for number in range(len(levels) - 1, -1, -1):
-        level = levels[number]
-        inner: list[tuple[Segment, int]] = []
-        for segment, copies in outer:
-            if number < len(tables) and not level.rules.exact:
-                path = first_path(level, tables[number], segment.start, segment.end)
-            else:
-                top = number == len(levels) - 1
-                seconds = solution.seconds if top else Steps(level, math.inf, segment.start, segment.end).slowest()
-                path = balanced_path(level, seconds, segment.start, segment.end)
-            inner += [(part, part.width * copies) for part in path]
+def _read(top: Level, found: Solution) -> Solution:
+    """The stages of all levels, where the slowest one is known."""
+    # (level, seconds of its slowest stage, its segment, machines of outer levels that do the same)
+    last = len(found.cuts.downsets) - 1
+    outer: list[tuple[Level | None, float, Segment, int]] = [(top, found.seconds, Segment(0, last, 1), 1)]
+    while True:
+        inner: list[tuple[Level | None, float, Segment, int]] = []
+        for level, seconds, segment, copies in outer:
+            if level is None:
+                return found
+            used = 0
+            for part in balanced_path(level, seconds, segment.start, segment.end):
+                used += part.width
+                within, slowest = level.within(part.width, used), 0.0
+                if within is not None:
+                    bound = seconds * part.width * SLACK
+                    slowest = float(Pipelines(within, bound, part.start, part.end, part.end).slowest()[0])
+                inner.append((within, slowest, part, part.width * copies))
         outer = inner
-        found.append(tuple(segment for segment, _ in outer))
-    return replace(solution, levels=tuple(found), replication=tuple(copies for _, copies in outer))
+        found = _with_level(found, [(segment, copies) for _, _, segment, copies in outer])
+
+
+def _with_level(found: Solution, stages: Sequence[tuple[Segment, int]]) -> Solution:
+    segments = tuple(segment for segment, _ in stages)
+    return replace(found, levels=(*found.levels, segments), replication=tuple(copies for _, copies in stages))

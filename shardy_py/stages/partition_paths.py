@@ -1,18 +1,23 @@
-"""Reading the stages off a filled table, and choosing among partitions that are equally fast."""
+"""The best pipelines between two cuts: how slow their slowest stage is, and which of equally fast ones to choose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardy_py.stages.graph_cuts import Bools, Floats
-from shardy_py.stages.partition_tables import Level
+from shardy_py.stages.partition_tables import Level, Table
 
 # Sums of times in another order differ by this much; what is closer counts as equal.
 SLACK = 1 + 1e-12
+
+# How many stages are looked at at a time, so that their figures stay in cache.
+AT_ONCE = 1 << 16
+
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -24,41 +29,39 @@ class Segment:
     width: int
 
 
-def first_path(level: Level, table: Floats, start: int, end: int) -> list[Segment]:
+def first_path(filled: Table, table: Floats, start: int, end: int) -> list[Segment]:
     """The stages behind one entry of a table, in order: as few as possible, then cut as early as possible."""
     found: list[Segment] = []
+    level = filled.level
     m = level.machines - 1
     row = table[start if len(table) > 1 else 0]
     while True:
         value = row[m, end]
-        if _first_seconds(level, start, end, m + 1) <= value:
+        if _first_seconds(filled, start, end, m + 1) <= value:
             return [Segment(start, end, m + 1), *reversed(found)]
         if level.rules.fewer and m and end > start and row[m - 1, end] <= value:
             m -= 1
             continue
-        k, width = _last_cut(level, row, start, end, m)
+        k, width = _last_cut(filled, row, start, end, m)
         found.append(Segment(k + 1, end, width))
         end, m = k, m - width
 
 
-def _first_seconds(level: Level, start: int, end: int, width: int) -> float:
-    if width > level.widest or not level.fits(start, end, width, width):
+def _first_seconds(filled: Table, start: int, end: int, width: int) -> float:
+    if width > filled.level.widest or not filled.level.fits(start, end, width, width):
         return np.inf
-    return float(level.first(start, width)[end - start])
+    return float(filled.first(start, width)[end - start])
 
 
-def _behind_seconds(level: Level, k: int, end: int, width: int) -> float:
-    return float(level.behind(k, width, slice(end, end + 1))[0])
-
-
-def _last_cut(level: Level, row: Floats, start: int, end: int, m: int) -> tuple[int, int]:
+def _last_cut(filled: Table, row: Floats, start: int, end: int, m: int) -> tuple[int, int]:
     """The lowest cut before the last stage that gives the table's value, then the smallest width."""
+    level = filled.level
     for k in range(start, end):
         if level.cuts.inside[k, end] and row[:m, k].min() <= row[m, end]:
             for width in range(1, min(level.widest, m) + 1):
                 before = row[m - width, k]
                 if before <= row[m, end] and level.fits(k + 1, end, width, m + 1):
-                    if max(before, _behind_seconds(level, k, end, width)) <= row[m, end]:
+                    if max(before, float(filled.behind(k, width, slice(end, end + 1))[0])) <= row[m, end]:
                         return k, width
     raise AssertionError("a value of the table has no stage that gives it")
 
@@ -71,33 +74,45 @@ def balanced_path(level: Level, bound: float, start: int, end: int) -> list[Segm
 
     Args:
         level: The level of machines.
-        bound: Time of the slowest stage, in seconds, as the table has it.
+        bound: Time of the slowest stage, in seconds.
         start: The segment lies behind cut start - 1.
         end: The segment ends with this cut.
 
     Returns:
         The stages, in order.
     """
-    steps = Steps(level, bound * SLACK, start, end)
-    return steps.path(steps.second_slowest() * SLACK)
+    pipelines = Pipelines(level, bound * SLACK, start, end, end)
+    return pipelines.path(pipelines.second_slowest() * SLACK)
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Stages of one width behind one cut: the cuts they end with, their seconds, and whether they fit, by machines before."""
+    """Stages of one width that follow the same number of machines.
 
+    Attributes:
+        before: Machines in front of them.
+        width: Machines of each.
+        last: Whether they are the last ones.
+        cuts: The cuts they follow, counted from the segment's start; none for first stages.
+        ends: The cuts they end with, counted from the segment's start or, for last ones, from its first end.
+        seconds: What they take, by cut before (one row for first stages) and by end; infinite for those that cannot be.
+    """
+
+    before: int
     width: int
-    cuts: NDArray[np.intp]
+    last: bool
+    cuts: Indices
+    ends: slice
     seconds: Floats
-    fits: Bools | None = None
 
-    def only_fitting(self, values: Floats) -> Floats:
-        """The values, the last two dimensions of which are machines before and cuts, with infinity where memory is too small."""
-        return values if self.fits is None else np.where(self.fits, values, np.inf)
+    @property
+    def after(self) -> int:
+        """Machines up to their end."""
+        return self.before + self.width
 
 
-class Steps:
-    """All stages of a segment that take no longer than a bound, and the searches over them.
+class Pipelines:
+    """All pipelines from one cut to some cuts, whose stages take no longer than a bound, and the searches over them.
 
     The lower the bound, the fewer stages there are: what machines have done before a cut is at most what they can do within
     the bound, and what is left at least what the others must be able to.
@@ -105,131 +120,169 @@ class Steps:
     Args:
         level: The level of machines. Its cuts come in the order of the work before them.
         bound: Seconds that no stage may exceed.
-        start: The segment lies behind cut start - 1.
-        end: The segment ends with this cut.
+        start: The pipelines lie behind cut start - 1.
+        least: The first cut that they may end with.
+        most: The last one.
     """
 
-    def __init__(self, level: Level, bound: float, start: int, end: int) -> None:
-        self.level, self.bound, self.start, self.end = level, bound, start, end
-        self.size = end - start + 1
+    def __init__(self, level: Level, bound: float, start: int, least: int, most: int) -> None:
+        self.level, self.bound, self.start = level, bound, start
+        self.ends = slice(least - start, most - start + 1)
         before = level.cuts.seconds[start - 1] if start else 0.0
-        self.work = np.maximum.accumulate(level.cuts.seconds[start : end + 1]) - before
+        work = np.maximum.accumulate(level.cuts.seconds[start : most + 1]) - before
         # Work that one machine does within the bound.
         capacity = min(bound * level.below, 1e30) * SLACK
-        counts = range(level.machines + 1)
-        # The first cut behind which some number of machines can do all that is left.
-        self.least = [int(np.searchsorted(self.work, (self.work[-1] - left * capacity) / SLACK, "left")) for left in counts]
-        # For every cut, the one behind the last that some number of machines can reach from it.
-        self.reach = [np.searchsorted(self.work, (self.work + width * capacity) * SLACK, "right").tolist() for width in counts]
+        machines = np.arange(level.machines + 1)
+        # For every number of machines the first cut behind which the others can do all that is left, and the one behind the last
+        # that they reach; something is left to do behind it.
+        left = (level.machines - machines) * capacity
+        self.low = np.searchsorted(work, (work[self.ends.start] - left) / SLACK, "left").tolist()
+        self.high = np.minimum(np.searchsorted(work, machines * capacity * SLACK, "right"), len(work) - 1).tolist()
 
-    def firsts(self) -> list[Step]:
-        """Every first stage, cuts counted from `start`."""
-        level, found = self.level, []
-        for width in range(1, level.widest + 1):
-            seconds = level.first(self.start, width)[: self.size].copy()
-            seconds[-1] = level.first(self.start, width, sends=False)[self.size - 1]
-            allowed = (seconds <= self.bound) & level.fits(self.start, slice(self.start, self.end + 1), width, width)
-            cuts = np.flatnonzero(allowed)
-            found.append(Step(width, cuts, seconds[cuts]))
-        return found
-
-    def later(self, k: int, table: Floats) -> Iterator[tuple[slice, slice, Step]]:
-        """Every stage behind cut `start + k`, with the rows of a table [..., machines, cut] that it leads from and to."""
-        alive = np.flatnonzero(np.isfinite(table[..., k]).any(axis=tuple(range(table.ndim - 2))))
-        if not len(alive):
-            return
-        level, machines = self.level, self.level.machines
-        low, high = int(alive[0]), int(alive[-1])
-        widths = range(1, min(level.widest, machines - 1 - low) + 1)
-        windows = [self._window(k, width, machines - 1 - low - width) for width in widths]
-        if not any(a < b for a, b in windows):
-            return
-        least = min(a for a, b in windows if a < b)
-        held = level.cuts.held_by(self.start + k, slice(self.start + least, self.start + max(b for _, b in windows)))
-        for width, (a, b) in zip(widths, windows):
-            if a < b:
-                rows = slice(low, min(high, machines - 1 - width) + 1)
-                step = self._step(k, width, a, b, held[a - least : b - least], rows)
-                if len(step.cuts):
-                    yield rows, slice(rows.start + width, rows.stop + width), step
-
-    def _window(self, k: int, width: int, left: int) -> tuple[int, int]:
-        """The first cut that leaves little enough for `left` machines, and the one behind the last that `width` machines reach."""
-        return max(k + 1, self.least[left]), self.reach[width][k]
-
-    def _step(self, k: int, width: int, a: int, b: int, held: Bools, rows: slice) -> Step:
-        level, first = self.level, self.start
-        seconds = level.behind(first + k, width, slice(first + a, first + b))
-        if b == self.size:
-            seconds[-1:] = level.behind(first + k, width, slice(self.end, self.end + 1), sends=False)
-        chosen = np.flatnonzero(held & (seconds <= self.bound))
-        fits = None
-        if level.rules.memory is not None:
-            used = np.arange(rows.start + 1 + width, rows.stop + 1 + width)
-            fits = np.asarray(level.fits(first + k + 1, chosen + (first + a), width, used))
-        return Step(width, chosen + a, seconds[chosen], fits)
-
-    def slowest(self) -> float:
-        """Seconds of the slowest stage of the best partition, infinite if there is none within the bound."""
-        table = np.full((self.level.machines, self.size), np.inf)
-        for step in self.firsts():
-            table[step.width - 1, step.cuts] = step.seconds
-        for k in range(self.size - 1):
-            for source, target, step in self.later(k, table):
-                taken = step.only_fitting(np.maximum(table[source, k, None], step.seconds))
-                table[target, step.cuts] = np.minimum(table[target, step.cuts], taken)
-        return float(self._last(table[:, -1]).min())
+    def slowest(self) -> Floats:
+        """Seconds of the slowest stage of the best pipeline to each end, infinite if there is none within the bound."""
+        values = _Values(self, (1,))
+        for step in self._steps(lambda m: values.inner[m][0]):
+            if step.before:
+                taken = np.maximum(values.inner[step.before][0, step.cuts, None], step.seconds).min(axis=0)
+            else:
+                taken = step.seconds[0]
+            reached = values.at(step)[0]
+            np.minimum(reached, taken, out=reached)
+        return values.least[0]
 
     def second_slowest(self) -> float:
-        """Seconds of the slowest stage of the best partition, its very slowest stage left out."""
-        # [exempt, machines, cut]: seconds of the slowest stage but for `exempt` stages.
-        table = np.full((2, self.level.machines, self.size), np.inf)
-        for step in self.firsts():
-            table[0, step.width - 1, step.cuts] = step.seconds
-            table[1, step.width - 1, step.cuts] = 0.0
-        for k in range(self.size - 1):
-            for source, target, step in self.later(k, table):
-                before = table[:, source, k, None]
-                taken = np.maximum(before, step.seconds)
-                taken[1] = np.minimum(taken[1], before[0])
-                reached = table[:, target, step.cuts]
-                table[:, target, step.cuts] = np.minimum(reached, step.only_fitting(taken))
-        return float(self._last(table[1, :, -1]).min())
+        """Seconds of the slowest stage of the best pipeline to the last end, its very slowest stage left out."""
+        # By whether one stage is exempt: seconds of the slowest stage but for that.
+        values = _Values(self, (2,))
+        for step in self._steps(lambda m: values.inner[m][1]):
+            reached = values.at(step)
+            if step.before:
+                none, one = values.inner[step.before][:, step.cuts, None]
+                taken = np.maximum(none, step.seconds)
+                exempt = np.where(step.seconds < np.inf, none, np.inf)
+                np.minimum(reached[0], taken.min(axis=0), out=reached[0])
+                np.minimum(reached[1], np.minimum(np.maximum(one, step.seconds), exempt).min(axis=0), out=reached[1])
+            else:
+                np.minimum(reached[0], step.seconds[0], out=reached[0])
+                np.minimum(reached[1], np.where(step.seconds[0] < np.inf, 0.0, np.inf), out=reached[1])
+        return float(values.least[1, -1])
 
     def path(self, second: float) -> list[Segment]:
-        """The partition with the fewest bytes over its cuts of those with at most one stage above `second` seconds."""
-        sent = np.full((2, self.level.machines, self.size), np.inf)
-        came = np.full((2, self.level.machines, self.size, 3), -1)
-        for step in self.firsts():
-            slow = (step.seconds > second).astype(int)
-            sent[slow, step.width - 1, step.cuts] = 0.0
-            came[slow, step.width - 1, step.cuts, 2] = step.width
-        for k in range(self.size - 1):
-            for source, target, step in self.later(k, sent):
-                slow = step.seconds > second
-                for previous, exempt in ((0, 0), (0, 1), (1, 1)):
-                    chosen = np.flatnonzero(slow == (previous != exempt))
-                    cuts = step.cuts[chosen]
-                    more = sent[previous, source, k, None] + self.level.cuts.bytes[self.start + k]
-                    more = step.only_fitting(np.broadcast_to(more, (len(more), len(step.cuts))))[:, chosen]
-                    rows, columns = np.nonzero(more < sent[exempt, target][:, cuts])
-                    sent[exempt, target.start + rows, cuts[columns]] = more[rows, columns]
-                    came[exempt, target.start + rows, cuts[columns]] = (k, previous, step.width)
+        """The pipeline to the last end with the fewest bytes over its cuts of those with at most one stage above `second` seconds."""
+        # By whether one stage is above: the bytes, and the cut, the same for what came before, and the width they came from.
+        sent, came = _Values(self, (2,)), _Values(self, (2, 3))
+        for step in self._steps(lambda m: sent.inner[m].min(axis=0)):
+            reached, origin = sent.at(step), came.at(step)
+            slow = step.seconds > second
+            for previous, exempt in ((0, 0), (0, 1), (1, 1)):
+                if step.before:
+                    allowed = (slow == (previous != exempt)) & (step.seconds < np.inf)
+                    more = sent.inner[step.before][previous, step.cuts] + self.level.cuts.bytes[self.start + step.cuts]
+                    amounts = np.where(allowed, more[:, None], np.inf)
+                    rows = amounts.argmin(axis=0)
+                    amount, cut = amounts[rows, np.arange(len(rows))], step.cuts[rows]
+                elif previous:
+                    continue
+                else:
+                    amount = np.where((slow[0] == exempt) & (step.seconds[0] < np.inf), 0.0, np.inf)
+                    cut = np.full(len(amount), -1)
+                same = (amount == reached[exempt]) & (cut < origin[exempt, 0])
+                better = np.flatnonzero((amount < reached[exempt]) | (same & (amount < np.inf)))
+                reached[exempt, better] = amount[better]
+                origin[exempt, 0, better] = cut[better]
+                origin[exempt, 1, better] = previous
+                origin[exempt, 2, better] = step.width
         return self._read(sent, came)
 
-    def _last(self, values: Floats) -> Floats:
-        """What counts at the end: all machines are used, unless fewer may be."""
-        return values if self.level.rules.fewer else values[-1:]
-
-    def _read(self, sent: Floats, came: NDArray[np.int_]) -> list[Segment]:
-        machines = self.level.machines
-        last = range(machines) if self.level.rules.fewer else [machines - 1]
-        _, m, exempt = min((sent[exempt, m, -1], m, exempt) for m in last for exempt in (0, 1))
+    def _read(self, sent: _Values, came: _Values) -> list[Segment]:
+        _, after, exempt = min((sent.last[m][exempt, -1], m, exempt) for m in sent.last for exempt in (0, 1))
+        cut, origin = self.ends.stop - 1, came.last[after][exempt, :, -1]
         found: list[Segment] = []
-        cut = self.size - 1
         while True:
-            k, previous, width = (int(value) for value in came[exempt, m, cut])
-            if k < 0:
-                return [Segment(self.start, self.start + cut, width), *reversed(found)]
+            k, previous, width = (int(value) for value in origin)
             found.append(Segment(self.start + k + 1, self.start + cut, width))
-            cut, m, exempt = k, m - width, previous
+            if k < 0:
+                return found[::-1]
+            cut, after, exempt = k, after - width, previous
+            origin = came.inner[after][exempt, :, cut]
+
+    def _steps(self, reached: Callable[[int], Floats]) -> Iterator[Step]:
+        """All stages behind cuts that have been reached, in an order in which no step follows one that extends it.
+
+        Args:
+            reached: For a number of machines, a value for each cut that is finite where they do what lies before it.
+        """
+        machines = self.level.machines
+        for after in range(1, machines + 1):
+            kinds = [False] if after < machines else []
+            if after == machines or self.level.rules.fewer:
+                kinds.append(True)
+            for width in range(1, min(self.level.widest, after) + 1):
+                before = after - width
+                cuts = self._alive(before, reached) if before else np.array([-1])
+                for last in kinds if len(cuts) else ():
+                    ends = self.ends if last else slice(self.low[after], self.high[after])
+                    size = ends.stop - ends.start
+                    if size > 0:
+                        target = slice(0, size) if last else ends
+                        for some in np.array_split(cuts, -(-len(cuts) * size // AT_ONCE)):
+                            seconds = self._seconds(some, width, ends, after, last)
+                            yield Step(before, width, last, some, target, seconds)
+
+    def _alive(self, machines: int, reached: Callable[[int], Floats]) -> Indices:
+        low, high = self.low[machines], self.high[machines]
+        return np.flatnonzero(reached(machines)[low:high] < np.inf) + low
+
+    def _seconds(self, cuts: Indices, width: int, ends: slice, after: int, last: bool) -> Floats:
+        level, first = self.level, cuts[0] < 0
+        starts, ends = cuts + (self.start + 1), slice(self.start + ends.start, self.start + ends.stop)
+        inner = level.within(width, after)
+        if inner is None:
+            work = level.grown(level.cuts.seconds, starts, ends)
+        else:
+            work = self._within(inner, starts, width, ends)
+        # What a segment sends at its end is left to the level above; PipeDream counts it on both.
+        seconds = level.seconds(starts, width, ends, work, first=bool(first), sends=not (last and level.rules.exact))
+        allowed: Bools = seconds <= self.bound
+        if not first:
+            allowed &= level.cuts.inside[starts - 1, ends]
+        elif self.start and level.rules.exact:
+            allowed &= level.cuts.inside[self.start - 1, ends]
+        if level.rules.memory is not None:
+            allowed &= level.memory(starts, ends, width, after) <= level.rules.memory
+        return np.where(allowed, seconds, np.inf)
+
+    def _within(self, inner: Level, starts: Indices, width: int, ends: slice) -> Floats:
+        """Seconds of the best pipelines in a machine."""
+        found = np.full((len(starts), ends.stop - ends.start), np.inf)
+        bound = self.bound * width
+        for row, start in zip(found, starts.tolist()):
+            least = max(ends.start, start)
+            if least < ends.stop:
+                row[least - ends.start :] = Pipelines(inner, bound, start, least, ends.stop - 1).slowest()
+        return found
+
+
+class _Values:
+    """Values of cuts by the machines before them, infinite at first; of last cuts apart.
+
+    Attributes:
+        inner: For every number of machines a row of cuts for each kind of value.
+        last: The same for ends, for every number of machines that may be used in all.
+    """
+
+    def __init__(self, pipelines: Pipelines, kinds: tuple[int, ...]) -> None:
+        machines, size = pipelines.level.machines, pipelines.ends.stop - 1
+        self.inner = np.full((machines, *kinds, size), np.inf)
+        totals = range(1, machines + 1) if pipelines.level.rules.fewer else [machines]
+        self.last = {m: np.full((*kinds, pipelines.ends.stop - pipelines.ends.start), np.inf) for m in totals}
+
+    def at(self, step: Step) -> Floats:
+        """Those that a step leads to."""
+        return (self.last[step.after] if step.last else self.inner[step.after])[..., step.ends]
+
+    @property
+    def least(self) -> Floats:
+        """The least of all numbers of machines that may be used, for each end."""
+        return np.minimum.reduce(list(self.last.values()))

@@ -18,7 +18,7 @@ import numpy as np
 from shardy_py.stages.graph import ProfileGraph
 from shardy_py.stages.graph_cuts import Cuts, all_downsets, masks_as_rows, reached_downsets
 from shardy_py.stages.partition_bound import classes, lower_bound
-from shardy_py.stages.partition_levels import Machines, Solution, solve
+from shardy_py.stages.partition_levels import Machines, Solution, solve, solve_as_pipedream
 from shardy_py.stages.partition_paths import SLACK
 from shardy_py.stages.partition_tables import Rules
 
@@ -44,7 +44,7 @@ def search(
     limit = _limit(machines)
     states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
     if not rules.exact and states is not None:
-        found = solve(Cuts(graph, states, True), rules, machines, as_pipedream=True)
+        found = solve_as_pipedream(Cuts(graph, states, True), rules, machines)
         return found, found.seconds
     if rules.exact and (downsets := all_downsets(graph, limit)) is not None:
         even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total

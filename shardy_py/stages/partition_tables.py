@@ -1,26 +1,24 @@
-"""The tables of the partitioner: the best pipeline of every segment between two cuts, for every number of machines.
+"""What the stages between cuts cost on one level of machines, and PipeDream's tables of all of them.
 
-`table[i, m, j]` is the time per minibatch, in seconds, of the slowest stage of the best pipeline that runs what lies behind
-cut i - 1 (from the start for i = 0) and up to cut j on m + 1 machines; infinite where there is none. A stage between cuts k
-and j that is replicated over w machines takes
+A stage that lies behind cut k, ends with cut j, and is replicated over w machines takes, per minibatch,
 
     max( (compute + 4 (w - 1) parameters / (bandwidth w)) / w,  2 bytes_k / (bandwidth w),  2 bytes_j / (bandwidth w) )
 
-and tables are filled in the order of k: once row k is final it is extended by every later stage. Cuts come in an order in
-which no set comes before one it holds. Source: PipeDream, optimizer_graph_hierarchical.py.
+Source: PipeDream, optimizer_graph_hierarchical.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardy_py.stages.graph_cuts import Bools, Cuts, Floats
 
-# One cut, or several.
+# One place, or several.
+Starts = int | NDArray[np.intp]
 Ends = int | slice | NDArray[np.intp]
 
 # Weights, their gradients, and two moments of Adam.
@@ -57,8 +55,8 @@ class Level:
         bandwidth: Bytes per second between them.
         inner: By what parameter bytes are divided when they are summed, the number of machines in each machine.
         below: Number of machines of the innermost level in each machine.
-        compute: Seconds from behind cut i - 1 (row) to cut j (column) in one machine of this level, if it has machines inside.
-        waiting: Minibatches that may be in flight in addition, because of levels above.
+        inside: The level of the machines in each machine, if it has some.
+        waiting: Machines of the innermost level behind all of this level's, for each copy of it.
     """
 
     cuts: Cuts
@@ -67,7 +65,7 @@ class Level:
     bandwidth: float
     inner: int
     below: int = 1
-    compute: Floats | None = None
+    inside: Level | None = None
     waiting: int = 0
 
     @property
@@ -75,45 +73,52 @@ class Level:
         """The most machines that one stage may be replicated over."""
         return 1 if self.rules.straight else self.machines
 
-    def behind(self, k: int, width: int, ends: slice, *, sends: bool = True) -> Floats:
-        """Seconds of the stages from cut k to some later cuts, on `width` machines, taking k to be a part of all of them."""
-        cuts = self.cuts
-        parameters = cuts.parameters[ends] - cuts.parameters[k]
-        shared = self.inner if self.rules.exact else 1
-        work = cuts.seconds[ends] - cuts.seconds[k] if self.compute is None else self.compute[k + 1, ends]
-        seconds = (work + 4 * (width - 1) * parameters / (self.bandwidth * width) / shared) / width
-        if self.rules.compression is not None:
-            each = 2.0 / (self.bandwidth * width) / self.rules.compression
-            seconds = np.maximum(seconds, each * cuts.bytes[k])
-            if sends:
+    def within(self, width: int, used: int) -> Level | None:
+        """The level inside of the machines of a stage that is replicated over `width` of them, if `used` end with it."""
+        if self.inside is None or not self.rules.exact:
+            return self.inside
+        behind = (self.machines - used) * self.below + self.waiting
+        return replace(self.inside, waiting=-(-behind // width))
+
+    def grown(self, values: Floats, starts: Starts, ends: Ends) -> Floats:
+        """How much of something lies behind cut start - 1 and up to a cut: by cut, or by start and cut."""
+        starts = np.asarray(starts)
+        return values[ends] - np.where(starts > 0, values[starts - 1], 0.0)[..., None]
+
+    def seconds(self, starts: Starts, width: int, ends: Ends, work: Floats, *, first: bool = False, sends: bool = True) -> Floats:
+        """Seconds of stages from behind cut start - 1 to some cuts, on `width` machines, taking the one to be a part of the other.
+
+        Args:
+            starts: Where they start.
+            width: Number of machines of each.
+            ends: The cuts they end with.
+            work: What one machine of this level computes.
+            first: Whether nothing is received, and PipeDream counts nothing that is sent.
+            sends: Whether what is sent counts.
+        """
+        cuts, rules = self.cuts, self.rules
+        shared = self.inner if rules.exact or first else 1
+        seconds = work
+        if width > 1:
+            parameters = self.grown(cuts.parameters, starts, ends)
+            seconds = (work + 4 * (width - 1) * parameters / (self.bandwidth * width) / shared) / width
+        if rules.compression is not None:
+            each = 2.0 / (self.bandwidth * width) / rules.compression
+            if not first:
+                seconds = np.maximum(seconds, each * cuts.bytes[np.asarray(starts) - 1][..., None])
+            if sends and (rules.exact or not first):
                 seconds = np.maximum(seconds, each * cuts.sent[ends])
         return seconds
 
-    def first(self, start: int, width: int, *, sends: bool = True) -> Floats:
-        """Seconds of the stages from behind cut start - 1 to every cut from `start` on; infinite to those it is no part of."""
-        cuts = self.cuts
-        before = cuts.parameters[start - 1] if start else 0.0
-        if self.compute is not None:
-            work = self.compute[start, start:]
-        else:
-            work = cuts.seconds[start:] - (cuts.seconds[start - 1] if start else 0.0)
-        if start and self.rules.exact:
-            work = np.where(cuts.held_by(start - 1, slice(start, None)), work, np.inf)
-        shared = 4 * (width - 1) * (cuts.parameters[start:] - before) / (self.bandwidth * width) / self.inner
-        seconds = (work + shared) / width
-        if self.rules.exact and sends and self.rules.compression is not None:
-            seconds = np.maximum(seconds, 2.0 * cuts.bytes[start:] / (self.bandwidth * width) / self.rules.compression)
-        return seconds
-
-    def memory(self, start: int, ends: Ends, width: int, used: int | NDArray[np.int_]) -> Floats:
-        """Bytes that a machine of the stage from behind cut start - 1 to some cuts needs, if `used` machines end with it.
+    def memory(self, starts: Starts, ends: Ends, width: int, used: int | NDArray[np.int_]) -> Floats:
+        """Bytes that a machine of the stages from behind cut start - 1 to some cuts needs, if `used` machines end with them.
 
         PipeDream: activations and parameters for every minibatch in flight in later stages. Exact: activations for these and the
-        current one, parameters with gradients and optimizer state once. A row for each of several numbers of machines.
+        current one, parameters with gradients and optimizer state once. A row for each start, or for each of several numbers of
+        machines.
         """
-        cuts = self.cuts
-        activations = cuts.activations[ends] - (cuts.activations[start - 1] if start else 0.0)
-        parameters = cuts.parameters[ends] - (cuts.parameters[start - 1] if start else 0.0)
+        activations = self.grown(self.cuts.activations, starts, ends)
+        parameters = self.grown(self.cuts.parameters, starts, ends)
         flight = self.in_flight(width, used)
         flight = flight if isinstance(flight, int) else flight[:, None]
         if self.rules.exact:
@@ -122,59 +127,68 @@ class Level:
 
     def in_flight(self, width: int, used: int | NDArray[np.int_]) -> int | NDArray[np.int_]:
         """Minibatches whose activations a stage keeps; PipeDream does not count the current one."""
-        later = -(-(self.machines - used) // width)
-        return later + 1 + self.waiting if self.rules.exact else later
+        if self.rules.exact:
+            return -(-(self.machines - used + self.waiting) // width) + 1
+        return -(-(self.machines - used) // width)
 
-    def fits(self, start: int, ends: Ends, width: int, used: int | NDArray[np.int_]) -> Bools | bool:
-        """Whether the stage fits in memory; for several numbers of machines a row for each."""
-        return True if self.rules.memory is None else self.memory(start, ends, width, used) <= self.rules.memory
+    def fits(self, starts: Starts, ends: Ends, width: int, used: int | NDArray[np.int_]) -> Bools | bool:
+        """Whether stages fit in memory; for several numbers of machines a row for each."""
+        return True if self.rules.memory is None else self.memory(starts, ends, width, used) <= self.rules.memory
 
-    def table(self, rows: int) -> Floats:
-        """Fills the table for the first `rows` starts: 1 on the outermost level, else all."""
-        size = len(self.cuts.downsets)
-        table = np.full((rows, self.machines, size), np.inf)
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A level as PipeDream fills its table.
+
+    `table[i, m, j]` is the time per minibatch, in seconds, of the slowest stage of the best pipeline that runs what lies behind
+    cut i - 1 (from the start for i = 0) and up to cut j on m + 1 machines; infinite where there is none. It is filled in the order
+    of k: once row k is final it is extended by every later stage.
+
+    Args:
+        level: The level.
+        compute: Seconds from behind cut i - 1 (row) to cut j (column) in one machine of this level, if it has machines inside.
+    """
+
+    level: Level
+    compute: Floats | None = None
+
+    def first(self, start: int, width: int) -> Floats:
+        """Seconds of the stages from behind cut start - 1 to every cut from `start` on."""
+        ends = slice(start, None)
+        return self.level.seconds(start, width, ends, self._work(start, ends), first=True)
+
+    def behind(self, k: int, width: int, ends: slice) -> Floats:
+        """Seconds of the stages from cut k to some later cuts."""
+        return self.level.seconds(k + 1, width, ends, self._work(k + 1, ends))
+
+    def _work(self, start: int, ends: slice) -> Floats:
+        return self.level.grown(self.level.cuts.seconds, start, ends) if self.compute is None else self.compute[start, ends]
+
+    def filled(self, rows: int) -> Floats:
+        """The table for the first `rows` starts: 1 on the outermost level, else all."""
+        level, size = self.level, len(self.level.cuts.downsets)
+        table = np.full((rows, level.machines, size), np.inf)
         for start in range(rows):
-            for width in range(1, self.widest + 1):
-                seconds = self.first(start, width)
-                table[start, width - 1, start:] = np.where(self.fits(start, slice(start, None), width, width), seconds, np.inf)
+            for width in range(1, level.widest + 1):
+                fits = level.fits(start, slice(start, None), width, width)
+                table[start, width - 1, start:] = np.where(fits, self.first(start, width), np.inf)
         for k in range(size):
             done = min(k + 1, rows)
-            if self.rules.fewer:
+            if level.rules.fewer:
                 # PipeDream leaves the segment that ends with its first cut out.
-                strict = done if self.rules.exact else min(k, rows)
+                strict = min(k, rows)
                 table[:strict, :, k] = np.minimum.accumulate(table[:strict, :, k], axis=1)
-            for width, seconds in self.steps(k) if k + 1 < size else ():
-                before = table[:done, : self.machines - width, k, None]
+            for width, seconds in self._steps(k) if k + 1 < size else ():
+                before = table[:done, : level.machines - width, k, None]
                 reached = table[:done, width:, k + 1 :]
                 np.minimum(reached, np.maximum(before, seconds), out=reached)
         return table
 
-    def ended(self, table: Floats) -> Floats:
-        """The last machine's part of a full table, where what a segment sends at its end is left to the level above."""
-        last = self.machines - 1
-        if not (self.rules.exact and self.rules.compression is not None):
-            return table[:, last]
-        size = len(self.cuts.downsets)
-        result = np.full((size, size), np.inf)
-        for start in range(size):
-            for width in range(1 if self.rules.fewer else self.machines, self.widest + 1):
-                seconds = self.first(start, width, sends=False)
-                fits = self.fits(start, slice(start, None), width, width)
-                result[start, start:] = np.minimum(result[start, start:], np.where(fits, seconds, np.inf))
-        for k in range(size - 1):
-            for width in range(1, min(self.widest, last) + 1):
-                later = slice(k + 1, None)
-                seconds = self.behind(k, width, later, sends=False)
-                seconds = np.where(self.cuts.inside[k, later] & self.fits(k + 1, later, width, self.machines), seconds, np.inf)
-                reached = result[: k + 1, k + 1 :]
-                np.minimum(reached, np.maximum(table[: k + 1, last - width, k, None], seconds), out=reached)
-        return result
-
-    def steps(self, k: int) -> Iterator[tuple[int, Floats]]:
+    def _steps(self, k: int) -> Iterator[tuple[int, Floats]]:
         """(width, seconds) of every stage behind cut k; the seconds by cut, or by machines before and cut where memory counts."""
-        later = slice(k + 1, None)
-        for width in range(1, min(self.widest, self.machines - 1) + 1):
-            allowed = self.cuts.inside[k, later]
-            if self.rules.memory is not None:
-                allowed = allowed & self.fits(k + 1, later, width, np.arange(width + 1, self.machines + 1))
+        level, later = self.level, slice(k + 1, None)
+        for width in range(1, min(level.widest, level.machines - 1) + 1):
+            allowed = level.cuts.inside[k, later]
+            if level.rules.memory is not None:
+                allowed = allowed & level.fits(k + 1, later, width, np.arange(width + 1, level.machines + 1))
             yield width, np.where(allowed, self.behind(k, width, later), np.inf)

@@ -13,7 +13,7 @@ import numpy as np
 from shardy_py.errors import ShardyError
 from shardy_py.stages.graph import ProfileGraph, positions
 from shardy_py.stages.graph_cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
-from shardy_py.stages.partition_levels import Machines, Solution, least_memory, solve
+from shardy_py.stages.partition_levels import Machines, Solution, least_memory, solve, solve_as_pipedream
 from shardy_py.stages.partition_result import Partition, Split, Stage
 from shardy_py.stages.partition_search import first_cuts, search
 from shardy_py.stages.partition_tables import PARAMETER_COPIES, Rules
@@ -102,13 +102,6 @@ def partition(
 
 def _searched(graph: ProfileGraph, part: ProfileGraph, rules: Rules, machines: Machines) -> Partition:
     first = cache(partial(first_cuts, part, rules, machines))
-    if rules.exact and rules.memory is not None and len(machines.counts) > 1:
-        # What outer levels keep in flight is known once stages are: first as if it were nothing, then as if it were the most.
-        solution, lowest = search(part, rules, replace(machines, careful=False), first)
-        if math.isfinite(solution.seconds):
-            found = _result(graph, part, solution, lowest, machines, "exact")
-            if all(stage.memory_bytes <= rules.memory for stage in found.stages):
-                return found
     solution, lowest = search(part, rules, machines, first)
     if math.isinf(solution.seconds):
         raise _too_big(part, solution.cuts, rules, machines) if rules.memory is not None else _no_pipeline(part, machines)
@@ -187,8 +180,9 @@ def _stages(part: ProfileGraph, stage_of: Sequence[int], replication: tuple[int,
 def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -> PartitionError:
     """Names the stage that is too big in the partition that needs the least memory."""
     memory = rules.memory or 0.0
-    least = least_memory(cuts, rules, machines)
-    roomy = solve(cuts, replace(rules, memory=least * (1 + 1e-9)), machines, as_pipedream=not rules.exact)
+    single = len(machines.counts) == 1
+    least = least_memory(cuts, rules, machines) if single else _least_on_levels(cuts, rules, machines)
+    roomy = _solved(cuts, replace(rules, memory=least * (1 + 1e-9)), machines)
     if math.isinf(roomy.seconds):
         return _no_pipeline(part, machines)
     found = _result(part, part, roomy, 0.0, machines, "exact").stages
@@ -196,9 +190,26 @@ def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -
     theirs = [(stage.in_flight - 1) * (stage.activation_bytes + stage.parameter_bytes) for stage in found]
     needed = [stage.memory_bytes for stage in found] if rules.exact else theirs
     worst = needed.index(max(needed))
-    if len(machines.counts) == 1:
+    if single:
         return _does_not_fit(worst, found[worst], least, memory, "in the partition that needs the least")
-    return _does_not_fit(worst, found[worst], max(least, needed[worst]), memory, "on one level of machines with the most behind it")
+    return _does_not_fit(worst, found[worst], max(least, needed[worst]), memory, "in a partition that needs about the least")
+
+
+def _least_on_levels(cuts: Cuts, rules: Rules, machines: Machines) -> float:
+    """Bytes with which there is a partition on several levels of machines, at most a thousandth more than it needs."""
+    most = (machines.total + 1) * float(cuts.activations[-1]) + PARAMETER_COPIES * float(cuts.parameters[-1])
+    low, high = min(rules.memory or 0.0, most), most
+    while high > low * 1.001:
+        middle = math.sqrt(low * high)
+        if math.isinf(_solved(cuts, replace(rules, memory=middle), machines).seconds):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _solved(cuts: Cuts, rules: Rules, machines: Machines) -> Solution:
+    return solve(cuts, rules, machines) if rules.exact else solve_as_pipedream(cuts, rules, machines)
 
 
 def _does_not_fit(number: int, stage: Stage, needed: float, memory: float, when: str) -> PartitionError:
