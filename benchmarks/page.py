@@ -33,7 +33,7 @@ HARDWARE = flags.DEFINE_string("hardware", None, "What times and memory are work
 REPEAT = flags.DEFINE_integer("repeat", 5, "Times that the page is opened.", lower_bound=1)
 
 FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
@@ -84,7 +84,7 @@ def chromium() -> Iterator[Any]:
         raise SystemExit("chromium and chromedriver are needed (Debian: apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # the browser may still be writing to it
         for flag in (*FLAGS, f"--user-data-dir={profile}", "--window-size=1280,900"):
             options.add_argument(flag)
         made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))

@@ -10,12 +10,15 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 from importlib.metadata import version
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
 MARK = re.compile(r"^# %%(?P<text> \[markdown\])?$\n?", re.MULTILINE)
+LONG = 600
+"""Seconds after which a wait is a failure."""
 
 
 def sources() -> list[pathlib.Path]:
@@ -52,14 +55,20 @@ def run(made: Any) -> None:
     Only what is shown stays: no times and no numbers of processes.
     """
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     root = str(HERE.parent)  # for checkouts whose package is not installed
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"PYTHONPATH": paths}
-    quiet = ["--log-level=ERROR"]  # a kernel of our own on this machine warns that it does not encrypt
     where = {"metadata": {"path": str(HERE)}}
-    client = NotebookClient(made, timeout=300, kernel_name="python3", extra_arguments=quiet, resources=where)
-    client.execute(env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        # Sockets that are files: ports can be taken by others between their choice and their use. Nothing in the user's home is needed.
+        config = Config({"KernelManager": {"transport": "ipc", "connection_file": os.path.join(folder, "kernel.json")}})
+        environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"PYTHONPATH": paths, "IPYTHONDIR": folder}
+        client = NotebookClient(
+            made, timeout=LONG, startup_timeout=LONG, iopub_timeout=LONG, raise_on_iopub_timeout=True, kernel_name="python3",
+            extra_arguments=["--log-level=ERROR"], config=config, resources=where,
+        )  # fmt: skip
+        client.execute(env=environment)
     made.metadata = KERNEL | {"shardy_py": {"jax": version("jax")}}
     for cell in made.cells:
         cell.metadata = {}

@@ -58,7 +58,7 @@ def test_the_notebook_is_its_source(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_of_one_run_is_stored(name: str) -> None:
     text = (HERE / f"{name}.ipynb").read_text(encoding="utf-8")
-    for trace in ("ipykernel", "/tmp", " at 0x", "execution.", "stderr", str(HERE.parent)):
+    for trace in ("ipykernel", "/tmp", " at 0x", "execution.", "stderr", f"{HERE.parent}/"):
         assert trace not in text
     numbers = [cell.execution_count for cell in stored(name).cells if cell.cell_type == "code"]
     assert numbers == list(range(1, len(numbers) + 1))

@@ -130,9 +130,10 @@ def test_view(stored: str, tmp_path: Path, capsys: Captured) -> None:
         thread.start()
         try:
             url = f"http://127.0.0.1:{serving.server_address[1]}/"
-            assert urllib.request.urlopen(url).read() == b"<p>plan</p>"
+            direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            assert direct.open(url).read() == b"<p>plan</p>"
             with pytest.raises(urllib.error.HTTPError, match="404") as caught:
-                urllib.request.urlopen(url + "../etc/passwd")
+                direct.open(url + "../etc/passwd")
             caught.value.close()
         finally:
             serving.shutdown()

@@ -42,7 +42,10 @@ def chromium() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with tempfile.TemporaryDirectory() as profile:
+    # A browser may still be writing to its profile when it is gone for selenium.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, pytest.MonkeyPatch.context() as environment:
+        for name in ("no_proxy", "NO_PROXY"):
+            environment.setenv(name, "*")
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver, log_output=os.devnull))
