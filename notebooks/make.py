@@ -68,6 +68,8 @@ def run(made: Any) -> None:
             made, timeout=LONG, startup_timeout=LONG, iopub_timeout=LONG, raise_on_iopub_timeout=True, kernel_name="python3",
             extra_arguments=["--log-level=ERROR"], config=config, resources=where,
         )  # fmt: skip
+        # The kernel of this Python, not one of that name in the user's home.
+        client.create_kernel_manager().kernel_spec_manager.kernel_dirs = []
         client.execute(env=environment)
     made.metadata = KERNEL | {"shardy_py": {"jax": version("jax")}}
     for cell in made.cells:
