@@ -101,13 +101,26 @@ def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, 
         used: Which results.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr.jaxpr, used)
-    if all(inputs) and part.effects == jaxpr.effects and _work(part) >= (1 - NEGLIGIBLE) * _work(jaxpr.jaxpr):
-        return jaxpr, tuple(inputs)
+    if all(inputs) and part.effects == jaxpr.effects:
+        if _as_many_equations(part, jaxpr.jaxpr) or _work(part) >= (1 - NEGLIGIBLE) * _work(jaxpr.jaxpr):
+            return jaxpr, tuple(inputs)
     return ClosedJaxpr(part, ()), tuple(inputs)
 
 
 NEGLIGIBLE = 0.01
 """The share of the work of a jaxpr below which it is not taken apart."""
+
+
+def _as_many_equations(part: Jaxpr, whole: Jaxpr) -> bool:
+    """Whether nothing was left out of a jaxpr; what is kept as it is is kept as the same object."""
+    if len(part.eqns) != len(whole.eqns):
+        return False
+    changed = ((a, b) for a, b in zip(part.eqns, whole.eqns) if a is not b)
+    return all(
+        _as_many_equations(getattr(x, "jaxpr", x), getattr(y, "jaxpr", y))
+        for a, b in changed
+        for x, y in zip(jaxprs_in_params(a.params), jaxprs_in_params(b.params))
+    )
 
 
 def _work(jaxpr: Jaxpr) -> float:
