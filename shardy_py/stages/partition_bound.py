@@ -8,8 +8,9 @@ these is at most as slow as a true one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from shardy_py.stages.graph import ProfileGraph
 from shardy_py.stages.graph_cuts import Floats, masks_as_rows
 from shardy_py.stages.graph_flow import lightest
 from shardy_py.stages.partition_paths import SLACK
-from shardy_py.stages.partition_tables import Rules
+from shardy_py.stages.partition_tables import PARAMETER_COPIES, Rules
 
 # More classes give a higher bound and cost a minimum cut each.
 CLASSES = 96
@@ -33,6 +34,7 @@ class Classes:
         most: Seconds of work that some cut of the class may have before it.
         between: Seconds of work that lies between any cut of a class (row) and any of another (column).
         parameters: Bytes of parameters that do.
+        activations: Bytes of activations that do.
         bytes: The fewest bytes that a cut of the class sends.
         cuts: A cut of each class that sends that few, as masks.
     """
@@ -41,6 +43,7 @@ class Classes:
     most: Floats
     between: Floats
     parameters: Floats
+    activations: Floats
     bytes: Floats
     cuts: Sequence[int]
 
@@ -53,13 +56,13 @@ def classes(graph: ProfileGraph, *, transfers: bool) -> Classes:
     before = masks_as_rows(down, len(graph)).astype(np.float64)
     behind = masks_as_rows(up, len(graph)).astype(np.float64)
     work = np.array([node.time_ms / 1000.0 for node in graph.nodes])
-    parameters = np.array([node.parameter_bytes for node in graph.nodes])
+    sizes = np.array([(node.parameter_bytes, node.activation_bytes) for node in graph.nodes]).T
     found = [lightest(graph, low, high) if transfers else (0.0, low) for low, high in zip(down, up)]
     return Classes(
         before @ work,
         (1.0 - behind) @ work,
         np.triu((behind * work) @ before.T, 1),
-        np.triu((behind * parameters) @ before.T, 1),
+        *(np.triu((behind * size) @ before.T, 1) for size in sizes),
         np.array([size for size, _ in found]),
         [cut for _, cut in found],
     )
@@ -68,39 +71,88 @@ def classes(graph: ProfileGraph, *, transfers: bool) -> Classes:
 def lower_bound(graph: ProfileGraph, known: Classes, rules: Rules, machines: Sequence[int], bandwidths: Sequence[float]) -> float:
     """Seconds below which the slowest stage of no partition can be.
 
-    Inner levels of machines are taken to divide the work of a stage evenly, for nothing.
+    Once inner levels of machines are taken to divide the work of a stage evenly, for nothing; once all machines are taken to be on
+    one level, with the highest bandwidth for what stages send and with their memory.
     """
     work = sum(node.time_ms for node in graph.nodes) / 1000.0
-    low = work / int(np.prod(machines))
-    if rules.straight and len(machines) == 1:
+    total = int(np.prod(machines))
+    low = work / total
+    if rules.straight:
         low = max(low, max(node.time_ms for node in graph.nodes) / 1000.0)
-    high = work
-    if _possible(known, rules, low * SLACK, machines, bandwidths[-1]):
+    shared = machines[-2] if len(machines) > 1 else 1
+    outermost = _Pool(machines[-1], total // machines[-1], bandwidths[-1], _copies(rules, machines[-1:], bandwidths[-1:], shared), None)
+    pools = [outermost]
+    if rules.exact:
+        flat = _Pool(total, 1, max(bandwidths), _copies(rules, machines, bandwidths), rules.memory)
+        pools = [flat] if len(machines) == 1 else [outermost, flat]
+    for pool in pools:
+        low = _least(partial(_possible, known, rules, pool), low, work)
+    return low
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """One level of machines.
+
+    Args:
+        count: Their number.
+        inside: Number of machines in each.
+        bandwidth: Bytes per second between them.
+        copies: By how many machines a stage may be replicated over, the seconds of one of the machines inside per byte of parameters.
+        memory: Bytes of each, if they are limited.
+    """
+
+    count: int
+    inside: int
+    bandwidth: float
+    copies: Mapping[int, float]
+    memory: float | None
+
+
+def _copies(rules: Rules, machines: Sequence[int], bandwidths: Sequence[float], shared: int = 1) -> dict[int, float]:
+    """By how many machines a stage can be replicated over, machine seconds that its gradients take at least, per byte of parameters."""
+    found = {1: 0.0}
+    for count, bandwidth in zip(machines, bandwidths):
+        grown: dict[int, float] = {}
+        for copies, seconds in found.items():
+            for width in range(1, (1 if rules.straight else count) + 1):
+                more = seconds + copies * 4 * (width - 1) / (bandwidth * width) / shared
+                grown[copies * width] = min(more, grown.get(copies * width, np.inf))
+        found, shared = grown, count
+    return dict(sorted(found.items()))
+
+
+def _least(possible: Callable[[float], bool], low: float, high: float) -> float:
+    """The fewest seconds between two that may be possible, or `low` if that may."""
+    if possible(low * SLACK) or not possible(high):
         return low
     for _ in range(ROUNDS):
         middle = (low + high) / 2
-        if _possible(known, rules, middle, machines, bandwidths[-1]):
+        if possible(middle):
             high = middle
         else:
             low = middle
     return low
 
 
-def _possible(known: Classes, rules: Rules, limit: float, machines: Sequence[int], bandwidth: float) -> bool:
+def _possible(known: Classes, rules: Rules, pool: _Pool, limit: float) -> bool:
     """Whether stages of at most `limit` seconds could do all the work, as far as the classes tell."""
-    count, inner = machines[-1], int(np.prod(machines[:-1]))
-    shared = machines[-2] if len(machines) > 1 else 1
     size = len(known.bytes)
     later = np.triu(np.ones((size, size), np.bool_))
     # [machines used, class of the last cut]: the most work that may be done before it.
-    done = np.full((count + 1, size), -np.inf)
+    done = np.full((pool.count + 1, size), -np.inf)
     done[0, 0] = 0.0
-    for used in range(1, count + 1):
-        for width in range(1, (1 if rules.straight else used) + 1):
-            room = (limit * width - 4 * (width - 1) * known.parameters / (bandwidth * width) / shared) * inner
+    for used in range(1, pool.count + 1):
+        for width, summing in pool.copies.items():
+            if width > used:
+                break
+            room = (limit * width - summing * known.parameters) * pool.inside
             fits = later & (known.between <= room * SLACK)
+            if pool.memory is not None:
+                flight = -(-(pool.count - used) // width) + 1
+                fits &= flight * known.activations + PARAMETER_COPIES * known.parameters <= pool.memory * SLACK
             if rules.compression is not None:
-                light = 2 * known.bytes / (bandwidth * width) / rules.compression <= limit * SLACK
+                light = 2 * known.bytes / (pool.bandwidth * width) / rules.compression <= limit * SLACK
                 fits &= light[:, None]
                 # PipeDream does not count what its first stage sends.
                 if rules.exact or width < used:

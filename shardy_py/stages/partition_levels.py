@@ -71,7 +71,7 @@ def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, 
     last = len(cuts.downsets) - 1
     bounds = [lowest * factor for factor in LADDER if lowest and lowest * factor < highest]
     for bound in [*bounds, highest * SLACK]:
-        seconds = float(Pipelines(top, bound, 0, last, last).slowest()[0])
+        seconds = float(Pipelines(top, bound, np.array([0]), last, last).slowest()[0, 0])
         if math.isfinite(seconds):
             return _read(top, Solution(cuts, seconds))
     return Solution(cuts, math.inf)
@@ -142,7 +142,7 @@ def _read(top: Level, found: Solution) -> Solution:
                 within, slowest = level.within(part.width, used), 0.0
                 if within is not None:
                     bound = seconds * part.width * SLACK
-                    slowest = float(Pipelines(within, bound, part.start, part.end, part.end).slowest()[0])
+                    slowest = float(Pipelines(within, bound, np.array([part.start]), part.end, part.end).slowest()[0, 0])
                 inner.append((within, slowest, part, part.width * copies))
         outer = inner
         found = _with_level(found, [(segment, copies) for _, _, segment, copies in outer])

@@ -81,7 +81,7 @@ def balanced_path(level: Level, bound: float, start: int, end: int) -> list[Segm
     Returns:
         The stages, in order.
     """
-    pipelines = Pipelines(level, bound * SLACK, start, end, end)
+    pipelines = Pipelines(level, bound * SLACK, np.array([start]), end, end)
     return pipelines.path(pipelines.second_slowest() * SLACK)
 
 
@@ -112,7 +112,7 @@ class Step:
 
 
 class Pipelines:
-    """All pipelines from one cut to some cuts, whose stages take no longer than a bound, and the searches over them.
+    """All pipelines from some cuts to some cuts, whose stages take no longer than a bound, and the searches over them.
 
     The lower the bound, the fewer stages there are: what machines have done before a cut is at most what they can do within
     the bound, and what is left at least what the others must be able to.
@@ -120,39 +120,43 @@ class Pipelines:
     Args:
         level: The level of machines. Its cuts come in the order of the work before them.
         bound: Seconds that no stage may exceed.
-        start: The pipelines lie behind cut start - 1.
+        starts: The pipelines lie behind cut start - 1 for each of these, in ascending order.
         least: The first cut that they may end with.
         most: The last one.
     """
 
-    def __init__(self, level: Level, bound: float, start: int, least: int, most: int) -> None:
-        self.level, self.bound, self.start = level, bound, start
-        self.ends = slice(least - start, most - start + 1)
-        before = level.cuts.seconds[start - 1] if start else 0.0
-        work = np.maximum.accumulate(level.cuts.seconds[start : most + 1]) - before
+    def __init__(self, level: Level, bound: float, starts: Indices, least: int, most: int) -> None:
+        self.level, self.bound, self.starts = level, bound, starts
+        self.base = base = int(starts[0])
+        self.ends = slice(max(least - base, 0), most - base + 1)
+        before = level.cuts.seconds[base - 1] if base else 0.0
+        work = np.maximum.accumulate(level.cuts.seconds[base : most + 1]) - before
         # Work that one machine does within the bound.
         capacity = min(bound * level.below, 1e30) * SLACK
         machines = np.arange(level.machines + 1)
         # For every number of machines the first cut behind which the others can do all that is left, and the one behind the last
         # that they reach; something is left to do behind it.
         left = (level.machines - machines) * capacity
+        done = (work[starts[-1] - base - 1] if starts[-1] > base else 0.0) + machines * capacity
         self.low = np.searchsorted(work, (work[self.ends.start] - left) / SLACK, "left").tolist()
-        self.high = np.minimum(np.searchsorted(work, machines * capacity * SLACK, "right"), len(work) - 1).tolist()
+        self.high = np.minimum(np.searchsorted(work, done * SLACK, "right"), len(work) - 1).tolist()
 
     def slowest(self) -> Floats:
-        """Seconds of the slowest stage of the best pipeline to each end, infinite if there is none within the bound."""
-        values = _Values(self, (1,))
-        for step in self._steps(lambda m: values.inner[m][0]):
-            if step.before:
-                taken = np.maximum(values.inner[step.before][0, step.cuts, None], step.seconds).min(axis=0)
-            else:
-                taken = step.seconds[0]
-            reached = values.at(step)[0]
+        """Seconds of the slowest stage of the best pipeline from each start to each end, infinite if there is none in the bound."""
+        values = _Values(self, (len(self.starts),))
+        for step in self._steps(lambda m: values.inner[m].min(axis=0)):
+            taken = _slower(values.inner[step.before][:, step.cuts], step.seconds) if step.before else step.seconds
+            reached = values.at(step)
             np.minimum(reached, taken, out=reached)
-        return values.least[0]
+        return values.least
+
+    def slowest_at(self, ends: slice) -> Floats:
+        """The same for ends some of which may lie before all starts."""
+        found = self.slowest()
+        return np.pad(found, ((0, 0), (ends.stop - ends.start - found.shape[1], 0)), constant_values=np.inf)
 
     def second_slowest(self) -> float:
-        """Seconds of the slowest stage of the best pipeline to the last end, its very slowest stage left out."""
+        """Seconds of the slowest stage of the best pipeline from the only start to the last end, its very slowest stage left out."""
         # By whether one stage is exempt: seconds of the slowest stage but for that.
         values = _Values(self, (2,))
         for step in self._steps(lambda m: values.inner[m][1]):
@@ -169,7 +173,7 @@ class Pipelines:
         return float(values.least[1, -1])
 
     def path(self, second: float) -> list[Segment]:
-        """The pipeline to the last end with the fewest bytes over its cuts of those with at most one stage above `second` seconds."""
+        """The pipeline from the only start to the last end with the fewest bytes, of those with at most one stage above some seconds."""
         # By whether one stage is above: the bytes, and the cut, the same for what came before, and the width they came from.
         sent, came = _Values(self, (2,)), _Values(self, (2, 3))
         for step in self._steps(lambda m: sent.inner[m].min(axis=0)):
@@ -178,7 +182,7 @@ class Pipelines:
             for previous, exempt in ((0, 0), (0, 1), (1, 1)):
                 if step.before:
                     allowed = (slow == (previous != exempt)) & (step.seconds < np.inf)
-                    more = sent.inner[step.before][previous, step.cuts] + self.level.cuts.bytes[self.start + step.cuts]
+                    more = sent.inner[step.before][previous, step.cuts] + self.level.cuts.bytes[self.base + step.cuts]
                     amounts = np.where(allowed, more[:, None], np.inf)
                     rows = amounts.argmin(axis=0)
                     amount, cut = amounts[rows, np.arange(len(rows))], step.cuts[rows]
@@ -201,7 +205,7 @@ class Pipelines:
         found: list[Segment] = []
         while True:
             k, previous, width = (int(value) for value in origin)
-            found.append(Segment(self.start + k + 1, self.start + cut, width))
+            found.append(Segment(self.base + k + 1, self.base + cut, width))
             if k < 0:
                 return found[::-1]
             cut, after, exempt = k, after - width, previous
@@ -220,13 +224,14 @@ class Pipelines:
                 kinds.append(True)
             for width in range(1, min(self.level.widest, after) + 1):
                 before = after - width
-                cuts = self._alive(before, reached) if before else np.array([-1])
-                for last in kinds if len(cuts) else ():
+                cuts = self._alive(before, reached) if before else self.starts - (self.base + 1)
+                for last in kinds:
                     ends = self.ends if last else slice(self.low[after], self.high[after])
                     size = ends.stop - ends.start
-                    if size > 0:
+                    behind = cuts[: np.searchsorted(cuts, ends.stop - 1)] if before else cuts
+                    if size > 0 and len(behind):
                         target = slice(0, size) if last else ends
-                        for some in np.array_split(cuts, -(-len(cuts) * size // AT_ONCE)):
+                        for some in np.array_split(behind, -(-len(behind) * size // AT_ONCE) if before else 1):
                             seconds = self._seconds(some, width, ends, after, last)
                             yield Step(before, width, last, some, target, seconds)
 
@@ -235,33 +240,32 @@ class Pipelines:
         return np.flatnonzero(reached(machines)[low:high] < np.inf) + low
 
     def _seconds(self, cuts: Indices, width: int, ends: slice, after: int, last: bool) -> Floats:
-        level, first = self.level, cuts[0] < 0
-        starts, ends = cuts + (self.start + 1), slice(self.start + ends.start, self.start + ends.stop)
+        level, first = self.level, width == after
+        starts, ends = cuts + (self.base + 1), slice(self.base + ends.start, self.base + ends.stop)
         inner = level.within(width, after)
         if inner is None:
             work = level.grown(level.cuts.seconds, starts, ends)
         else:
-            work = self._within(inner, starts, width, ends)
+            work = Pipelines(inner, self.bound * width, starts, ends.start, ends.stop - 1).slowest_at(ends)
         # What a segment sends at its end is left to the level above; PipeDream counts it on both.
-        seconds = level.seconds(starts, width, ends, work, first=bool(first), sends=not (last and level.rules.exact))
+        seconds = level.seconds(starts, width, ends, work, first=first, sends=not (last and level.rules.exact))
         allowed: Bools = seconds <= self.bound
-        if not first:
-            allowed &= level.cuts.inside[starts - 1, ends]
-        elif self.start and level.rules.exact:
-            allowed &= level.cuts.inside[self.start - 1, ends]
+        if first and not level.rules.exact:
+            # PipeDream takes the difference between cuts neither of which holds the other.
+            allowed &= np.arange(ends.start, ends.stop) >= starts[:, None]
+        else:
+            allowed &= level.cuts.inside[starts - 1, ends] | (starts == 0)[:, None]
         if level.rules.memory is not None:
             allowed &= level.memory(starts, ends, width, after) <= level.rules.memory
         return np.where(allowed, seconds, np.inf)
 
-    def _within(self, inner: Level, starts: Indices, width: int, ends: slice) -> Floats:
-        """Seconds of the best pipelines in a machine."""
-        found = np.full((len(starts), ends.stop - ends.start), np.inf)
-        bound = self.bound * width
-        for row, start in zip(found, starts.tolist()):
-            least = max(ends.start, start)
-            if least < ends.stop:
-                row[least - ends.start :] = Pipelines(inner, bound, start, least, ends.stop - 1).slowest()
-        return found
+
+def _slower(before: Floats, seconds: Floats) -> Floats:
+    """The least, over cuts, of the slower of what is before it and of a stage behind it: from starts by cuts and cuts by ends."""
+    found = np.empty((len(before), seconds.shape[1]))
+    for some in np.array_split(np.arange(len(before)), -(-len(before) * seconds.size // AT_ONCE)):
+        found[some] = np.maximum(before[some, :, None], seconds).min(axis=1)
+    return found
 
 
 class _Values:

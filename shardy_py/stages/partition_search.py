@@ -16,30 +16,30 @@ from operator import or_
 import numpy as np
 
 from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.graph_cuts import Cuts, all_downsets, masks_as_rows, reached_downsets
+from shardy_py.stages.graph_cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, reached_downsets
 from shardy_py.stages.partition_bound import classes, lower_bound
-from shardy_py.stages.partition_levels import Machines, Solution, solve, solve_as_pipedream
+from shardy_py.stages.partition_levels import LADDER, Machines, Solution, solve, solve_as_pipedream
 from shardy_py.stages.partition_paths import SLACK
 from shardy_py.stages.partition_tables import Rules
 
 # How many nodes before and behind a cut are tried when it is improved, and how often.
 NEAR = 150
-ROUNDS = 6
+ROUNDS = 10
+
+# Parts of a family that lie near the best cuts found.
+SHARES = (0.5, 0.9)
 
 # PipeDream tries all of its states, so its mode does too while that is possible at all.
 STATES = {"one level": 6000, "several": 1600}
 
 
-def search(
-    graph: ProfileGraph, rules: Rules, machines: Machines, first: Callable[[], Sequence[int]] | None = None
-) -> tuple[Solution, float]:
+def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solution, float]:
     """The best partition found, and seconds below which none can be.
 
     Args:
         graph: The nodes to place.
         rules: What to keep to.
         machines: What to run on.
-        first: Gives the cuts that a bounded search in exact mode starts with; by default `first_cuts`.
     """
     limit = _limit(machines)
     states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
@@ -50,7 +50,24 @@ def search(
         even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
         found = solve(_family(graph, downsets, rules), rules, machines, lowest=even)
         return found, found.seconds
-    return _bounded(graph, rules, machines, first or (lambda: first_cuts(graph, rules, machines)))
+    pool = _Pool(graph, transfers=rules.compression is not None)
+    lowest = lower_bound(graph, pool.classes, rules, machines.counts, machines.bandwidths)
+    if not rules.exact:
+        return _bounded(pool, rules, machines, lowest, []), lowest
+    # With the cuts of PipeDream's mode, so that the exact mode is never worse.
+    theirs = replace(rules, exact=False)
+    if states is None:
+        start = _bounded(pool, theirs, machines, lower_bound(graph, pool.classes, theirs, machines.counts, machines.bandwidths), [])
+    else:
+        start = solve_as_pipedream(Cuts(graph, states, True), theirs, machines)
+    # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
+    tried = [] if math.isinf(start.seconds) else list(accumulate(start.ends, or_))
+    if not rules.straight:
+        # Cuts of many narrow stages are good ones for fewer and wider stages, not the other way round.
+        straight = _bounded(pool, replace(rules, straight=True), machines, lowest, tried)
+        if math.isfinite(straight.seconds):
+            return _improved(pool, rules, machines, lowest, [*tried, *straight.ends], straight), lowest
+    return _bounded(pool, rules, machines, lowest, tried), lowest
 
 
 def _limit(machines: Machines) -> int:
@@ -62,45 +79,72 @@ def _limit(machines: Machines) -> int:
 
 def _bounded_limit(machines: Machines) -> int:
     """How many cuts each round of a bounded search has; with several levels the tables are for every pair of cuts."""
-    return _limit(machines) if len(machines.counts) == 1 else 100 + 1_400 // max(machines.counts)
+    return _limit(machines) if len(machines.counts) == 1 else 200 + 2_400 // max(machines.counts)
 
 
-def _bounded(graph: ProfileGraph, rules: Rules, machines: Machines, first: Callable[[], Sequence[int]]) -> tuple[Solution, float]:
+class _Pool:
+    """Promising cuts of a graph: the lightest of all classes, and those of some topological orders.
+
+    Args:
+        graph: The graph.
+        transfers: Whether bytes count.
+    """
+
+    def __init__(self, graph: ProfileGraph, *, transfers: bool) -> None:
+        self.graph = graph
+        self.classes = classes(graph, transfers=transfers)
+        self.cuts = list(dict.fromkeys([*self.classes.cuts, *(cut for chain in order_cuts(graph) for cut in chain)]))
+        self._work = np.array([node.time_ms / 1000.0 for node in graph.nodes])
+        self._before = self.work(self.cuts)
+
+    def work(self, downsets: Sequence[int]) -> Floats:
+        """Seconds of work in each of some sets."""
+        return masks_as_rows(downsets, len(self.graph)) @ self._work
+
+    def useful(self, bound: float, machines: int, limit: int) -> list[int]:
+        """At most `limit` cuts that stages of at most `bound` seconds can end with, evenly spread."""
+        return thin([self.cuts[i] for i in np.flatnonzero(_between(self._before, float(self._work.sum()), bound, machines))], limit)
+
+    def near(self, downsets: Sequence[int], bound: float, machines: int, limit: int) -> list[int]:
+        """The same of cuts that lie near given ones, which come first."""
+        found = near(self.graph, downsets, limit)
+        chosen = _between(self.work(found), float(self._work.sum()), bound, machines)
+        return [cut for i, cut in enumerate(found) if chosen[i] or i < len(downsets)]
+
+
+def _between(before: Floats, work: float, bound: float, machines: int) -> Bools:
+    """Which cuts some machines reach, and the others can go on from, in stages of at most `bound` seconds."""
+    most = min(bound, work) * np.arange(machines + 1)
+    reached = np.searchsorted(most * SLACK, before, "left")
+    return reached + np.searchsorted(most * SLACK, work - before, "left") <= machines
+
+
+def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
+    """The best partition over cuts of the pool, some that are always tried, and what lies near the best ones found."""
+    for bound in (*(lowest * factor for factor in LADDER), math.inf):
+        family = [*tried, *pool.useful(bound, machines.total, _bounded_limit(machines))]
+        best = solve(_family(pool.graph, family, rules), rules, machines, highest=bound)
+        if math.isfinite(best.seconds):
+            return _improved(pool, rules, machines, lowest, tried, best)
+    return best
+
+
+def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int], best: Solution) -> Solution:
+    """A partition that is at least as good as a given one."""
     limit = _bounded_limit(machines)
-    known = classes(graph, transfers=rules.compression is not None)
-    lowest = lower_bound(graph, known, rules, machines.counts, machines.bandwidths)
-    chains = order_cuts(graph)
-    others = [*known.cuts, *thin([cut for chain in chains for cut in chain], limit - len(known.cuts))]
-    family = first() if rules.exact else [*known.cuts, *thin(chains[0], limit)]
-    best = solve(_family(graph, family, rules), rules, machines, lowest=lowest)
+    failed = 0
     for _ in range(ROUNDS):
         if best.seconds <= lowest * SLACK:
             break
-        family = others if math.isinf(best.seconds) else [*near(graph, best.ends, limit // 2), *others]
-        found = solve(_family(graph, family, rules), rules, machines, lowest=lowest, highest=best.seconds)
-        if found.seconds * SLACK >= best.seconds:
+        # Half of the family lies near the best cuts, then, where that brings nothing, most of it.
+        close = pool.near([*best.ends, *tried], best.seconds, machines.total, int(limit * SHARES[failed]))
+        family = [*close, *pool.useful(best.seconds, machines.total, limit - len(close))]
+        found = solve(_family(pool.graph, family, rules), rules, machines, highest=best.seconds)
+        if found.seconds * SLACK < best.seconds:
+            best, failed = found, 0
+        elif (failed := failed + 1) == len(SHARES):
             break
-        best = found
-    return best, lowest
-
-
-def first_cuts(graph: ProfileGraph, rules: Rules, machines: Machines) -> list[int]:
-    """Cuts that hold those of PipeDream's mode, so that the exact mode is never worse.
-
-    Args:
-        graph: The nodes to place.
-        rules: What to keep to.
-        machines: What to run on.
-    """
-    limit = _bounded_limit(machines)
-    states = reached_downsets(graph, limit)
-    if states is not None:
-        return states
-    found, _ = search(graph, replace(rules, exact=False), machines)
-    if math.isinf(found.seconds):
-        return []
-    # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
-    return near(graph, list(accumulate(found.ends, or_)), limit)
+    return best
 
 
 def _family(graph: ProfileGraph, downsets: Iterable[int], rules: Rules) -> Cuts:

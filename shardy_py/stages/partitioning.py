@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from shardy_py.stages.graph import ProfileGraph, positions
 from shardy_py.stages.graph_cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
 from shardy_py.stages.partition_levels import Machines, Solution, least_memory, solve, solve_as_pipedream
 from shardy_py.stages.partition_result import Partition, Split, Stage
-from shardy_py.stages.partition_search import first_cuts, search
+from shardy_py.stages.partition_search import search
 from shardy_py.stages.partition_tables import PARAMETER_COPIES, Rules
 
 MODES = ("pipedream", "exact")
@@ -101,8 +100,7 @@ def partition(
 
 
 def _searched(graph: ProfileGraph, part: ProfileGraph, rules: Rules, machines: Machines) -> Partition:
-    first = cache(partial(first_cuts, part, rules, machines))
-    solution, lowest = search(part, rules, machines, first)
+    solution, lowest = search(part, rules, machines)
     if math.isinf(solution.seconds):
         raise _too_big(part, solution.cuts, rules, machines) if rules.memory is not None else _no_pipeline(part, machines)
     return _result(graph, part, solution, lowest, machines, "exact" if rules.exact else "pipedream")
