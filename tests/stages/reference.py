@@ -118,6 +118,54 @@ def exact(graph: ProfileGraph, asked: Asked) -> float:
     return min((slowest(part, cuts, widths, asked) for cuts, widths in pipelines(part, asked)), default=math.inf)
 
 
+def exact_on_levels(graph: ProfileGraph, asked: Asked) -> float:
+    """The same on any number of levels of machines, with what is in flight in all machines behind."""
+    part = optimized_part(graph)
+    downsets = all_downsets(part)
+    assert downsets is not None
+
+    def pipelines(before: int, end: int, left: int) -> Iterator[list[tuple[int, int]]]:
+        if before == end:
+            if left == 0 or asked.fewer:
+                yield []
+            return
+        for after in downsets:
+            if after != before and before & ~after == 0 and after & ~end == 0:
+                for width in range(1, min(left, 1 if asked.straight else left) + 1):
+                    for rest in pipelines(after, end, left - width):
+                        yield [(after, width), *rest]
+
+    def best(number: int, before: int, end: int, waiting: int) -> float:
+        """On one machine that has levels up to `number` inside, with machines of the innermost level behind each copy of it."""
+        nodes = [part.nodes[i] for i in positions(end & ~before)]
+        if number < 0:
+            return sum(node.time_ms for node in nodes) / 1e3
+        n, bandwidth, below = asked.machines[number], asked.bandwidths[number], math.prod(asked.machines[:number])
+        inner = asked.machines[number - 1] if number else 1
+        found = math.inf
+        for stages in pipelines(before, end, n):
+            worst, used, start = 0.0, 0, before
+            for after, width in stages:
+                used += width
+                behind = math.ceil(((n - used) * below + waiting) / width)
+                nodes = [part.nodes[i] for i in positions(after & ~start)]
+                params = sum(node.parameter_bytes for node in nodes)
+                memory = (behind + 1) * sum(node.activation_bytes for node in nodes) + PARAMETER_COPIES * params
+                if number == 0 and asked.memory is not None and memory > asked.memory:
+                    worst = math.inf
+                work = best(number - 1, start, after, behind)
+                worst = max(worst, (work + 4 * (width - 1) * params / (bandwidth * width) / inner) / width)
+                if asked.compression is not None:
+                    ends = [cut for cut in (start, after) if cut not in (before, end)]
+                    sent = float(Cuts(part, ends, False).bytes.max()) if ends else 0.0
+                    worst = max(worst, 2 * sent / (bandwidth * width) / asked.compression)
+                start = after
+            found = min(found, worst)
+        return found
+
+    return best(len(asked.machines) - 1, 0, (1 << len(part)) - 1, 0)
+
+
 def evaluated(graph: ProfileGraph, stage_of: dict[str, int], replication: Sequence[int], asked: Asked) -> float:
     """Seconds of the slowest stage of given stages, in exact mode."""
     part = optimized_part(graph)

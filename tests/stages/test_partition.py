@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardy_py.errors import ShardyError
 from shardy_py.stages import Partition, ProfileGraph, ProfileNode, partition, read_graph
 from tests.stages.graphs import SHARED, chain, diamond, graphs, needs_shared
-from tests.stages.reference import Asked, evaluated, evaluated_levels, exact, pipedream
+from tests.stages.reference import Asked, evaluated, evaluated_levels, exact, exact_on_levels, pipedream
 
 RUNS = json.loads((SHARED / "reference.json").read_text()) if SHARED.exists() else []
 
@@ -77,6 +77,21 @@ def test_exact_mode_is_as_good_as_trying_all(graph: ProfileGraph, asked: Asked) 
     assert found.gap == 0
     check_stages(graph, found, asked)
     assert evaluated(graph, dict(found.stage_of), found.replication, asked) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@settings(max_examples=60)
+@given(graphs(most=4), st.sampled_from([(2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2)]), questions(levels=1), st.sampled_from([1e9, 1e10]))
+def test_exact_mode_is_as_good_as_trying_all_on_several_levels(
+    graph: ProfileGraph, machines: tuple[int, ...], one: Asked, slowest: float
+) -> None:
+    bandwidths = (*(1e10, 1e9)[: len(machines) - 1], slowest)
+    asked = Asked(machines, bandwidths, one.compression, one.straight, one.fewer, one.memory)
+    found = answer(graph, asked, "exact")
+    expected = exact_on_levels(graph, asked)
+    assert (found is None) == math.isinf(expected)
+    if found is not None:
+        assert found.pipeline_time == pytest.approx(expected, rel=1e-9, abs=1e-15)
+        assert asked.memory is None or max(stage.memory_bytes for stage in found.stages) <= asked.memory or asked.fewer
 
 
 @given(graphs(), questions(levels=1))

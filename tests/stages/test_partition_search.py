@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from shardy_py.stages import ProfileGraph, ProfileNode, partition
 from shardy_py.stages.graph_cuts import all_downsets
@@ -52,9 +53,16 @@ def test_several_levels_and_memory() -> None:
     assert max(stage.memory_bytes for stage in tight.stages) <= 8e9
 
 
-@given(graphs(most=6), questions(levels=1))
-def test_no_partition_is_below_the_bound(graph: ProfileGraph, asked: Asked) -> None:
-    rules = Rules(True, asked.compression, asked.straight, asked.fewer, None)
+@pytest.mark.parametrize(("machines", "most"), [((16,), 0.1), ((8, 2), 0.15)])
+def test_memory_of_a_large_graph(machines: tuple[int, ...], most: float) -> None:
+    found = partition(nasnet(6, 10), machines, [1e10, 1e9][-len(machines) :], "exact", 1, memory_bytes=16e9)
+    assert max(stage.memory_bytes for stage in found.stages) <= 16e9
+    assert 0 < found.gap <= most
+
+
+@given(graphs(most=6), questions(levels=2), st.sampled_from([None, 5e7, 2e8]))
+def test_no_partition_is_below_the_bound(graph: ProfileGraph, asked: Asked, memory: float | None) -> None:
+    rules = Rules(True, asked.compression, asked.straight, asked.fewer, memory)
     known = classes(graph, transfers=asked.compression is not None)
     low = lower_bound(graph, known, rules, asked.machines, asked.bandwidths)
     found, _ = search(graph, rules, Machines(asked.machines, asked.bandwidths))
