@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 import shardy_py
 from shardy_py.cost.hardware import HardwareError
 from shardy_py.plan import Plan
+from shardy_py.plan.explain import KINDS
 from shardy_py.plan.matching import partners
+from shardy_py.view.html.absences import asked
 from shardy_py.view.html.figures import POINTS, thinned
 from shardy_py.view.html.page import SCRIPTS, inert_json, page
 from shardy_py.view.html.paths import path_parts
@@ -116,6 +118,34 @@ def test_links_lead_where_explanations_do(name: str) -> None:
     assert at == len(links["first"])
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_absences_are_those_that_explanations_give(name: str) -> None:
+    plan = ALL[name]()
+    data = payload(plan)
+    told = {(plan.values[number].path, axis): (message, fix) for number, axis, message, fix in data["absences"]}
+    assert len(told) == len(data["absences"])
+    for value in (*plan.inputs, *plan.outputs):
+        there = () if value.sharding is None else [axis.name for dim in value.sharding.dims for axis in dim.axes]
+        for axis in plan.mesh.shape:
+            missing = {why.kind: (why.message, why.fix) for why in reversed(plan.explain(value, axis=axis).missing)}
+            stopped = [kind for kind in KINDS if kind in missing and kind not in ("absent", "unrelated")]
+            expected = missing[stopped[0]] if stopped and axis not in there else None
+            assert told.get((value.path, axis)) == expected
+
+
+def test_absences_are_looked_for_at_few_values() -> None:
+    plan = plans.training()
+    sizes = [n % 7 for n in range(len(plan.values))]
+    ends = [*range(len(plan.inputs)), *range(len(plan.values) - len(plan.outputs), len(plan.values))]
+    inner = len(plan.inputs)
+    assert asked(plan, [inner, inner], sizes) == sorted([inner, *(n for n in ends if plan.values[n].shape)])
+    few = asked(plan, [inner], sizes, most=4)
+    assert len(few) == 4
+    assert inner in few
+    left = [sizes[n] for n in ends if n not in few and plan.values[n].shape]
+    assert min(sizes[n] for n in few if n != inner) >= max(left)
+
+
 def test_the_same_plan_is_the_same_page() -> None:
     assert page(plans.train_plan()) == page(plans.train_plan())
     assert page(plans.training(), plans.other_training()) == page(plans.training(), plans.other_training())
@@ -195,6 +225,7 @@ def test_saved_page(tmp_path: pathlib.Path) -> None:
 def test_a_plan_without_provenance_has_a_page() -> None:
     plan = plans.train_plan(options=shardy_py.Options(provenance=False))
     assert payload(plan)["links"] is None
+    assert payload(plan)["absences"] == []
 
 
 @given(st.lists(st.sampled_from(["a", ".b", "['c']", "[0]", '["d]"]', r"['\'']", "[<flat index 1>]", ".", "[", "''", "x y"])))

@@ -239,6 +239,15 @@ def test_it_says_how_to_ask_why_an_axis_is_missing(opened: Opened) -> None:
     assert plan.explain("params['head']", axis="data").missing
 
 
+def test_it_says_what_keeps_an_axis_away(opened: Opened) -> None:
+    plan = plans.training()
+    browser = opened(page(plan), anchor=anchor("params['layers'][0]['up']"))
+    why = next(why for why in plan.explain("params['layers'][0]['up']", axis="data").missing if why.kind == "closed")
+    assert texts(browser, ".absent li") == [f"No data: {why.message}.to have it: {why.fix}"]
+    (line,) = [text for text in texts(browser, ".panel code") if text.startswith("plan.explain")]
+    assert line == """plan.explain("params['layers'][0]['up']", axis="data")"""
+
+
 def test_every_cause_has_its_words() -> None:
     causes = {"propagated", "entry", "carry", "exit", "barrier", "group", "result", "constraint", "priority"}
     script = (PAGE / "panel.js").read_text()

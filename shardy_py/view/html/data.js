@@ -78,6 +78,7 @@ class Plan {
 
   movesOf(i) { return this.about("moves", 0, i); }
   collectivesOf(i) { return this.about("collectives", 0, i); }
+  absencesOf(i) { return this.about("absences", 0, i); }
   findingsOf(i) { return this.about("findings", 3, i); }
 
   axisName(axis, mesh) {

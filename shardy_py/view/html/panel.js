@@ -79,12 +79,21 @@ class Panel {
     const axes = dims.flatMap((list, d) => list.map((axis) => [d, plan.axisName(axis, plan.tables.meshes[plan.tables.shardings[type.sharding].mesh])]));
     const there = new Set(dims.flat().map((axis) => (typeof axis === "number" ? axis : axis[0])));
     const absent = plan.mesh.axes.map(([name], n) => [name, n]).filter(([, n]) => !there.has(n)).map(([name]) => name);
-    const hint = i < plan.count && type.shape.length && absent.length && plan.data.links
-      ? el("p", { class: "soft" }, `Why not ${absent.join(", ")}? Ask `, el("code", {}, `plan.explain(${quoted(plan.name(i))}, axis=${quoted(absent[0])})`))
-      : null;
-    if (!axes.length) return [el("p", { class: "soft" }, type.shape.length ? "No axis reached it: it is replicated." : "It has no dimensions."), hint];
+    const hint = i < plan.count && type.shape.length && absent.length && plan.data.links ? this.absent(plan, i, absent) : null;
+    if (!axes.length) return [el("p", { class: "soft" }, type.shape.length ? "No axis is on it: it is replicated." : "It has no dimensions."), hint];
     if (!plan.data.links) return el("p", { class: "soft" }, "The plan was made without a record of its propagation.");
     return [axes.map(([d, axis], n) => this.chain(plan, plan.chain(i, n), d, axis)), hint];
+  }
+
+  /** Why axes are not there, as far as the page knows it, and how to ask for the rest. */
+  absent(plan, i, names) {
+    const told = plan.absencesOf(i), rest = names.filter((name) => !told.some((row) => row[1] === name));
+    const lines = told.map(([, axis, message, fix]) => el("li", {}, "No ", el("span", { class: "tag" }, axis), `: ${message}.`, fix ? el("div", { class: "soft" }, "to have it: ", fix) : null));
+    const ask = el("code", {}, `plan.explain(${quoted(plan.name(i))}, axis=${quoted(rest[0] || names[0])})`);
+    return [
+      lines.length ? el("ul", { class: "plain says absent" }, lines) : null,
+      el("p", { class: "soft" }, rest.length ? `Why not ${rest.join(", ")}? Ask ` : "More: ", ask),
+    ];
   }
 
   chain(plan, links, dim, axis) {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shardy_py.ir import Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder
+from shardy_py.view.html.absences import absences
 from shardy_py.view.html.figures import costs
 from shardy_py.view.html.paths import path_parts
 from shardy_py.view.html.reasons import links
@@ -50,6 +51,7 @@ class _Reader:
         values = self._values()
         moves = [self._reshard(r) for r in plan.reshards]
         collectives = [self._collective(c) for c in plan.collectives]
+        findings = [self._finding(f) for f in plan.findings]
         data = {
             "name": plan.name,
             "lowering": "jit" if plan.source is None else "shard_map",
@@ -58,7 +60,8 @@ class _Reader:
             "unlisted": self.unlisted,
             "moves": moves,
             "collectives": collectives,
-            "findings": [self._finding(f) for f in plan.findings],
+            "findings": findings,
+            "absences": absences(plan, [f[3] for f in findings if f[3] >= 0], [tables.types.rows[t]["bytes"] for t in values["types"]]),
             "donation": [[d.input, -1 if d.output is None else self.first_output + d.output, d.reason, d.fix] for d in plan.donation],
         }
         return {**data, "tables": tables.rows()}

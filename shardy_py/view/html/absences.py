@@ -1,0 +1,67 @@
+"""Why values lack axes, for those of a plan that are asked about first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shardy_py.plan.explain import KINDS, Missing
+from shardy_py.plan.explained import explained
+
+if TYPE_CHECKING:
+    from shardy_py.plan.plan import Plan
+    from shardy_py.plan.values import PlannedValue
+
+MOST = 200
+"""Of that many values a page says it: a search through the program for each axis that one lacks takes milliseconds."""
+
+_NOTHING = frozenset(("absent", "unrelated"))
+"""Kinds that name nothing that is in the way."""
+
+_ORDER = {kind: n for n, kind in enumerate(KINDS)}
+
+
+def absences(plan: Plan, found: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
+    """What keeps axes away from values: from those with findings, and from inputs and outputs, the largest first.
+
+    Args:
+        plan: A plan.
+        found: Numbers of the values that have findings, as in `plan.values`.
+        sizes: Of each of `plan.values` the bytes on a device.
+
+    Returns:
+        Rows `[number of the value, axis, why, what to do]`, one per axis that no dimension has and that something keeps away from one; of
+        several dimensions the reason that says most. No rows where the plan keeps no record of its propagation.
+    """
+    if not plan.propagation.recorded:
+        return []
+    axes = [axis.name for axis in plan.mesh.axes if axis.size > 1]
+    rows: list[list[int | str]] = []
+    for number in asked(plan, found, sizes):
+        value = plan.values[number]
+        there = set() if value.sharding is None else {axis.name for dim in value.sharding.dims for axis in dim.axes}
+        for axis in axes:
+            if axis not in there:
+                rows += ([number, axis, why.message, why.fix] for why in _best(plan, value, axis))
+    return rows
+
+
+def asked(plan: Plan, found: Iterable[int], sizes: Sequence[int], most: int = MOST) -> list[int]:
+    """The numbers of the values that a page says it of, in order.
+
+    Args:
+        plan: A plan.
+        found: As for `absences`.
+        sizes: As for `absences`.
+        most: How many.
+    """
+    count, outputs = len(plan.values), len(plan.outputs)
+    ends = [*range(len(plan.inputs)), *range(count - outputs, count)]
+    ends.sort(key=lambda number: -sizes[number])
+    chosen = dict.fromkeys((*sorted(set(found)), *ends))
+    return sorted([number for number in chosen if plan.values[number].shape][:most])
+
+
+def _best(plan: Plan, value: PlannedValue, axis: str) -> list[Missing]:
+    told = [why for why in explained(plan, value, axis, None).missing if why.kind not in _NOTHING]
+    return sorted(told, key=lambda why: _ORDER[why.kind])[:1]
