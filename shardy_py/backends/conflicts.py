@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.rewriting import ENTERED, Pins, bodies, scopes_of
-from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Op
-from shardy_py.plan.prediction.layouts import Axes, layout_of, mesh_of, to_factors
-
-_Seen = dict[tuple[OpShardingRule, tuple[TensorSharding | None, ...]], bool]
+from shardy_py.plan.prediction.conflicts import Seen, conflicts
 
 
 def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
@@ -30,10 +28,10 @@ def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
     _pin(scope, pins, meshes, {}, frozenset())
 
 
-def _pin(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh], seen: _Seen, free: frozenset[Var]) -> None:
+def _pin(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh], seen: Seen, free: frozenset[Var]) -> None:
     given = {*scope.jaxpr.invars, *scope.jaxpr.constvars, *free}
     for index, eqn in enumerate(scope.jaxpr.eqns):
-        if any((op := _maker(v, scope)) is not None and _conflicts(op, meshes, seen) for v in eqn.outvars):
+        if any((op := _maker(v, scope)) is not None and conflicts(op, meshes, seen) for v in eqn.outvars):
             for v in (*eqn.outvars, *eqn.invars):
                 if not isinstance(v, Literal) and v in scope.env and v not in given and all(shape := _shape(v)) and shape:
                     sharding = scope.env[v].sharding
@@ -53,42 +51,6 @@ def _maker(v: Var, scope: Scope) -> Op | None:
 
 def _shape(v: Var) -> tuple[int, ...]:
     return getattr(v.aval, "shape", ())
-
-
-def _conflicts(op: Op, meshes: Mapping[str, Mesh], seen: _Seen) -> bool:
-    rule = op.rule
-    assert rule is not None
-    values = (*op.operands, *op.results)
-    key = (rule, tuple([v.sharding for v in values]))
-    if key not in seen:
-        mesh = mesh_of([v.sharding for v in values], meshes)
-        layouts = [] if mesh is None else [layout_of(v.sharding, v.type.rank, mesh) for v in values]
-        seen[key] = mesh is not None and conflict(rule, layouts, mesh)
-    return seen[key]
-
-
-def conflict(rule: OpShardingRule, layouts: list[tuple[Axes, ...]], mesh: Mesh) -> bool:
-    """Whether tensors of an op disagree on the axes of a factor, or have one axis on different factors.
-
-    One that has fewer axes than another does not disagree: it could have got the others.
-
-    Args:
-        rule: The rule of the op.
-        layouts: Of operands, then of results.
-        mesh: The mesh.
-    """
-    most: dict[int, Axes] = {}
-    factor_of: dict[AxisRef, int] = {}
-    for mapping, layout in zip((*rule.operand_mappings, *rule.result_mappings), layouts):
-        for factor, axes in to_factors(mapping, layout, rule.factor_sizes, mesh).items():
-            known = most.get(factor, ())
-            if any(a != b for a, b in zip(axes, known)):
-                return True
-            if len(axes) > len(known):
-                most[factor] = axes
-            if any(factor_of.setdefault(axis, factor) != factor for axis in axes):
-                return True
-    return False
 
 
 def only_results(eqn: JaxprEqn, body: Jaxpr) -> frozenset[Var]:

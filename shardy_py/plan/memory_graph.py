@@ -18,6 +18,8 @@ from shardy_py.passes.export import canonicalize, insert_explicit_reshards, resh
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory_constants import chosen, folded
 from shardy_py.plan.memory_expansions import EXPANSIONS
+from shardy_py.plan.memory_partitioned import partition
+from shardy_py.plan.prediction.loops import as_xla_propagates
 
 if TYPE_CHECKING:
     from shardy_py.plan.plan import Plan
@@ -314,8 +316,12 @@ def local_graph(plan: Plan) -> tuple[Graph, Program]:
 
 @no_collection()
 def _explicit(program: Program) -> Program:
-    """A copy of a program in which all movements of data are collectives."""
-    copy, _ = clone_program(program)
+    """A copy of a program in which all movements of data are collectives: those that XLA's partitioner makes, as far as they are known."""
+    copy = as_xla_propagates(program)
+    if copy is program:
+        copy, _ = clone_program(program)
+    insert_explicit_reshards.run(copy)
+    partition(copy)
     insert_explicit_reshards.run(copy, enable_full_version=True)
     reshard_to_collectives.run(copy)
     canonicalize.run(copy, enable_patterns=(canonicalize.COLLECTIVES,))

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.conflicts import conflict
 from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.plan.prediction.conflicts import conflict
 from shardy_py.rules.builder import Signature
 from shardy_py.rules.contraction import dot_general
 

@@ -31,11 +31,13 @@ class Choice:
 
     Attributes:
         operands: The layout in which each operand is read.
+        results: The layout in which each result is made.
         moves: What brings each operand there.
         sums: What each result needs before it is complete and in its layout.
     """
 
     operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
     moves: tuple[tuple[Move, ...], ...]
     sums: tuple[tuple[Move, ...], ...]
 
@@ -83,7 +85,7 @@ def choose(
         scatters = not after and set(summed) <= set(all_axes(target))
         adding = (Move("all_reduce", summed, local_shape(shape, layout, mesh), scatters),) if summed else ()
         sums.append((*shifts, *adding, *after))
-    return Choice(reads, brought, tuple(sums))
+    return Choice(reads, tuple(made), brought, tuple(sums))
 
 
 def _axes(
@@ -118,9 +120,8 @@ def _product_axes(
     lhs, rhs = operands
     axes: list[Axes] = [()] * rule.num_factors
     both = [factor for factor in rule.reduction if factor in lhs and factor in rhs]
-    summed: list[AxisRef] = []
-    if all(lhs[factor] == rhs[factor] for factor in both):
-        summed = [axis for factor in both for axis in lhs[factor]]
+    same = [factor for factor in both if lhs[factor] == rhs[factor]]
+    summed = [axis for factor in same for axis in lhs[factor]]
     for factor, cut in result.items():
         if set(cut) & set(summed):
             has = lhs.get(factor, rhs.get(factor, ()))
@@ -133,7 +134,7 @@ def _product_axes(
         for factor in both:
             axes[factor] = source[factor] if summed else ()
     else:
-        for factor in both:
+        for factor in same:
             axes[factor] = lhs[factor]
     return axes, tuple(summed)
 

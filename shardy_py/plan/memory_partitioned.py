@@ -1,0 +1,120 @@
+"""What XLA's partitioner makes of a program: ops under the axes that it runs them with, and reshards to and from these."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.walk import blocks_of
+from shardy_py.plan.prediction.choices import Choice, choose
+from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, layout_of, mesh_of
+from shardy_py.plan.prediction.moves import moves
+from shardy_py.rules import rule_for
+
+_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant", "stablehlo.iota"))
+_OTHERWISE = frozenset(("stablehlo.gather", "stablehlo.scatter", "stablehlo.sort"))
+"""Ops that it does not run as their results are sharded."""
+
+
+def partition(program: Program) -> None:
+    """Brings operands and results of ops to the layouts that XLA's partitioner runs the ops in.
+
+    Args:
+        program: Changed; its shardings are final.
+    """
+    walker = _Partitioner(program)
+    for block in blocks_of(program):
+        block.set_ops(walker.block(block))
+
+
+class _Partitioner:
+    def __init__(self, program: Program) -> None:
+        self.meshes = program.meshes
+        self.known: dict[object, Choice] = {}
+        self.mesh_name = next((name for name, mesh in program.meshes.items() if not mesh.is_maximal), "mesh")
+
+    def block(self, block: Block) -> list[Op]:
+        """The ops of a block, with reshards between them."""
+        out: list[Op] = []
+        at_hand: dict[tuple[Value, Layout], Value] = {}
+        for op in block.ops:
+            mesh = None if op.regions or not op.results or op.name in _OTHERWISE else self.mesh(op)
+            if mesh is None:
+                out.append(op)
+                continue
+            choice = self.choice(op, mesh)
+            for i, (v, read) in enumerate(zip(op.operands, choice.operands)):
+                source = layout_of(v.sharding, v.type.rank, mesh)
+                if source != read:
+                    brought = at_hand.get((v, read))
+                    if brought is None:
+                        brought = at_hand[v, read] = self.moved(v, source, read, mesh, op, out)
+                    op.set_operand(i, brought)
+            out.append(op)
+            for v, made in zip(op.results, choice.results):
+                wanted = layout_of(v.sharding, v.type.rank, mesh)
+                if made != wanted:
+                    uses, v.uses = v.uses, []
+                    target = self.moved(v, made, wanted, mesh, op, out)
+                    v.sharding = self.sharding(made, mesh)
+                    for user, i in uses:
+                        user.operands[i] = target
+                    target.uses += uses
+        return out
+
+    def mesh(self, op: Op) -> Mesh | None:
+        """The mesh of an op; None where nothing is to be done."""
+        values = (*op.operands, *op.results)
+        if any(v.sharding is not None and v.sharding.mesh_in(self.meshes).is_maximal for v in values):
+            return None
+        return mesh_of([v.sharding for v in values], self.meshes)
+
+    def choice(self, op: Op, mesh: Mesh) -> Choice:
+        """How an op runs."""
+        rule = op.rule if op.rule_known else rule_for(op)
+        values = (*op.operands, *op.results)
+        key = (op.name, rule, tuple([v.sharding for v in values]), tuple([v.type for v in values]))
+        if key not in self.known:
+            count = len(op.operands)
+            shapes = [v.type.shape for v in values]
+            layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
+            self.known[key] = choose(op.name, rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
+        return self.known[key]
+
+    def moved(self, value: Value, source: Layout, target: Layout, mesh: Mesh, op: Op, out: list[Op]) -> Value:
+        """A value in another layout: through the whole value where there is no other way."""
+        maker = value.defining_op
+        if maker is not None and maker.name in _CONSTANTS:
+            made = Op(maker.name, (), [value.type], maker.attributes, location=maker.location, primitive=maker.primitive)
+            made.result.sharding = self.sharding(target, mesh)
+            out.append(made)
+            return made.result
+        steps = moves(value.type.shape, source, target, mesh)
+        whole: Layout = ((),) * value.type.rank
+        if len(steps) == 1 and steps[0].kind == "all_gather" and target != whole and set(steps[0].axes) == set(all_axes(source)):
+            value = self.reshard(value, whole, mesh, op, out)
+        return self.reshard(value, target, mesh, op, out)
+
+    def reshard(self, value: Value, target: Layout, mesh: Mesh, op: Op, out: list[Op]) -> Value:
+        """One reshard."""
+        made = Op("sdy.reshard", [value], [value.type], location=op.location, primitive=op.primitive)
+        made.rule_known = True
+        made.result.sharding = self.sharding(target, mesh)
+        out.append(made)
+        return made.result
+
+    def sharding(self, layout: Layout, mesh: Mesh) -> TensorSharding:
+        """A layout as a sharding."""
+        return TensorSharding(self.mesh_name, [DimensionSharding(_merged(axes, mesh)) for axes in layout])
+
+
+def _merged(axes: Axes, mesh: Mesh) -> list[AxisRef]:
+    """Parts of axes that follow each other put together."""
+    found: list[tuple[str, int, int]] = []
+    for axis in axes:
+        before, size = axis.pre_size or 1, axis.size_in(mesh)
+        if found and found[-1][0] == axis.name and found[-1][1] * found[-1][2] == before:
+            name, first, length = found.pop()
+            found.append((name, first, length * size))
+        else:
+            found.append((axis.name, before, size))
+    return [AxisRef(name) if size == mesh.shape[name] else AxisRef(name, before, size) for name, before, size in found]

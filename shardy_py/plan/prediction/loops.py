@@ -1,0 +1,285 @@
+"""What XLA propagates through a program with loops that it is left to partition, which may differ from the plan.
+
+Before it propagates, XLA inlines calls and makes loops carry only what they change; the rest is read from outside, through constraints that
+are open. So weights still shard what is in a loop, but nothing shards them through it, and residuals may lie otherwise than in the plan,
+in which whatever a loop carries takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Function, Op, Program, Type, Value
+from shardy_py.passes import pipelines
+from shardy_py.passes.collection import no_collection
+from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
+from shardy_py.plan.memory_expansions import moves_elements
+from shardy_py.plan.prediction.conflicts import Seen, conflicts
+
+_CONSTRAINT = "sdy.sharding_constraint"
+_CONSTRAINTS = frozenset(("sdy.reshard", _CONSTRAINT))
+_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
+_SHAPES = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.transpose"))
+_SAME = frozenset(("sdy.propagation_barrier",))
+"""Ops that are not handed on to XLA."""
+
+
+@no_collection()
+def as_xla_propagates(program: Program) -> Program:
+    """A program with the shardings that XLA gives it under `lowering="jit"`.
+
+    It is the program itself where no loop carries what it does not change. Otherwise arguments, results and constraints are as planned, and
+    so is what stands around conflicts, and the first of what another propagation gives otherwise than the plan, for that is constrained
+    to the plan. All else is propagated once more.
+
+    Args:
+        program: With final shardings; calls are computations in it.
+    """
+    if not any(op.name == WHILE and _unchanged(op) for op in program.walk()):
+        return program
+    pinned = _around_conflicts(program)
+    for per_region in PER_REGION:
+        copy = Copier(program, pinned, loops=False)
+        made = copy.program()
+        pipelines.plan_pipeline(made)
+        if not sum(_pin(f.body, copy.names, pinned, per_region) for f in program.functions):
+            break
+    made = Copier(program, pinned, loops=True).program()
+    pipelines.plan_pipeline(made)
+    return made
+
+
+PER_REGION = (1, 1, 2, 4, 16, None, None)
+"""How many values are constrained in each region of differing ones, per propagation; None is all."""
+
+
+class Copier:
+    """Copies a program without its shardings, but for those of arguments, results, constraints and of what is pinned.
+
+    Args:
+        program: The program.
+        pinned: Values that are constrained to their sharding.
+        loops: Whether loops only carry what they change, and calls are inlined.
+    """
+
+    def __init__(self, program: Program, pinned: Set[Value], loops: bool) -> None:
+        self.given = program
+        self.mesh = next((name for name, mesh in program.meshes.items() if not mesh.is_maximal), "mesh")
+        self.pinned = pinned
+        self.loops = loops
+        self.names: dict[Value, Value] = {}
+
+    def program(self) -> Program:
+        """The copy."""
+        copy = Program([self.function(f) for f in self.given.functions], self.given.meshes)
+        copy.mesh_attributes = self.given.mesh_attributes
+        copy.attributes = self.given.attributes
+        copy.locate, copy.calls = self.given.locate, self.given.calls
+        return copy
+
+    def function(self, original: Function) -> Function:
+        """A copy of a function."""
+        body = Block([a.type for a in original.arguments])
+        for old, new in zip(original.arguments, body.arguments):
+            new.sharding, new.name = self.planned(old.sharding, old), old.name
+        self.names.update(zip(original.arguments, body.arguments))
+        self.ops(original.body.ops, body, self.names)
+        made = Function(original.name, body, original.result_types, visibility=original.visibility)
+        made.result_shardings = [self.planned(s, v) for s, v in zip(original.result_shardings, original.body.terminator.operands)]
+        made.attributes = original.attributes
+        made.argument_attributes = original.argument_attributes
+        made.result_attributes = original.result_attributes
+        return made
+
+    def planned(self, sharding: TensorSharding | None, value: Value) -> TensorSharding:
+        """A planned sharding, closed."""
+        return TensorSharding.closed(self.mesh, value.type.rank) if sharding is None else sharding.closed_like()
+
+    def ops(self, ops: Sequence[Op], into: Block, names: dict[Value, Value]) -> None:
+        """Copies ops; calls are inlined, and shardings left out unless they are constrained."""
+        for op in ops:
+            if op.name == NAMED_COMPUTATION and self.loops:
+                inner = op.regions[0]
+                names.update((a, names[v]) for a, v in zip(inner.arguments, op.operands))
+                self.pin(inner.arguments, into, names, op)
+                self.ops(inner.ops[:-1], into, names)
+                names.update((r, names[v]) for r, v in zip(op.results, inner.terminator.operands))
+            elif op.name in _SAME:
+                names.update(zip(op.results, [names[v] for v in op.operands]))
+            elif op.name == WHILE and self.loops:
+                self.loop(op, into, names)
+            else:
+                self.op(op, into, names, [self.block(r, names) for r in op.regions])
+            self.pin(op.results, into, names, op)
+
+    def pin(self, values: Sequence[Value], into: Block, names: dict[Value, Value], op: Op) -> None:
+        """Constrains those of some values that are pinned."""
+        for v in values:
+            if v in self.pinned:
+                names[v] = self.constrained(names[v], self.planned(v.sharding, v), into, op)
+
+    def block(self, block: Block, names: dict[Value, Value]) -> Block:
+        """A copy of a block that reads other values by the names given."""
+        made = Block([a.type for a in block.arguments])
+        for old, new in zip(block.arguments, made.arguments):
+            new.name = old.name
+            names[old] = new
+        if isinstance(block.parent, Op):
+            self.pin(block.arguments, made, names, block.parent)
+        self.ops(block.ops, made, names)
+        return made
+
+    def op(self, op: Op, into: Block, names: dict[Value, Value], regions: Sequence[Block]) -> Op:
+        """A copy of an op."""
+        operands = [names[v] for v in op.operands]
+        made = _again(op, operands, [r.type for r in op.results], regions)
+        if self.loops and op.name in _SHAPES and _keeps_order(op):
+            made.name, made.attributes, made.rule, made.rule_known = "stablehlo.reshape", {}, None, False
+        constraint = op.name in _CONSTRAINTS
+        if constraint:
+            made.name = _CONSTRAINT
+        for old, new in zip(op.results, made.results):
+            new.name = old.name
+            if constraint:
+                new.sharding = self.planned(old.sharding, old)
+            elif old.sharding is not None and old.sharding.mesh_in(self.given.meshes).is_maximal:
+                new.sharding = old.sharding
+            names[old] = new
+        return into.append(made)
+
+    def loop(self, op: Op, into: Block, names: dict[Value, Value]) -> None:
+        """A loop that carries only what it changes."""
+        same = _unchanged(op)
+        changed = [i for i in range(len(op.operands)) if i not in same]
+        for i in same:
+            for target in (op.results[i], *(r.arguments[i] for r in op.regions)):
+                names[target] = names[op.operands[i]]
+        read = dict.fromkeys(names[v] for region in op.regions for v in _read(region) if v in names)
+        opened = {v: self.constrained(v, v.sharding.fully_open_like(), into, op) for v in read if v.sharding is not None}
+        inside = {v: opened.get(new, new) for v, new in names.items()}
+        regions: list[Block] = []
+        for region in op.regions:
+            made = Block([region.arguments[i].type for i in changed])
+            for i, new in zip(changed, made.arguments):
+                new.name = region.arguments[i].name
+                inside[region.arguments[i]] = new
+            self.pin([region.arguments[i] for i in changed], made, inside, op)
+            self.ops(region.ops[:-1], made, inside)
+            end = region.terminator
+            operands = end.operands if region is op.regions[0] else [end.operands[i] for i in changed]
+            made.append(_again(end, [inside[v] for v in operands], ()))
+            regions.append(made)
+        made = _again(op, [names[op.operands[i]] for i in changed], [op.results[i].type for i in changed], regions)
+        into.append(made)
+        for i, new in zip(changed, made.results):
+            new.name = op.results[i].name
+            names[op.results[i]] = new
+
+    def constrained(self, value: Value, sharding: TensorSharding, into: Block, op: Op) -> Value:
+        """A constraint on a value."""
+        made = Op(_CONSTRAINT, [value], [value.type], location=op.location)
+        made.result.sharding, made.result.name = sharding, value.name
+        return into.append(made).result
+
+
+def _again(op: Op, operands: Sequence[Value], types: Sequence[Type], regions: Sequence[Block] = ()) -> Op:
+    made = Op(op.name, operands, types, op.attributes, regions, location=op.location, primitive=op.primitive)
+    made.rule, made.rule_known = op.rule, op.rule_known
+    return made
+
+
+def _keeps_order(op: Op) -> bool:
+    """Whether only dimensions of one element come or move, which is a reshape to XLA, and is propagated through earlier."""
+    before, after = op.operands[0].type, op.result.type
+    if op.name == "stablehlo.transpose":
+        return not moves_elements(before.shape, op.attributes["permutation"])
+    return before.size == after.size
+
+
+def _passed(value: Value) -> Value:
+    """What a value is, calls looked through that hand it on."""
+    while True:
+        op = value.defining_op
+        if op is not None and op.name in _SAME:
+            value = op.operands[value.index]
+        elif op is not None and op.name == NAMED_COMPUTATION:
+            value = op.regions[0].terminator.operands[value.index]
+        elif isinstance(value.owner, Block) and isinstance(call := value.owner.parent, Op) and call.name == NAMED_COMPUTATION:
+            value = call.operands[value.index]
+        else:
+            return value
+
+
+def _unchanged(loop: Op) -> set[int]:
+    """Numbers of the values that a loop hands on as they are."""
+    body = loop.regions[1]
+    return {i for i, (a, end) in enumerate(zip(body.arguments, body.terminator.operands)) if _passed(end) is a}
+
+
+def _read(block: Block) -> Iterator[Value]:
+    for op in block.walk():
+        yield from op.operands
+
+
+def _around_conflicts(program: Program) -> set[Value]:
+    """Operands and results of ops whose shardings conflict; what comes into a computation from outside is constrained there."""
+    seen: Seen = {}
+    found: set[Value] = set()
+    for op in program.walk():
+        if op.rule is None or op.regions or op.name in _CONSTRAINTS or not conflicts(op, program.meshes, seen) or _drives_scan(op):
+            continue
+        for v in (*op.operands, *op.results):
+            maker = v.defining_op
+            if maker is None or maker.name in _CONSTANTS or not v.type.size or not v.type.rank:
+                continue
+            if v.sharding is None or not v.sharding.mesh_in(program.meshes).is_maximal:
+                found.add(v)
+    branches = [op for op in program.walk() if op.name == CASE and len(op.results) == 1]  # XLA refuses constraints on these
+    return found - {v for op in branches for r in op.regions for v in r.terminator.operands}
+
+
+def _pin(block: Block, copies: Mapping[Value, Value], pinned: set[Value], per_region: int | None) -> bool:
+    """Pins values that a copy has in another sharding, the first few of each region of such values; whether there were any."""
+    regions: dict[Value, list[Value]] = {v: [v] for v in block.arguments if _differs(v, copies, pinned) and not _drives_scan(block.ops[0])}
+    found = bool(regions)
+    for op in block.ops:
+        made = [] if _drives_scan(op) else [v for v in op.results if _differs(v, copies, pinned)]
+        if made:
+            found = True
+            into: list[Value] = []
+            for members in {id(m): m for v in op.operands if (m := regions.get(v)) is not None}.values():
+                into += members
+            into += made
+            regions.update(dict.fromkeys(into, into))
+        for inner in op.regions:
+            found |= _pin(inner, copies, pinned, per_region)
+    for members in {id(m): m for m in regions.values()}.values():
+        pinned.update(members[:per_region])
+    return found
+
+
+def _differs(value: Value, copies: Mapping[Value, Value], pinned: Set[Value]) -> bool:
+    copy = copies[value]
+    planned, has = value.sharding, copy.sharding
+    if value in pinned or not value.type.rank or not value.type.size or not value.uses or not copy.uses or planned is has:
+        return False
+    if planned is None or has is None:
+        return any(s is not None and not s.is_fully_replicated for s in (planned, has))
+    return not planned.is_equivalent(has)
+
+
+def _drives_scan(op: Op) -> bool:
+    """Whether an op is not the user's but one that a scan becomes: it slices what comes in and stacks what comes out."""
+    around = op
+    while isinstance(block := around.block, Block) and isinstance(parent := block.parent, Op):
+        if parent.name == WHILE:
+            return parent.location is op.location and any(_is_scanned(o) for o in block.ops)
+        if _is_scanned(parent):
+            return False
+        around = parent
+    return False
+
+
+def _is_scanned(op: Op) -> bool:
+    return op.name == NAMED_COMPUTATION and op.primitive == "closed_call"
