@@ -132,10 +132,39 @@ class _Assigner:
         for k in range(len(self.forward)):
             now += change[k]
             crossing.append(now)
-        cuts = balanced([equation_seconds(self.nodes[i].eqn, self.hardware) for i in self.forward], crossing, count)
+        # As in PipeDream: activations cross forwards, their cotangents back.
+        cuts = balanced(self.seconds(position), crossing, count, seconds_per_byte=2 / self.hardware.fabric.bandwidth)
         for s, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(self.forward)])):
             for i in self.forward[start:end]:
                 stage[i] = s
+
+    def seconds(self, position: dict[int, int]) -> list[float]:
+        """Seconds of every forward equation and of the backward equations that go with it, as `assign_backward` places them.
+
+        Args:
+            position: Node -> its number among forward equations.
+        """
+        found = [equation_seconds(self.nodes[i].eqn, self.hardware) for i in self.forward]
+        used: dict[Var, list[int]] = defaultdict(list)
+        for k, i in enumerate(self.forward):
+            for v in dict.fromkeys([*self.through(self.nodes[i].eqn.invars), *self.nodes[i].eqn.outvars]):
+                used[v].append(k)
+        home: dict[int, int] = {}
+        for i, node in enumerate(self.nodes):
+            if self.free[i] or not self.back[i]:
+                continue
+            limit = len(self.forward) - 1
+            there: dict[int, float] = defaultdict(float)
+            for v in self.through(node.eqn.invars):
+                made = self.producer.get(v)
+                if made is not None and made in home:
+                    limit = min(limit, home[made])
+                elif made is None or not self.free[made]:
+                    for k in used.get(v, ()):
+                        there[k] += bytes_of(v)
+            home[i] = max((k for k in there if k <= limit), key=lambda k: (there[k], k), default=limit)
+            found[home[i]] += equation_seconds(node.eqn, self.hardware)
+        return found
 
     def by_markers(self, stage: list[int | None], markers: Sequence[str]) -> None:
         number = {name: s for s, name in enumerate(markers)}

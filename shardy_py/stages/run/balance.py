@@ -10,13 +10,17 @@ SLACK = 1.05
 """How much longer than the best slowest stage a stage may be, for the sake of fewer bytes."""
 
 
-def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int) -> list[int]:
+def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, seconds_per_byte: float = 0.0) -> list[int]:
     """Where to cut: of all cuts whose slowest stage is within `SLACK` of the best, one with the fewest bytes; then the fastest of those.
 
+    A stage takes as long as what it computes, or as what it sends over one of its ends and gets back, whichever is longer: both go
+    on at once, as `sp.stages.partition` counts in exact mode.
+
     Args:
-        costs: Cost of every item.
+        costs: Cost of every item, in seconds.
         crossing: Bytes that cross a cut in front of an item; the first is not used.
         stages: Number of stages, at most the number of items.
+        seconds_per_byte: How long a byte that crosses takes, in both directions together.
 
     Returns:
         First item of every stage but the first.
@@ -24,14 +28,17 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int) -> 
     Example:
         >>> balanced([1, 1, 1, 1, 2], [0, 9, 9, 1, 9], 2)
         [3]
+        >>> balanced([1, 1, 1, 2, 1], [0, 9, 1, 9, 9], 2), balanced([1, 1, 1, 2, 1], [0, 9, 1, 9, 9], 2, seconds_per_byte=1)
+        ([3], [2])
     """
-    least = _least_bottleneck(costs, stages)
-    found = _fewest_bytes(costs, crossing, stages, least * SLACK)
+    transfer = [seconds_per_byte * size for size in crossing]
+    least = _least_bottleneck(costs, transfer, stages)
+    found = _fewest_bytes(costs, crossing, transfer, stages, least * SLACK)
     assert found is not None
     low, high = least, least * SLACK
     for _ in range(12):
         middle = (low + high) / 2
-        other = _fewest_bytes(costs, crossing, stages, middle)
+        other = _fewest_bytes(costs, crossing, transfer, stages, middle)
         if other is not None and other[0] <= found[0]:
             found, high = other, middle
         else:
@@ -39,21 +46,36 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int) -> 
     return found[1]
 
 
-def _least_bottleneck(costs: Sequence[float], stages: int) -> float:
+def _least_bottleneck(costs: Sequence[float], transfer: Sequence[float], stages: int) -> float:
     """The smallest bound that `stages` runs of items, none of them empty, can keep."""
-    low, high = max(costs), sum(costs)
+    low, high = max(costs), max(sum(costs), *transfer)
     for _ in range(60):
         middle = (low + high) / 2
-        runs, load = 1, 0.0
-        for cost in costs:
-            if load + cost > middle:
-                runs, load = runs + 1, 0.0
-            load += cost
-        low, high = (low, middle) if runs <= stages else (middle, high)
+        low, high = (low, middle) if _can_keep(costs, transfer, stages, middle) else (middle, high)
     return high * (1 + 1e-12)
 
 
-def _fewest_bytes(costs: Sequence[float], crossing: Sequence[float], stages: int, bound: float) -> tuple[float, list[int]] | None:
+def _can_keep(costs: Sequence[float], transfer: Sequence[float], stages: int, bound: float) -> bool:
+    """Whether `stages` runs can keep a bound: each as long as it can be; where these are too few, more cuts only make runs shorter."""
+    runs, load, since, allowed = 1, 0.0, None, 0
+    for number, (cost, seconds) in enumerate(zip(costs, transfer)):
+        if number and seconds <= bound:
+            allowed, since = allowed + 1, 0.0
+        if load + cost > bound:
+            if since is None:
+                return False
+            runs, load, since = runs + 1, since, None
+        load += cost
+        if since is not None:
+            since += cost
+        if load > bound:
+            return False
+    return runs <= stages <= allowed + 1
+
+
+def _fewest_bytes(
+    costs: Sequence[float], crossing: Sequence[float], transfer: Sequence[float], stages: int, bound: float
+) -> tuple[float, list[int]] | None:
     """The fewest bytes over all cuts with every stage within the bound, and the cuts."""
     n = len(costs)
     total = [0.0, *accumulate(costs)]
@@ -67,6 +89,8 @@ def _fewest_bytes(costs: Sequence[float], crossing: Sequence[float], stages: int
         for end in range(1, n + 1):
             while entered < end:
                 value = best[entered] + (crossing[entered] if stage and entered < n else 0.0)
+                if stage and transfer[entered] > bound * (1 + 1e-9):
+                    value = none
                 while window and best[window[-1]] + (crossing[window[-1]] if stage else 0.0) >= value:
                     window.pop()
                 if value < none:

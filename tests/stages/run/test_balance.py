@@ -13,16 +13,20 @@ def loads(costs: list[float], cuts: tuple[int, ...]) -> list[float]:
     return [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
 
 
-@given(st.data(), st.lists(st.floats(0.1, 10), min_size=1, max_size=8), st.integers(1, 4))
-def test_no_cut_is_better(data: st.DataObject, costs: list[float], stages: int) -> None:
+@given(st.data(), st.lists(st.floats(0.1, 10), min_size=1, max_size=8), st.integers(1, 4), st.sampled_from([0.0, 0.5, 3.0]))
+def test_no_cut_is_better(data: st.DataObject, costs: list[float], stages: int, rate: float) -> None:
     stages = min(stages, len(costs))
     crossing = data.draw(st.lists(st.integers(0, 5), min_size=len(costs), max_size=len(costs)))
-    found = tuple(balanced(costs, crossing, stages))
+    found = tuple(balanced(costs, crossing, stages, seconds_per_byte=rate))
     every = list(itertools.combinations(range(1, len(costs)), stages - 1))
     assert found in every
-    least = min(max(loads(costs, cuts)) for cuts in every)
-    assert max(loads(costs, found)) <= least * SLACK * (1 + 1e-6)
-    good = [cuts for cuts in every if max(loads(costs, cuts)) <= least * SLACK * (1 - 1e-6)]
+
+    def slowest(cuts: tuple[int, ...]) -> float:
+        return max(*loads(costs, cuts), *(rate * crossing[cut] for cut in cuts), 0.0)
+
+    least = min(map(slowest, every))
+    assert slowest(found) <= least * SLACK * (1 + 1e-6)
+    good = [cuts for cuts in every if slowest(cuts) <= least * SLACK * (1 - 1e-6)]
     assert sum(crossing[c] for c in found) <= min(sum(crossing[c] for c in cuts) for cuts in good or [found])
 
 
