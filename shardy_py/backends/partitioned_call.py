@@ -98,7 +98,11 @@ def _naming(devices: Mesh | None) -> ClosedJaxpr | None:
         return None
     replicated = NamedSharding(devices.update(axis_types=(AxisType.Auto,) * len(devices.axis_names)), PartitionSpec())
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "float32"))
+        made = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "float32"))
+    # With the axis types of the arguments: where there are callbacks, JAX wants one mesh everywhere. Explicit axes can't be constrained.
+    (constraint,) = made.jaxpr.eqns
+    named = constraint.replace(params={**constraint.params, "sharding": NamedSharding(devices, PartitionSpec())})
+    return ClosedJaxpr(made.jaxpr.replace(eqns=[named]), made.consts)
 
 
 # Seeds: shardings, some of which are known only when another call has been planned. Most derived calls are themselves derived from again

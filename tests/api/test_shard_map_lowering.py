@@ -239,6 +239,19 @@ def test_unordered_effects(mesh: Mesh, capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().out == "x 1.0\n"
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_callbacks_with_results(lowering: str, kind: AxisType) -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+
+    def step(x: Any) -> Any:
+        return jnp.sin(jax.pure_callback(lambda v: 2 * np.asarray(v), x, x))
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.arange(64, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, P("data", "model")))
+        same(sp.auto_shard(step, lowering=lowering)(x), np.sin(2 * np.arange(64, dtype=np.float32).reshape(8, 8)))
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_ordered_effects(mesh: Mesh, lowering: str) -> None:
     """JAX orders callbacks on several devices, but no prints."""
