@@ -25,7 +25,7 @@ from shardy_py.api.signature import Layout, configuration
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
 from shardy_py.backends.executable import Signature, executable
-from shardy_py.backends.jit import Pinned, ordered_effects, pinned
+from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import is_tracing
@@ -229,7 +229,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
 
 
 def _pinned(planned: Planned) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
-    """The traced jaxpr with constraints that pin the plan, and a function that runs it."""
+    """The traced jaxpr with constraints that pin the plan, as far as it is run, and a function that runs it."""
     plan, request = planned.plan, planned.traced.request
     closed = _closed(plan.inputs), _closed(plan.outputs)
 
@@ -238,6 +238,9 @@ def _pinned(planned: Planned) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
 
     with plan.timings.step("pin"):
         platform = request.settings.options.platform_of(request.view.given)
+        if not plan._as_run.planned:
+            made = left_to_xla(planned.traced.jaxpr, planned.imported, request.view.twin, platform)
+            return made, jaxpr_as_fun(made.jaxpr)
         made = pinned(planned.traced.jaxpr, planned.imported, request.view.twin, again, platform)
     return made, jaxpr_as_fun(made.jaxpr)
 

@@ -2,14 +2,15 @@
 
 Inputs and outputs are pinned by `in_shardings` and `out_shardings`. What propagation makes of the rest is known, for it is the same
 propagation that XLA runs: the copy is propagated again, and only values that come out otherwise than planned are constrained, besides
-those around conflicts (`conflicts`), which depend on the order of ops.
+those around conflicts (`conflicts`), which depend on the form and the order of ops. Where XLA's own way out of the conflicts moves less
+than the plan (`plan/as_run`), only what the user annotated is constrained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 from absl import logging
@@ -33,8 +34,8 @@ class Pinned:
 
     Attributes:
         jaxpr: The copy, with its constants.
-        constraints: How many values had to be constrained.
-        exact: Whether propagation of the copy gives the plan.
+        constraints: How many values had to be constrained, besides those that the user annotated.
+        exact: Whether propagation of the copy gives the plan; not where conflicts are left to XLA.
     """
 
     jaxpr: ClosedJaxpr
@@ -54,7 +55,7 @@ def pinned(
         propagate: Propagates a copy whose inputs and outputs are as planned.
         platform: What is compiled for.
     """
-    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin, platform))
+    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin, platform, _ANNOTATIONS))
     pins = Pins()
     pin_conflicts(planned.scope, pins, planned.program.meshes)
     for per_region in PER_REGION:
@@ -65,6 +66,19 @@ def pinned(
             return Pinned(copy, pins.count(), True)
     logging.info("the propagation of the pinned program of %d constraints may still differ from the plan", pins.count())
     return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
+
+
+def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, platform: str) -> Pinned:
+    """The copy of a traced jaxpr that holds only what the user annotated to the plan.
+
+    Args:
+        closed: What was planned.
+        planned: Its program after propagation.
+        twin: The mesh, all axes Auto.
+        platform: What is compiled for.
+    """
+    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin, platform, _HELD))
+    return Pinned(ClosedJaxpr(_copied(copier, closed, Pins(), planned, twin).jaxpr, closed.consts), 0, False)
 
 
 def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, twin: AbstractMesh) -> Copied:
@@ -146,9 +160,11 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     return not wanted.is_equivalent(has)
 
 
-def _replacement(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, platform: str) -> Replacement | None:
+def _replacement(
+    eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, platform: str, annotations: Mapping[str, _Annotation]
+) -> Replacement | None:
     """What stands in the copy for an annotation, or for an op that XLA partitions wrongly."""
-    own = _ANNOTATIONS.get(eqn.primitive.name)
+    own = annotations.get(eqn.primitive.name)
     if own is not None:
         return own(eqn, scope, twin)
     if scope is None:
@@ -162,6 +178,15 @@ def _replacement(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, platfor
 
 def _same(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
     return lambda *xs: list(xs)
+
+
+def _as_planned(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+    """What a group or a barrier has made of its values, for nothing else will."""
+    if scope is None or any(v not in scope.env for v in eqn.outvars):
+        return _same(eqn, scope, twin)
+    named = NamedShardings(twin)
+    params = [constraint_params(named(scope.env[v].sharding, cast(Any, v).aval.ndim)) for v in eqn.outvars]
+    return lambda *xs: [jax.lax.sharding_constraint_p.bind(x, **p) for x, p in zip(xs, params, strict=True)]
 
 
 def _constraint(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
@@ -189,12 +214,17 @@ def _ruled_call(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Repla
     return call
 
 
-_ANNOTATIONS: dict[str, Callable[[JaxprEqn, Scope | None, AbstractMesh], Replacement]] = {
+_Annotation = Callable[[JaxprEqn, Scope | None, AbstractMesh], Replacement]
+
+_ANNOTATIONS: dict[str, _Annotation] = {
     "sdy_sharding_constraint": _constraint,
     "sdy_sharding_group": _same,
     "sdy_propagation_barrier": _same,
     "sdy_ruled_call": _ruled_call,
 }
+
+_HELD = {**_ANNOTATIONS, "sdy_sharding_group": _as_planned, "sdy_propagation_barrier": _as_planned}
+"""What stands for annotations where nothing else is held to the plan."""
 
 
 def ordered_effects(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

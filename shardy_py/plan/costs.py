@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
+    from shardy_py.plan.as_run import AsRun
     from shardy_py.plan.cost_analysis import CostAnalysis
     from shardy_py.plan.memory_analysis import MemoryAnalysis
     from shardy_py.plan.plan import Plan
@@ -18,12 +19,20 @@ class Costs:
     """What `Plan` offers on cost; loaded when it is asked for."""
 
     @functools.cached_property
-    def _predicted(self) -> tuple[Predicted, ...]:
-        """The collectives that XLA's partitioner is predicted to make, each with its place."""
-        from shardy_py.plan.predicted import predict
+    def _as_run(self) -> AsRun:
+        """What XLA runs under `lowering="jit"`."""
+        from shardy_py.plan.as_run import as_run
 
         plan = cast("Plan", self)
-        return predict(plan.program, lambda value: plan._names.get(value) or value.name or "")
+        return as_run(plan.program, plan.propagation)
+
+    @functools.cached_property
+    def _predicted(self) -> tuple[Predicted, ...]:
+        """The collectives that XLA's partitioner is predicted to make, each with its place."""
+        from shardy_py.plan.as_run import predicted
+
+        plan = cast("Plan", self)
+        return predicted(plan.program, plan._as_run, lambda value: plan._names.get(value) or value.name or "")
 
     def cost_analysis(self, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
         """What one call costs on one device: operations, bytes, communication, and seconds by a roofline.

@@ -305,7 +305,7 @@ def local_graph(plan: Plan) -> tuple[Graph, Program]:
             collectives that its shardings ask for.
     """
     if plan.source is None:
-        program, sums = _explicit(plan.program), ()
+        program, sums = _explicit(plan), ()
     else:
         program = plan.source.local_program(plan)
         sums = [c.axes for c in plan.collectives if c.kind == "all_reduce"]
@@ -315,11 +315,12 @@ def local_graph(plan: Plan) -> tuple[Graph, Program]:
 
 
 @no_collection()
-def _explicit(program: Program) -> Program:
-    """A copy of a program in which all movements of data are collectives: those that XLA's partitioner makes, as far as they are known."""
-    copy = as_xla_propagates(program)
-    if copy is program:
-        copy, _ = clone_program(program)
+def _explicit(plan: Plan) -> Program:
+    """A copy of what runs in which all movements of data are collectives: those that XLA's partitioner makes, as far as they are known."""
+    run = plan._as_run
+    copy = as_xla_propagates(run.program) if run.planned else run.program
+    if copy is run.program:
+        copy, _ = clone_program(run.program)
     insert_explicit_reshards.run(copy)
     partition(copy)
     insert_explicit_reshards.run(copy, enable_full_version=True)

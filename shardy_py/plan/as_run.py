@@ -1,0 +1,125 @@
+"""What runs under `lowering="jit"`: the plan, or what XLA makes of it where that moves less.
+
+Inputs, results and constraints lie as planned, always. Where shardings between them conflict, what comes out depends on the form of the
+program, and XLA propagates through another form than the one that JAX makes and Shardy reads. Both are propagated here. Where XLA's is
+predicted to move fewer bytes, the values in the middle are left to XLA; else those around conflicts are constrained to the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.passes import pipelines
+from shardy_py.passes.collection import no_collection
+from shardy_py.plan.predicted import Predicted, predict
+from shardy_py.plan.prediction.conflicts import Seen, conflicts
+from shardy_py.plan.prediction.loops import Copier
+from shardy_py.plan.settings import Propagated
+from shardy_py.plan.values import location_of, module_of
+
+_BROADCAST = "stablehlo.broadcast_in_dim"
+
+
+@dataclass(frozen=True, eq=False)
+class AsRun:
+    """A program with the shardings that it runs with.
+
+    Attributes:
+        program: The plan's own where the plan is run.
+        planned: Whether the plan is run, constrained where shardings conflict.
+        ops: Op of `program` -> the op of the plan's program that it comes from; empty where they are the same.
+        values: The same for values.
+    """
+
+    program: Program
+    planned: bool
+    ops: Mapping[Op, Op]
+    values: Mapping[Value, Value]
+
+
+@no_collection()
+def as_run(program: Program, how: Propagated) -> AsRun:
+    """What runs of a program that is left to XLA to partition.
+
+    A plan that was propagated in another way than XLA's is run as it is.
+
+    Args:
+        program: With final shardings.
+        how: How they were found.
+    """
+    seen: Seen = {}
+    if replace(how, recorded=True) == Propagated() and any(
+        op.rule is not None and not op.regions and conflicts(op, program.meshes, seen) for op in program.walk()
+    ):
+        copier = _Seen(program)
+        left = copier.program()
+        pipelines.plan_pipeline(left)
+        if _moved(left) < _moved(program):
+            values: dict[Value, Value] = {}
+            for old, new in copier.names.items():
+                values.setdefault(new, old)
+            return AsRun(left, False, copier.origins, values)
+    return AsRun(program, True, {}, {})
+
+
+def predicted(program: Program, run: AsRun, name: Callable[[Value], str]) -> tuple[Predicted, ...]:
+    """The collectives of what runs, said of the ops of the plan's program.
+
+    Args:
+        program: The plan's.
+        run: What runs of it.
+        name: The name of a value of the plan's program.
+    """
+    if run.planned:
+        return predict(program, name)
+    found: list[Predicted] = []
+    for one in predict(run.program, lambda value: name(run.values.get(value, value))):
+        op = run.ops.get(one.op, one.op)
+        collective = replace(one.collective, location=location_of(program, op), module=module_of(program, op))
+        found.append(replace(one, op=op, collective=collective))
+    return tuple(found)
+
+
+def _moved(program: Program) -> int:
+    return sum(p.collective.received_bytes * (p.collective.trips or 1) for p in predict(program, lambda value: ""))
+
+
+class _Seen(Copier):
+    """A program as XLA sees it before it propagates, nothing constrained but what the user constrained.
+
+    A broadcast along dimensions of one element is a reshape that drops them and a broadcast of the others: XLA's own broadcasts only add
+    dimensions. Reshapes are propagated through before broadcasts are, in both directions, so this decides many conflicts.
+    """
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, frozenset(), loops=True)
+        self.origins: dict[Op, Op] = {}
+
+    def op(self, op: Op, into: Block, names: dict[Value, Value], regions: Sequence[Block]) -> Op:
+        operand = op.operands[0].type if op.name == _BROADCAST else None
+        if operand is not None and operand.size != op.result.type.size:
+            dims = op.attributes["broadcast_dimensions"]
+            kept = [d for d, at in enumerate(dims) if operand.shape[d] == op.result.type.shape[at]]
+            if len(kept) < len(dims):
+                small = TensorType(tuple(operand.shape[d] for d in kept), operand.dtype)
+                dropped = Op("stablehlo.reshape", [names[op.operands[0]]], [small], location=op.location, primitive=op.primitive)
+                wide = {"broadcast_dimensions": tuple(dims[d] for d in kept)}
+                made = Op(_BROADCAST, [into.append(dropped).result], [op.result.type], wide, location=op.location, primitive=op.primitive)
+                into.append(made).result.name = op.result.name
+                names[op.result] = made.result
+                self.origins[dropped] = self.origins[made] = op
+                return made
+        made = super().op(op, into, names, regions)
+        self.origins[made] = op
+        return made
+
+    def loop(self, op: Op, into: Block, names: dict[Value, Value]) -> None:
+        super().loop(op, into, names)
+        self.origins[into.ops[-1]] = op
+
+    def constrained(self, value: Value, sharding: object, into: Block, op: Op) -> Value:
+        made = super().constrained(value, sharding, into, op)  # type: ignore[arg-type]
+        self.origins[into.ops[-1]] = op
+        return made

@@ -1,0 +1,109 @@
+"""What runs under `lowering="jit"`: the plan, or where that moves less, what XLA makes of inputs, results and constraints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.backends.compiled_text import collectives_in
+from shardy_py.plan.predicted import predict
+
+WIDTH = 32
+TOKENS = jax.ShapeDtypeStruct((64, 8), jnp.int32)
+SPECS = ({"table": P("x"), "gain": P("x"), "up": P("x"), "down": P("x")}, P("x"))
+"""Fully sharded: every weight and the batch are cut over one axis, which conflicts in every op that has both."""
+WEIGHTS = {
+    "table": jax.ShapeDtypeStruct((64, WIDTH), jnp.float32),
+    "gain": jax.ShapeDtypeStruct((WIDTH,), jnp.float32),
+    "up": jax.ShapeDtypeStruct((WIDTH, 2 * WIDTH), jnp.float32),
+    "down": jax.ShapeDtypeStruct((2 * WIDTH, WIDTH), jnp.float32),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+def block(weights: Any, x: jax.Array) -> jax.Array:
+    h = weights["gain"] * x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+    return x + jax.nn.silu(h @ weights["up"]) @ weights["down"]
+
+
+def train(weights: Any, tokens: jax.Array) -> Any:
+    return jax.grad(lambda w: (block(w, block(w, w["table"][tokens])) ** 2).mean())(weights)
+
+
+def sent(step: Any, *args: Any) -> int:
+    return sum(c.received_bytes * (c.trips or 1) for c in collectives_in(step.lower(*args).compile().as_text()))
+
+
+def predicted(plan: sp.Plan) -> int:
+    return sum(c.received_bytes * (c.trips or 1) for c in plan.collectives)
+
+
+def sharded(fun: Any, mesh: Any, **options: Any) -> Any:
+    return sp.auto_shard(fun, mesh=mesh, in_shardings=SPECS, out_shardings=SPECS[0], **options)
+
+
+def test_conflicts_are_left_to_xla_where_that_moves_less(mesh: jax.sharding.Mesh) -> None:
+    step = sharded(train, mesh)
+    named = lambda specs: jax.tree.map(lambda s: jax.sharding.NamedSharding(mesh, s), specs)  # noqa: E731
+    alone = jax.jit(train, in_shardings=named(SPECS), out_shardings=named(SPECS[0]))
+    plan = step.plan(WEIGHTS, TOKENS)
+    assert not plan._as_run.planned
+    assert "sharding_constraint" not in step.lower(WEIGHTS, TOKENS).as_text()
+    assert sent(step, WEIGHTS, TOKENS) == sent(alone, WEIGHTS, TOKENS)
+    assert predicted(plan) < sum(p.collective.received_bytes for p in predict(plan.program, str))
+
+
+def test_collectives_are_said_of_the_ops_of_the_plan(mesh: jax.sharding.Mesh) -> None:
+    plan = sharded(train, mesh).plan(WEIGHTS, TOKENS)
+    ops = set(plan.program.walk())
+    assert plan._predicted
+    assert all(one.op in ops for one in plan._predicted)
+    assert all(c.location.rpartition("/")[2].startswith("test_as_run.py:") for c in plan.collectives)
+    assert {c.value for c in plan.collectives} & {f"weights['{name}']" for name in WEIGHTS}
+
+
+def test_numbers_and_ends_are_as_planned(mesh: jax.sharding.Mesh) -> None:
+    random = np.random.default_rng(0)
+    weights = {name: (random.standard_normal(w.shape) / 4).astype(np.float32) for name, w in WEIGHTS.items()}
+    tokens = random.integers(0, 64, TOKENS.shape)
+    got = sharded(train, mesh)(weights, tokens)
+    for name, gradient in jax.jit(train)(weights, tokens).items():
+        np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-5)
+        assert got[name].sharding.spec == SPECS[0][name]
+
+
+def test_what_the_user_annotates_is_held(mesh: jax.sharding.Mesh) -> None:
+    def annotated(weights: Any, tokens: jax.Array) -> Any:
+        def loss(w: Any) -> jax.Array:
+            x = w["table"][tokens]
+            h = block(w, x)
+            sp.sharding_group(h, x)
+            return (block(w, sp.propagation_barrier(h)) ** 2).mean()
+
+        return jax.grad(loss)(weights)
+
+    step = sharded(annotated, mesh)
+    assert not step.plan(WEIGHTS, TOKENS)._as_run.planned
+    assert step.lower(WEIGHTS, TOKENS).as_text().count("sharding_constraint") >= 2
+
+
+def test_a_plan_of_other_options_is_run_as_it_is(mesh: jax.sharding.Mesh) -> None:
+    assert sharded(train, mesh, options=sp.Options(conservative=True)).plan(WEIGHTS, TOKENS)._as_run.planned
+
+
+def test_without_conflicts_the_plan_is_run(mesh: jax.sharding.Mesh) -> None:
+    step = sp.auto_shard(train, mesh=mesh, in_shardings=(None, P("x")))
+    plan = step.plan(WEIGHTS, TOKENS)
+    assert plan._as_run.planned
+    assert plan._as_run.program is plan.program
