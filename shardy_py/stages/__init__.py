@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardy_py.stages.conversion.weights import merge_weights as merge_weights
     from shardy_py.stages.conversion.weights import split_weights as split_weights
     from shardy_py.stages.conversion.whole import whole_model as whole_model
+    from shardy_py.stages.dividing import divide as divide
     from shardy_py.stages.graph import ProfileGraph as ProfileGraph
     from shardy_py.stages.graph import ProfileNode as ProfileNode
     from shardy_py.stages.graph_branches import compress_branches as compress_branches
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shardy_py.stages.partition_result import Partition as Partition
     from shardy_py.stages.partitioning import partition as partition
     from shardy_py.stages.profiling import profile as profile
+    from shardy_py.stages.run.marking import marked as marked
     from shardy_py.stages.schedules import Schedule as Schedule
     from shardy_py.stages.schedules import Task as Task
     from shardy_py.stages.schedules import schedule as schedule
@@ -49,8 +51,10 @@ _HOMES = {
     "compress_branches": "graph_branches",
     "convert": "conversion.converting",
     "convert_jaxpr": "conversion.jaxprs",
+    "divide": "dividing",
     "fuse_weights": "conversion.weights",
     "is_series_parallel": "graph_branches",
+    "marked": "run.marking",
     "merge_weights": "conversion.weights",
     "partition": "partitioning",
     "profile": "profiling",

@@ -78,6 +78,18 @@ def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> Line:
     return Line(tuple(invars), tuple(out), tuple(reversed(kept)), walker.consts, walker.slices)
 
 
+def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
+    """Equations that read one row of stacked parameters, which a line leaves out."""
+    jaxpr = jax.make_jaxpr(_slice(step))(struct_of(whole)).jaxpr
+    known: dict[Var, Var] = {jaxpr.invars[0]: whole, jaxpr.outvars[0]: row}
+    made = [known.setdefault(v, Var(v.aval)) for eqn in jaxpr.eqns for v in eqn.outvars]
+    assert row in made
+    return [
+        eqn.replace(invars=[v if isinstance(v, Literal) else known[v] for v in eqn.invars], outvars=[known[v] for v in eqn.outvars])
+        for eqn in jaxpr.eqns
+    ]
+
+
 def struct_of(v: Any) -> jax.ShapeDtypeStruct:
     """The type of a variable as JAX takes it for an argument."""
     return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))

@@ -72,18 +72,27 @@ def profile(
     if isinstance(function, ClosedJaxpr):
         args = args or tuple(map(struct_of, function.jaxpr.invars))
         function = jaxpr_as_fun(function)
-    chosen = (parameters,) if isinstance(parameters, int) else tuple(parameters)
-    if not all(0 <= number < len(args) for number in chosen):
-        raise ShardyError(f"parameters is {parameters}, but there are {len(args)} arguments", where="argument parameters")
+    weights = chosen_leaves(args, parameters)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
-    weights = [path[0].idx in chosen for path in paths]
     line = line_of(jax.make_jaxpr(function)(*args), weights)
     if not line.steps:
         raise ShardyError("nothing is computed", where=f"function {getattr(function, '__name__', function)!r}", why="no equation is left")
     shards = shards_of(line, args, mesh, in_shardings) if mesh is not None else Shards({}, {})
     batch = [(v, jax.tree_util.keystr(path)) for v, path, flag in zip(line.invars, paths, weights) if not flag]
     inputs = {v: f"Input{number} {path}" for number, (v, path) in enumerate(batch)}
-    return _Grapher(line, inputs, shards, Coster(hardware_named(hardware), measured)).graph(_pieces(line, by))
+    return _Grapher(line, inputs, shards, Coster(hardware_named(hardware), measured)).graph(pieces_of(line, by))
+
+
+def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[bool]:
+    """For every leaf of some arguments, whether it belongs to one that is named.
+
+    Raises:
+        ShardyError: If there is no such argument.
+    """
+    chosen = (parameters,) if isinstance(parameters, int) else tuple(parameters)
+    if not all(0 <= number < len(args) for number in chosen):
+        raise ShardyError(f"parameters is {parameters}, but there are {len(args)} arguments", where="argument parameters")
+    return [number in chosen for number, arg in enumerate(args) for _ in jax.tree_util.tree_leaves(arg)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class Piece:
     steps: tuple[Step, ...]
 
 
-def _pieces(line: Line, by: str) -> list[Piece]:
+def pieces_of(line: Line, by: str) -> list[Piece]:
     """Runs of equations with one name, so that no piece waits for what waits for it."""
     if by == "equation":
         return [Piece(_equation_name(step), (step,)) for step in line.steps]

@@ -38,18 +38,19 @@ class Assignment:
     uses: dict[Var, tuple[int, ...]]
 
 
-def assign(split: Split, stages: int | None, hardware: Hardware) -> Assignment:
+def assign(split: Split, stages: int | None, hardware: Hardware, names: Sequence[str] | None = None) -> Assignment:
     """Assigns the equations of one microbatch.
 
     Args:
         split: The step.
         stages: Number of stages; None takes one per marker.
         hardware: What stages of equal time are made for.
+        names: Markers of all stages in order, where a partition gave them; some may have nothing to do for a microbatch.
 
     Raises:
         PipelineError: There are fewer equations than stages, other markers than stages, or no gradient.
     """
-    return _Assigner(split, hardware).assign(stages)
+    return _Assigner(split, hardware).assign(stages, names)
 
 
 class _Assigner:
@@ -82,13 +83,13 @@ class _Assigner:
             return True
         return node.eqn.primitive.name not in HEAVY and all(v in self.split.data_only for v in node.eqn.outvars)
 
-    def assign(self, stages: int | None) -> Assignment:
+    def assign(self, stages: int | None, names: Sequence[str] | None) -> Assignment:
         if not any(self.back):
             raise PipelineError(
                 "there is no gradient in the function", where="sp.pipeline", why="a pipeline runs the two passes of a loss",
                 fix="pass a training step that calls jax.grad or jax.value_and_grad, or a function that returns one loss",
             )  # fmt: skip
-        markers = list(dict.fromkeys(m for i in self.forward if (m := self.nodes[i].marker) is not None))
+        markers = list(names or dict.fromkeys(m for i in self.forward if (m := self.nodes[i].marker) is not None))
         if markers and stages is not None and len(markers) != stages:
             raise PipelineError(
                 f"{len(markers)} stages are marked and {stages} are asked for", where=f"sp.stage: {', '.join(markers)}",
@@ -107,8 +108,8 @@ class _Assigner:
             self.by_cost(stage, count)
         uses = self.uses(stage)
         self.assign_backward(stage, count, uses)
-        names = tuple(markers) if markers else tuple(f"stage{i}" for i in range(count))
-        return Assignment(count, tuple(stage), tuple(self.back), names, {v: tuple(sorted(s)) for v, s in uses.items()})
+        called = tuple(markers) if markers else tuple(f"stage{i}" for i in range(count))
+        return Assignment(count, tuple(stage), tuple(self.back), called, {v: tuple(sorted(s)) for v, s in uses.items()})
 
     def by_cost(self, stage: list[int | None], count: int) -> None:
         heavy = [i for i in self.forward if flops(self.nodes[i].eqn) > 0]

@@ -13,11 +13,14 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.partition_result import Partition
 from shardy_py.stages.run.assignment import Assignment, assign
 from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.stages.run.engine import Engine
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.flat import Flat, flatten
+from shardy_py.stages.run.marking import marked, marker_of
 from shardy_py.stages.run.microbatching import Split, split
 from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.stages.run.programs import Program, evaluate, stage_programs, update_programs
@@ -34,6 +37,7 @@ class Asked:
     Attributes:
         fun: The function.
         num_stages: Number of stages; None for as many as are marked.
+        partition: See `pipeline`.
         num_microbatches: Number of microbatches.
         mesh: See `pipeline`.
         axis: See `pipeline`.
@@ -49,6 +53,7 @@ class Asked:
 
     fun: Callable[..., Any]
     num_stages: int | None
+    partition: Partition | ProfileGraph | None
     num_microbatches: int
     mesh: Any
     axis: str
@@ -136,7 +141,8 @@ def build(asked: Asked, signature: Signature) -> Built:
     halves = split(whole, micro, signature.batch, asked.num_microbatches, asked.local_statistics)
     if asked.num_microbatches == 1:
         whole = micro
-    assigned = assign(halves, asked.num_stages, asked.hardware)
+    names = None if asked.partition is None else [marker_of(number) for number in range(asked.num_stages or 0)]
+    assigned = assign(halves, asked.num_stages, asked.hardware, names)
     if places is None:
         places = Places(submeshes(asked.mesh, asked.axis, _per_mesh(assigned.stages, asked.virtual)), assigned.stages)
     order = _schedule(asked, halves, assigned, places)
@@ -198,14 +204,14 @@ def _resized(signature: Signature, rows: int) -> list[jax.ShapeDtypeStruct]:
 def _traced(asked: Asked, signature: Signature, context: Any) -> tuple[Flat, Flat, Any, bool]:
     rows = signature.structs[signature.batch.index(True)].shape[0]
     each = rows // asked.num_microbatches
-    fun = asked.fun
+    fun = forward = _partitioned(asked, signature)
     # A single microbatch is the batch; what is compared with it is a batch of twice the size, or of two examples.
     many = rows if asked.num_microbatches > 1 else 2 * rows
     structs = _resized(signature, many)
     whole, out = _trace(fun, signature, structs, context)
     is_loss = _is_loss(whole, out)
     if is_loss:
-        fun = jax.value_and_grad(asked.fun)
+        fun = jax.value_and_grad(forward)
         whole, out = _trace(fun, signature, structs, context)
     try:
         if each > 1:
@@ -221,6 +227,14 @@ def _traced(asked: Asked, signature: Signature, context: Any) -> tuple[Flat, Fla
             fix="take sizes from the batch, not from constants",
         ) from error  # fmt: skip
     return whole, micro, jax.tree.structure(out), is_loss
+
+
+def _partitioned(asked: Asked, signature: Signature) -> Callable[..., Any]:
+    """The function, with stages marked where a partition says which."""
+    if asked.partition is None:
+        return asked.fun
+    parameters = sorted(set(signature.argument) - set(_batch_numbers(asked, max(signature.argument))))
+    return marked(asked.fun, asked.partition, parameters=parameters)
 
 
 def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Any]:
@@ -282,7 +296,7 @@ def batch_leaves(asked: Asked, paths: Sequence[str], structs: Sequence[Any], arg
         PipelineError: There are none, they differ in length, or microbatches do not divide them.
     """
     last = max(argument, default=0)
-    chosen = asked.batch_argnums if asked.batch_argnums is not None else tuple(range(1, last + 1)) if last else ()
+    chosen = _batch_numbers(asked, last)
     out_of_range = [a for a in chosen if not 0 <= a <= last]
     if out_of_range:
         raise PipelineError(
@@ -315,6 +329,13 @@ def batch_leaves(asked: Asked, paths: Sequence[str], structs: Sequence[Any], arg
             why="microbatches are of one size", fix=f"pass num_microbatches={near}, or a batch of {-(-max(size, 1) // count) * count}",
         )  # fmt: skip
     return tuple(found)
+
+
+def _batch_numbers(asked: Asked, last: int) -> tuple[int, ...]:
+    """Arguments that hold the batch, of those up to `last`."""
+    if asked.batch_argnums is not None:
+        return asked.batch_argnums
+    return tuple(range(1, last + 1)) if last else ()
 
 
 def literal(v: Any) -> Any:

@@ -15,11 +15,14 @@ from jax.core import Tracer
 from shardy_py.api import nnx_modules
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware import hardware as known_hardware
+from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.partition_result import Partition
 from shardy_py.stages.run.building import Asked, Built, Signature, batch_leaves, build
 from shardy_py.stages.run.checking import compare, on_one_device
 from shardy_py.stages.run.engine import Statistics
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.executing import Runner
+from shardy_py.stages.run.placing import replicated
 from shardy_py.stages.run.report import Report, check_memory, report
 from shardy_py.stages.schedules import Schedule, check_name
 
@@ -30,6 +33,7 @@ def pipeline(
     *,
     num_microbatches: int,
     num_stages: int | None = None,
+    partition: Partition | ProfileGraph | None = None,
     mesh: Any = None,
     axis: str = "stage",
     schedule: str | Schedule = "1f1b",
@@ -52,9 +56,12 @@ def pipeline(
             that returns one scalar loss, for which the pipeline returns `(loss, gradients of the first argument)`. Flax NNX modules and
             optimizers may be arguments; what the step changes in them is changed. Without it, a decorator is returned.
         num_microbatches: How many equal parts the batch is cut into, along the first dimension.
-        num_stages: How many stages; None for as many as are marked with `sp.stage`.
-        mesh: None for one device per mesh; a `jax.sharding.Mesh` or a mapping such as `{"stage": 4, "data": 2}`, whose other axes lie
-            inside of a stage; or a list of meshes, one per position, which may differ in size (replicated stages).
+        num_stages: How many stages; None for as many as are marked with `sp.stage`, or as the partition has.
+        partition: Where to cut: what `sp.stages.partition` gives for a profile of the loss that `fun` is; in a training step mark the
+            loss with `sp.stages.marked` instead.
+        mesh: None for one device per mesh, or as many as the partition says; a `jax.sharding.Mesh` or a mapping such as
+            `{"stage": 4, "data": 2}`, whose other axes lie inside of a stage; or a list of meshes, one per
+            position, which may differ in size (replicated stages).
         axis: The axis along which stages lie.
         schedule: A name that `sp.stages.schedule` takes, or a `Schedule`.
         virtual: Stages per mesh, for "interleaved", "circular" and "auto".
@@ -86,9 +93,9 @@ def pipeline(
     """
     if fun is None:
         return functools.partial(
-            pipeline, num_microbatches=num_microbatches, num_stages=num_stages, mesh=mesh, axis=axis, schedule=schedule, virtual=virtual,
-            in_shardings=in_shardings, batch_argnums=batch_argnums, batch_statistics=batch_statistics, donate_argnums=donate_argnums,
-            hardware=hardware, memory_bytes=memory_bytes,
+            pipeline, num_microbatches=num_microbatches, num_stages=num_stages, partition=partition, mesh=mesh, axis=axis,
+            schedule=schedule, virtual=virtual, in_shardings=in_shardings, batch_argnums=batch_argnums,
+            batch_statistics=batch_statistics, donate_argnums=donate_argnums, hardware=hardware, memory_bytes=memory_bytes,
         )  # fmt: skip
     for label, value in (("num_microbatches", num_microbatches), ("num_stages", num_stages), ("virtual", virtual)):
         if value is None and label == "num_stages":
@@ -99,6 +106,8 @@ def pipeline(
             )
     if not callable(fun):
         raise TypeError(f"sp.pipeline takes a function, not {fun!r}")
+    if partition is not None:
+        num_stages, mesh = _as_partitioned(partition, num_stages, mesh, virtual)
     if batch_statistics not in (None, "microbatch"):
         raise PipelineError(f"batch_statistics is {batch_statistics!r}", where="sp.pipeline", fix='pass "microbatch" or None')
     if not isinstance(schedule, str | Schedule):
@@ -107,10 +116,25 @@ def pipeline(
         check_name(schedule)
     numbers = None if batch_argnums is None else _numbers(batch_argnums, "batch_argnums")
     asked = Asked(
-        fun, num_stages, num_microbatches, mesh, axis, schedule, virtual, in_shardings, numbers,
+        fun, num_stages, partition, num_microbatches, mesh, axis, schedule, virtual, in_shardings, numbers,
         batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes, known_hardware(hardware),
     )  # fmt: skip
     return Pipelined(asked)
+
+
+def _as_partitioned(partition: Any, num_stages: int | None, mesh: Any, virtual: int) -> tuple[int, Any]:
+    """Number of stages and meshes, where a partition says how many machines run each."""
+    if not isinstance(partition, Partition | ProfileGraph):
+        raise TypeError(f"partition is {partition!r}; pass what sp.stages.partition gives, or a graph with stage ids")
+    count = len(partition.stages) if isinstance(partition, Partition) else partition.num_stages
+    if num_stages not in (None, count):
+        raise PipelineError(
+            f"the partition has {count} stages and {num_stages} are asked for", where="sp.pipeline(partition=)",
+            fix="leave num_stages out, or make the partition for as many",
+        )  # fmt: skip
+    if mesh is None and virtual == 1 and isinstance(partition, Partition) and max(partition.replication) > 1:
+        mesh = replicated(partition.replication)
+    return count, mesh
 
 
 def _numbers(given: int | Sequence[int], label: str) -> tuple[int, ...]:

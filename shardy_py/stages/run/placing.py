@@ -127,6 +127,15 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
     return meshes
 
 
+def replicated(copies: Sequence[int]) -> list[Mesh | AbstractMesh]:
+    """Meshes of so many devices each, one after the other, with an axis "data"; abstract where there are too few devices."""
+    devices = jax.devices()
+    if sum(copies) > len(devices):
+        return [AbstractMesh((count,), ("data",)) for count in copies]
+    ends = np.cumsum(copies)
+    return [Mesh(np.array(devices[end - count : end], dtype=object), ("data",)) for end, count in zip(ends, copies)]
+
+
 def _along(mesh: Mesh | AbstractMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh, ...]:
     if mesh.shape[axis] != count:
         raise PipelineError(

@@ -1,0 +1,97 @@
+"""From a partition of a profile back to the equations of the function that was profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from shardy_py.errors import ShardyError
+from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.partition_result import Partition
+from shardy_py.stages.profile_walk import Line, line_of, row_equations
+from shardy_py.stages.profiling import GRAINS, chosen_leaves, pieces_of
+
+
+class DivisionError(ShardyError):
+    """A partition that is not one of the function it is used for."""
+
+
+def divide(
+    function: Callable[..., Any], partition: Partition | ProfileGraph, *args: Any, parameters: int | Sequence[int] = 0
+) -> tuple[ClosedJaxpr, list[int]]:
+    """The equations of a function, calls and loops over layers taken apart, and the stage of each by a partition of its profile.
+
+    Equations come stage by stage. The batch may be of another size than in the profile, as long as the same equations come of it.
+
+    Args:
+        function: What was profiled.
+        partition: A partition of its profile, by whatever grain, or the graph with stage ids.
+        *args: Arguments, for which `jax.ShapeDtypeStruct` will do.
+        parameters: Which of them hold parameters, as for `profile`.
+
+    Returns:
+        A jaxpr and its stages, as `convert_jaxpr` takes them.
+
+    Raises:
+        DivisionError: If the partition is of another function, or a node has no stage.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from shardy_py.stages import partition, profile
+        >>> def loss(w, x):
+        ...     return jnp.mean(jnp.tanh(x @ w["up"]) @ w["down"])
+        >>> w, x = {"up": jnp.ones((8, 64)), "down": jnp.ones((64, 8))}, jnp.ones((4, 8))
+        >>> found = partition(profile(loss, w, x, by="equation"), machines=[2], mode="exact", straight=True)
+        >>> traced, stages = divide(loss, found, w, x)
+        >>> [(eqn.primitive.name, stage) for eqn, stage in zip(traced.jaxpr.eqns, stages)]
+        [('dot_general', 0), ('tanh', 0), ('dot_general', 1), ('reduce_sum', 1), ('div', 1)]
+    """
+    if not isinstance(partition, Partition | ProfileGraph):
+        raise TypeError(f"divide takes what `partition` gives, or a graph with stage ids, not {type(partition).__name__}")
+    traced = jax.make_jaxpr(function)(*args)
+    line = line_of(traced, chosen_leaves(args, parameters))
+    graph = partition.graph if isinstance(partition, Partition) else partition
+    stage_of = _stages(line, graph, getattr(function, "__name__", repr(function)))
+    readers: dict[Var, int] = {}
+    for step, stage in zip(line.steps, stage_of):
+        for v in step.eqn.invars:
+            if not isinstance(v, Literal) and v in line.slices:
+                readers[v] = min(stage, readers.get(v, stage))
+    placed: list[tuple[int, JaxprEqn]] = []
+    for row, stage in readers.items():
+        whole, number = line.slices[row]
+        placed += [(stage, eqn) for eqn in row_equations(row, whole, number)]
+    placed += [(stage, step.eqn) for step, stage in zip(line.steps, stage_of)]
+    # No stage is given values by a later one, so that the order within each is all there is to keep.
+    placed.sort(key=lambda pair: pair[0])
+    jaxpr = traced.jaxpr.replace(
+        constvars=list(line.consts), invars=list(line.invars), outvars=list(line.outvars), eqns=[eqn for _, eqn in placed]
+    )
+    return ClosedJaxpr(jaxpr, list(line.consts.values())), [stage for stage, _ in placed]
+
+
+def _stages(line: Line, graph: ProfileGraph, name: str) -> list[int]:
+    """The stage of every step."""
+    if not graph.num_stages:
+        raise DivisionError("no node has a stage", where=f"a profile of {len(graph)} nodes", fix="partition it first")
+    nodes = [node for node in graph.nodes if not node.is_input and not node.description.startswith("__getitem__(")]
+    for by in GRAINS:
+        pieces = pieces_of(line, by)
+        # The types in the names of equations depend on the size of the batch.
+        if [_kind(piece.name, by) for piece in pieces] == [_kind(node.description, by) for node in nodes]:
+            stages = {id(step): node.stage for piece, node in zip(pieces, nodes) for step in piece.steps}
+            found = [stages[id(step)] for step in line.steps]
+            assert None not in found
+            return [stage for stage in found if stage is not None]
+    raise DivisionError(
+        f"the partition is not one of {name}", where=f"a profile with {len(nodes)} nodes",
+        why=f"the function has {len(line.steps)} equations, in {len(pieces_of(line, 'layer'))} layers, with other names",
+        fix="profile this function with arguments that differ from these in the size of the batch alone, and partition that",
+    )  # fmt: skip
+
+
+def _kind(description: str, by: str) -> str:
+    return description.partition("(")[0] if by == "equation" else description

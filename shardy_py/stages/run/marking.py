@@ -1,0 +1,64 @@
+"""Marking stages by a partition of a profile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal, Var
+
+from shardy_py.stages.dividing import divide
+from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.partition_result import Partition
+from shardy_py.stages.run.flat import Node
+from shardy_py.stages.run.markers import stage
+from shardy_py.stages.run.programs import evaluate
+
+
+def marked(function: Callable[..., Any], partition: Partition | ProfileGraph, *, parameters: int | Sequence[int] = 0) -> Callable[..., Any]:
+    """A function with the stages of a partition of its profile marked, as `sp.stage` marks them.
+
+    Anywhere but in `sp.pipeline` it does what the function does, with calls and loops over layers taken apart.
+
+    Args:
+        function: What was profiled: from parameters and a batch to whatever the forward pass returns.
+        partition: A partition of its profile, by whatever grain, or the graph with stage ids.
+        parameters: Which arguments hold parameters, as for `profile`.
+
+    Raises:
+        DivisionError: On a call, if the partition is of another function.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> def loss(w, x):
+        ...     return jnp.mean(jnp.tanh(x @ w["up"]) @ w["down"])
+        >>> w, x = {"up": jnp.ones((8, 64)), "down": jnp.ones((64, 8))}, jnp.ones((4, 8))
+        >>> found = sp.stages.partition(sp.stages.profile(loss, w, x), machines=[1])
+        >>> def step(w, x):
+        ...     value, gradients = jax.value_and_grad(sp.stages.marked(loss, found))(w, x)
+        ...     return jax.tree.map(lambda a, g: a - 0.1 * g, w, gradients), value
+        >>> state, value = sp.pipeline(step, num_microbatches=2)(w, x)
+        >>> bool(jnp.allclose(value, loss(w, x)))
+        True
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        closed, stages = divide(function, partition, *args, parameters=parameters)
+        jaxpr = closed.jaxpr
+        env: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts))
+        env.update(zip(jaxpr.invars, jax.tree.leaves(args)))
+        for number in sorted(set(stages)):
+            with stage(marker_of(number)):
+                evaluate([Node(eqn, False, None) for eqn, where in zip(jaxpr.eqns, stages) if where == number], env)
+        leaves = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+        return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(function, *args)), leaves)
+
+    return run
+
+
+def marker_of(number: int) -> str:
+    """The name that a stage of a partition is marked with."""
+    return f"stage{number}"
