@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,7 +153,14 @@ class Cuts:
         sizes = np.array([node.activation_bytes for node in self.graph.nodes])
         members = np.ascontiguousarray(self.members.T)
         top = (members & ~_any_of(self.graph.uses, members)).T
-        return (top | (top.astype(np.float32) @ shared_below(self.graph).astype(np.float32) > 0)).astype(np.float64) @ sizes
+        below = _shared_below(self.graph.uses, self.graph.ancestors)
+        counted = top.copy()
+        for start in range(0, len(top), ROWS):
+            # Few nodes of a set are maximal.
+            sets, nodes = np.nonzero(top[start : start + ROWS])
+            several = np.logical_or.reduceat(below[nodes], np.searchsorted(sets, np.arange(sets[-1] + 1)), axis=0)
+            counted[start : start + ROWS] |= several
+        return counted.astype(np.float64) @ sizes
 
     @cached_property
     def sent(self) -> Floats:
@@ -220,11 +227,12 @@ def tensors_of(graph: ProfileGraph) -> list[tuple[int, float, tuple[int, ...]]]:
     return found
 
 
-def shared_below(graph: ProfileGraph) -> Bools:
+@lru_cache(maxsize=4)
+def _shared_below(uses: tuple[tuple[int, ...], ...], ancestors: tuple[int, ...]) -> Bools:
     """Whether a node (row) depends on another one (column) that is also used by nodes it does not depend on, itself left out."""
-    below = masks_as_rows(graph.ancestors, len(graph))
-    known = below | np.eye(len(graph), dtype=np.bool_)
-    return below & _any_of(graph.uses, ~np.ascontiguousarray(known.T)).T
+    below = masks_as_rows(ancestors, len(uses))
+    known = below | np.eye(len(uses), dtype=np.bool_)
+    return np.ascontiguousarray(below & _any_of(uses, ~np.ascontiguousarray(known.T)).T)
 
 
 def _any_of(groups: Sequence[Sequence[int]], rows: Bools) -> Bools:

@@ -56,16 +56,21 @@ def classes(graph: ProfileGraph, *, transfers: bool) -> Classes:
     before = masks_as_rows(down, len(graph)).astype(np.float64)
     behind = masks_as_rows(up, len(graph)).astype(np.float64)
     work = np.array([node.time_ms / 1000.0 for node in graph.nodes])
-    sizes = np.array([(node.parameter_bytes, node.activation_bytes) for node in graph.nodes]).T
     found = [lightest(graph, low, high) if transfers else (0.0, low) for low, high in zip(down, up)]
     return Classes(
-        before @ work,
-        (1.0 - behind) @ work,
-        np.triu((behind * work) @ before.T, 1),
-        *(np.triu((behind * size) @ before.T, 1) for size in sizes),
-        np.array([size for size, _ in found]),
-        [cut for _, cut in found],
+        least=before @ work,
+        most=(1.0 - behind) @ work,
+        between=_between(behind, work, before),
+        parameters=_between(behind, np.array([node.parameter_bytes for node in graph.nodes]), before),
+        activations=_between(behind, np.array([node.activation_bytes for node in graph.nodes]), before),
+        bytes=np.array([size for size, _ in found]),
+        cuts=[cut for _, cut in found],
     )
+
+
+def _between(behind: Floats, values: Floats, before: Floats) -> Floats:
+    """The sum of values of nodes that lie behind every cut of one class (row) and before every cut of a later one."""
+    return np.triu((behind * values) @ before.T, 1)
 
 
 def lower_bound(graph: ProfileGraph, known: Classes, rules: Rules, machines: Sequence[int], bandwidths: Sequence[float]) -> float:

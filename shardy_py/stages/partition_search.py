@@ -99,7 +99,7 @@ class _Pool:
 
     def work(self, downsets: Sequence[int]) -> Floats:
         """Seconds of work in each of some sets."""
-        return masks_as_rows(downsets, len(self.graph)) @ self._work
+        return masks_as_rows(downsets, len(self.graph)).astype(np.float64) @ self._work
 
     def useful(self, bound: float, machines: int, limit: int) -> list[int]:
         """At most `limit` cuts that stages of at most `bound` seconds can end with, evenly spread."""
@@ -121,11 +121,13 @@ def _between(before: Floats, work: float, bound: float, machines: int) -> Bools:
 
 def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
     """The best partition over cuts of the pool, some that are always tried, and what lies near the best ones found."""
+    best = None
     for bound in (*(lowest * factor for factor in LADDER), math.inf):
         family = [*tried, *pool.useful(bound, machines.total, _bounded_limit(machines))]
         best = solve(_family(pool.graph, family, rules), rules, machines, highest=bound)
         if math.isfinite(best.seconds):
             return _improved(pool, rules, machines, lowest, tried, best)
+    assert best is not None
     return best
 
 
