@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +14,18 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api.running import make_entry
+from shardy_py.plan import as_run
 
 
 @pytest.fixture(scope="module")
 def mesh():
     return jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.fixture
+def run_plans(monkeypatch):
+    """Plans are run however little they save."""
+    monkeypatch.setattr(as_run, "WORTH", math.inf)
 
 
 def entry(step, *args):
@@ -37,7 +46,7 @@ def conflict(a, b):
     return jnp.cos(y) * 2, jnp.exp(y.T) + 1
 
 
-def test_conflicts_are_pinned_and_right(mesh):
+def test_conflicts_are_pinned_and_right(mesh, run_plans):
     step = sp.auto_shard(conflict, mesh=mesh, in_shardings=(P("x", "y"), P("y", "x")), out_shardings=(P("y"), None))
     pinned = entry(step, A, A).pinned
     assert pinned.exact
@@ -45,7 +54,7 @@ def test_conflicts_are_pinned_and_right(mesh):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_priorities_are_pinned(mesh):
+def test_priorities_are_pinned(mesh, run_plans):
     def f(a):
         y = jnp.sin(a)
         z = sp.with_sharding_constraint(y, P("x", P.UNCONSTRAINED), priority=1)
@@ -57,7 +66,7 @@ def test_priorities_are_pinned(mesh):
 
 
 @pytest.mark.parametrize("kind", ["scan", "while", "cond", "remat", "custom_vjp", "jit"])
-def test_bodies(kind, mesh):
+def test_bodies(kind, mesh, run_plans):
     def inner(x):
         y = jnp.tanh(x)
         return sp.with_sharding_constraint(y, P("x", P.UNCONSTRAINED), priority=2) @ sp.with_sharding_constraint(
