@@ -170,6 +170,17 @@ def test_registered_layers(tmp_path: pathlib.Path) -> None:
             _ADDED.pop(name, None)
 
 
+def test_an_unknown_layer_says_how_to_register_one(tmp_path: pathlib.Path) -> None:
+    """PipeDream's own test.txt has nodes test0 to test5."""
+    times = "forward_compute_time=0.0, backward_compute_time=0.0"
+    graph = read_graph(f"0 -- test0 -- {times}, activation_size=0.0, parameter_size=0.0 -- stage_id=0")
+    with pytest.raises(ConversionError, match="no layer is called 'test0'") as told:
+        convert(graph, tmp_path / "out", arch="net", model_name="Net")
+    assert "node '0', line 1" in str(told.value)
+    assert """shardy_py.stages.register_layer('test0', "my_package.layers:Layer")""" in str(told.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_text_does_not_depend_on_what_was_there(tmp_path: pathlib.Path) -> None:
     graph = make(GNMT, GNMT_STAGES["between layers"])
     first, second = (convert(graph, tmp_path / name, arch="gnmt", model_name="GNMT") for name in ("a", "b"))

@@ -165,7 +165,8 @@ def bind(description: Description) -> Call:
         raise ConversionError(
             f"no layer is called {description.kind!r}",
             why=f"known are {', '.join(kind_names())}",
-            fix='register_layer(name, "module:attribute") adds one; for a profile of a JAX function there is convert_jaxpr',
+            fix=f'say what it is: shardy_py.stages.register_layer({description.kind!r}, "my_package.layers:Layer"), with layer=False for a '
+            "function and operands=(0, None) for any number of operands; for a profile of a JAX function there is convert_jaxpr",
         )
     if kind.bind is not None:
         return kind.bind(kind, description)
