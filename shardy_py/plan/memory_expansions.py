@@ -81,19 +81,24 @@ def _all_slice(reader: Reader, op: Op, region: Region) -> None:
 
 
 def _convolution(reader: Reader, op: Op, region: Region) -> None:
-    """Images with channels last, kernels with outputs last: what lies otherwise is turned."""
-    image, kernel = _operands(reader, op)
+    """Images with channels last, kernels with outputs last: what lies otherwise is turned; of groups, each in its own way."""
     a = op.attributes
-    last = op.result.type.rank - 1
-    spatial = tuple(range(1, last))
-    if (a["input_batch_dimension"], a["input_feature_dimension"], tuple(a["input_spatial_dimensions"])) != (0, last, spatial):
-        image = reader.made(op, region, Kind.SHAPE, [image], reader.graph.bytes[image], "image")
-    order = (a["kernel_output_feature_dimension"], a["kernel_input_feature_dimension"], tuple(a["kernel_spatial_dimensions"]))
-    if order != (last, last - 1, tuple(range(last - 1))):
-        kernel = reader.made(op, region, Kind.SHAPE, [kernel], reader.graph.bytes[kernel], "kernel")
+    image, kernel = _operands(reader, op)
+    shapes = [reader.local_shape(v) for v in op.operands]
+    orders = (
+        (a["input_batch_dimension"], *a["input_spatial_dimensions"], a["input_feature_dimension"]),
+        (*a["kernel_spatial_dimensions"], a["kernel_input_feature_dimension"], a["kernel_output_feature_dimension"]),
+        (a["output_batch_dimension"], *a["output_spatial_dimensions"], a["output_feature_dimension"]),
+    )
+    plain = tuple(range(op.result.type.rank))
+    grouped = a.get("feature_group_count", 1) * a.get("batch_group_count", 1) > 1
+    turned = [x if order == plain else _turned(reader, op, region, x, s, order) for x, s, order in zip((image, kernel), shapes, orders)]
+    if grouped:
+        for node in region.nodes[len(region.nodes) - sum(order != plain for order in orders[:2]) :]:
+            node.key = (node.key, reader.key(op, []))
     size = reader.local_bytes(op.result)
-    x = reader.made(op, region, Kind.WHOLE, [image, kernel], size)
-    if (a["output_batch_dimension"], a["output_feature_dimension"], tuple(a["output_spatial_dimensions"])) != (0, last, spatial):
+    x = reader.made(op, region, Kind.WHOLE, turned, size)
+    if orders[2] != plain:
         x = reader.made(op, region, Kind.SHAPE, [x], size, "output")
     _finish(reader, op, x)
 
@@ -259,6 +264,38 @@ def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
         reader.numbers[v] = reader.made(op, region, Kind.SHAPE, [node.results[i]], reader.local_bytes(v), ("slice", i))
 
 
+def _add(reader: Reader, op: Op, region: Region) -> None:
+    """What is added to a sum that is scattered into zeros is what the sum is scattered into, as XLA simplifies it."""
+    for i, v in enumerate(op.operands):
+        made = v.defining_op
+        if made is None or len(v.uses) > 1 or not _scatters_into_zeros(reader, made):
+            continue
+        node = next((n for n in region.nodes if n.kind is Kind.SCATTER and n.results == [reader.numbers[v]]), None)
+        if node is not None:
+            region.nodes.remove(node)
+            node.operands[0] = reader.numbers[op.operands[1 - i]]
+            region.nodes.append(node)
+            _finish(reader, op, node.results[0])
+            return
+    region.nodes.append(reader.node(op))
+
+
+def _scatters_into_zeros(reader: Reader, op: Op) -> bool:
+    if op.name == "stablehlo.select_and_scatter":
+        return op.primitive == "select_and_scatter_add"
+    return op.name == "stablehlo.scatter" and op.attributes.get("body") == "stablehlo.add" and reader.known.get(op.operands[0]) == 0
+
+
+def _same_if_whole(reader: Reader, op: Op, region: Region) -> None:
+    """A slice of everything, or padding with nothing, is the array itself."""
+    if op.operands[0].type == op.result.type and not any(map(any, (op.attributes.get(name, ()) for name in _PADDING))):
+        _finish(reader, op, reader.numbers[op.operands[0]])
+    else:
+        region.nodes.append(reader.node(op))
+
+
+_PADDING = ("edge_padding_low", "edge_padding_high", "interior_padding")
+
 ANNOTATIONS = frozenset(("LayoutConstraint", "Sharding"))
 """Targets of custom calls that give back what they are given."""
 
@@ -302,13 +339,16 @@ EXPANSIONS: Mapping[str, Expansion] = {
     **{f"{dialect}.reduce_scatter": _reduce_scatter for dialect in ("sdy", "stablehlo")},
     "chlo.erfc": _erfc,
     "sdy.all_slice": _all_slice,
+    "stablehlo.add": _add,
     "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,
     "stablehlo.divide": _divide,
     "stablehlo.dot_general": _dot,
     "stablehlo.fft": _fft,
+    "stablehlo.pad": _same_if_whole,
     "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.slice": _same_if_whole,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.transpose": _transpose,
 }

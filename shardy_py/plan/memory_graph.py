@@ -14,7 +14,7 @@ from shardy_py.ir.types import TensorType, element_bits
 from shardy_py.passes.clone import clone_program
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
-from shardy_py.passes.export import canonicalize, insert_explicit_reshards, reshard_to_collectives
+from shardy_py.passes.export import insert_explicit_reshards, reshard_to_collectives
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory_constants import chosen, folded
 from shardy_py.plan.memory_expansions import EXPANSIONS
@@ -226,7 +226,8 @@ class Reader:
         node = Node(kind, operands, results, tuple(regions), self.key(op, results), _label(op), op.name, op)
         if kind is Kind.SUM:
             axes = next(self.sums, None) if op.name == "stablehlo.all_reduce" else None
-            axes = axes or str(op.attributes)
+            if not axes:  # those that the user wrote do not say over which: of one psum they are the same
+                axes = id(op.location) if op.name == "stablehlo.all_reduce" else str(op.attributes)
             node.group = op.primitive, op.result.type.dtype, axes
             node.key = (node.key, node.group)
         return node
@@ -325,5 +326,4 @@ def _explicit(plan: Plan) -> Program:
     partition(copy)
     insert_explicit_reshards.run(copy, enable_full_version=True)
     reshard_to_collectives.run(copy)
-    canonicalize.run(copy, enable_patterns=(canonicalize.COLLECTIVES,))
     return copy

@@ -120,7 +120,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
             continue
         v = node.results[0]
         users = readers.get(v, ())
-        able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library)]
+        able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library) and not _is_written(u, v)]
         into: set[int] = set()
         for u in able:
             into |= roots.get(u.results[0], {id(u)})
@@ -144,6 +144,11 @@ def _takes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
     """Whether a reader that is part of a library's reduction can compute a node; others can."""
     name = _reader_in_library(user, in_library)
     return name is None or node.kind is Kind.VIEW or node.name in TAKEN_IN.get(name, ())
+
+
+def _is_written(user: Node, v: int) -> bool:
+    """Whether a reader writes over a value, which therefore has to lie in memory."""
+    return user.kind is Kind.UPDATE and user.operands[0] == v
 
 
 def _is_dear(node: Node) -> bool:
