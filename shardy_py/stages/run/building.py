@@ -23,7 +23,7 @@ from shardy_py.stages.run.flat import Flat, flatten
 from shardy_py.stages.run.marking import marked, marker_of
 from shardy_py.stages.run.microbatching import Split, split
 from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
-from shardy_py.stages.run.programs import Program, evaluate, stage_programs, update_programs
+from shardy_py.stages.run.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
 from shardy_py.stages.run.single import single
 from shardy_py.stages.run.timing import stage_times
 from shardy_py.stages.run.updates import Updates, place_updates
@@ -100,6 +100,7 @@ class Built:
         places: Meshes and shardings.
         programs: Programs of the stages.
         update: Programs that run once.
+        parts: Programs that cut stacked parameters for stages that need a part of them, once.
         results: Results, variables or literals.
         out_tree: Structure of the result.
         keys: Inputs that are PRNG keys: every microbatch gets its own.
@@ -116,6 +117,7 @@ class Built:
     places: Places
     programs: dict[tuple[str, int], Program]
     update: list[Program]
+    parts: list[Program]
     results: tuple[Any, ...]
     out_tree: Any
     keys: tuple[Var, ...]
@@ -147,21 +149,23 @@ def build(asked: Asked, signature: Signature) -> Built:
         places = Places(submeshes(asked.mesh, asked.axis, _per_mesh(assigned.stages, asked.virtual)), assigned.stages)
     order = _schedule(asked, halves, assigned, places)
     splits = [any(t.kind == "W" and t.stage == s for mesh in order.orders for t in mesh) for s in range(assigned.stages)]
-    programs = stage_programs(halves, assigned, splits)
     others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
+    parts = parts_of_parameters(halves, others)
+    programs = stage_programs(halves, assigned, splits, parts)
     located = {v: program.stage for program in programs.values() for v in program.sums}
     used: dict[Var, set[int]] = {}
     for (_, s), program in programs.items():
         for v in program.inputs:
-            used.setdefault(v, set()).add(s)
+            used.setdefault(parts.get(v, v), set()).add(s)
     updates = place_updates(halves.update, located, {v: sorted(s) for v, s in used.items()}, others)
     results = tuple(w if isinstance(w, Literal) else v for v, w in zip(micro.outvars, whole.outvars))
     update = update_programs(halves, updates, [v for v in results if isinstance(v, Var)])
+    cut = part_programs(halves, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
     keys = _keys(halves, micro, signature)
     plan = None
     if places.is_sharded:
-        plan = _shard(asked, signature, halves, places, programs, update)
-    return Built(asked, signature, halves, assigned, updates, order, places, programs, update, results, out_tree, keys, plan, is_loss)
+        plan = _shard(asked, signature, halves, places, [*programs.values(), *update, *cut])
+    return Built(asked, signature, halves, assigned, updates, order, places, programs, update, cut, results, out_tree, keys, plan, is_loss)
 
 
 def _meshes_needed(asked: Asked) -> int | None:
@@ -259,12 +263,10 @@ def _keys(halves: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
     return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
 
 
-def _shard(
-    asked: Asked, signature: Signature, halves: Split, places: Places, programs: dict[tuple[str, int], Program], update: list[Program]
-) -> Any:
+def _shard(asked: Asked, signature: Signature, halves: Split, places: Places, programs: Sequence[Program]) -> Any:
     """Propagates shardings through one microbatch and the update; fills `places.specs`."""
     micro = halves.micro
-    wanted = list(dict.fromkeys(v for program in (*programs.values(), *update) for v in (*program.outputs, *program.sums)))
+    wanted = list(dict.fromkeys(v for program in programs for v in (*program.outputs, *program.sums)))
     batch_of = dict(zip(micro.invars, signature.batch))
     structs = [struct_of(v) for v in micro.invars]
 

@@ -40,6 +40,7 @@ class Runner:
         self.shared = self.engine.shared_inputs
         self.updates = _with_resets(built, self.engine)
         self.calls = [self._compile(i) for i in range(len(self.updates))]
+        self.parts = [compile_program(program, self.places, [struct_of(v) for v in program.inputs], ()) for program in built.parts]
         self.literals = {i: literal(v) for i, v in enumerate(self.results) if isinstance(v, Literal)}
         self.prologue = _prologue(built)
         self.fold = _fold(built)
@@ -97,6 +98,9 @@ class Runner:
                     values[v] = found
             return found
 
+        for program, call in zip(built.parts, self.parts):
+            for v, value in zip(program.outputs, call(*[at(v, program.stage) for v in program.inputs])):
+                values[v] = located[program.stage][v] = value
         each = self._each(values, extra)
         shared = [{v: at(v, s) for v in wanted} for s, wanted in enumerate(self.shared)]
         stacked = self.engine.run(shared, each)

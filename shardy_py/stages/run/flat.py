@@ -101,6 +101,7 @@ class _Maker:
         self.varying: set[Var] = set()
         self.given: set[Var] = set()  # depend on an input that is not of the batch
         self.stacked: dict[Var, list[Atom]] = {}
+        self.rows: dict[tuple[Var, int], Atom] = {}  # of what depends on no batch: both passes read the same
 
     def body(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Atom], backward: bool, marker: str | None) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(jaxpr.invars, arguments, strict=True))
@@ -179,5 +180,9 @@ class _Maker:
     def element(self, x: Atom, step: int, backward: bool, marker: str | None) -> Atom:
         if isinstance(x, Var) and x in self.stacked:
             return self.stacked[x][step]
+        if isinstance(x, Var) and (x, step) in self.rows:
+            return self.rows[x, step]
         (found,) = self.emit(lambda a: jax.lax.index_in_dim(a, step, keepdims=False), [x], backward, marker)
+        if isinstance(x, Var) and x in self.given:
+            self.rows[x, step] = found
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ class Program:
     """A part of the step that is compiled by itself.
 
     Attributes:
-        role: "F", "B" (the whole backward pass), "b" (without gradients of parameters), "W" (these), or "U" (an update).
+        role: "F", "B" (the whole backward pass), "b" (without gradients of parameters), "W" (these), "U" (an update), or "P" (parts of
+            parameters for other stages).
         stage: Its stage.
         turn: For updates, which round of exchanges it belongs to.
         nodes: Its equations.
@@ -58,7 +59,8 @@ class Program:
     @property
     def name(self) -> str:
         """A name for messages and profiles: `stage1_forward`."""
-        label = {"F": "forward", "B": "backward", "b": "backward_inputs", "W": "backward_weights", "U": f"update{self.turn or ''}"}
+        label = {"F": "forward", "B": "backward", "b": "backward_inputs", "W": "backward_weights", "P": "parts"}
+        label["U"] = f"update{self.turn or ''}"
         return f"stage{self.stage}_{label[self.role]}"
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
@@ -101,13 +103,58 @@ def _nothing() -> Jaxpr:
     return jax.make_jaxpr(lambda: ())().jaxpr
 
 
-def stage_programs(split: Split, assigned: Assignment, split_backward: Sequence[bool]) -> dict[tuple[str, int], Program]:
+def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Var]:
+    """Slices of parameters, such as the rows of stacked ones, of parameters that microbatches read by slices alone.
+
+    Args:
+        split: The step.
+        parameters: Inputs that are no part of the batch.
+
+    Returns:
+        Slice -> the parameter that it is of.
+    """
+    found: dict[Var, Var] = {}
+    known = {v: v for v in parameters}
+    read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.stacked, *split.averaged}
+    for node in split.micro.nodes:
+        operands = reads(node.eqn)
+        cut = node.eqn.primitive.name == "slice" and operands[0] in known
+        if cut or (node.eqn.primitive.name in ("squeeze", "reshape") and operands and operands[0] in found):
+            found[node.eqn.outvars[0]] = found.get(operands[0], operands[0])
+        else:
+            read_whole.update(v for v in operands if v in known)
+    return {v: whole for v, whole in found.items() if whole not in read_whole}
+
+
+def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, int], wanted: Iterable[Var]) -> list[Program]:
+    """Programs that cut parameters where they are kept, once per step.
+
+    Args:
+        split: The step.
+        parts: Slice -> the parameter that it is of.
+        owner: Parameter -> its stage.
+        wanted: The slices that stages read.
+    """
+    by_stage: dict[int, list[Var]] = {}
+    for v in dict.fromkeys(wanted):
+        by_stage.setdefault(owner[parts[v]], []).append(v)
+    found = []
+    for stage, outputs in sorted(by_stage.items()):
+        body = closure(split.micro.nodes, lambda i: False, lambda i: split.micro.nodes[i].eqn.outvars[0] in parts, outputs)
+        found.append(Program("P", stage, 0, tuple(body), tuple(_inputs(body, ())), tuple(outputs), ()))
+    return found
+
+
+def stage_programs(
+    split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = ()
+) -> dict[tuple[str, int], Program]:
     """Forward and backward programs of every stage.
 
     Args:
         split: The step.
         assigned: Who computes what.
         split_backward: For every stage, whether its backward pass runs in two parts.
+        parts: Slices of parameters that stages are given instead of the parameters.
 
     Returns:
         (role, stage) to program; a stage has F, and B or else b and W.
@@ -126,13 +173,14 @@ def stage_programs(split: Split, assigned: Assignment, split_backward: Sequence[
     keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
     bodies: dict[tuple[str, int], list[Node]] = {}
     inputs: dict[tuple[str, int], list[Var]] = {}
+    copied = [where is None and not any(v in parts for v in node.eqn.outvars) for where, node in zip(of, nodes)]
     for key in keys:
         extra = pinned if key == ("F", last) else []
-        bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i: of[i] is None, extra)
+        bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i: copied[i], extra)
         inputs[key] = _inputs(bodies[key], extra)
         again = set() if key[0] == "F" else _computed_again(nodes, of, key[1], set(inputs[key]), made_by)
         if again:
-            bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i, again=again: of[i] is None or i in again, extra)
+            bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i, again=again: copied[i] or i in again, extra)
             inputs[key] = _inputs(bodies[key], extra)
     read_by: dict[Var, list[tuple[str, int]]] = {}
     for key in keys:

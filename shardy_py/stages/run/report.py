@@ -142,7 +142,8 @@ def _row(built: Built, s: int, forward: float, backward: float, moved: dict[tupl
     is_batch = dict(zip(inputs, built.signature.batch))
     programs = [program for (_, t), program in built.programs.items() if t == s]
     read = dict.fromkeys(v for program in programs for v in program.inputs)
-    shared = [v for v in read if (v in is_batch and not is_batch[v]) or v in built.split.micro.consts]
+    parts = {v for program in built.parts for v in program.outputs}
+    shared = [v for v in read if (v in is_batch and not is_batch[v]) or v in built.split.micro.consts or v in parts]
     first = programs[0]
     made_here = set(first.outputs)
     late = dict.fromkeys(v for program in programs[1:] for v in program.inputs)

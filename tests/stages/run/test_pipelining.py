@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import shardy_py as sp
 from shardy_py.stages.run import PipelineError
-from tests.stages.run.steps import data, largest_gap, loop_loss, loss, net, norm_loss, params, per_microbatch
+from tests.stages.run.steps import WIDTH, data, largest_gap, loop_loss, loss, net, norm_loss, params, per_microbatch
 
 
 def step(p: Any, x: Any, y: Any) -> Any:
@@ -151,6 +151,35 @@ def test_a_report_needs_no_devices(mesh: Any) -> None:
     assert len(run.report(params(), *data()).rows) == 2
     with pytest.raises(PipelineError, match="the mesh needs 16 devices and there are 8"):
         run(params(), *data())
+
+
+@pytest.mark.parametrize("mesh", [None, {"stage": 4, "data": 2}])
+def test_stages_hold_their_rows_of_stacked_parameters(mesh: Any) -> None:
+    def deep(p: Any, x: Any, y: Any) -> Any:
+        h, _ = jax.lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, p["layers"])
+        return jnp.mean((h - y) ** 2)
+
+    optimizer = optax.adam(1e-2)
+
+    def train(state: Any, x: Any, y: Any) -> Any:
+        p, moments = state
+        value, gradients = jax.value_and_grad(deep)(p, x, y)
+        changes, moments = optimizer.update(gradients, moments, p)
+        return (optax.apply_updates(p, changes), moments), value
+
+    def start() -> Any:
+        p = {"layers": jnp.stack([params()["b"] * 0.3] * 8)}
+        return p, optimizer.init(p)
+
+    run = sp.pipeline(train, num_stages=4, num_microbatches=4, mesh=mesh, donate_argnums=0)
+    state, other = start(), start()
+    for _ in range(3):
+        state, value = run(state, *data())
+        other, wanted = train(other, *data())
+        assert largest_gap((state, value), (other, wanted)) < 1e-5
+    each = 2 * WIDTH * WIDTH * 4
+    assert [row.parameter_bytes for row in run.report().rows] == [each] * 4
+    assert [row.gradient_bytes for row in run.report().rows] == [each, each, each, each + 4]
 
 
 def test_donation() -> None:
