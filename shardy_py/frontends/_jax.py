@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -196,6 +196,33 @@ def manual_sharding(mesh: Any, spec: Any, outer: ManualContext | None, aval: Any
     if outer is not None:
         mesh = mesh.update_axis_types(dict.fromkeys(outer.axes, AxisType.Manual))
     return physical_sharding(aval, NamedSharding(mesh, spec))
+
+
+Settings = tuple[str | None, bool, tuple[tuple[str, Any], ...]]
+"""What an equation is to be lowered with: `compute_on`, `jax.threefry_partitionable`, `set_xla_metadata`."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _settings(context: Any) -> Settings:
+    return context.compute_type, context.threefry_partitionable, tuple(sorted((context.xla_metadata or {}).items()))
+
+
+def settings(eqn: JaxprEqn) -> Settings:
+    """What was set by context managers where an equation was traced, the mesh aside."""
+    return _settings(eqn.ctx)
+
+
+def current_settings() -> Settings:
+    """What is set here."""
+    return settings(jax.make_jaxpr(lambda x: x + 1)(0).jaxpr.eqns[0])
+
+
+@contextmanager
+def under_settings(eqn: JaxprEqn) -> Iterator[None]:
+    """What is traced inside is lowered as the equation is to be, on the mesh of here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+        yield
 
 
 class Loop(NamedTuple):

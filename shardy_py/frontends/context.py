@@ -9,10 +9,13 @@ import jax
 from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import context_devices as context_devices
 from shardy_py.frontends._jax import coordination_client as coordination_client
+from shardy_py.frontends._jax import current_settings as current_settings
 from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
 from shardy_py.frontends._jax import is_tracing as is_tracing
 from shardy_py.frontends._jax import no_context_devices as no_context_devices
+from shardy_py.frontends._jax import settings as settings
+from shardy_py.frontends._jax import under_settings as under_settings
 
 
 def explicit_sharding(tracer: Any) -> Any:

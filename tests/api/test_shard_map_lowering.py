@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -250,6 +251,29 @@ def test_callbacks_with_results(lowering: str, kind: AxisType) -> None:
     with jax.set_mesh(mesh):
         x = jax.device_put(np.arange(64, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, P("data", "model")))
         same(sp.auto_shard(step, lowering=lowering)(x), np.sin(2 * np.arange(64, dtype=np.float32).reshape(8, 8)))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_settings_around_a_part_of_the_function(mesh: Mesh, lowering: str) -> None:
+    def draws(key: Any, x: Any) -> Any:
+        with jax.threefry_partitionable(False):
+            older = jax.random.bits(key, (8, 8))
+        newer = jax.random.bits(key, (8, 8))
+        with set_xla_metadata(part="scaled"):
+            scaled = jnp.exp(x)
+        return older, newer, scaled * newer
+
+    step = sp.auto_shard(draws, mesh=mesh, in_shardings=(None, P("data", "model")), out_shardings=P("model"), lowering=lowering)
+    key, x = jax.random.key(5), np.arange(64, dtype=np.float32).reshape(8, 8)
+    older, newer, scaled = draws(key, x)
+    assert (older != newer).any()
+    found = step(key, x)
+    same(found[0], older)
+    same(found[1], newer)
+    np.testing.assert_allclose(found[2], scaled, rtol=1e-6)
+    marked = [line for line in step.lower(key, x).as_text().splitlines() if 'part = "scaled"' in line]
+    assert len(marked) == 1
+    assert "exponential" in marked[0]
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -11,6 +11,7 @@ from jax.extend.source_info_util import user_context
 from jax.interpreters import partial_eval
 
 from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.frontends.context import settings
 
 Atom = Any
 Rewritten = tuple[list[JaxprEqn], list[Atom]]
@@ -209,7 +210,7 @@ def without_repeats(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
         if (name in _SHAPING or name in COLLECTIVES) and all(map(is_given, eqn.invars)):
             given.update(eqn.outvars)
         operands = tuple(_key(source(v)) for v in eqn.invars)
-        key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(map(_type, eqn.outvars)))
+        key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(map(_type, eqn.outvars)), settings(eqn))
         try:
             found = seen.get(key)
         except TypeError:  # a parameter that has no hash

@@ -18,6 +18,7 @@ from shardy_py.backends.local.form import Equation, Form, Local, bind, bits_of
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, names, replicated, ways
 from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.frontends.context import current_settings, settings, under_settings
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.passes.propagation.factors import project
@@ -51,10 +52,15 @@ class Reading:
     def __init__(self, forms: Builders, handlers: dict[str, Handler]) -> None:
         self.forms = forms
         self.handlers = handlers
+        self._settings = current_settings()
         self._equations: dict[int, Equation] = {}
         self._forms: dict[Any, Form | None] = {}
         self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
         self._used: dict[int, tuple[bool, ...]] = {}
+
+    def settings_of(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+        """What is traced inside is lowered as the equation is to be, where it was traced under other settings than those of here."""
+        return _NOWHERE if settings(eqn) == self._settings else under_settings(eqn)
 
     def equation(self, eqn: JaxprEqn) -> Equation:
         """An equation, read once."""
@@ -75,15 +81,18 @@ class Reading:
         if build is None:
             return None
         types = tuple((s, d) for s, d in zip(equation.shapes, equation.dtypes, strict=True))
-        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, equation.eqn.invars)), equation.used)
+        eqn = equation.eqn
+        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
         try:
             if key not in self._forms:
-                self._forms[key] = build(equation)
+                with self.settings_of(eqn):
+                    self._forms[key] = build(equation)
             return self._forms[key]
         except TypeError as error:
             if "hash" not in str(error):
                 raise
-            return build(equation)
+            with self.settings_of(eqn):
+                return build(equation)
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
         """How often each variable of a jaxpr is used, as a result of it too."""
@@ -245,7 +254,8 @@ class Walker:
         """Runs a form under the axes of its factors."""
         if self.region.dry:
             return [None] * len(equation.result_shapes)
-        return form.run(Local(equation, form, [names(a) for a in axes], self._sizes, self.region.platform), arrays)
+        with self.reading.settings_of(equation.eqn):
+            return form.run(Local(equation, form, [names(a) for a in axes], self._sizes, self.region.platform), arrays)
 
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""
@@ -291,7 +301,8 @@ class Walker:
         why = f"{equation.name} runs whole on every device", "shard its operands otherwise, or give it a rule with sharding_rule"
         self.gathers(eqn, operands, "runs-whole", *why)
         arrays = [held.whole() for held in operands]
-        made = [None] * len(eqn.outvars) if self.region.dry else bind(eqn, arrays, eqn.params)
+        with self.reading.settings_of(eqn):
+            made = [None] * len(eqn.outvars) if self.region.dry else bind(eqn, arrays, eqn.params)
         return [self.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
 
     def gathers(self, eqn: JaxprEqn, operands: Sequence[Held], kind: str, why: str, fix: str, severity: Severity = "warning") -> None:
