@@ -150,7 +150,7 @@ def build(asked: Asked, signature: Signature) -> Built:
     order = _schedule(asked, halves, assigned, places)
     splits = [any(t.kind == "W" and t.stage == s for mesh in order.orders for t in mesh) for s in range(assigned.stages)]
     others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
-    parts = parts_of_parameters(halves, others)
+    parts = parts_of_parameters(halves, [v for v in others if len(assigned.uses.get(v, ())) > 1])
     programs = stage_programs(halves, assigned, splits, parts)
     located = {v: program.stage for program in programs.values() for v in program.sums}
     used: dict[Var, set[int]] = {}

@@ -108,7 +108,7 @@ def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Va
 
     Args:
         split: The step.
-        parameters: Inputs that are no part of the batch.
+        parameters: Inputs that several stages read, and that are no part of the batch.
 
     Returns:
         Slice -> the parameter that it is of.
