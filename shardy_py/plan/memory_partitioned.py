@@ -41,6 +41,10 @@ class _Partitioner:
             if mesh is None:
                 out.append(op)
                 continue
+            if op.name == "stablehlo.concatenate" and _joins_pieces(op, mesh):
+                op.rule, op.rule_known = None, True  # left as it is; see memory_expansions
+                out.append(op)
+                continue
             choice = self.choice(op, mesh)
             for i, (v, read) in enumerate(zip(op.operands, choice.operands)):
                 source = layout_of(v.sharding, v.type.rank, mesh)
@@ -105,6 +109,20 @@ class _Partitioner:
     def sharding(self, layout: Layout, mesh: Mesh) -> TensorSharding:
         """A layout as a sharding."""
         return TensorSharding(self.mesh_name, [DimensionSharding(_merged(axes, mesh)) for axes in layout])
+
+
+def _joins_pieces(op: Op, mesh: Mesh) -> bool:
+    """Whether arrays are put together along a dimension that is cut, other than to rotate one, which has a way of its own."""
+    dim = op.attributes["dimension"]
+    if not layout_of(op.result.sharding, op.result.type.rank, mesh)[dim]:
+        return False
+    makers = [v.defining_op for v in op.operands]
+    first, second = makers if len(makers) == 2 else (None, None)
+    if first is None or second is None or first.name != "stablehlo.slice" or second.name != first.name:
+        return True
+    tail, head = first.attributes, second.attributes
+    meet = tail["start_indices"][dim] == head["limit_indices"][dim] and head["start_indices"][dim] == 0
+    return first.operands[0] is not second.operands[0] or not meet or op.result.type != first.operands[0].type
 
 
 def _merged(axes: Axes, mesh: Mesh) -> list[AxisRef]:

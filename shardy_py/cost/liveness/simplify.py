@@ -13,11 +13,11 @@ def simplify(graph: Graph) -> None:
     Args:
         graph: Is changed.
     """
-    _merge(graph.main, {}, {})
+    _merge(graph, graph.main, {}, {})
     _fold(graph.main, set(), set())
     for _ in range(2):
         replaced: dict[int, int] = {}
-        _merge(graph.main, replaced, {})
+        _merge(graph, graph.main, replaced, {})
         _thin(graph.main, set(graph.main.results))
     _sink(graph, graph.main, {})
     _thin(graph.main, set(graph.main.results))
@@ -80,7 +80,7 @@ POSITIONS = frozenset(("iota", "axis_index", "stablehlo.partition_id", "partitio
 _FOLDED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE))
 
 
-def _merge(region: Region, replaced: dict[int, int], known: dict[object, list[int]]) -> None:
+def _merge(graph: Graph, region: Region, replaced: dict[int, int], known: dict[object, list[int]]) -> None:
     """Equal nodes of a region become one; what a loop does not change is read from outside of it."""
     kept: list[Node] = []
     for node in region.nodes:
@@ -88,7 +88,7 @@ def _merge(region: Region, replaced: dict[int, int], known: dict[object, list[in
         if node.kind is Kind.LOOP:
             _unchanged(node, replaced)
         for inner in node.regions:
-            _merge(inner, replaced, {})
+            _merge(graph, inner, replaced, {})
         if node.key is not None:
             key = _shape(node) if node.regions else (node.key, tuple(node.operands))
             found = known.get(key)
@@ -97,7 +97,7 @@ def _merge(region: Region, replaced: dict[int, int], known: dict[object, list[in
                 continue
             known[key] = node.results
         if node.kind is Kind.LOOP:
-            kept.extend(_hoisted(node))
+            kept.extend(_hoisted(graph, node))
         kept.append(node)
     region.nodes = kept
     region.results = [replaced.get(v, v) for v in region.results]
@@ -147,23 +147,49 @@ def _select(loop: Node, keep: list[int]) -> None:
     body.results = [body.results[i] for i in keep]
 
 
-_STAYS = frozenset((Kind.BROADCAST, Kind.UPDATE, Kind.SCATTER, Kind.COPY, Kind.LITERAL, Kind.BARRIER, Kind.LOOP, Kind.BRANCH))
-"""Kinds that are left in loops: what costs nothing there, or writes, or holds regions."""
+_STAYS = frozenset((Kind.UPDATE, Kind.SCATTER, Kind.COPY, Kind.BARRIER, Kind.LOOP, Kind.BRANCH))
+"""Kinds that are left in loops: what writes, or holds regions."""
+
+_LIGHT = frozenset((Kind.BROADCAST, Kind.LITERAL, Kind.VIEW))
+"""Kinds that cost next to nothing in a loop, and are only computed in front of it for others that are."""
+
+_LIGHT_OPS = frozenset(("stablehlo.reverse", "stablehlo.slice", "stablehlo.transpose"))
 
 
-def _hoisted(loop: Node) -> list[Node]:
-    """Nodes of a loop's body that read nothing the loop changes, taken out of it."""
+def _hoisted(graph: Graph, loop: Node) -> list[Node]:
+    """Nodes of a loop's body that read nothing the loop changes, taken out of it; copies of what they need, where it is light."""
     body = loop.regions[1]
     inside = set(body.arguments)
-    moved, kept = [], []
+    light: dict[int, Node] = {}
+    outside: dict[int, int] = {}
+    moved: list[Node] = []
+    kept: list[Node] = []
     for node in body.nodes:
-        if node.kind not in _STAYS and node.key is not None and node.operands and not inside.intersection(node.operands):
-            moved.append(node)
-        else:
-            kept.append(node)
+        if node.kind in _STAYS or node.key is None or any(v in inside and v not in light for v in node.operands):
             inside.update(node.results)
+        elif node.kind in _LIGHT or node.name in _LIGHT_OPS:
+            inside.update(node.results)
+            light[node.results[0]] = node
+        else:
+            for v in node.operands:
+                _copy_out(graph, v, light, outside, moved)
+            node.operands = [outside.get(v, v) for v in node.operands]
+            moved.append(node)
+            continue
+        kept.append(node)
     body.nodes = kept
     return moved
+
+
+def _copy_out(graph: Graph, v: int, light: dict[int, Node], outside: dict[int, int], moved: list[Node]) -> None:
+    """Adds a copy of the light node that makes a value, and of those it needs."""
+    if v not in light or v in outside:
+        return
+    for read in light[v].operands:
+        _copy_out(graph, read, light, outside, moved)
+    made = outside[v] = graph.value(graph.bytes[v])
+    graph.forms[made] = graph.forms.get(v)
+    moved.append(replace(light[v], operands=[outside.get(o, o) for o in light[v].operands], results=[made]))
 
 
 def _thin(region: Region, needed: set[int]) -> None:
