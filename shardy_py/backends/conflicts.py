@@ -1,7 +1,7 @@
-"""Where a plan had to choose, so that the order in which ops are visited decides.
+"""Where a plan had to choose, so that the form of the program and the order in which ops are visited decide.
 
-XLA simplifies a program before it propagates, and visits what is left in another order than that in which JAX wrote it. Where shardings
-do not conflict, that gives the same result; where they do, another. So the values around a conflict are constrained to the plan.
+XLA propagates through another form of a program than the one that JAX makes. Where shardings do not conflict, that gives the same result;
+where they do, another. So the values around a conflict are constrained to a plan that is worth it (`plan/as_run`).
 """
 
 from __future__ import annotations
