@@ -12,8 +12,8 @@ Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
 * `pad` with interior padding, sharded along that dimension. Here: the same.
 * `select_and_scatter_add`, the gradient of max pooling, where windows overlap along a sharded dimension: what goes to a neighbour is
   lost, or comes twice. Here: that dimension is not sharded where the op runs; nor is it in derivatives that are taken outside.
-* `reduce` with a computation of the user's, and `reduce_xor`, along a sharded dimension: not wrong, but no program on CPU
-  ("Unsupported reduction computation"). Here: the same.
+* `reduce` with a computation of the user's, `reduce_xor`, and `reduce_and` and `reduce_or` of integers, along a sharded dimension: not
+  wrong, but no program on CPU ("Unsupported reduction computation"). Here: the same.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
   integers in the same order are combined, which sends no more; derivatives taken outside of the sharded function are those of floats.
 * `fft` on CPU where a later dimension is gathered beside it: the array is put in an order that the transform refuses when it runs. Here:
@@ -118,6 +118,12 @@ def _reduction(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Re
         return list(made) if eqn.primitive.multiple_results else [made]
 
     return call
+
+
+def _bitwise(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+    """Truth values are reduced across devices; bits are not."""
+    operand: Any = eqn.invars[0]
+    return None if operand.aval.dtype == jnp.bool_ else _reduction(eqn, sharding_of, twin)
 
 
 def _select_and_scatter(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
@@ -337,8 +343,10 @@ WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacemen
 
 WORKAROUNDS_ON_CPU: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
     "fft": _fft,
+    "reduce_and": _bitwise,
     "reduce_max": _extreme,
     "reduce_min": _extreme,
+    "reduce_or": _bitwise,
     "scatter-max": _scattered_extreme,
     "scatter-min": _scattered_extreme,
 }

@@ -173,8 +173,10 @@ def test_reductions_that_cpu_cannot_do_across_devices(lowering, mesh):
     logsum = sp.auto_shard(lambda x: lax.reduce(x, -np.inf, jnp.logaddexp, (0,)), mesh=mesh, in_shardings=P("x", "y"), lowering=lowering)
     np.testing.assert_allclose(logsum(x), np.logaddexp.reduce(x, 0), rtol=1e-5)
     bits = np.arange(32, dtype=np.int32).reshape(8, 4)
-    xor = sp.auto_shard(lambda x: jax.lax.reduce(x, np.int32(0), lax.bitwise_xor, (0,)), mesh=mesh, in_shardings=P("x"), lowering=lowering)
-    np.testing.assert_array_equal(xor(bits), np.bitwise_xor.reduce(bits, 0))
+    for op in (np.bitwise_xor, np.bitwise_and, np.bitwise_or):
+        reduce = getattr(jnp, op.__name__).reduce
+        step = sp.auto_shard(lambda x, reduce=reduce: reduce(x, axis=0), mesh=mesh, in_shardings=P("x"), lowering=lowering)
+        np.testing.assert_array_equal(step(bits | 64), op.reduce(bits | 64, 0))
 
 
 EXTREMES = {

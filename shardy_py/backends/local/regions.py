@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.annotations import identity
-from shardy_py.backends.local.calls import only_child
+from shardy_py.backends.local.calls import only_child, run_body
 from shardy_py.backends.local.form import bind
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Axes, Layout, layout, replicated
@@ -111,9 +114,17 @@ def _free(planned: Layout | None, rank: int, left: Mesh) -> Layout:
 
 def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Rename) -> list[Held]:
     """The user's collective over manual axes; dimensions that it does not rearrange may be cut over the others."""
+    name = eqn.primitive.name
+    dims = tuple(axis for axis in _named(eqn.params.get("axes", ())) if isinstance(axis, int))
+    if dims:  # of a named axis that jax.vmap has made a dimension of
+        body = _reduction(name, dims, tuple((held.shape, held.dtype) for held in operands))
+        operands = run_body(walker, body, operands, None)
+        names = tuple(axis for axis in _named(eqn.params["axes"]) if axis not in dims)
+        if not names:
+            return operands
+        eqn = eqn.replace(params={**eqn.params, "axes": names})
     params = {name: _renamed(value, rename) if name in ("axes", "axis_name") else value for name, value in eqn.params.items()}
     eqn = eqn.replace(params=params)
-    name = eqn.primitive.name
     touched = _touched(name, params)
     run = _PLAIN.get(name, lambda eqn, arrays: bind(eqn, arrays, eqn.params))
     if walker.region.dry:
@@ -130,6 +141,13 @@ def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Ren
         walker.hold(x, where, shape, dtype)
         for x, where, shape, dtype in zip(made, at, equation.result_shapes, equation.result_dtypes, strict=True)
     ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _reduction(name: str, dims: tuple[int, ...], types: tuple[tuple[tuple[int, ...], Any], ...]) -> ClosedJaxpr:
+    """What a reduction does along dimensions of its operands."""
+    reduce = _REDUCTIONS[name]
+    return jax.make_jaxpr(lambda *arrays: [reduce(x, dims) for x in arrays])(*itertools.starmap(jax.ShapeDtypeStruct, types))
 
 
 def _nothing(eqn: JaxprEqn, arrays: list[Array]) -> list[Array]:
@@ -178,6 +196,13 @@ _PLAIN: dict[str, Callable[[JaxprEqn, list[Array]], list[Array]]] = {
     "unreduced_reduce_scatter": _scatter,
 }
 """Collectives of a body with checked types -> the one without."""
+
+_REDUCTIONS = {
+    **dict.fromkeys(("psum", "psum_invariant", "unreduced_psum"), lax.reduce_sum),
+    "pmax": lax.reduce_max,
+    "pmin": lax.reduce_min,
+}
+"""Collectives that may reduce dimensions too -> how they do."""
 
 _ELEMENTWISE = frozenset({"pbroadcast", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "unreduced_psum"})
 

@@ -41,6 +41,36 @@ def everything(x: Any) -> Any:
     return x * parts + lax.pmax(x, "x") - lax.pmean(x, ("x", "y"))
 
 
+def by_name(x: Any, *outer: str) -> Any:
+    """What jax.vmap makes of collectives over the axis that it names: reductions of a dimension."""
+
+    def row(v: Any) -> Any:
+        return v / lax.psum(v, ("i", *outer)) - lax.pmax(v, "i") + lax.pmin(v.sum(), ("i", *outer)) * lax.pmean(v, "i")
+
+    return jax.vmap(row, axis_name="i")(x + 1)
+
+
+@pytest.mark.parametrize("spec", [P(), P("x", "y"), P(("x", "y")), P(None, "x")])
+def test_collectives_over_an_axis_of_vmap(spec: P) -> None:
+    check(by_name, X, specs=spec)
+
+    def nested(x: Any) -> Any:
+        return jax.vmap(jax.vmap(lambda v: v * lax.psum(v, ("i", "j")), axis_name="j", in_axes=1), axis_name="i")(jnp.stack([x, x]))
+
+    check(nested, X, specs=spec)
+
+
+@pytest.mark.parametrize("manual", [("x",), ("x", "y")])
+def test_collectives_over_an_axis_of_vmap_in_a_body(manual: tuple[str, ...]) -> None:
+    def fun(x: Any) -> Any:
+        over = jax.shard_map(
+            lambda x: by_name(x, "x"), mesh=mesh(), in_specs=P("x"), out_specs=P("x"), axis_names=set(manual), check_vma=False
+        )
+        return over(x)
+
+    check(fun, X, specs=P("x", "y"))
+
+
 @pytest.mark.parametrize("checked", [False, True])
 def test_collectives_of_a_body(checked: bool) -> None:
     def fun(x: Any) -> Any:
