@@ -1,8 +1,8 @@
 """Under which axes XLA's partitioner runs an op, and what it has to move for that.
 
 Most ops run as their result is sharded: operands are brought to it. A reduction runs as its operand is sharded, and its result is brought
-to where it is wanted. A matrix product adds up partial results over axes that cut the summed dimensions of both sides in the same
-way; all other axes are those of the result (xla/service/spmd/dot_handler.cc). No reduce-scatters are made: an all-reduce, and a slice.
+to where it is wanted. A matrix product adds up partial results over axes that cut a summed dimension of both sides in the same
+way; all other axes are those of the result, or, where the result cannot have these, of the side (xla/service/spmd/dot_handler.cc). No reduce-scatters are made: an all-reduce, and a slice.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _product_axes(
     for factor, cut in result.items():
         if set(cut) & set(summed):
             has = lhs.get(factor, rhs.get(factor, ()))
-            axes[factor] = _common(_until(cut, summed), has)
+            taken = {*summed, *(axis for other in result if other != factor for axis in result[other])}
+            axes[factor] = _common(_until(cut, summed), has) or (() if taken.intersection(has) else has)
         else:
             axes[factor] = cut
     if not summed:
