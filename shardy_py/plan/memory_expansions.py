@@ -264,24 +264,6 @@ def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
         reader.numbers[v] = reader.made(op, region, Kind.SHAPE, [node.results[i]], reader.local_bytes(v), ("slice", i))
 
 
-def _concatenate(reader: Reader, op: Op, region: Region) -> None:
-    """Along a dimension that is cut, XLA's partitioner writes every device's pieces into zeros as long as the whole, and adds these up."""
-    dim = op.attributes["dimension"]
-    piece, whole = reader.local_shape(op.result)[dim], op.result.type.shape[dim]
-    if op.rule is not None or piece == whole or not piece or len(op.operands) == 1:
-        region.nodes.append(reader.node(op))
-        return
-    long = reader.local_bytes(op.result) // piece * whole
-    form = "long", reader.form(op.result), dim
-    x = reader.made(op, region, Kind.BROADCAST, [], long, "zeros", form)
-    region.nodes[-1].key = ("zeros", form)
-    for i, v in enumerate(_operands(reader, op)):
-        x = reader.made(op, region, Kind.UPDATE, [x, v], long, ("piece", i), form)
-    x = reader.made(op, region, Kind.SUM, [x], long, "sum", form)
-    region.nodes[-1].group = "concatenate", op.result.type.dtype, str(op.result.sharding)
-    _finish(reader, op, reader.made(op, region, Kind.SHAPE, [x], reader.local_bytes(op.result), "own"))
-
-
 def _add(reader: Reader, op: Op, region: Region) -> None:
     """What is added to a sum that is scattered into zeros is what the sum is scattered into, as XLA simplifies it."""
     for i, v in enumerate(op.operands):
@@ -359,7 +341,6 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "sdy.all_slice": _all_slice,
     "stablehlo.add": _add,
     "stablehlo.broadcast_in_dim": _broadcast,
-    "stablehlo.concatenate": _concatenate,
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,
     "stablehlo.divide": _divide,

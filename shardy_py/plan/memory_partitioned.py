@@ -6,7 +6,7 @@ from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.walk import blocks_of
 from shardy_py.plan.prediction.choices import Choice, choose
-from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, layout_of, mesh_of
+from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, layout_of, mesh_of, size_of
 from shardy_py.plan.prediction.moves import moves
 from shardy_py.rules import rule_for
 
@@ -41,12 +41,11 @@ class _Partitioner:
             if mesh is None:
                 out.append(op)
                 continue
-            if op.name == "stablehlo.concatenate" and _joins_pieces(op, mesh):
-                op.rule, op.rule_known = None, True  # left as it is; see memory_expansions
-                out.append(op)
-                continue
             choice = self.choice(op, mesh)
-            for i, (v, read) in enumerate(zip(op.operands, choice.operands)):
+            reads, results = choice.operands, choice.results
+            if op.name == "stablehlo.concatenate" and (aside := _aside(op, mesh)) is not None:
+                reads, results = (aside,) * len(op.operands), (aside,)
+            for i, (v, read) in enumerate(zip(op.operands, reads)):
                 source = layout_of(v.sharding, v.type.rank, mesh)
                 if source != read:
                     brought = at_hand.get((v, read))
@@ -54,7 +53,7 @@ class _Partitioner:
                         brought = at_hand[v, read] = self.moved(v, source, read, mesh, op, out)
                     op.set_operand(i, brought)
             out.append(op)
-            for v, made in zip(op.results, choice.results):
+            for v, made in zip(op.results, results):
                 wanted = layout_of(v.sharding, v.type.rank, mesh)
                 if made != wanted:
                     uses, v.uses = v.uses, []
@@ -111,18 +110,31 @@ class _Partitioner:
         return TensorSharding(self.mesh_name, [DimensionSharding(_merged(axes, mesh)) for axes in layout])
 
 
-def _joins_pieces(op: Op, mesh: Mesh) -> bool:
-    """Whether arrays are put together along a dimension that is cut, other than to rotate one, which has a way of its own."""
+def _aside(op: Op, mesh: Mesh) -> Layout | None:
+    """The layout in which pieces are put together along a dimension that is cut: its axes go to another that they divide.
+
+    None where it is not cut, no other dimension will do, or an array is rotated, which XLA has another way for.
+    """
     dim = op.attributes["dimension"]
-    if not layout_of(op.result.sharding, op.result.type.rank, mesh)[dim]:
-        return False
+    layout = layout_of(op.result.sharding, op.result.type.rank, mesh)
+    if not layout[dim] or _rotates(op):
+        return None
+    shape, ways = op.result.type.shape, size_of(layout[dim], mesh)
+    other = next((d for d, axes in enumerate(layout) if d != dim and not axes and shape[d] % ways == 0), None)
+    if other is None:
+        return None
+    moved = {dim: (), other: layout[dim]}
+    return tuple(moved.get(d, axes) for d, axes in enumerate(layout))
+
+
+def _rotates(op: Op) -> bool:
     makers = [v.defining_op for v in op.operands]
-    first, second = makers if len(makers) == 2 else (None, None)
-    if first is None or second is None or first.name != "stablehlo.slice" or second.name != first.name:
-        return True
-    tail, head = first.attributes, second.attributes
-    meet = tail["start_indices"][dim] == head["limit_indices"][dim] and head["start_indices"][dim] == 0
-    return first.operands[0] is not second.operands[0] or not meet or op.result.type != first.operands[0].type
+    tail, head = makers if len(makers) == 2 else (None, None)
+    if tail is None or head is None or tail.name != "stablehlo.slice" or head.name != tail.name or tail.operands[0] is not head.operands[0]:
+        return False
+    dim = op.attributes["dimension"]
+    starts, ends = tail.attributes["start_indices"], head.attributes["limit_indices"]
+    return starts[dim] == ends[dim] and not head.attributes["start_indices"][dim] and op.result.type == tail.operands[0].type
 
 
 def _merged(axes: Axes, mesh: Mesh) -> list[AxisRef]:

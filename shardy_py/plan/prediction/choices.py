@@ -1,8 +1,9 @@
 """Under which axes XLA's partitioner runs an op, and what it has to move for that.
 
 Most ops run as their result is sharded: operands are brought to it. A reduction runs as its operand is sharded, and its result is brought
-to where it is wanted. A matrix product adds up partial results over axes that cut a summed dimension of both sides in the same
-way; all other axes are those of the result, or, where the result cannot have these, of the side (xla/service/spmd/dot_handler.cc). No reduce-scatters are made: an all-reduce, and a slice.
+to where it is wanted. A matrix product adds up partial results over axes that cut a summed dimension of both sides in the same way; all
+other axes are those of the result, or of a side where the result's are taken (xla/service/spmd/dot_handler.cc). No reduce-scatters are
+made: an all-reduce, and a slice.
 """
 
 from __future__ import annotations
