@@ -9,6 +9,7 @@ PipeDream's profiles and answers are looked for in `../shared` or `$SHARDY_SHARE
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -24,10 +25,12 @@ sys.path.insert(0, str(ROOT))
 
 from shardy_py.errors import ShardyError
 from shardy_py.stages import ProfileGraph, compress_branches, partition, read_graph, write_graph
+from shardy_py.stages.partitioning import PartitionError
 from tests.stages.shapes import inception, nasnet
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or ROOT.parent / "shared") / "data" / "pipedream"
-MACHINES = flags.DEFINE_list("machines", ["4", "8", "16", "8x2"], "Machines for the large graphs; 8x2 is 8 in each of 2 servers.")
+MACHINES = flags.DEFINE_list("machines", ["4", "8", "16", "8x2", "4x4"], "Machines for the large graphs; 8x2 is 8 in each of 2 servers.")
+MEMORY = flags.DEFINE_list("memory", ["none", "16e9"], "Bytes of a machine for the large graphs, in exact mode.")
 PROFILES = flags.DEFINE_bool("profiles", True, "Whether to repeat PipeDream's runs.")
 LARGE = flags.DEFINE_list("large", ["inception", "nasnet-mobile", "nasnet-large"], "Which large graphs.")
 SAME = 1e-9
@@ -92,14 +95,19 @@ def large() -> None:
         print(f"{name}: {len(graph)} nodes, {len(graph.edges)} edges, {len(compress_branches(graph).graph)} nodes with branches compressed")
         for machines in MACHINES.value:
             counts = [int(count) for count in machines.split("x")]
-            for mode in ("pipedream", "exact"):
-                for straight in (False, True):
-                    start, cpu = time.perf_counter(), time.process_time()
-                    found = partition(graph, counts, [1e10, 1e9][-len(counts) :], mode, 1, straight)
-                    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-                    kind = "straight" if straight else "replicated"
-                    figures = f"{found.pipeline_time * 1e3:8.2f} ms, gap {found.gap:6.2%}, {wall:5.1f} s ({cpu:.1f} s of CPU time)"
-                    print(f"  {machines:>3} machines, {mode:9} {kind:10} {figures}")
+            for mode, straight, memory in itertools.product(("pipedream", "exact"), (False, True), MEMORY.value):
+                if memory != "none" and mode == "pipedream":
+                    continue
+                kind = f"{'straight' if straight else 'replicated'}{'' if memory == 'none' else f', {float(memory) / 1e9:g} GB'}"
+                limit = None if memory == "none" else float(memory)
+                start, cpu = time.perf_counter(), time.process_time()
+                try:
+                    found = partition(graph, counts, [1e10, 1e9][-len(counts) :], mode, 1, straight, memory_bytes=limit)
+                    figures = f"{found.pipeline_time * 1e3:8.2f} ms, gap {found.gap:6.2%}"
+                except PartitionError as error:
+                    figures = error.what
+                wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+                print(f"  {machines:>3} machines, {mode:9} {kind:17} {figures}, {wall:5.1f} s ({cpu:.1f} s of CPU time)", flush=True)
 
 
 def main(_: list[str]) -> None:
