@@ -2,8 +2,8 @@
 
 Most ops run as their result is sharded: operands are brought to it. A reduction runs as its operand is sharded, and its result is brought
 to where it is wanted. A matrix product adds up partial results over axes that cut a summed dimension of both sides in the same way; all
-other axes are those of the result, or of a side where the result's are taken (xla/service/spmd/dot_handler.cc). No reduce-scatters are
-made: an all-reduce, and a slice.
+other axes are those of the result. Where these are summed over, they are those of the side, or as many pieces along axes that are free
+(xla/service/spmd/dot_handler.cc). No reduce-scatters are made: an all-reduce, and a slice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, from_factors, local_elements, local_shape, size_of, to_factors
+from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, from_factors, local_elements, local_shape, parts, size_of, to_factors
 from shardy_py.plan.prediction.moves import Move, moves
 
 DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution"))
@@ -127,7 +127,8 @@ def _product_axes(
         if set(cut) & set(summed):
             has = lhs.get(factor, rhs.get(factor, ()))
             taken = {*summed, *(axis for other in result if other != factor for axis in result[other])}
-            axes[factor] = _common(_until(cut, summed), has) or (() if taken.intersection(has) else has)
+            other_axes = has if has and not taken.intersection(has) else _spare(cut, taken, lhs, rhs, mesh)
+            axes[factor] = _common(_until(cut, summed), has) or other_axes
         else:
             axes[factor] = cut
     if not summed:
@@ -139,6 +140,20 @@ def _product_axes(
         for factor in same:
             axes[factor] = lhs[factor]
     return axes, tuple(summed)
+
+
+def _spare(cut: Axes, taken: set[AxisRef], lhs: dict[int, Axes], rhs: dict[int, Axes], mesh: Mesh) -> Axes:
+    """As many pieces along axes that nothing is cut by, in place of axes that the result is summed over; none where there are not as many.
+
+    Each device computes the pieces of others then, which change places afterwards.
+    """
+    used = {*taken, *(axis for side in (lhs, rhs) for axes in side.values() for axis in axes)}
+    free = [part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh) if part not in used]
+    size = size_of(cut, mesh)
+    for count in range(1, len(free) + 1):
+        if size_of(free[:count], mesh) == size:
+            return tuple(free[:count])
+    return ()
 
 
 def _one_sided(
