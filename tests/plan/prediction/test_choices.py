@@ -1,0 +1,43 @@
+"""Which axes products run under where those of the result are taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.plan.prediction.choices import choose
+from shardy_py.plan.prediction.layouts import Layout
+from shardy_py.rules.builder import Signature
+from shardy_py.rules.contraction import dot_general
+
+SQUARE, OBLONG = Mesh([("x", 4), ("y", 4)]), Mesh([("x", 2), ("y", 3)])
+X, Y = (AxisRef("x", 1, 2), AxisRef("x", 2, 2)), (AxisRef("y", 1, 2), AxisRef("y", 2, 2))
+PRODUCT = dot_general(
+    Signature(
+        ((96, 96), (96, 96)),
+        ((96, 96),),
+        {
+            "lhs_batching_dimensions": (),
+            "rhs_batching_dimensions": (),
+            "lhs_contracting_dimensions": (1,),
+            "rhs_contracting_dimensions": (0,),
+        },
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "lhs", "rhs", "wanted", "made"),
+    [
+        (SQUARE, ((), X), (X, ()), ((), X), ((), Y)),  # as many devices along the other axis
+        (SQUARE, ((), X), (X, Y), ((), X), ((), Y)),  # the side's own axis
+        (SQUARE, ((), X), (X, ()), (Y, X), (Y, ())),  # the other axis is taken
+        (OBLONG, ((), (AxisRef("x"),)), ((AxisRef("x"),), ()), ((), (AxisRef("x"),)), ((), ())),  # not as many
+    ],
+    ids=["spare", "own", "taken", "other size"],
+)
+def test_axes_that_are_summed_over(mesh: Mesh, lhs: Layout, rhs: Layout, wanted: Layout, made: Layout) -> None:
+    shape = (96, 96)
+    found = choose("stablehlo.dot_general", PRODUCT, (shape, shape), (lhs, rhs), (shape,), (wanted,), mesh)
+    assert found.results == (made,)
+    assert "all_reduce" in [move.kind for move in found.sums[0]]
