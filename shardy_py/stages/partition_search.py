@@ -62,22 +62,23 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solut
         start = solve_as_pipedream(Cuts(graph, states, True), theirs, machines)
     # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
     tried = [] if math.isinf(start.seconds) else list(accumulate(start.ends, or_))
-    found = _exact(pool, rules, machines, lowest, tried)
+    # Cuts of many narrow stages are good ones for fewer and wider stages, not the other way round.
+    straight = _straight(pool, replace(rules, straight=True), machines, lowest, tried)
+    if rules.straight:
+        return straight, lowest
+    if math.isinf(straight.seconds):
+        return _bounded(pool, rules, machines, lowest, tried), lowest
+    return _improved(pool, rules, machines, lowest, [*tried, *straight.ends], straight), lowest
+
+
+def _straight(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
+    found = _bounded(pool, rules, machines, lowest, tried)
     if math.isinf(found.seconds) and len(machines.counts) > 1:
-        # Where memory is short, the cuts that a single level of machines would take are more likely to do.
-        single = _exact(pool, rules, Machines((machines.total,), (max(machines.bandwidths),)), lowest, tried)
+        # Where memory is short, the cuts that a single level of machines takes are more likely to do: more of them are tried.
+        single = _bounded(pool, rules, Machines((machines.total,), (max(machines.bandwidths),)), lowest, tried)
         if math.isfinite(single.seconds):
-            found = _exact(pool, rules, machines, lowest, [*tried, *single.ends])
-    return found, lowest
-
-
-def _exact(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
-    if not rules.straight:
-        # Cuts of many narrow stages are good ones for fewer and wider stages, not the other way round.
-        straight = _bounded(pool, replace(rules, straight=True), machines, lowest, tried)
-        if math.isfinite(straight.seconds):
-            return _improved(pool, rules, machines, lowest, [*tried, *straight.ends], straight)
-    return _bounded(pool, rules, machines, lowest, tried)
+            found = _bounded(pool, rules, machines, lowest, [*tried, *single.ends])
+    return found
 
 
 def _limit(machines: Machines) -> int:
@@ -149,7 +150,7 @@ def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, trie
         if best.seconds <= lowest * SLACK:
             break
         # Half of the family lies near the best cuts, then, where that brings nothing, most of it.
-        close = [*tried, *pool.near(best.ends, best.seconds, machines.total, int(limit * SHARES[failed]))]
+        close = [*tried, *pool.near(best.ends or tried, best.seconds, machines.total, int(limit * SHARES[failed]))]
         family = [*close, *pool.useful(best.seconds, machines.total, limit - len(close))]
         found = solve(_family(pool.graph, family, rules), rules, machines, highest=best.seconds)
         if found.seconds * SLACK < best.seconds:
