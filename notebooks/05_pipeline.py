@@ -137,3 +137,11 @@ print("in flight:", pipelined.statistics.in_flight, "as simulated:", sp.stages.s
 
 # %%
 print(pipelined.report(large, jax.ShapeDtypeStruct((32, 2049), jnp.int32), hardware="h100"))
+
+# %% [markdown]
+# The stages found above can be run as they are: a partition of a profile of the loss says where to cut. In a training
+# step, `sp.stages.marked(loss, found)` is the loss with these stages marked.
+
+# %%
+partitioned = sp.pipeline(loss, partition=found, num_microbatches=8)
+print(partitioned.report(large, jax.ShapeDtypeStruct((32, 2049), jnp.int32)))
