@@ -30,7 +30,7 @@ class _Partitioner:
     def __init__(self, program: Program) -> None:
         self.meshes = program.meshes
         self.known: dict[object, Choice] = {}
-        self.mesh_name = next((name for name, mesh in program.meshes.items() if not mesh.is_maximal), "mesh")
+        self.spelled: dict[Mesh, str | Mesh] = {}
 
     def block(self, block: Block) -> list[Op]:
         """The ops of a block, with reshards between them."""
@@ -65,11 +65,15 @@ class _Partitioner:
         return out
 
     def mesh(self, op: Op) -> Mesh | None:
-        """The mesh of an op; None where nothing is to be done."""
-        values = (*op.operands, *op.results)
-        if any(v.sharding is not None and v.sharding.mesh_in(self.meshes).is_maximal for v in values):
-            return None
-        return mesh_of([v.sharding for v in values], self.meshes)
+        """The mesh of an op; None where nothing is to be done: on one device, or between meshes."""
+        shardings = [v.sharding for v in (*op.operands, *op.results)]
+        mesh = mesh_of(shardings, self.meshes)
+        for sharding in shardings:
+            if sharding is not None and mesh is not None:
+                if sharding.mesh_in(self.meshes) != mesh or mesh.is_maximal:
+                    return None
+                self.spelled[mesh] = sharding.mesh
+        return mesh
 
     def choice(self, op: Op, mesh: Mesh) -> Choice:
         """How an op runs."""
@@ -107,7 +111,7 @@ class _Partitioner:
 
     def sharding(self, layout: Layout, mesh: Mesh) -> TensorSharding:
         """A layout as a sharding."""
-        return TensorSharding(self.mesh_name, [DimensionSharding(_merged(axes, mesh)) for axes in layout])
+        return TensorSharding(self.spelled[mesh], [DimensionSharding(_merged(axes, mesh)) for axes in layout])
 
 
 def _aside(op: Op, mesh: Mesh) -> Layout | None:
