@@ -67,6 +67,7 @@ def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, 
         lowest: Seconds below which no slowest stage can be.
         highest: Seconds that the slowest stage may take; what takes longer is not found.
     """
+    cuts = _light(cuts, rules, machines, highest * SLACK)
     top = _levels(cuts, rules, machines)[-1]
     last = len(cuts.downsets) - 1
     bounds = [lowest * factor for factor in LADDER if lowest and lowest * factor < highest]
@@ -75,6 +76,15 @@ def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, 
         if math.isfinite(seconds):
             return _read(top, Solution(cuts, seconds))
     return Solution(cuts, math.inf)
+
+
+def _light(cuts: Cuts, rules: Rules, machines: Machines, bound: float) -> Cuts:
+    """Without cuts that no stage could send in so many seconds, however many machines it is replicated over."""
+    if rules.compression is None:
+        return cuts
+    rate = max(machines.bandwidths) * rules.compression * (1 if rules.straight else machines.total)
+    heavy = 2 * cuts.sent / rate > bound
+    return replace(cuts, downsets=[cut for cut, out in zip(cuts.downsets, heavy) if not out]) if heavy.any() else cuts
 
 
 def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> Solution:

@@ -224,7 +224,7 @@ class Pipelines:
                 kinds.append(True)
             for width in range(1, min(self.level.widest, after) + 1):
                 before = after - width
-                cuts = self._alive(before, reached) if before else self.starts - (self.base + 1)
+                cuts = self._alive(before, width, reached) if before else self.starts - (self.base + 1)
                 for last in kinds:
                     ends = self.ends if last else slice(self.low[after], self.high[after])
                     size = ends.stop - ends.start
@@ -235,9 +235,14 @@ class Pipelines:
                             seconds = self._seconds(some, width, ends, after, last)
                             yield Step(before, width, last, some, target, seconds)
 
-    def _alive(self, machines: int, reached: Callable[[int], Floats]) -> Indices:
-        low, high = self.low[machines], self.high[machines]
-        return np.flatnonzero(reached(machines)[low:high] < np.inf) + low
+    def _alive(self, machines: int, width: int, reached: Callable[[int], Floats]) -> Indices:
+        """Cuts that some machines reach, and behind which a stage on `width` machines receives what it needs in time."""
+        level, low, high = self.level, self.low[machines], self.high[machines]
+        chosen = reached(machines)[low:high] < np.inf
+        if level.rules.compression is not None:
+            received = level.cuts.bytes[self.base + low : self.base + high] * (2.0 / (level.bandwidth * width) / level.rules.compression)
+            chosen &= received <= self.bound
+        return np.flatnonzero(chosen) + low
 
     def _seconds(self, cuts: Indices, width: int, ends: slice, after: int, last: bool) -> Floats:
         level, first = self.level, width == after
