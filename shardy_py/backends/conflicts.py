@@ -6,7 +6,8 @@ where they do, another. So the values around a conflict are constrained to a pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -15,6 +16,7 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Op
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
+from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED, is_mispartitioned
 
 
 def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
@@ -25,13 +27,45 @@ def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
         pins: Where pins are added.
         meshes: Where named meshes are looked up.
     """
-    _pin(scope, pins, meshes, {}, frozenset())
+    seen: Seen = {}
+
+    def is_pinned(eqn: JaxprEqn, scope: Scope) -> bool:
+        return any((op := _maker(v, scope)) is not None and conflicts(op, meshes, seen) for v in eqn.outvars)
+
+    _pin(scope, pins, meshes, is_pinned, entering=False)
 
 
-def _pin(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh], seen: Seen, free: frozenset[Var]) -> None:
-    given = {*scope.jaxpr.invars, *scope.jaxpr.constvars, *free}
+def pin_mispartitioned(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
+    """Pins the operands and results of ops that XLA may get wrong.
+
+    Args:
+        scope: Of a plan.
+        pins: Where pins are added.
+        meshes: Where named meshes are looked up.
+    """
+
+    def is_pinned(eqn: JaxprEqn, scope: Scope) -> bool:
+        if eqn.primitive.name not in MISPARTITIONED:
+            return False
+        operand: Any = eqn.invars[0]
+        interior = [between for _, _, between in eqn.params.get("padding_config", ())]
+        return is_mispartitioned(eqn.primitive.name, str(operand.aval.dtype), interior)
+
+    _pin(scope, pins, meshes, is_pinned, entering=True)
+
+
+def _pin(
+    scope: Scope,
+    pins: Pins,
+    meshes: Mapping[str, Mesh],
+    is_pinned: Callable[[JaxprEqn, Scope], bool],
+    free: frozenset[Var] = frozenset(),
+    *,
+    entering: bool,
+) -> None:
+    given = free if entering else {*scope.jaxpr.invars, *scope.jaxpr.constvars, *free}
     for index, eqn in enumerate(scope.jaxpr.eqns):
-        if any((op := _maker(v, scope)) is not None and conflicts(op, meshes, seen) for v in eqn.outvars):
+        if is_pinned(eqn, scope):
             for v in (*eqn.outvars, *eqn.invars):
                 if not isinstance(v, Literal) and v in scope.env and v not in given and all(shape := _shape(v)) and shape:
                     sharding = scope.env[v].sharding
@@ -40,7 +74,7 @@ def _pin(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh], seen: Seen, free:
         if eqn.primitive.name in ENTERED:
             for k, inner in enumerate(scopes_of(scope, index, bodies(eqn))):
                 if inner is not None:
-                    _pin(inner, pins.child(index, k), meshes, seen, only_results(eqn, inner.jaxpr))
+                    _pin(inner, pins.child(index, k), meshes, is_pinned, only_results(eqn, inner.jaxpr), entering=entering)
 
 
 def _maker(v: Var, scope: Scope) -> Op | None:

@@ -17,10 +17,10 @@ from absl import logging
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
-from shardy_py.backends.conflicts import only_results, pin_conflicts, wanted
+from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, wanted
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, bodies, constraint_params, open_jaxpr, scopes_of
-from shardy_py.backends.xla_workarounds import workaround
+from shardy_py.backends.xla_workarounds import unplanned, workaround
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported, Scope
 
@@ -69,7 +69,7 @@ def pinned(
 
 
 def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, platform: str) -> Pinned:
-    """The copy of a traced jaxpr that holds only what the user annotated to the plan.
+    """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly.
 
     Args:
         closed: What was planned.
@@ -77,8 +77,13 @@ def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, plat
         twin: The mesh, all axes Auto.
         platform: What is compiled for.
     """
-    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin, platform, _HELD))
-    return Pinned(ClosedJaxpr(_copied(copier, closed, Pins(), planned, twin).jaxpr, closed.consts), 0, False)
+
+    def replacement(eqn: JaxprEqn, scope: Scope | None) -> Replacement | None:
+        return unplanned(eqn, platform) or _replacement(eqn, scope, twin, platform, _HELD)
+
+    copier, pins = Copier(NamedShardings(twin), replacement), Pins()
+    pin_mispartitioned(planned.scope, pins, planned.program.meshes)
+    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
 
 
 def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, twin: AbstractMesh) -> Copied:

@@ -55,6 +55,21 @@ def workaround(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh, platf
     return None if rule is None else rule(eqn, sharding_of, twin)
 
 
+def unplanned(eqn: JaxprEqn, platform: str) -> Replacement | None:
+    """What to emit instead of an equation that may be cut in any way, or None; for those that `is_mispartitioned` leaves out.
+
+    Args:
+        eqn: The equation.
+        platform: What is compiled for.
+    """
+    extreme = _EXTREMES_ON_CPU.get(eqn.primitive.name) if platform == "cpu" else None
+    operand: Any = eqn.invars[0] if eqn.invars else None
+    if extreme is None or not jnp.issubdtype(operand.aval.dtype, jnp.floating):
+        return None
+    function = extreme(eqn)
+    return lambda *xs: [function(*xs)]
+
+
 def _axes(sharding: TensorSharding | None, dim: int) -> Axes:
     """The axes of a dimension; none where parts of axes are used, which a region over the plain mesh cannot express."""
     if sharding is None or dim >= sharding.rank:
@@ -276,7 +291,13 @@ def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Repl
     dims = eqn.params["axes"]
     if not (jnp.issubdtype(operand.aval.dtype, jnp.floating) and _is_cut(sharding_of(operand), dims)):
         return None
-    largest, after = eqn.primitive.name == "reduce_max", sharding_of(eqn.outvars[0])
+    after, extreme = sharding_of(eqn.outvars[0]), _ordered_extreme(eqn)
+    return lambda x: [_constrained(extreme(x), after, twin)]
+
+
+def _ordered_extreme(eqn: JaxprEqn) -> Callable[[Any], Any]:
+    """The extreme of integers in the order of the floats."""
+    largest, dims = eqn.primitive.name == "reduce_max", eqn.params["axes"]
 
     @jax.custom_jvp
     def extreme(x: Any) -> Any:
@@ -289,7 +310,7 @@ def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Repl
         at = (x == jnp.expand_dims(best, dims)).astype(x.dtype)
         return best, jnp.sum(dx * at, dims) / jnp.sum(at, dims)
 
-    return lambda x: [_constrained(extreme(x), after, twin)]
+    return extreme
 
 
 def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
@@ -300,7 +321,14 @@ def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMes
     among = [d for d in range(avals[2].ndim) if d not in numbers.update_window_dims]
     if not (jnp.issubdtype(avals[0].dtype, jnp.floating) and (_is_cut(updates, among) or _is_cut(indices, range(avals[1].ndim)))):
         return None
-    largest, after = eqn.primitive.name == "scatter-max", sharding_of(eqn.outvars[0])
+    after, extreme = sharding_of(eqn.outvars[0]), _ordered_scattered_extreme(eqn)
+    return lambda x, at, new: [_constrained(extreme(x, at, new), after, twin)]
+
+
+def _ordered_scattered_extreme(eqn: JaxprEqn) -> Callable[[Any, Any, Any], Any]:
+    """The same of what is scattered."""
+    largest, params = eqn.primitive.name == "scatter-max", eqn.params
+    numbers: Any = params["dimension_numbers"]
     scatter = lax.scatter_max if largest else lax.scatter_min
     flags = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
 
@@ -314,7 +342,7 @@ def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMes
         (x, at, new), (dx, _, dnew) = primals, tangents
         return extreme(x, at, new), jax.jvp(lambda x, new: eqn.primitive.bind(x, at, new, **params), (x, new), (dx, dnew))[1]
 
-    return lambda x, at, new: [_constrained(extreme(x, at, new), after, twin)]
+    return extreme
 
 
 def _fft(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
@@ -351,3 +379,8 @@ WORKAROUNDS_ON_CPU: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Rep
     "scatter-min": _scattered_extreme,
 }
 """The same, for programs on CPU."""
+
+_EXTREMES_ON_CPU: dict[str, Callable[[JaxprEqn], Callable[..., Any]]] = {
+    **dict.fromkeys(("reduce_max", "reduce_min"), _ordered_extreme),
+    **dict.fromkeys(("scatter-max", "scatter-min"), _ordered_scattered_extreme),
+}

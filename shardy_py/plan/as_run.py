@@ -1,8 +1,9 @@
 """What runs under `lowering="jit"`: the plan, or what XLA makes of its ends where the plan does not move notably less.
 
-Inputs, results and constraints lie as planned, always. Where shardings between them conflict, what comes out depends on the form of the
-program, and XLA propagates through another form than the one that JAX makes and Shardy reads. Both are propagated here. Where the plan is
-predicted to move notably fewer bytes, the values around conflicts are constrained to it; else they are left to XLA.
+Inputs, results, constraints, and what goes through ops that XLA may get wrong lie as planned, always. Where shardings between them
+conflict, what comes out depends on the form of the program, and XLA propagates through another form than the one that JAX makes and Shardy
+reads. Both are propagated here. Where the plan is predicted to move notably fewer bytes, the values around conflicts are constrained to it;
+else they are left to XLA.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass, replace
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.passes import pipelines
 from shardy_py.passes.collection import no_collection
+from shardy_py.passes.dataflow import CASE
 from shardy_py.plan.predicted import Predicted, predict
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 from shardy_py.plan.prediction.loops import Copier
+from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED, is_mispartitioned
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.values import location_of, module_of
 
@@ -23,6 +26,7 @@ WORTH = 0.9
 """The part of XLA's bytes that the plan must stay below to be worth constraints: predictions are mostly within 10 %, and XLA's
 partitioner has been seen to fail on constraints."""
 
+_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 _BROADCAST = "stablehlo.broadcast_in_dim"
 
 
@@ -90,15 +94,28 @@ def _moved(program: Program) -> int:
     return sum(p.collective.received_bytes * (p.collective.trips or 1) for p in predict(program, lambda value: ""))
 
 
+def _around_mispartitioned(program: Program) -> set[Value]:
+    ops = [op for op in program.walk() if _is_mispartitioned(op)]
+    found = {v for op in ops for v in (*op.operands, *op.results) if v.type.size and v.type.rank}
+    branches = [op for op in program.walk() if op.name == CASE and len(op.results) == 1]  # XLA refuses constraints on these
+    return found - {v for op in branches for r in op.regions for v in r.terminator.operands}
+
+
+def _is_mispartitioned(op: Op) -> bool:
+    given = None if op.primitive not in MISPARTITIONED or op.name in _CONSTANTS else op.operands[0].type
+    interior = op.attributes.get("interior_padding", ())
+    return given is not None and is_mispartitioned(str(op.primitive), given.dtype, interior)
+
+
 class _Seen(Copier):
-    """A program as XLA sees it before it propagates, nothing constrained but what the user constrained.
+    """A program as XLA sees it before it propagates, nothing constrained but what the user constrained and what XLA may get wrong.
 
     A broadcast along dimensions of one element is a reshape that drops them and a broadcast of the others: XLA's own broadcasts only add
     dimensions. Reshapes are propagated through before broadcasts are, in both directions, so this decides many conflicts.
     """
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program, frozenset(), loops=True)
+        super().__init__(program, _around_mispartitioned(program), loops=True)
         self.origins: dict[Op, Op] = {}
 
     def op(self, op: Op, into: Block, names: dict[Value, Value], regions: Sequence[Block]) -> Op:

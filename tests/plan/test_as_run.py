@@ -13,7 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
+from shardy_py.backends.xla_workarounds import WORKAROUNDS, WORKAROUNDS_ON_CPU
 from shardy_py.plan.predicted import predict
+from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED
 
 WIDTH = 32
 TOKENS = jax.ShapeDtypeStruct((64, 8), jnp.int32)
@@ -107,3 +109,35 @@ def test_without_conflicts_the_plan_is_run(mesh: jax.sharding.Mesh) -> None:
     plan = step.plan(WEIGHTS, TOKENS)
     assert plan._as_run.planned
     assert plan._as_run.program is plan.program
+
+
+def test_what_xla_gets_wrong_runs_as_planned(mesh: jax.sharding.Mesh) -> None:
+    """Every primitive with a workaround is held to the plan, but for extremes, whose workaround does not need one."""
+    extremes = {"reduce_max", "reduce_min", "scatter-max", "scatter-min"}
+    assert {*WORKAROUNDS, *WORKAROUNDS_ON_CPU} == MISPARTITIONED | extremes
+
+
+def smoothed(weights: Any, x: jax.Array) -> Any:
+    """Fully sharded, with a depthwise convolution, a running maximum and the largest of all in between."""
+
+    def loss(weights: Any) -> jax.Array:
+        h = jax.nn.silu(weights["gain"] * x @ weights["up"]) @ weights["down"]
+        numbers = ("NWC", "WIO", "NWC")
+        mixed = jax.lax.conv_general_dilated(h, weights["taps"], (1,), "SAME", dimension_numbers=numbers, feature_group_count=WIDTH)
+        return (jnp.sin(mixed) * jax.lax.cummax(mixed, axis=1)).mean() + mixed.max(axis=(0, 2)).sum()
+
+    return jax.value_and_grad(loss)(weights)
+
+
+def test_numbers_where_conflicts_are_left_to_xla(mesh: jax.sharding.Mesh) -> None:
+    draw = np.random.default_rng(0)
+    weights = {name: draw.normal(size=WEIGHTS[name].shape).astype(np.float32) for name in ("gain", "up", "down")}
+    weights["taps"] = draw.normal(size=(3, 1, WIDTH)).astype(np.float32)
+    x = draw.normal(size=(8, 12, WIDTH)).astype(np.float32)
+    x[3, 5, 7] = np.nan
+    specs = {name: P("x") for name in weights} | {"taps": P(None, None, "y")}
+    step = sp.auto_shard(smoothed, mesh=mesh, in_shardings=(specs, P("x")))
+    assert not step.plan(weights, x)._as_run.planned
+    for x_now in (x, np.nan_to_num(x)):
+        for ours, theirs in zip(jax.tree.leaves(step(weights, x_now)), jax.tree.leaves(jax.jit(smoothed)(weights, x_now)), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
