@@ -7,7 +7,8 @@ ours       `auto_shard(lowering="jit")`: planned here, partitioned by XLA
 shard_map  `auto_shard(lowering="shard_map")`: planned here, collectives placed here
 
 For each: bytes that the collectives of the compiled program bring to a device in one call, loops included; seconds to trace, lower and
-compile, and to plan; bytes of memory per device; the time of a step, the median of blocks that take turns.
+compile (by the clock, of that in XLA, and of all processors), and to plan; bytes of memory per device; the time of a step, the median of
+blocks that take turns.
 
     python benchmarks/partitioner.py
     python benchmarks/partitioner.py --programs=FILE.py --seeds=2 --blocks=0 --collectives
@@ -59,6 +60,7 @@ class Made:
     collectives: list[CompiledCollective]
     compiling: float
     xla: float
+    cpu: float
     planning: float
     memory: float
     step: float = math.nan
@@ -81,23 +83,24 @@ def make(way: str, program: programs.Program) -> Made:
         given["out_shardings"] = (
             sp.auto_shard(program.fun, mesh=program.mesh, in_shardings=program.annotations).plan(*program.args).output_shardings
         )
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     if way in ("jit", "pinned"):
         traced = jax.jit(fun, in_shardings=program.annotations, **given).trace(*program.args)
     else:
         step = sp.auto_shard(fun, mesh=program.mesh, in_shardings=program.annotations, lowering=LOWERINGS[way])
         traced = step.trace(*program.args)
-        planning = time.perf_counter()
+        planning, planning_cpu = time.perf_counter(), time.process_time()
         traced.plan()
         planning = time.perf_counter() - planning
+        cpu += time.process_time() - planning_cpu
     lowered = traced.lower()
     xla = time.perf_counter()
     compiled = lowered.compile()
-    end = time.perf_counter()
+    end, cpu = time.perf_counter(), time.process_time() - cpu
     compiling, xla = end - start - planning, end - xla
     sizes = compiled.memory_analysis()
     memory = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes
-    return Made(compiled, collectives_in(compiled.as_text()), compiling, xla, planning, memory)
+    return Made(compiled, collectives_in(compiled.as_text()), compiling, xla, cpu, planning, memory)
 
 
 def make_all(ways: Sequence[str], program: programs.Program) -> dict[str, Made]:
@@ -162,7 +165,7 @@ def row(name: str, ways: Sequence[str], made: dict[str, Made]) -> str:
         if one is None:
             cells.append(f"|{'n/a':>12s}" + " " * 50)
             continue
-        to = base or Made(None, [], math.nan, math.nan, math.nan, math.nan)
+        to = base or Made(None, [], math.nan, math.nan, math.nan, math.nan, math.nan)
         moved = ratio(one.bytes, base.bytes) if base else math.nan
         cells.append(
             f"|{one.bytes:>12d} {moved:6.2f}  {ratio(one.compiling, to.compiling):6.2f} {ratio(one.xla, to.xla):5.2f} "
@@ -190,7 +193,7 @@ def totals(ways: Sequence[str], all_made: list[dict[str, Made]]) -> None:
             f"  medians of the ratios to {ways[0]}: bytes {_median(ratio(a.bytes, b.bytes) for a, b in both)}, "
             f"compiling {_median(ratio(a.compiling, b.compiling) for a, b in both)} "
             f"(with planning {_median(ratio(a.compiling + a.planning, b.compiling) for a, b in both)}, "
-            f"in XLA {_median(ratio(a.xla, b.xla) for a, b in both)}), "
+            f"in XLA {_median(ratio(a.xla, b.xla) for a, b in both)}, in CPU seconds {_median(ratio(a.cpu, b.cpu) for a, b in both)}), "
             f"memory {_median(ratio(a.memory, b.memory) for a, b in both)}, step {_median(ratio(a.step, b.step) for a, b in both)}"
         )
 
