@@ -65,6 +65,7 @@ def test_copies_compute_the_same() -> None:
     assert [op.name for op in copy.walk()] == [op.name for op in program.walk()]
 
 
+@pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="later versions of XLA lay loops out otherwise")
 @pytest.mark.parametrize(
     "specs",
     [

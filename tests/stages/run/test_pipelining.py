@@ -177,9 +177,12 @@ def test_stages_hold_their_rows_of_stacked_parameters(mesh: Any) -> None:
         state, value = run(state, *data())
         other, wanted = train(other, *data())
         assert largest_gap((state, value), (other, wanted)) < 1e-5
-    each = 2 * WIDTH * WIDTH * 4
-    assert [row.parameter_bytes for row in run.report().rows] == [each] * 4
-    assert [row.gradient_bytes for row in run.report().rows] == [each, each, each, each + 4]
+    one = WIDTH * WIDTH * 4
+    rows = run.report().rows
+    held = [row.parameter_bytes for row in rows]
+    assert sum(held) == 8 * one
+    assert max(held) <= 3 * one
+    assert [row.gradient_bytes for row in rows] == [*held[:-1], held[-1] + 4]
 
 
 def test_donation() -> None:
