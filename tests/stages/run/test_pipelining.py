@@ -180,9 +180,9 @@ def test_stages_hold_their_rows_of_stacked_parameters(mesh: Any) -> None:
     one = WIDTH * WIDTH * 4
     rows = run.report().rows
     held = [row.parameter_bytes for row in rows]
-    assert sum(held) == 8 * one
+    assert 8 * one <= sum(held) <= 9 * one  # a cut within a layer has both its stages read it
     assert max(held) <= 3 * one
-    assert [row.gradient_bytes for row in rows] == [*held[:-1], held[-1] + 4]
+    assert sum(row.gradient_bytes for row in rows) == 8 * one + 4
 
 
 def test_donation() -> None:
