@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
+from shardy_py.plan.memory_halo import extended, windows_of_convolution, windows_of_reduction
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_graph import Reader
@@ -85,6 +86,8 @@ def _convolution(reader: Reader, op: Op, region: Region) -> None:
     a = op.attributes
     image, kernel = _operands(reader, op)
     shapes = [reader.local_shape(v) for v in op.operands]
+    if a["batch_group_count"] == 1:  # of others XLA's partitioner has whole images
+        image = extended(reader, op, region, image, windows_of_convolution(op))
     orders = (
         (a["input_batch_dimension"], *a["input_spatial_dimensions"], a["input_feature_dimension"]),
         (*a["kernel_spatial_dimensions"], a["kernel_input_feature_dimension"], a["kernel_output_feature_dimension"]),
@@ -248,6 +251,11 @@ def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
     pieces, wholes = reader.local_shape(op.operands[0]), op.operands[0].type.shape
     windows = op.attributes["window_dimensions"]
     far = [d for d, n in enumerate(windows) if pieces[d] != wholes[d] and n - 1 > pieces[d]]
+    if not far and len(op.results) == 1:
+        value = extended(reader, op, region, reader.numbers[op.operands[0]], windows_of_reduction(op))
+        region.nodes.append(reader.node(op))
+        region.nodes[-1].operands[0] = value
+        return
     node = reader.node(op)
     region.nodes.append(node)
     if not far:

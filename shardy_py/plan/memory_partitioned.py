@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect import AxisRef, AxisRefList, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.walk import blocks_of
 from shardy_py.plan.prediction.choices import Choice, choose
 from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, layout_of, mesh_of, size_of
 from shardy_py.plan.prediction.moves import moves
+from shardy_py.plan.prediction.stand_ins import stand_in
 from shardy_py.rules import rule_for
 
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant", "stablehlo.iota"))
 _OTHERWISE = frozenset(("stablehlo.gather", "stablehlo.scatter", "stablehlo.sort"))
 """Ops that it does not run as their results are sharded."""
+_AS_THEY_ARE = _OTHERWISE | _CONSTANTS
 
 
 def partition(program: Program) -> None:
@@ -37,11 +39,12 @@ class _Partitioner:
         out: list[Op] = []
         at_hand: dict[tuple[Value, Layout], Value] = {}
         for op in block.ops:
-            mesh = None if op.regions or not op.results or op.name in _OTHERWISE else self.mesh(op)
+            mesh = None if op.regions or not op.results or op.name in _AS_THEY_ARE else self.mesh(op)
             if mesh is None:
                 out.append(op)
                 continue
-            choice = self.choice(op, mesh)
+            own = stand_in(op, mesh)
+            choice = self.choice(op, mesh) if own is None else own
             reads, results = choice.operands, choice.results
             if op.name == "stablehlo.concatenate" and (aside := _aside(op, mesh)) is not None:
                 reads, results = (aside,) * len(op.operands), (aside,)
@@ -53,16 +56,30 @@ class _Partitioner:
                         brought = at_hand[v, read] = self.moved(v, source, read, mesh, op, out)
                     op.set_operand(i, brought)
             out.append(op)
+            summed: Axes = ()
+            if own is not None:
+                op.rule, op.rule_known = None, True
+                summed = next((move.axes for move in own.sums[0] if move.kind == "all_reduce"), ())
             for v, made in zip(op.results, results):
                 wanted = layout_of(v.sharding, v.type.rank, mesh)
-                if made != wanted:
+                if made != wanted or summed:
                     uses, v.uses = v.uses, []
-                    target = self.moved(v, made, wanted, mesh, op, out)
                     v.sharding = self.sharding(made, mesh)
+                    target = self.summed(v, summed, mesh, op, out) if summed else v
+                    if made != wanted:
+                        target = self.moved(target, made, wanted, mesh, op, out)
                     for user, i in uses:
                         user.operands[i] = target
                     target.uses += uses
         return out
+
+    def summed(self, value: Value, axes: Axes, mesh: Mesh, op: Op, out: list[Op]) -> Value:
+        """The sum of a value over axes."""
+        attributes = {"reduction_axes": AxisRefList(_merged(axes, mesh))}
+        made = Op("sdy.all_reduce", [value], [value.type], attributes, location=op.location, primitive=op.primitive)
+        made.result.sharding = value.sharding
+        out.append(made)
+        return made.result
 
     def mesh(self, op: Op) -> Mesh | None:
         """The mesh of an op; None where nothing is to be done: on one device, or between meshes."""

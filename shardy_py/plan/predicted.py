@@ -15,6 +15,7 @@ from shardy_py.plan.collectives import Collective
 from shardy_py.plan.prediction.choices import Choice, choose
 from shardy_py.plan.prediction.layouts import Layout, layout_of, local_shape, mesh_of, size_of, spelled
 from shardy_py.plan.prediction.moves import Move, moves
+from shardy_py.plan.prediction.stand_ins import stand_in
 from shardy_py.plan.prediction.written import KINDS, axes_of_written
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, module_of
@@ -251,7 +252,10 @@ class _Walker:
             return
         rule = op.rule if op.rule_known else rule_for(op)
         key = (op.name, rule, shardings, tuple([v.type for v in values]))
-        if key in self.known:
+        choice = stand_in(op, mesh)
+        if choice is not None:
+            pass
+        elif key in self.known:
             choice = self.known[key]
         else:
             count = len(op.operands)
