@@ -147,6 +147,7 @@ class Reader:
         kind = Kind.BROADCAST if op.result.type.rank else Kind.LITERAL
         node = Node(kind, [], [self._new(op.result)], (), None, _label(op), op.name, op)
         node.key = ("sdy.constant", op.result.type, self.local_bytes(op.result), (number, math.copysign(1, number)))
+        node.along = ()
         region.nodes.append(node)
         return True
 
@@ -224,6 +225,8 @@ class Reader:
                 regions.append(inner)
         results = [self._new(v) for v in op.results]
         node = Node(kind, operands, results, tuple(regions), self.key(op, results), _label(op), op.name, op)
+        if kind is Kind.BROADCAST:
+            node.along = _along(op)
         if kind is Kind.SUM:
             axes = next(self.sums, None) if op.name == "stablehlo.all_reduce" else None
             if not axes:  # those that the user wrote do not say over which: of one psum they are the same
@@ -284,6 +287,13 @@ def _number(value: Any) -> Any:
     first = value.reshape(-1)[:1]
     number = first.item()
     return number if first.tobytes() * value.size == same and isinstance(number, bool | int | float) else None
+
+
+def _along(op: Op) -> tuple[int, ...]:
+    """The dimensions along which the elements differ of a constant of one number, an iota, or what is repeated."""
+    if op.name == "stablehlo.iota":
+        return (op.attributes["iota_dimension"],)
+    return tuple(op.attributes.get("broadcast_dimensions", ()))
 
 
 def _label(op: Op) -> str:

@@ -111,6 +111,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
             readers.setdefault(v, []).append(node)
         for inner in node.regions:
             _read_inside(inner, outside)
+    along = _repeating(region)
     roots: dict[int, set[int]] = {}
     in_library: dict[int, str] = {}
     absorbed: set[int] = set()
@@ -127,9 +128,11 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         if not able or (_is_dear(node) and (len(into) > 1 or any(u.kind is Kind.BROADCAST for u in users))):
             continue
         if v in outside or len(able) < len(users):
-            if not _is_dear(node) and _is_unary(graph, node, maker):
+            if not _is_dear(node) and _is_unary(graph, node, maker, along):
                 repeated[v] = {id(u) for u in able}
                 roots[v] = into | {id(node)}
+            continue
+        if node.name == "stablehlo.concatenate" and any(u.results[0] in repeated for u in users):
             continue
         roots[v] = into
         absorbed.add(v)
@@ -155,10 +158,24 @@ def _is_dear(node: Node) -> bool:
     return node.kind is Kind.EXPENSIVE or node.name == "stablehlo.gather"
 
 
-def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node]) -> bool:
+def _repeating(region: Region) -> dict[int, tuple[int, ...]]:
+    """Values that differ along some dimensions only: what is computed position by position of such is repeated after it is computed."""
+    found: dict[int, tuple[int, ...]] = {}
+    for node in region.nodes:
+        if node.along is not None:
+            found[node.results[0]] = node.along
+        elif node.kind in POINTWISE and all(v in found for v in node.operands):
+            dims = {found[v] for v in node.operands} - {()}
+            if len(dims) <= 1:
+                found[node.results[0]] = next(iter(dims), ())
+    return found
+
+
+def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node], along: Mapping[int, tuple[int, ...]]) -> bool:
     """Whether at most one operand is as large as the result, so that computing it twice reads no more (`EffectivelyAtMostUnary`)."""
     rank = _rank(graph, node.results[0])
-    return sum(not (v in maker and maker[v].kind is Kind.BROADCAST) and _rank(graph, v) >= rank for v in set(node.operands)) <= 1
+    large = [v for v in set(node.operands) if v not in along and _rank(graph, v) >= rank]
+    return sum(v not in maker or maker[v].kind is not Kind.BROADCAST for v in large) <= 1
 
 
 def _rank(graph: Graph, v: int) -> int:

@@ -60,6 +60,7 @@ class Node:
         name: The op's name; of one that a compiler adds as the program would name it, if at all.
         source: What it was read from; None of what a compiler adds.
         group: Of an all-reduce, what it has in common with those it can be combined with.
+        along: Of what repeats elements the dimensions along which they differ, where that is known.
         late: Of operands that are read through views that stay nodes, how many views; they matter to the order.
         shares: Operands whose memory its result may take over, if it is the last to read them; of several results each that at its place.
     """
@@ -74,6 +75,7 @@ class Node:
     source: Any = None
     shares: tuple[int, ...] = ()
     group: Any = None
+    along: tuple[int, ...] | None = None
     late: dict[int, int] = field(default_factory=dict)
 
 
