@@ -1,11 +1,10 @@
-"""The closed set of nodes behind which the fewest bytes cross, by a maximum flow (Dinic's algorithm)."""
+"""The closed set of nodes behind which the fewest bytes cross, by a maximum flow."""
 
 from __future__ import annotations
 
-from collections import deque
-
 from shardy_py.stages.graph import ProfileGraph, positions
 from shardy_py.stages.graph_cuts import taken_output
+from shardy_py.stages.max_flow import Network
 
 
 def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int]:
@@ -25,7 +24,7 @@ def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int
         >>> lightest(ProfileGraph(tuple(nodes), (("a", "b"), ("b", "c"))), inside=0b001, outside=0b100)
         (2.0, 3)
     """
-    network = _Network()
+    network = Network()
     source, sink = network.vertex(), network.vertex()
     free = positions(((1 << len(graph)) - 1) & ~inside & ~outside)
     vertex = {node: network.vertex() for node in free}
@@ -56,70 +55,3 @@ def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int
                     network.edge(vertex[node], operand, float("inf"))
     amount, reached = network.cut(source, sink)
     return amount, inside | sum(1 << node for node in free if reached[vertex[node]])
-
-
-class _Network:
-    """Directed edges with capacities; edge i and edge i ^ 1 are one edge in both directions."""
-
-    def __init__(self) -> None:
-        self.edges: list[list[int]] = []
-        self.target: list[int] = []
-        self.capacity: list[float] = []
-
-    def vertex(self) -> int:
-        self.edges.append([])
-        return len(self.edges) - 1
-
-    def edge(self, a: int, b: int, capacity: float) -> None:
-        for start, end, amount in ((a, b, capacity), (b, a, 0.0)):
-            self.edges[start].append(len(self.target))
-            self.target.append(end)
-            self.capacity.append(amount)
-
-    def cut(self, source: int, sink: int) -> tuple[float, list[bool]]:
-        """The maximum flow, and which vertices are on the side of the source of the smallest minimum cut."""
-        flow = 0.0
-        while True:
-            level = self._levels(source)
-            if level[sink] < 0:
-                return flow, [depth >= 0 for depth in level]
-            following = [0] * len(self.edges)
-            while pushed := self._push(source, sink, level, following):
-                flow += pushed
-
-    def _levels(self, source: int) -> list[int]:
-        level = [-1] * len(self.edges)
-        level[source] = 0
-        queue = deque([source])
-        while queue:
-            vertex = queue.popleft()
-            for edge in self.edges[vertex]:
-                if self.capacity[edge] > 0 and level[self.target[edge]] < 0:
-                    level[self.target[edge]] = level[vertex] + 1
-                    queue.append(self.target[edge])
-        return level
-
-    def _push(self, source: int, sink: int, level: list[int], following: list[int]) -> float:
-        """Sends as much as one path takes; 0 if there is no path left along which the level grows by one."""
-        path: list[int] = []
-        vertex = source
-        while vertex != sink:
-            edges = self.edges[vertex]
-            while following[vertex] < len(edges):
-                edge = edges[following[vertex]]
-                if self.capacity[edge] > 0 and level[self.target[edge]] == level[vertex] + 1:
-                    break
-                following[vertex] += 1
-            if following[vertex] < len(edges):
-                path.append(edges[following[vertex]])
-                vertex = self.target[path[-1]]
-            elif path:
-                vertex = self.target[path.pop() ^ 1]
-                following[vertex] += 1
-            else:
-                return 0.0
-        amount = min(self.capacity[edge] for edge in path)
-        for edge in path:
-            self.capacity[edge] -= amount
-            self.capacity[edge ^ 1] += amount
-        return amount

@@ -21,9 +21,10 @@ from shardy_py.stages.run.engine import Engine
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.flat import Flat, flatten
 from shardy_py.stages.run.marking import marked, marker_of
-from shardy_py.stages.run.microbatching import Split, split
+from shardy_py.stages.run.microbatching import Kind, Split, split
 from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.stages.run.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
+from shardy_py.stages.run.residuals import Handover, Layout, handovers, made_again
 from shardy_py.stages.run.single import single
 from shardy_py.stages.run.timing import stage_times
 from shardy_py.stages.run.updates import Updates, place_updates
@@ -163,8 +164,15 @@ def build(asked: Asked, signature: Signature) -> Built:
     cut = part_programs(halves, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
     keys = _keys(halves, micro, signature)
     plan = None
+    between = _handovers(halves, assigned, programs)
     if places.is_sharded:
-        plan = _shard(asked, signature, halves, places, [*programs.values(), *update, *cut])
+        wanted = [v for program in (*programs.values(), *update, *cut) for v in (*program.outputs, *program.sums)]
+        # Any cut finds how its values lie.
+        plan = _shard(asked, signature, halves, places, [*wanted, *(v for handover in between for v in handover.values)])
+    again: set[Var] = set()
+    for s, handover in enumerate(between):
+        again |= made_again(handover, asked.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
+    programs = stage_programs(halves, assigned, splits, parts, again)
     return Built(asked, signature, halves, assigned, updates, order, places, programs, update, cut, results, out_tree, keys, plan, is_loss)
 
 
@@ -263,11 +271,19 @@ def _keys(halves: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
     return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
 
 
-def _shard(asked: Asked, signature: Signature, halves: Split, places: Places, programs: Sequence[Program]) -> Any:
-    """Propagates shardings through one microbatch and the update; fills `places.specs`."""
+def _handovers(halves: Split, assigned: Assignment, programs: dict[tuple[str, int], Program]) -> list[Handover]:
+    """What lies between the passes of every stage."""
+    free = {v for node, s in zip(halves.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
+    moving = {v for program in programs.values() for v in program.outputs}
+    moving.update(v for v in halves.micro.invars if halves.kinds[v] is Kind.EXAMPLES)
+    return handovers(programs, free.__contains__, lambda v: v not in moving)
+
+
+def _shard(asked: Asked, signature: Signature, halves: Split, places: Places, values: Sequence[Var]) -> Any:
+    """Propagates shardings through one microbatch and the update; fills `places.specs` for its inputs and these values."""
     micro = halves.micro
-    wanted = list(dict.fromkeys(v for program in programs for v in (*program.outputs, *program.sums)))
     batch_of = dict(zip(micro.invars, signature.batch))
+    wanted = [v for v in dict.fromkeys(values) if v not in batch_of]
     structs = [struct_of(v) for v in micro.invars]
 
     def function(*arguments: Any) -> list[Any]:

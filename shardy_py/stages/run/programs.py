@@ -17,15 +17,6 @@ from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Split
 from shardy_py.stages.run.updates import Updates, closure
 
-CHEAP = frozenset(
-    {
-        "add", "sub", "mul", "neg", "max", "min", "integer_pow", "square", "abs", "sign", "gt", "ge", "lt", "le", "eq", "ne", "and", "or",
-        "not", "select_n", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "stop_gradient",
-        "one_minus_square",
-    }
-)  # fmt: skip
-"""Primitives that cost no more than reading their result from memory would."""
-
 
 @dataclass(frozen=True)
 class Program:
@@ -41,6 +32,7 @@ class Program:
         outputs: What others read of it.
         sums: Values that it adds to accumulators; these are further operands and results, in this order.
         resets: Sums of microbatches for which it makes zeros, as further results.
+        again: Those of its equations that the forward pass of its stage runs, too, and whose results it makes again.
         averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
         parts: Number of microbatches.
     """
@@ -53,6 +45,7 @@ class Program:
     outputs: tuple[Var, ...]
     sums: tuple[Var, ...]
     resets: tuple[Var, ...] = ()
+    again: tuple[Node, ...] = ()
     averaged: tuple[Var, ...] = ()
     parts: int = 1
 
@@ -146,7 +139,7 @@ def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, in
 
 
 def stage_programs(
-    split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = ()
+    split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), again: Container[Var] = ()
 ) -> dict[tuple[str, int], Program]:
     """Forward and backward programs of every stage.
 
@@ -155,6 +148,7 @@ def stage_programs(
         assigned: Who computes what.
         split_backward: For every stage, whether its backward pass runs in two parts.
         parts: Slices of parameters that stages are given instead of the parameters.
+        again: Results of forward equations that the backward pass of their stage makes again.
 
     Returns:
         (role, stage) to program; a stage has F, and B or else b and W.
@@ -174,14 +168,16 @@ def stage_programs(
     bodies: dict[tuple[str, int], list[Node]] = {}
     inputs: dict[tuple[str, int], list[Var]] = {}
     copied = [where is None and not any(v in parts for v in node.eqn.outvars) for where, node in zip(of, nodes)]
+    repeated = {i for i, node in enumerate(nodes) if any(v in again for v in node.eqn.outvars)}
     for key in keys:
         extra = pinned if key == ("F", last) else []
-        bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i: copied[i], extra)
+        before = ("F", key[1])
+
+        def is_free(i: int, before: tuple[str, int] = before) -> bool:
+            return copied[i] or (i in repeated and of[i] == before)
+
+        bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, is_free, extra)
         inputs[key] = _inputs(bodies[key], extra)
-        again = set() if key[0] == "F" else _computed_again(nodes, of, key[1], set(inputs[key]), made_by)
-        if again:
-            bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, lambda i, again=again: copied[i] or i in again, extra)
-            inputs[key] = _inputs(bodies[key], extra)
     read_by: dict[Var, list[tuple[str, int]]] = {}
     for key in keys:
         for v in inputs[key]:
@@ -191,23 +187,10 @@ def stage_programs(
         own = [v for node in bodies[key] for v in node.eqn.outvars if made_by[v] == key or (key == ("F", last) and v in pinned)]
         outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.stacked]
         sums = [v for v in own if v in summed]
-        programs[key] = Program(key[0], key[1], 0, tuple(bodies[key]), tuple(inputs[key]), tuple(outputs), tuple(sums))
+        body = tuple(bodies[key])
+        again_here = () if key[0] == "F" else tuple(node for node in body if any(v in again for v in node.eqn.outvars))
+        programs[key] = Program(key[0], key[1], 0, body, tuple(inputs[key]), tuple(outputs), tuple(sums), again=again_here)
     return programs
-
-
-def _computed_again(
-    nodes: Sequence[Node], of: Sequence[tuple[str, int] | None], stage: int, read: set[Var], made_by: Mapping[Var, tuple[str, int] | None]
-) -> set[int]:
-    """Forward nodes of a stage whose results its backward pass rather makes again, of what it reads anyway, than keeps."""
-    found: set[int] = set()
-    there = set(read)
-    for i, node in enumerate(nodes):
-        if of[i] != ("F", stage) or node.eqn.primitive.name not in CHEAP or not any(v in read for v in node.eqn.outvars):
-            continue
-        if all(v in there or made_by.get(v, ("", 0)) is None for v in reads(node.eqn)):
-            found.add(i)
-            there.update(node.eqn.outvars)
-    return found
 
 
 def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], stage: int) -> None:

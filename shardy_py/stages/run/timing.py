@@ -8,6 +8,7 @@ from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.equation_cost import bytes_of, equation_seconds
+from shardy_py.stages.run.cheap import again_seconds
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
 
@@ -26,7 +27,10 @@ def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[
     times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
     label = {"F": "forward", "B": "backward", "b": "backward", "W": "weight"}
     for (role, s), program in programs.items():
-        times[label[role]][s] = sum(equation_seconds(node.eqn, hardware) for node in program.nodes) / places.mesh(s).size
+        again = {id(node) for node in program.again}
+        seconds = sum(equation_seconds(node.eqn, hardware) for node in program.nodes if id(node) not in again)
+        seconds += sum(again_seconds(node.eqn, hardware) for node in program.again)
+        times[label[role]][s] = seconds / places.mesh(s).size
     moved = sent(programs)
     crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(count - 1)]
     # What crosses a boundary goes half forwards, half back.

@@ -1,0 +1,141 @@
+"""Equations that may be made again instead of keeping their results, and what that takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.equation_cost import bytes_of
+from shardy_py.stages.run.atoms import shape_of
+
+MOVES = frozenset(
+    {
+        "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "split", "concatenate", "stack", "unstack", "pad",
+        "rev", "iota", "copy", "copy_p", "stop_gradient", "sharding_constraint", "reshard",
+    }
+)  # fmt: skip
+"""Primitives that compute nothing; XLA reads through them."""
+
+POINTWISE = frozenset(
+    {
+        "abs", "add", "add_any", "and", "bitcast_convert_type", "ceil", "clamp", "complex", "conj", "convert_element_type", "div", "eq",
+        "eq_to", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lt", "lt_to", "max", "min", "mul", "ne", "neg",
+        "nextafter", "not", "one_minus_square", "or", "real", "reduce_precision", "rem", "round", "select_n", "shift_left",
+        "shift_right_arithmetic", "shift_right_logical", "sign", "square", "sub", "xor",
+    }
+)  # fmt: skip
+"""Primitives of about one operation per element."""
+
+TRANSCENDENTAL = frozenset(
+    {
+        "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
+        "log", "log1p", "logistic", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh",
+    }
+)  # fmt: skip
+"""Primitives of as many operations per element as the hardware says."""
+
+REDUCTIONS = frozenset(
+    {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor"}
+)
+"""Primitives that read all of their operand before anyone reads their result."""
+
+CHEAP = MOVES | POINTWISE | TRANSCENDENTAL | REDUCTIONS
+"""Primitives that may be made again."""
+
+ALONG = {"concatenate": "dimension", "rev": "dimensions"}
+"""Primitives that move elements along dimensions -> the parameter that names these."""
+
+Axes = Callable[[Var], tuple[tuple[str, ...], ...]]
+"""A value to the mesh axes that cut each of its dimensions."""
+
+
+def is_cheap(eqn: JaxprEqn) -> bool:
+    """Whether an equation may be made again."""
+    return eqn.primitive.name in CHEAP and not eqn.effects
+
+
+def again_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
+    """How long it takes to make a cheap equation again, where XLA fuses it with what reads it.
+
+    It computes, and moves nothing: what it reads is read in place of its result, and counts where it is kept. A reduction is done before
+    what reads it, so that its operand is read once more.
+
+    Args:
+        eqn: The equation.
+        hardware: What runs it.
+    """
+    name = eqn.primitive.name
+    if name in MOVES:
+        return 0.0
+    largest = max((_elements(v) for v in (*eqn.invars, *eqn.outvars)), default=0)
+    seconds = largest * (hardware.transcendental_operations if name in TRANSCENDENTAL else 1.0) / hardware.vector_flops
+    if name in REDUCTIONS:
+        return max(seconds, sum(bytes_of(v) for v in eqn.invars if not isinstance(v, Literal)) / hardware.hbm_bandwidth)
+    return seconds
+
+
+def communicates(eqn: JaxprEqn, axes: Axes) -> bool:
+    """Whether devices have to communicate to make a cheap equation: a dimension is cut that it does not leave as it is, or cut otherwise.
+
+    Args:
+        eqn: The equation.
+        axes: The axes that cut every value.
+    """
+    results = [axes(v) for v in eqn.outvars]
+    for k, v in enumerate(eqn.invars):
+        if isinstance(v, Literal):
+            continue
+        for cut, to in zip(axes(v), _dimensions(eqn, k)):
+            if cut and (to is None or any(found[to][: len(cut)] != cut for found in results)):
+                return True
+    return False
+
+
+def _elements(v: Any) -> int:
+    return math.prod(shape_of(v))
+
+
+def _dimensions(eqn: JaxprEqn, operand: int) -> list[int | None]:
+    """For every dimension of an operand the dimension of the results that it is; None where elements of different places meet or move."""
+    name, params = eqn.primitive.name, eqn.params
+    before, after = shape_of(eqn.invars[operand]), shape_of(eqn.outvars[0])
+    if name == "broadcast_in_dim":
+        return list(params["broadcast_dimensions"])
+    if name == "transpose":
+        return [params["permutation"].index(d) for d in range(len(before))]
+    if name in ("reshape", "squeeze", "expand_dims", "bitcast_convert_type"):
+        return _same_place(before, after)
+    if name in REDUCTIONS or name == "unstack":
+        gone = params["axes"] if name in REDUCTIONS else (params["axis"],)
+        number = itertools.count()
+        return [None if d in gone else next(number) for d in range(len(before))]
+    if name == "stack":
+        return [d + (d >= params["axis"]) for d in range(len(before))]
+    lost: set[int] = set()
+    if name in ALONG:
+        named = params[ALONG[name]]
+        lost = {named} if isinstance(named, int) else set(named)
+    elif name == "pad":
+        lost = {d for d, padding in enumerate(params["padding_config"]) if any(padding)}
+    return [d if d not in lost and d < len(after) and before[d] == after[d] else None for d in range(len(before))]
+
+
+def _same_place(before: tuple[int, ...], after: tuple[int, ...]) -> list[int | None]:
+    """Dimensions that begin where a dimension of the result begins: what is cut there is cut alike."""
+    starts: dict[int, int] = {}
+    place = 1
+    for d, size in enumerate(after):
+        if size > 1:
+            starts[place] = d
+        place *= size
+    found: list[int | None] = []
+    place = 1
+    for size in before:
+        found.append(starts.get(place) if size > 1 else None)
+        place *= size
+    return found

@@ -1,0 +1,204 @@
+"""What a stage keeps of its forward pass for its backward pass, and what it makes again: a minimum cut.
+
+As in the min-cut rematerialization of PyTorch's AOTAutograd. Between what cannot be made again (products, convolutions, loops, sorts,
+gathers, random bits, what arrives from other stages) and what the backward pass reads, some values have to be kept so that everything
+else follows from them by cheap equations. A value that is kept costs its bytes, and the price of a buffer; an equation that is made again
+costs the bytes that memory moves in its time. Both are capacities of one network, and the cut is the cheapest choice: what is made again
+never takes longer than to move what would be kept in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+from jax.extend.core import Var
+from jax.sharding import PartitionSpec
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.equation_cost import bytes_of
+from shardy_py.stages.max_flow import Network
+from shardy_py.stages.run.assignment import reads
+from shardy_py.stages.run.atoms import shape_of
+from shardy_py.stages.run.cheap import MOVES, again_seconds, communicates, is_cheap
+from shardy_py.stages.run.flat import Node
+from shardy_py.stages.run.programs import Program
+
+BUFFER_BYTES = 64 << 10
+"""What handing over one more buffer costs beside its bytes. On the host it takes 2 to 4 us (an array in Python and one on each device of
+the stage, made and given back), in which one core copies about as much. So small models keep few values, large ones few bytes."""
+
+LONGEST = 32
+"""The most computing equations in a row between a value that is kept and one that is made again. The backward pass wants the values of a
+chain in reverse order, all at once, and a GPU that is fully occupied has 32 registers per thread. Beyond that a fused loop would write
+them to memory, and making them again would no longer cost its arithmetic alone."""
+
+FORBIDDEN = float("inf")
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What lies between the two passes of a stage.
+
+    Attributes:
+        nodes: The forward equations by which what is read can be made, those that cannot be made again first in their chains; in order.
+        free: Variables that every program makes for itself.
+        arriving: What the forward pass is given for a microbatch: parts of the batch, values of other stages.
+        read: What the backward programs read of all that.
+        sent: What the forward pass hands to others anyway.
+    """
+
+    nodes: tuple[Node, ...]
+    free: frozenset[Var]
+    arriving: tuple[Var, ...]
+    read: tuple[Var, ...]
+    sent: frozenset[Var]
+
+    @property
+    def values(self) -> tuple[Var, ...]:
+        """Everything that could be kept, and what it is made of."""
+        return (*self.arriving, *(v for node in self.nodes for v in node.eqn.outvars))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How values lie inside of a stage.
+
+    Attributes:
+        specs: Value -> its sharding; what is not there is replicated.
+        sizes: Mesh axis -> its size.
+    """
+
+    specs: Mapping[Var, PartitionSpec]
+    sizes: Mapping[str, int]
+
+    def axes(self, v: Var) -> tuple[tuple[str, ...], ...]:
+        """The axes that cut each dimension of a value."""
+        found: list[tuple[str, ...]] = []
+        for entry in self.specs.get(v, ()):
+            names = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
+            found.append(tuple(name for name in names if self.sizes.get(name, 1) > 1))
+        return (*found, *((),) * (len(shape_of(v)) - len(found)))
+
+    def ways(self, v: Var) -> int:
+        """Into how many parts a value is cut."""
+        return math.prod(self.sizes[name] for names in self.axes(v) for name in names)
+
+
+WHOLE = Layout({}, {})
+"""A stage of one device."""
+
+
+def handovers(
+    programs: Mapping[tuple[str, int], Program], is_free: Callable[[Var], bool], is_shared: Callable[[Var], bool]
+) -> list[Handover]:
+    """What lies between the passes of every stage.
+
+    Args:
+        programs: (role, stage) to program, where nothing is made again.
+        is_free: Whether every program that needs a value makes it for itself.
+        is_shared: Whether an input is the same for all microbatches, and there anyway.
+    """
+    takers: dict[Var, list[int]] = {}
+    for (_, s), program in programs.items():
+        for v in program.inputs:
+            takers.setdefault(v, []).append(s)
+    found = []
+    for (role, s), forward in programs.items():
+        if role != "F":
+            continue
+        late = [program for (other, t), program in programs.items() if t == s and other != "F"]
+        made = {v for node in forward.nodes for v in node.eqn.outvars}
+        arriving = [v for v in forward.inputs if not is_shared(v)]
+        known = {*made, *arriving}
+        read = tuple(dict.fromkeys(v for program in late for v in program.inputs if v in known))
+        wanted, nodes = set(read), []
+        for node in reversed(forward.nodes):
+            if any(v in wanted for v in node.eqn.outvars):
+                nodes.append(node)
+                if is_cheap(node.eqn) or is_free(node.eqn.outvars[0]):
+                    wanted.update(reads(node.eqn))
+        sent = frozenset(v for v in forward.outputs if v not in takers or any(t != s for t in takers[v]))
+        free = frozenset(v for v in made if is_free(v))
+        found.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in wanted), read, sent))
+    return found
+
+
+def made_again(handover: Handover, hardware: Hardware, layout: Layout = WHOLE) -> frozenset[Var]:
+    """The results of the forward equations that the backward programs of a stage make again.
+
+    Args:
+        handover: What lies between its passes.
+        hardware: What runs it.
+        layout: How values lie inside of the stage. Equations for which its devices have to communicate are not made again.
+    """
+    fixed: set[Var] = set()
+    for node in handover.nodes:
+        if node.eqn.outvars[0] not in handover.free and (not is_cheap(node.eqn) or communicates(node.eqn, layout.axes)):
+            fixed.update(node.eqn.outvars)
+    while True:
+        found = _cut(handover, fixed, hardware, layout)
+        late = _too_late(handover, found)
+        if not late:
+            return found
+        fixed |= late
+
+
+def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout) -> frozenset[Var]:
+    """The cheapest choice. The network runs from what is read to what is fixed, so that of equally cheap ones the least is made again."""
+    network = Network()
+    source, sink = network.vertex(), network.vertex()
+    had: dict[Var, int] = {}
+    made: dict[Var, int] = {}
+
+    def add(v: Var, price: int) -> int:
+        """Adds the edge that is cut where a value is kept; gives the vertex at which it is made."""
+        had[v], end = network.vertex(), network.vertex()
+        network.edge(had[v], end, price + -(-bytes_of(v) // layout.ways(v)))
+        return end
+
+    for v in handover.arriving:
+        network.edge(add(v, 0), sink, FORBIDDEN)
+    for node in handover.nodes:
+        results = node.eqn.outvars
+        operands = [had[v] for v in dict.fromkeys(reads(node.eqn)) if v in had]
+        if results[0] in handover.free:
+            if operands:
+                vertex = network.vertex()
+                had.update(dict.fromkeys(results, vertex))
+                for operand in operands:
+                    network.edge(vertex, operand, FORBIDDEN)
+            continue
+        ends = [add(v, 0 if v in handover.sent else BUFFER_BYTES) for v in results]
+        if results[0] in fixed:
+            for end in ends:
+                network.edge(end, sink, FORBIDDEN)
+            continue
+        # All results of an equation are made again at once.
+        vertex = ends[0] if len(ends) == 1 else network.vertex()
+        for end in ends if len(ends) > 1 else ():
+            network.edge(end, vertex, FORBIDDEN)
+        ways = min(map(layout.ways, results))
+        network.edge(vertex, sink, math.ceil(again_seconds(node.eqn, hardware) * hardware.hbm_bandwidth / ways))
+        for operand in operands:
+            network.edge(vertex, operand, FORBIDDEN)
+        made.update(dict.fromkeys(results, vertex))
+    for v in handover.read:
+        network.edge(source, had[v], FORBIDDEN)
+    _, reached = network.cut(source, sink)
+    return frozenset(v for v, vertex in made.items() if reached[vertex])
+
+
+def _too_late(handover: Handover, again: Set[Var]) -> set[Var]:
+    """Of what is made again, the results at which chains of equations become too long; chains begin anew behind them."""
+    steps: dict[Var, int] = {}
+    found: set[Var] = set()
+    for node in handover.nodes:
+        if node.eqn.outvars[0] in again:
+            count = max((steps.get(v, 0) for v in reads(node.eqn)), default=0) + (node.eqn.primitive.name not in MOVES)
+            if count > LONGEST:
+                found.update(node.eqn.outvars)
+                count = 0
+            steps.update(dict.fromkeys(node.eqn.outvars, count))
+    return found
