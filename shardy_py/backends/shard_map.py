@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,14 +39,22 @@ class Partitioned:
     Attributes:
         jaxpr: The jaxpr, with the constants of the planned one.
         mesh: The region's mesh: the plan's, with axes cut where the plan uses parts of them.
+        spelling: How the parts of axes are written in terms of the plan's mesh.
+        platform: What is compiled for.
         findings: What had to run whole.
-        collectives: What data the devices exchange.
     """
 
     jaxpr: ClosedJaxpr
     mesh: AbstractMesh
+    spelling: Mapping[str, str]
+    platform: str
     findings: tuple[Finding, ...]
-    collectives: tuple[Collective, ...]
+
+    @functools.cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """What data the devices exchange; read where it is asked for, as running does not need it."""
+        merged = _within(self.jaxpr, lambda body: as_merged(body, self.platform))
+        return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling)
 
 
 class Layouts:
@@ -151,10 +160,8 @@ def partitioned(
         traced = jax.make_jaxpr(jax.jit(region))(*structs)  # jax.jit: what binds the jaxpr anew does not trace the region again
     sizes = layouts.mesh.shape
     traced = _within(traced, lambda body: improved(body, sizes))
-    merged = _within(traced, lambda body: as_merged(body, platform))
-    collectives = read_collectives(merged.jaxpr, sizes, layouts.spelling)
-    findings = tuple(dict.fromkeys(walker.findings))
-    return Partitioned(_with_consts(traced, len(at_consts), closed.consts), layouts.twin, findings, collectives)
+    whole = _with_consts(traced, len(at_consts), closed.consts)
+    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(walker.findings)))
 
 
 def fits_inside(
@@ -236,7 +243,8 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
     """The walk to be repeated: the one before it, and where it started, as the cheapest of several dry runs has them.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
-    every value in place of what was planned for it; and from several starts, for a choice settles near its start.
+    every value in place of what was planned for it; and from several starts, for a choice settles near its start. A walk that would know
+    the same of every value as one before it ends as that one did.
     """
 
     def walk(before: Walker | None, start: Start, ranks: Mapping[Place, int]) -> Walker:
@@ -245,10 +253,13 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
         return walker
 
     best: Choice | None = None
+    after: dict[Any, Walker] = {}
     for start in Start:
         before: Walker | None = None
         for _ in range(PASSES):
-            walker = walk(before, start, {})
+            told = (start,) if before is None else before.told
+            walker = after[told] if told in after else walk(before, start, {})
+            after[told] = walker
             if best is None or walker.region.cost < best.last.region.cost:
                 best = Choice(before, start, {}, walker)
             if not walker.region.spent or (before is not None and before.region.cost == walker.region.cost):

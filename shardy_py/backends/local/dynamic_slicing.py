@@ -7,7 +7,7 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, line, make_rule
 from shardy_py.backends.local.slicing import refuses
 
 Array = Any
@@ -39,7 +39,7 @@ def dynamic_slice(equation: Equation) -> Form | None:
         shifts: dict[int, Array] = {}
         for d in split:
             lengths[d] = min(out[d], x.shape[d])
-            mine = at[d] - local.index(d) * x.shape[d]
+            mine = at[d] - line(local.index(d), x.shape[d])
             begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
             shifts[d] = begins[d] - mine
         part = lax.dynamic_slice(x, [jnp.int32(b) for b in begins], lengths, allow_negative_indices=False)
@@ -81,7 +81,7 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         shifts: dict[int, Array] = {}
         for d in split:
             lengths[d] = min(update[d], x.shape[d])
-            mine = at[d] - local.index(d) * x.shape[d]
+            mine = at[d] - line(local.index(d), x.shape[d])
             begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
             shifts[d] = begins[d] - mine
         begins = [jnp.int32(b) for b in begins]

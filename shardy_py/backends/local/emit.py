@@ -11,7 +11,7 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import is_key, unsharded_along
+from shardy_py.backends.local.form import block_index, is_key, line, unsharded_along
 from shardy_py.backends.local.layouts import Axes, Layout, block, local_shape, names, ways
 from shardy_py.backends.local.moves import Move, moves
 from shardy_py.backends.ordered import as_ordered, from_ordered
@@ -52,7 +52,7 @@ def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str
     k, d = ways(move.axes, mesh), move.dim
     size = block(shape[d], ways(move.after.dims[d].axes, mesh))
     x = _padded(x, d, k * size)
-    return lax.dynamic_slice_in_dim(x, lax.axis_index(names(move.axes)) * size, size, axis=d, allow_negative_indices=False)
+    return lax.dynamic_slice_in_dim(x, line(block_index(names(move.axes)), size), size, axis=d, allow_negative_indices=False)
 
 
 def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:

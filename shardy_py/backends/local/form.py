@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
@@ -154,8 +155,7 @@ class Local:
 
     def index(self, factor: int) -> Array:
         """Which block this device has: an int32 scalar, or 0 where the factor is whole."""
-        names = self.axes[factor]
-        return lax.axis_index(names) if names else 0
+        return block_index(self.axes[factor])
 
     def block(self, factor: int) -> int:
         """Elements in a block."""
@@ -187,7 +187,7 @@ class Local:
         """
         if not self.is_padded(factor):
             return x
-        position = lax.broadcasted_iota(jnp.int32, x.shape, dim) + self.index(factor) * x.shape[dim]
+        position = lax.broadcasted_iota(jnp.int32, x.shape, dim) + line(self.index(factor), x.shape[dim])
         return lax.select(position < self.rule.factor_sizes[factor], x, lax.full(x.shape, fill, x.dtype))
 
     def bind(self, *arrays: Array, **params: Any) -> list[Array]:
@@ -204,6 +204,24 @@ def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list
 
 _PLACES = frozenset({"sharding", "out_sharding"})
 """Parameters that name shardings of the global program; inside a region there are none."""
+
+
+def block_index(names: tuple[str, ...]) -> Array:
+    """Which block of what is cut over axes, major to minor, this device has: an int32 scalar, or 0 where there are no axes."""
+    if not names:
+        return 0
+    index = lax.axis_index(names[0])
+    for name in names[1:]:
+        index = lax.add(line(index, lax.axis_size(name)), lax.axis_index(name))
+    return index
+
+
+def line(index: Array, step: int, start: int = 0) -> Array:
+    """`start + step * index`; by primitives, as an operator of a traced array is a call of its own, traced and inlined each time."""
+    if isinstance(index, int):
+        return start + step * index
+    made = index if step == 1 else lax.mul(index, np.int32(step))
+    return lax.add(made, np.int32(start)) if start else made
 
 
 def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int) -> Array:

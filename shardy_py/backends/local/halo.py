@@ -17,7 +17,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local.emit import as_bits, gathered
-from shardy_py.backends.local.form import Local
+from shardy_py.backends.local.form import Local, block_index, line
 
 Array = Any
 
@@ -197,7 +197,7 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange
         plan: What is had and wanted.
         fill: What stands at positions that nobody has; anything where None.
     """
-    index = lax.axis_index(names) if names else 0
+    index = block_index(names)
     if plan.is_gathered:
         return _masked(_from_all(gathered(x, names, dim, local.platform), dim, plan, index), dim, plan, index, fill)
     if not plan.slots:
@@ -244,7 +244,7 @@ def of_device(values: Sequence[int | None], index: Array) -> Array:
         return values[index]
     step, rest = divmod(v1 - v0, i1 - i0)
     if not rest and all(v == v0 + (i - i0) * step for i, v in given):
-        return index * step + (v0 - i0 * step)
+        return line(index, step, v0 - i0 * step)
     table = np.array([v or 0 for v in values], np.int32)
     return lax.dynamic_index_in_dim(jnp.asarray(table), index, keepdims=False, allow_negative_indices=False)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Array, Builder, Combine, Equation, Form, Local, identity_fill, is_key, make_rule
+from shardy_py.backends.local.form import Array, Builder, Combine, Equation, Form, Local, identity_fill, is_key, line, make_rule
 
 
 class _Factors:
@@ -85,7 +85,7 @@ def gather(equation: Equation) -> Form | None:
         for at, d in enumerate(numbers.start_index_map):
             column = i[..., at]
             if d in cut:
-                column = column - local.index(cut[d]) * local.block(cut[d])
+                column = column - line(local.index(cut[d]), local.block(cut[d]))
                 owned = owned & (column >= 0) & (column < local.block(cut[d]))
             columns.append(column)
         i = jnp.stack(columns, axis=-1)
@@ -256,7 +256,7 @@ def _shifted(
         inside = _inside(i[..., at : at + 1], [shape[d] - 1]) if d in cut else None
         column = _wide(column)
         if inside is not None:
-            column = column - local.index(cut[d]) * local.block(cut[d])
+            column = column - line(local.index(cut[d]), local.block(cut[d]))
             column = jnp.where(inside & (column >= 0), column, -1)
         columns.append(column)
     dropped = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}

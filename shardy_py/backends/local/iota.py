@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, line, make_rule
 
 
 def iota(equation: Equation) -> Form | None:
@@ -23,7 +23,7 @@ def iota(equation: Equation) -> Form | None:
         counter = dtype if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4 else jnp.dtype(jnp.int32)
         made = lax.broadcasted_iota(counter, local.result_shape(0), dimension)
         if local.names(dimension):
-            made = made + (local.index(dimension) * local.block(dimension)).astype(counter)
+            made = made + line(local.index(dimension), local.block(dimension)).astype(counter)
         return [made.astype(dtype)]
 
     return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
@@ -43,7 +43,7 @@ def linear_index(local: Local, shape: tuple[int, ...], factors: tuple[int, ...],
     for d in reversed(range(len(shape))):
         at = lax.broadcasted_iota(jnp.uint32, result, d)
         if local.names(factors[d]):
-            at = at + (local.index(factors[d]) * local.block(factors[d])).astype(jnp.uint32)
+            at = at + line(local.index(factors[d]), local.block(factors[d])).astype(jnp.uint32)
         if math.prod(shape) <= 1 << 32:
             low = low + at * np.uint32(stride % (1 << 32))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -155,6 +155,11 @@ class Walker:
     def mesh(self) -> Mesh:
         """The region's mesh."""
         return self.region.mesh
+
+    @property
+    def told(self) -> Hashable:
+        """All that a walk after this one learns from it: where every value came out, and where it was asked for."""
+        return tuple([(key, next(iter(held.versions), None), *held.asked) for key, held in self.made.items()])
 
     def hold(self, array: Array, at: Layout, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> Held:
         """A value that is at hand in one layout."""
