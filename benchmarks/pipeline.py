@@ -4,8 +4,17 @@
     python benchmarks/pipeline.py --models= --schedules
 
 Loss and gradients are compared at every step, at the parameters that training on one device comes to. The time per task is that in which
-Python hands programs and transfers to the devices, the median over steps; small programs of a CPU run in the thread that hands them out,
-so that it holds their work as well. On a busy machine the thread waits, too; its own CPU time stands beside.
+one thread hands programs and transfers to the devices, by the clock, the median over steps. Beside it stands how much of that the
+thread itself computes, and how much it waits: JAX starts a program of several CPU devices on threads of its own and waits until all have
+it, and where there are fewer cores than devices and that thread, these wait for the work of earlier tasks. CPU seconds are those of the
+thread. Programs of a few hundred operations run in the thread that hands them out, so that both times hold their work.
+
+"When idle" are the same two figures in steps in which the devices finish every task before the next is handed out, so that nothing but the
+task itself is in its way. What the thread waits for then is that other threads take their part, and what they compute at once. As
+caches are cold after a pause, the thread itself may take longer.
+
+CPU seconds per step are those of all threads, devices included. Bytes held are the activations of `report`, of all microbatches in flight,
+on the stage with the most; results are those of forward programs, the most of any stage.
 """
 
 from __future__ import annotations
@@ -15,9 +24,11 @@ import os
 os.environ.setdefault("NPROC", "64")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import contextlib
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -52,22 +63,57 @@ def run_model(name: str, model: Model, setting: str) -> None:
     start = time.perf_counter()
     jax.block_until_ready(run(state["params"], model.batch(0)))
     first = time.perf_counter() - start
-    worst, spent, computed = 0.0, [], []
+    worst, per_step = 0.0, []
+    busy, idle = Dispatch(), Dispatch()
     for number in range(STEPS.value):
         batch = model.batch(number)
+        before = time.process_time()
         got = jax.block_until_ready(run(state["params"], batch))
-        spent.append(run.statistics.dispatch_seconds / run.statistics.tasks * 1e6)
-        computed.append(run.statistics.dispatch_cpu_seconds / run.statistics.tasks * 1e6)
+        per_step.append(time.process_time() - before)
+        busy.add(run.statistics)
         worst = max(worst, largest_gap(got, alone(state["params"], batch)))
+        with waiting(run):
+            jax.block_until_ready(run(state["params"], batch))
+        idle.add(run.statistics)
         state, _ = train(state, batch)
     same = run.statistics.in_flight == sp.stages.simulate(run.schedule).in_flight
+    results = max(len(program.outputs) for (role, _), program in run.build(state["params"], model.batch(0)).programs.items() if role == "F")
+    held = max(row.in_flight * row.activation_bytes for row in run.report().rows)
     print(
         f"{name:16s} {setting:4s} {schedule:9s} loss and gradients within {worst:.1e} over {STEPS.value} steps, "
-        f"{max(run.programs_per_stage)} programs per stage, "
-        f"{statistics.median(spent):.0f} us per task ({min(computed):.0f} of CPU at best), "
+        f"{max(run.programs_per_stage)} programs per stage, per task {busy}; when idle {idle}; "
+        f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards, {held / 1024:.0f} KiB held, "
         f"in flight {list(run.statistics.in_flight)}{' as simulated' if same else ' NOT as simulated'}, first call {first:.1f} s",
         flush=True,
     )
+
+
+class Dispatch:
+    """Microseconds per task of several steps, by the clock and of the CPU."""
+
+    def __init__(self) -> None:
+        self.clock: list[float] = []
+        self.cpu: list[float] = []
+
+    def add(self, found: Any) -> None:
+        self.clock.append(found.dispatch_seconds / found.tasks * 1e6)
+        self.cpu.append(found.dispatch_cpu_seconds / found.tasks * 1e6)
+
+    def __str__(self) -> str:
+        clock, cpu = statistics.median(self.clock), statistics.median(self.cpu)
+        waits = 1 - sum(self.cpu) / sum(self.clock)
+        return f"{clock:.0f} us by the clock ({min(self.clock):.0f} at best), {cpu:.0f} of CPU, {waits:.0%} waiting"
+
+
+@contextlib.contextmanager
+def waiting(run: Any) -> Iterator[None]:
+    """Lets devices finish every task before the next."""
+    engine = run._runner.engine
+    engine.waits = True
+    try:
+        yield
+    finally:
+        engine.waits = False
 
 
 def print_schedules() -> None:

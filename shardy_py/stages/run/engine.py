@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Var
+from jax.sharding import Mesh
 
 from shardy_py.stages.run.atoms import dtype_of, shape_of, struct_of
 from shardy_py.stages.run.placing import Places, compile_program
@@ -32,7 +33,7 @@ class Step:
         shared: Those values, set once per step.
         totals: Accumulators, in the order of the program's sums.
         keep: (result, slot) of results that the same mesh reads.
-        send: (result, stage, slot, sharding) of results that other meshes read.
+        send: Where results go that other meshes read -> these results, and for each the stage and its slot.
         stack: (result, position among the per-example results).
         drop: Slots that nothing reads afterwards.
     """
@@ -42,7 +43,7 @@ class Step:
     sources: list[int]
     shared_of: list[Var]
     keep: list[tuple[int, int, int]]
-    send: list[tuple[int, int, int, Any]]
+    send: list[tuple[Any, list[int], list[tuple[int, int]]]]
     stack: list[tuple[int, Var]]
     drop: list[int]
     shared: list[Any] = field(default_factory=list)
@@ -76,6 +77,9 @@ class Engine:
         schedule: The order.
         places: Where values lie.
         each: Inputs that every microbatch has its own of: parts of the batch and keys.
+
+    Attributes:
+        waits: Whether devices finish every task before the next is handed out, so that `statistics` has the time of handing out alone.
     """
 
     def __init__(self, programs: dict[tuple[str, int], Program], schedule: Schedule, places: Places, each: Sequence[Var]) -> None:
@@ -93,6 +97,7 @@ class Engine:
         self.each = [[v for v in each if v in self.slots[s]] for s in range(places.stages)]
         self.steps = {key: self._step(key, program) for key, program in programs.items()}
         self.totals_ready = False
+        self.waits = False
 
     @property
     def shared_inputs(self) -> list[dict[Var, None]]:
@@ -118,7 +123,7 @@ class Engine:
         read_later = {v for r in later for v in self.programs[r, s].inputs}
         drop = [slots[v] for v in program.inputs if v in slots and v not in read_later]
         keep: list[tuple[int, int, int]] = []
-        send: list[tuple[int, int, int, Any]] = []
+        sent: dict[Any, list[tuple[int, int, int]]] = {}
         stack: list[tuple[int, Var]] = []
         for position, v in enumerate(program.outputs):
             readers = [t for t in range(self.places.stages) if v in self.slots[t]]
@@ -126,14 +131,20 @@ class Engine:
                 if self.places.mesh(t) == self.places.mesh(s):
                     keep.append((position, t, self.slots[t][v]))
                 else:
-                    send.append((position, t, self.slots[t][v], self.places.sharding(v, t)))
+                    sent.setdefault(self._target(v, t), []).append((position, t, self.slots[t][v]))
             if not readers:
                 stack.append((position, v))
+        send = [(target, [position for position, _, _ in rows], [row[1:] for row in rows]) for target, rows in sent.items()]
         structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
         first = len(program.inputs)
         donated = [*self._given(key, program, drop), *range(first, first + len(program.sums))]
         call = compile_program(program, self.places, structs, donated)
         return Step(program, call, sources, shared_of, keep, send, stack, drop)
+
+    def _target(self, v: Var, stage: int) -> Any:
+        """Where a value is sent that a stage reads: a device where it has one, which takes JAX less time than a sharding on it."""
+        mesh = self.places.mesh(stage)
+        return mesh.devices.flat[0] if isinstance(mesh, Mesh) and mesh.size == 1 else self.places.sharding(v, stage)
 
     def _given(self, key: tuple[str, int], program: Program, drop: list[int]) -> list[int]:
         """Residuals whose memory the results of a backward pass may take."""
@@ -190,7 +201,10 @@ class Engine:
         held, stash = [0] * self.meshes, [0] * self.meshes
         peak, peak_stash = [0] * self.meshes, [0] * self.meshes
         steps, meshes, put = self.steps, self.meshes, jax.device_put
+        if self.waits:
+            jax.block_until_ready((stores, [(step.shared, step.totals) for step in steps.values()]))
         begin, begin_cpu = time.perf_counter(), time.thread_time()
+        waited = waited_cpu = 0.0
         for role, s, m in self.order:
             step = steps[role, s]
             store = stores[s][m]
@@ -200,10 +214,13 @@ class Engine:
                 store[i] = None
             for position, t, slot in step.keep:
                 stores[t][m][slot] = out[position]
-            if step.send:
-                moved = put([out[p] for p, _, _, _ in step.send], [sharding for _, _, _, sharding in step.send])
-                for (_, t, slot, _), value in zip(step.send, moved):
-                    stores[t][m][slot] = value
+            for target, positions, slots in step.send:
+                if len(positions) == 1:
+                    ((t, slot),) = slots
+                    stores[t][m][slot] = put(out[positions[0]], target)
+                else:
+                    for (t, slot), value in zip(slots, put([out[p] for p in positions], target)):
+                        stores[t][m][slot] = value
             for position, v in step.stack:
                 stacked.setdefault(v, [None] * count)[m] = out[position]
             step.totals = out[len(step.program.outputs) :]
@@ -216,7 +233,12 @@ class Engine:
             else:
                 held[mesh] -= role != "W"
                 stash[mesh] -= role != "b"
-        spent, spent_cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
+            if self.waits:
+                before, before_cpu = time.perf_counter(), time.thread_time()
+                jax.block_until_ready((out, [stores[t][m][slot] for _, _, slots in step.send for t, slot in slots]))
+                waited += time.perf_counter() - before
+                waited_cpu += time.thread_time() - before_cpu
+        spent, spent_cpu = time.perf_counter() - begin - waited, time.thread_time() - begin_cpu - waited_cpu
         self.statistics = Statistics(tuple(peak), tuple(peak_stash), len(self.order), spent, spent_cpu)
         return stacked
 
