@@ -66,6 +66,23 @@ def test_conflicts_are_left_to_xla_where_that_moves_less(mesh: jax.sharding.Mesh
     assert predicted(plan) < sum(p.collective.received_bytes for p in predict(plan.program, str))
 
 
+def test_what_is_left_to_xla_is_a_finding(mesh: jax.sharding.Mesh) -> None:
+    def fitted(width: int, rows: int = 512, **options: Any) -> Any:
+        weights = {name: jax.ShapeDtypeStruct([n * (width // WIDTH) for n in w.shape], w.dtype) for name, w in WEIGHTS.items()}
+        plan = sharded(train, mesh, **options).plan(weights, jax.ShapeDtypeStruct((rows, 64), jnp.int32))
+        return [f for f in plan.findings if f.kind == "left-to-xla"]
+
+    (finding,) = fitted(256)
+    assert (finding.severity, finding.bytes >= 1 << 20, finding.path[0]) == ("info", True, "%")
+    assert finding.location.rpartition("/")[2].startswith("test_as_run.py:")
+    planned_as, expected = finding.message.removeprefix("planned as ").split(", and XLA")
+    assert planned_as not in expected.partition(":")[0]
+    assert "lowering='shard_map'" in finding.fix
+    assert not fitted(256, lowering="shard_map")
+    assert not fitted(256, options=sp.Options(conservative=True))
+    assert not fitted(32, rows=16)  # of a few KiB
+
+
 def test_collectives_are_said_of_the_ops_of_the_plan(mesh: jax.sharding.Mesh) -> None:
     plan = sharded(train, mesh).plan(WEIGHTS, TOKENS)
     ops = set(plan.program.walk())

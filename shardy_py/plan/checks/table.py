@@ -11,6 +11,7 @@ from shardy_py.plan.checks.batch_axes import batch_axis_lost
 from shardy_py.plan.checks.costly_reshards import costly_reshard
 from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
 from shardy_py.plan.checks.indivisible import indivisible
+from shardy_py.plan.checks.left_to_xla import left_to_xla
 from shardy_py.plan.checks.opaque import opaque
 from shardy_py.plan.checks.optimizer_state import state_unlike_parameter
 from shardy_py.plan.checks.replicated import replicated_large
@@ -53,6 +54,7 @@ KINDS = (
     Kind("state-unlike-parameter", "warning, note", "optimizer state that is cut by fewer axes than its parameter", state_unlike_parameter),
     Kind("unused-axis", "warning", "a mesh axis that cuts nothing", unused_axis),
     Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
+    Kind("left-to-xla", "note", "where shardings conflict, a value that XLA will cut otherwise than planned", left_to_xla),
     Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
     Kind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
     Kind("opaque", "warning, note", "a kernel or callback without a sharding rule that is given whole arrays", opaque),

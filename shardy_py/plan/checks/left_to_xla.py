@@ -1,0 +1,48 @@
+"""Values that lie otherwise than planned where XLA decides conflicts under `lowering="jit"`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardy_py.ir import Value
+from shardy_py.plan.checks.specs import spec_text
+from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.values import typed
+
+KIND = "left-to-xla"
+
+
+def left_to_xla(view: PlanView) -> Iterator[Finding]:
+    """The largest value that XLA will cut otherwise than planned, and how many more there are; see `plan/as_run`.
+
+    There are none where the plan is run: under `lowering="shard_map"`, without conflicts, or where holding XLA to it moves notably less.
+    """
+    if view.plan.source is not None or view.plan._as_run.planned:
+        return
+    described = view.described
+    differing: dict[Value, Value] = {}
+    for as_run, planned in view.plan._as_run.values.items():
+        if planned in described and _cuts(as_run) != _cuts(planned):
+            differing.setdefault(planned, as_run)
+    sizes = {v: max(view.local(v.type, v.sharding), view.local(v.type, w.sharding)) for v, w in differing.items()}
+    largest = max(sizes, key=sizes.__getitem__, default=None)
+    if largest is None or sizes[largest] < NOTABLE:
+        return
+    value, as_run = described[largest], differing[largest]
+    more = f"; {len(differing) - 1} more values differ" if len(differing) > 1 else ""
+    message = (
+        f"planned as {typed(value.type, value.sharding)}, and XLA is expected to run it as {typed(value.type, as_run.sharding)}: shardings"
+        f" conflict there, and holding XLA to the plan would not move notably less{more}"
+    )
+    text = None if value.sharding is None else spec_text(value.sharding)
+    fix = "lowering='shard_map' runs what is planned"
+    fix += "" if text is None else f", as does a constraint: x = sp.with_sharding_constraint(x, {text})"
+    yield Finding(KIND, message, value.path, value.location, "info", sizes[largest], fix)
+
+
+def _cuts(value: Value) -> tuple[object, ...]:
+    rank = getattr(value.type, "rank", 0)
+    dims = () if value.sharding is None else tuple(dim.axes for dim in value.sharding.dims)
+    return (*dims, *[()] * (rank - len(dims)))
