@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardy_py.dialect import AxisRef, AxisRefList, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.dataflow import NAMED_COMPUTATION
 from shardy_py.passes.walk import blocks_of
 from shardy_py.plan.prediction.choices import Choice, choose
 from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, layout_of, mesh_of, size_of
@@ -23,9 +24,43 @@ def partition(program: Program) -> None:
     Args:
         program: Changed; its shardings are final.
     """
+    for function in program.functions:
+        function.body.set_ops(_inlined(function.body))
     walker = _Partitioner(program)
     for block in blocks_of(program):
         block.set_ops(walker.block(block))
+
+
+def _inlined(block: Block) -> list[Op]:
+    """The ops of a block with those of named computations in place of these, as XLA inlines calls."""
+    out: list[Op] = []
+    for op in block.ops:
+        for region in op.regions:
+            region.set_ops(_inlined(region))
+        if op.name != NAMED_COMPUTATION:
+            out.append(op)
+            continue
+        (body,) = op.regions
+        for argument, operand in zip(body.arguments, op.operands):
+            argument.replace_uses(_as(operand, argument, op, out))
+        *inner, end = body.ops
+        out += inner
+        for result, value in zip(op.results, end.operands):
+            result.replace_uses(_as(value, result, op, out))
+        end.drop_uses()
+        op.regions = ()
+        op.drop_uses()
+    return out
+
+
+def _as(value: Value, other: Value, op: Op, out: list[Op]) -> Value:
+    """A value in the sharding of another."""
+    if value.sharding is other.sharding or other.sharding is None or other.sharding.is_equivalent(value.sharding):
+        return value
+    made = Op("sdy.reshard", [value], [value.type], location=op.location, primitive=op.primitive)
+    made.rule_known, made.result.sharding = True, other.sharding
+    out.append(made)
+    return made.result
 
 
 class _Partitioner:
@@ -54,6 +89,7 @@ class _Partitioner:
                     brought = at_hand.get((v, read))
                     if brought is None:
                         brought = at_hand[v, read] = self.moved(v, source, read, mesh, op, out)
+                        at_hand[brought, source] = v
                     op.set_operand(i, brought)
             out.append(op)
             summed: Axes = ()
@@ -65,9 +101,10 @@ class _Partitioner:
                 if made != wanted or summed:
                     uses, v.uses = v.uses, []
                     v.sharding = self.sharding(made, mesh)
-                    target = self.summed(v, summed, mesh, op, out) if summed else v
+                    target = whole = self.summed(v, summed, mesh, op, out) if summed else v
                     if made != wanted:
-                        target = self.moved(target, made, wanted, mesh, op, out)
+                        target = self.moved(whole, made, wanted, mesh, op, out)
+                        at_hand[target, made] = whole
                     for user, i in uses:
                         user.operands[i] = target
                     target.uses += uses

@@ -20,6 +20,9 @@ TAKEN_IN: Mapping[str, frozenset[str]] = {
 }
 """What a library's reduction takes in: by name of what reads it, "" being the reduction (YNNPACK's in XLA for CPUs)."""
 
+SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
+"""Slices of slices are one, so that several of one are several of its operand."""
+
 POINTWISE = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE))
 
 
@@ -113,6 +116,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
             _read_inside(inner, outside)
     along = _repeating(region)
     roots: dict[int, set[int]] = {}
+    times: dict[int, int] = {}
     in_library: dict[int, str] = {}
     absorbed: set[int] = set()
     repeated: dict[int, set[int]] = {}
@@ -132,7 +136,8 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
                 repeated[v] = {id(u) for u in able}
                 roots[v] = into | {id(node)}
             continue
-        if node.name == "stablehlo.concatenate" and any(u.results[0] in repeated for u in users):
+        times[v] = sum(times.get(u.results[0], 1) if u.name in SLICES else 1 for u in users)
+        if node.name == "stablehlo.concatenate" and (times[v] > 1 or len(into) > 1):
             continue
         roots[v] = into
         absorbed.add(v)

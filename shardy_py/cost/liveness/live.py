@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
+from shardy_py.cost.liveness.order import positions
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,9 @@ class Buffer:
         maker: The node that makes that value; None of an argument.
         role: `argument`, `output`, `literal` or `temporary`.
         free: Of a donated argument, the last step that reads it and the first that writes to it, if there are others between.
+        lives: The first and last step of each value that uses it; empty of one value.
+        rank: Where the first of its values comes, met from the results on, with those in regions before those around them.
+        outer_rank: The same with those in regions behind those around them.
     """
 
     bytes: int
@@ -30,6 +34,9 @@ class Buffer:
     maker: Node | None
     role: str = "temporary"
     free: tuple[int, int] | None = None
+    lives: list[tuple[int, int]] = field(default_factory=list)
+    rank: int = 0
+    outer_rank: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -228,6 +235,8 @@ def lives(graph: Graph) -> Lives:
 
 def _buffers(walk: _Walk) -> list[Buffer]:
     found: dict[int, Buffer] = {}
+    inner, outer = (positions(walk.graph, inner_first=first) for first in (True, False))
+    last = len(walk.parent)
     arguments = set(walk.graph.main.arguments)
     outputs = set(walk.graph.main.results)
     for v, (start, end) in enumerate(zip(walk.start, walk.end)):
@@ -237,11 +246,14 @@ def _buffers(walk: _Walk) -> list[Buffer]:
         buffer = found.get(root)
         size = walk.graph.bytes[v]
         if buffer is None:
-            buffer = found[root] = Buffer(size, start, end, v, walk.maker[v], free=walk.free.get(root))
+            buffer = found[root] = Buffer(size, start, end, v, walk.maker[v], free=walk.free.get(root), rank=last, outer_rank=last)
         else:
             buffer.bytes = max(buffer.bytes, size)
             buffer.start = min(buffer.start, start)
             buffer.end = max(buffer.end, end)
+        buffer.lives.append((start, end))
+        buffer.rank = min(buffer.rank, inner.get(v, last))
+        buffer.outer_rank = min(buffer.outer_rank, outer.get(v, last))
         maker = walk.maker[v]
         if v in arguments:
             buffer.role = "argument"

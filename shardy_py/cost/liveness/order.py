@@ -54,6 +54,51 @@ def _from_results(region: Region) -> None:
     region.met = arguments
 
 
+def positions(graph: Graph, *, inner_first: bool) -> dict[int, int]:
+    """Where each value comes as values are met from the results on, operands first.
+
+    Args:
+        graph: The graph.
+        inner_first: Whether values in regions come before those around them; else behind, those of the last region first.
+    """
+    found: dict[int, int] = {}
+    _number(graph.main, inner_first, found)
+    return found
+
+
+def _number(region: Region, inner_first: bool, found: dict[int, int]) -> None:
+    order: list[int] = []
+    regions: list[Region] = []
+    maker = {v: n for n in region.nodes for v in n.results}
+    arguments = set(region.arguments)
+    met: set[int] = set()
+    stack: list[int | Node] = [*reversed(region.results)]
+    for node in region.nodes:
+        if node.key is None:
+            stack.extend(node.results[:1])
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Node):
+            order += item.results
+            regions += item.regions
+        elif item not in met:
+            met.add(item)
+            node = maker.get(item)
+            if node is not None:
+                met.update(node.results)
+                stack.append(node)
+                stack.extend(reversed(reads(node)))
+            elif item in arguments:
+                order.append(item)
+    if not inner_first:
+        for v in order:
+            found.setdefault(v, len(found))
+    for inner in regions if inner_first else reversed(regions):
+        _number(inner, inner_first, found)
+    for v in order:
+        found.setdefault(v, len(found))
+
+
 def breadth_first(region: Region) -> list[Node]:
     """What is ready first runs first, as XLA orders programs for CPUs (`BFScheduler`), so that much runs side by side.
 

@@ -20,11 +20,11 @@ def into_outputs(buffers: Sequence[Buffer]) -> list[Buffer]:
     Args:
         buffers: All buffers.
     """
-    outputs = sorted((b for b in reversed(buffers) if b.bytes and (b.role == "output" or b.free)), key=lambda b: b.bytes)
+    outputs = sorted((b for b in buffers if b.bytes and (b.role == "output" or b.free)), key=lambda b: (b.bytes, -b.outer_rank))
     sizes = [b.bytes for b in outputs]
     taken = [[(b.start, b.end)] if b.free is None else [(b.start, b.free[0]), (b.free[1], b.end)] for b in outputs]
     left: list[Buffer] = []
-    for b in sorted((b for b in buffers if b.role == "temporary"), key=lambda b: -b.bytes):
+    for b in sorted((b for b in buffers if b.role == "temporary"), key=lambda b: (-b.bytes, b.outer_rank)):
         first = bisect_right(sizes, b.bytes - 1)
         for lives in taken[first : first + TRIED]:
             i = bisect_right(lives, (b.end, math.inf))  # no two of them overlap
@@ -50,9 +50,24 @@ def packed(buffers: Sequence[Buffer], alignment: int) -> int:
         >>> packed([Buffer(100, 0, 1, 0, None), Buffer(60, 2, 3, 1, None), Buffer(50, 1, 2, 2, None)], 64)
         178
     """
-    by_size = sorted(buffers, key=lambda b: (-b.bytes, b.start - b.end, b.value))
-    by_time = sorted(buffers, key=lambda b: (b.start - b.end, -b.bytes, b.value))
+    lasts = {id(b): last for b, last in zip(buffers, _durations(buffers))}
+    by_size = sorted(buffers, key=lambda b: (-b.bytes, -lasts[id(b)], b.rank))
+    by_time = sorted(buffers, key=lambda b: (-lasts[id(b)], -b.bytes, b.rank))
     return min(_placed(by_size, alignment), _placed(by_time, alignment))
+
+
+def _durations(buffers: Sequence[Buffer]) -> list[int]:
+    """How long each buffer lives: XLA counts how often memory is taken and given back in between, not steps."""
+    lives = sorted((start, end, i) for i, b in enumerate(buffers) for start, end in b.lives or [(b.start, b.end)])
+    events = [(start, 0, k) for k, (start, _, _) in enumerate(lives)] + [(end, 1, k) for k, (_, end, _) in enumerate(lives)]
+    first, last = [len(events)] * len(buffers), [0] * len(buffers)
+    for time, (_, gives_back, k) in enumerate(sorted(events)):
+        i = lives[k][2]
+        if gives_back:
+            last[i] = time
+        else:
+            first[i] = min(first[i], time)
+    return [end - start for start, end in zip(first, last)]
 
 
 def _placed(buffers: Sequence[Buffer], alignment: int) -> int:

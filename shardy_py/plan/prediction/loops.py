@@ -16,6 +16,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.plan.memory_expansions import moves_elements
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
+from shardy_py.plan.prediction.variables import variable_sharding
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _CONSTRAINTS = frozenset(("sdy.reshard", _CONSTRAINT))
@@ -117,7 +118,7 @@ class Copier:
         """Constrains those of some values that are pinned."""
         for v in values:
             if v in self.pinned:
-                names[v] = self.constrained(names[v], self.planned(v.sharding, v), into, op)
+                names[v] = self.constrained(names[v], self.planned(variable_sharding(v), v), into, op)
 
     def block(self, block: Block, names: dict[Value, Value]) -> Block:
         """A copy of a block that reads other values by the names given."""

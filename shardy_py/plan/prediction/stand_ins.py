@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.ir import Op, Value
+from shardy_py.ir import Op
 from shardy_py.plan.prediction.choices import Choice
 from shardy_py.plan.prediction.layouts import Layout, layout_of, local_shape, parts
 from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED
 from shardy_py.plan.prediction.moves import Move, moves
+from shardy_py.plan.prediction.variables import variable_sharding
 
 Names = tuple[str, ...]
 
@@ -28,7 +29,7 @@ def stand_in(op: Op, mesh: Mesh) -> Choice | None:
         return None
     values = (*op.operands, op.result)
     shapes = [v.type.shape for v in values]
-    region = convolution_region(op.attributes, shapes[:2], [_planned(v) for v in values], mesh)
+    region = convolution_region(op.attributes, shapes[:2], [variable_sharding(v) for v in values], mesh)
     if region is None:
         return None
     lhs, rhs, out = (_layout(cut, v.type.rank, mesh) for cut, v in zip((region.lhs, region.rhs, region.out), values))
@@ -37,23 +38,6 @@ def stand_in(op: Op, mesh: Mesh) -> Choice | None:
     summed = tuple(part for name in region.summed for part in parts(AxisRef(name), mesh))
     adding = (Move("all_reduce", summed, local_shape(shapes[2], out, mesh)),) if summed else ()
     return Choice((lhs, rhs), (out,), brought, ((*adding, *moves(shapes[2], out, wanted, mesh)),))
-
-
-def _planned(value: Value) -> TensorSharding | None:
-    """The sharding that the plan has for a variable: of a constant, which is one op per use, that of the last use."""
-    op = value.defining_op
-    if op is None or op.name not in _CONSTANTS or op.block is None:
-        return value.sharding
-    ops = op.block.ops
-    last = op
-    for other in ops[ops.index(op) + 1 :]:
-        if other.name != op.name or other.location is not op.location or other.result.type != value.type:
-            break
-        last = other
-    return last.result.sharding
-
-
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
 
 def _layout(cut: Mapping[int, Names], rank: int, mesh: Mesh) -> Layout:

@@ -1,0 +1,28 @@
+"""Values of a program as the variables of the traced function that they come from."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Value
+
+_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
+
+
+def variable_sharding(value: Value) -> TensorSharding | None:
+    """The sharding that a plan has for the variable that a value comes from.
+
+    A constant is one op per use, the last of which is the variable's, so that a constraint on the variable is that of its last use.
+
+    Args:
+        value: Of a program with final shardings.
+    """
+    op = value.defining_op
+    if op is None or op.name not in _CONSTANTS or op.block is None:
+        return value.sharding
+    ops = op.block.ops
+    last = op
+    for other in ops[ops.index(op) + 1 :]:
+        if other.name != op.name or other.location is not op.location or other.result.type != value.type:
+            break
+        last = other
+    return last.result.sharding
