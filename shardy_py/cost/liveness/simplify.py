@@ -97,7 +97,11 @@ def _merge(graph: Graph, region: Region, replaced: dict[int, int], known: dict[o
                 continue
             known[key] = node.results
         if node.kind is Kind.LOOP:
-            kept.extend(_hoisted(graph, node))
+            hoisted = _hoisted(graph, node)
+            for n in hoisted:
+                if n.kind in _CHANNELS:
+                    n.key = n.key, n.results[0]
+            kept.extend(hoisted)
         kept.append(node)
     region.nodes = kept
     region.results = [replaced.get(v, v) for v in region.results]
@@ -116,12 +120,17 @@ def _shape(node: Node) -> object:
         nodes = []
         for n in inner.nodes:
             regions = tuple(map(region, n.regions))
-            nodes.append((n.key if n.key is not None else id(n), tuple(map(number, n.operands)), regions))
+            own = n.key is None or n.kind in _CHANNELS
+            nodes.append((tuple(n.results) if own else n.key, tuple(map(number, n.operands)), regions))
             for v in n.results:
                 numbers[v] = len(numbers)
         return tuple(nodes), tuple(map(number, inner.results))
 
     return node.kind, tuple(node.operands), tuple(map(region, node.regions))
+
+
+_CHANNELS = frozenset((Kind.COLLECTIVE, Kind.SUM))
+"""Kinds that talk to other devices on a channel of their own, so that loops with equal ones are not equal."""
 
 
 def _unchanged(loop: Node, replaced: dict[int, int]) -> None:
