@@ -191,14 +191,20 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
 
 
 def _too_late(handover: Handover, again: Set[Var]) -> set[Var]:
-    """Of what is made again, the results at which chains of equations become too long; chains begin anew behind them."""
+    """Of what is made again, the results with which chains are as long as may be and still go on; chains begin anew behind them."""
     steps: dict[Var, int] = {}
+    maker: dict[Var, Node] = {}
     found: set[Var] = set()
     for node in handover.nodes:
-        if node.eqn.outvars[0] in again:
-            count = max((steps.get(v, 0) for v in reads(node.eqn)), default=0) + (node.eqn.primitive.name not in MOVES)
-            if count > LONGEST:
-                found.update(node.eqn.outvars)
-                count = 0
-            steps.update(dict.fromkeys(node.eqn.outvars, count))
+        if node.eqn.outvars[0] not in again:
+            continue
+        operands = [v for v in reads(node.eqn) if v in steps]
+        computes = node.eqn.primitive.name not in MOVES
+        for v in operands:
+            if computes and steps[v] == LONGEST:
+                found.update(maker[v].eqn.outvars)
+                steps[v] = 0
+        count = max((steps[v] for v in operands), default=0) + computes
+        for v in node.eqn.outvars:
+            steps[v], maker[v] = count, node
     return found
