@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardy_py.backends.local.layouts import Axes, Layout, layout, partial, ways
-from shardy_py.backends.local.moves import cost
+from shardy_py.backends.local.moves import STARTING, effort
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
 from shardy_py.passes.export.collective_bytes import received
 from shardy_py.passes.propagation.factors import project
@@ -46,9 +46,9 @@ class Decision:
         operands: The layouts the operands have to be in.
         results: The layouts the results come out in.
         reduced: Axes over which results have to be combined at once.
-        inside: What a device receives while it runs: to combine results at once, and inside of the form.
+        inside: The same while it runs: to combine results at once, and inside of the form.
         work: What computing costs, in bytes that could be sent meanwhile.
-        cost: What is received in all until the results are as wanted, and the work.
+        cost: What is received in all until the results are as wanted, `STARTING` for each collective, and the work.
     """
 
     axes: tuple[Axes, ...]
@@ -226,11 +226,12 @@ class _Setting:
         for result, has, bare in zip(self.results, made, placed[count:], strict=True):
             if at_once:
                 piece = result.bits * math.prod(-(-n // ways(d.axes, mesh)) for n, d in zip(result.shape, bare.dims)) // 8
-                inside += received("all_reduce", ways(at_once, mesh), piece, piece)
+                inside += received("all_reduce", ways(at_once, mesh), piece, piece) + STARTING
             total += _later(has, result, mesh)
         counts = [ways(a, mesh) for a in axes]
         if self.moved is not None:
-            inside += self.moved(counts)
+            exchanged = self.moved(counts)
+            inside += exchanged + STARTING if exchanged else 0
         work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
         return (total + inside + work, -float(len(waiting))), Decision(axes, needed, made, at_once, inside, work, total + inside + work)
 
@@ -254,4 +255,4 @@ def _cost(version: Layout, want: Layout, tensor: Tensor, mesh: Mesh) -> int:
         return 0
     if any(axis not in version.unreduced for axis in want.unreduced):
         return 1 << 60
-    return cost(version, want, tensor.shape, tensor.bits, mesh)
+    return effort(version, want, tensor.shape, tensor.bits, mesh)

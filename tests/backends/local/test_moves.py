@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.backends.local.emit import moved
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
-from shardy_py.backends.local.moves import cost, move_bytes, moves
+from shardy_py.backends.local.moves import STARTING, cost, effort, move_bytes, moves
 from shardy_py.dialect import AxisRef, Mesh
 
 MESH = Mesh((("a", 2), ("b", 2), ("c", 2)))
@@ -61,6 +61,16 @@ def test_cost_counts_the_padding_that_is_sent() -> None:
 def test_a_sum_scattered_costs_half_of_one_kept_whole() -> None:
     source = at("", "", partial="a")
     assert 2 * cost(source, at("a", ""), (8, 8), 32, MESH) == cost(source, replicated(2), (8, 8), 32, MESH)
+
+
+def test_every_collective_that_is_started_counts() -> None:
+    for source, target, started in (
+        (at("a", ""), at("a", ""), 0),
+        (at("", ""), at("a", "b"), 0),  # slices send nothing
+        (at("ab", ""), at("", ""), 1),
+        (at("", "", partial="ab"), at("a", ""), 2),
+    ):
+        assert effort(source, target, (8, 8), 32, MESH) == cost(source, target, (8, 8), 32, MESH) + started * STARTING
 
 
 @st.composite
