@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
+from shardy_py.ir.types import element_bits
 from shardy_py.plan.memory_halo import extended, windows_of_convolution, windows_of_reduction
 
 if TYPE_CHECKING:
@@ -173,7 +174,35 @@ def _inner_product(reader: Reader, op: Op, region: Region, lhs: int, rhs: int, e
     size = reader.local_bytes(op.result)
     x = reader.made(op, region, Kind.ELEMENTWISE, [lhs, rhs], size * elements, "product")
     region.nodes[-1].name = "stablehlo.multiply"
-    _finish(reader, op, reader.made(op, region, Kind.REDUCE, [x], size))
+    kind = Kind.LIBRARY if elements >= LIBRARY_ELEMENTS and op.result.type.dtype == "float32" else Kind.REDUCE
+    if kind is Kind.REDUCE:
+        x = _in_windows(reader, op, region, x, (elements,), (0,), size)
+    _finish(reader, op, reader.made(op, region, kind, [x], size))
+
+
+LIBRARY_ELEMENTS = 4096
+"""From how many elements of an operand XLA for CPUs leaves reductions of float32 to a library."""
+
+REDUCED_AT_ONCE = 32
+"""Up to how many positions of a dimension are added up one after the other."""
+
+
+def _in_windows(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], dims: Sequence[int], unit: int) -> int:
+    """What is left to add up of an array whose elements have so many bytes: `TreeReductionRewriter` adds up windows first."""
+    while any(shape[d] > REDUCED_AT_ONCE for d in dims):
+        shape = [-(-n // min(n, REDUCED_AT_ONCE)) if d in dims and n else n for d, n in enumerate(shape)]
+        value = reader.made(op, region, Kind.WHOLE, [value], math.prod(shape) * unit, ("windows", *shape))
+    return value
+
+
+def _reduce(reader: Reader, op: Op, region: Region) -> None:
+    """In windows, where dimensions are long."""
+    node = reader.node(op)
+    if node.kind is Kind.REDUCE and node.operands:
+        operand = op.operands[0]
+        shape, unit = reader.local_shape(operand), element_bits(operand.type.dtype) // 8 or 1
+        node.operands[0] = _in_windows(reader, op, region, node.operands[0], shape, op.attributes["dimensions"], unit)
+    region.nodes.append(node)
 
 
 def _broadcast(reader: Reader, op: Op, region: Region) -> None:
@@ -355,6 +384,7 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "stablehlo.dot_general": _dot,
     "stablehlo.fft": _fft,
     "stablehlo.pad": _same_if_whole,
+    "stablehlo.reduce": _reduce,
     "stablehlo.reduce_window": _reduce_window,
     "stablehlo.slice": _same_if_whole,
     "stablehlo.select_and_scatter": _select_and_scatter,

@@ -17,7 +17,7 @@ from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_shar
 from shardy_py.passes.export import insert_explicit_reshards, reshard_to_collectives
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory_constants import chosen, folded
-from shardy_py.plan.memory_expansions import EXPANSIONS
+from shardy_py.plan.memory_expansions import EXPANSIONS, LIBRARY_ELEMENTS
 from shardy_py.plan.memory_partitioned import partition
 from shardy_py.plan.prediction.loops import as_xla_propagates
 
@@ -34,9 +34,6 @@ _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
 
 LIBRARY_REDUCTIONS = frozenset(("stablehlo.add", "stablehlo.maximum", "stablehlo.minimum"))
-LIBRARY_ELEMENTS = 4096
-"""From how many elements of an operand XLA for CPUs leaves reductions of float32 to a library."""
-
 
 COMPARED = 1 << 16
 """From how many bytes on constants are not compared with each other."""

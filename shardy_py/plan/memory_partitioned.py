@@ -15,7 +15,8 @@ from shardy_py.rules import rule_for
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant", "stablehlo.iota"))
 _OTHERWISE = frozenset(("stablehlo.gather", "stablehlo.scatter", "stablehlo.sort"))
 """Ops that it does not run as their results are sharded."""
-_AS_THEY_ARE = _OTHERWISE | _CONSTANTS
+_ONE_BY_ONE = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier"))
+_AS_THEY_ARE = _OTHERWISE | _CONSTANTS | _ONE_BY_ONE
 
 
 def partition(program: Program) -> None:
@@ -81,8 +82,16 @@ class _Partitioner:
             own = stand_in(op, mesh)
             choice = self.choice(op, mesh) if own is None else own
             reads, results = choice.operands, choice.results
-            if op.name == "stablehlo.concatenate" and (aside := _aside(op, mesh)) is not None:
-                reads, results = (aside,) * len(op.operands), (aside,)
+            summed: Axes = ()
+            if own is not None:
+                summed = next((move.axes for move in own.sums[0] if move.kind == "all_reduce"), ())
+            elif op.name == "stablehlo.concatenate":
+                if (aside := _aside(op, mesh)) is not None:
+                    reads, results = (aside,) * len(op.operands), (aside,)
+                elif (cut := _cut(op, mesh)) and not _rotates(op):
+                    layout = layout_of(op.result.sharding, op.result.type.rank, mesh)
+                    whole = tuple(() if d == op.attributes["dimension"] else axes for d, axes in enumerate(layout))
+                    reads, results, summed = (layout,) * len(op.operands), (whole,), cut
             for i, (v, read) in enumerate(zip(op.operands, reads)):
                 source = layout_of(v.sharding, v.type.rank, mesh)
                 if source != read:
@@ -92,10 +101,8 @@ class _Partitioner:
                         at_hand[brought, source] = v
                     op.set_operand(i, brought)
             out.append(op)
-            summed: Axes = ()
-            if own is not None:
+            if own is not None or summed:
                 op.rule, op.rule_known = None, True
-                summed = next((move.axes for move in own.sums[0] if move.kind == "all_reduce"), ())
             for v, made in zip(op.results, results):
                 wanted = layout_of(v.sharding, v.type.rank, mesh)
                 if made != wanted or summed:
@@ -168,6 +175,11 @@ class _Partitioner:
         return TensorSharding(self.spelled[mesh], [DimensionSharding(_merged(axes, mesh)) for axes in layout])
 
 
+def _cut(op: Op, mesh: Mesh) -> Axes:
+    """The axes of the dimension along which arrays are joined: each device writes its pieces into zeros, which are added up."""
+    return layout_of(op.result.sharding, op.result.type.rank, mesh)[op.attributes["dimension"]]
+
+
 def _aside(op: Op, mesh: Mesh) -> Layout | None:
     """The layout in which pieces are put together along a dimension that is cut: its axes go to another that they divide.
 
@@ -178,10 +190,11 @@ def _aside(op: Op, mesh: Mesh) -> Layout | None:
     if not layout[dim] or _rotates(op):
         return None
     shape, ways = op.result.type.shape, size_of(layout[dim], mesh)
-    other = next((d for d, axes in enumerate(layout) if d != dim and not axes and shape[d] % ways == 0), None)
+    fit = [d for d, axes in enumerate(layout) if d != dim and shape[d] % (size_of(axes, mesh) * ways) == 0]
+    other = next((d for d in fit if not layout[d]), next(iter(fit), None))
     if other is None:
         return None
-    moved = {dim: (), other: layout[dim]}
+    moved = {dim: (), other: (*layout[other], *layout[dim])}
     return tuple(moved.get(d, axes) for d, axes in enumerate(layout))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.ir import Op
 from shardy_py.plan.prediction.choices import Choice
 from shardy_py.plan.prediction.layouts import Layout, layout_of, local_shape, parts
-from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED
+from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED, is_mispartitioned
 from shardy_py.plan.prediction.moves import Move, moves
 from shardy_py.plan.prediction.variables import variable_sharding
 
@@ -22,9 +22,11 @@ def stand_in(op: Op, mesh: Mesh) -> Choice | None:
     """How an op runs that XLA's partitioner is not left with; None of others.
 
     Args:
-        op: With final shardings.
+        op: With final shardings; a convolution or a reduction.
         mesh: Its mesh.
     """
+    if op.name in _DIMENSIONS_OF:
+        return _whole_along(op, _DIMENSIONS_OF[op.name](op), mesh)
     if op.name != "stablehlo.convolution" or op.primitive not in MISPARTITIONED:
         return None
     values = (*op.operands, op.result)
@@ -38,6 +40,49 @@ def stand_in(op: Op, mesh: Mesh) -> Choice | None:
     summed = tuple(part for name in region.summed for part in parts(AxisRef(name), mesh))
     adding = (Move("all_reduce", summed, local_shape(shapes[2], out, mesh)),) if summed else ()
     return Choice((lhs, rhs), (out,), brought, ((*adding, *moves(shapes[2], out, wanted, mesh)),))
+
+
+def _whole_along(op: Op, dims: frozenset[int], mesh: Mesh) -> Choice | None:
+    """An op that has some dimensions of its operands whole, and of its result where that has them."""
+    values = (*op.operands, *op.results)
+    given = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
+    without = [tuple(() if d in dims else axes for d, axes in enumerate(layout)) for layout in given]
+    count = len(op.operands)
+    if op.name == "stablehlo.reduce":
+        without[count:] = [tuple(axes for d, axes in enumerate(without[0]) if d not in dims)]
+        unchanged = without[:count] == given[:count]
+    else:
+        unchanged = without == given
+    if unchanged or not dims:
+        return None
+    steps = [moves(v.type.shape, a, b, mesh) for v, a, b in zip(op.operands, given, without)]
+    after = [moves(v.type.shape, a, b, mesh) for v, a, b in zip(op.results, without[count:], given[count:])]
+    return Choice(tuple(without[:count]), tuple(without[count:]), tuple(steps), tuple(after))
+
+
+def _reduced(op: Op) -> frozenset[int]:
+    """The dimensions of a reduction that some back ends cannot do across devices; those of several results are argmin and argmax."""
+    if len(op.results) > 1 or op.primitive not in MISPARTITIONED or not is_mispartitioned(op.primitive, op.operands[0].type.dtype, ()):
+        return frozenset()
+    return frozenset(op.attributes["dimensions"])
+
+
+def _spread(op: Op) -> frozenset[int]:
+    """The dimensions that are padded between elements."""
+    return frozenset(d for d, n in enumerate(op.attributes["interior_padding"]) if n and op.primitive == "pad")
+
+
+def _overlapping(op: Op) -> frozenset[int]:
+    """The dimensions along which windows overlap."""
+    windows = zip(op.attributes["window_dimensions"], op.attributes["window_strides"])
+    return frozenset(d for d, (size, stride) in enumerate(windows) if size > stride)
+
+
+_DIMENSIONS_OF: Mapping[str, Callable[[Op], frozenset[int]]] = {
+    "stablehlo.pad": _spread,
+    "stablehlo.reduce": _reduced,
+    "stablehlo.select_and_scatter": _overlapping,
+}
 
 
 def _layout(cut: Mapping[int, Names], rank: int, mesh: Mesh) -> Layout:
