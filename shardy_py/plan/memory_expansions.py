@@ -216,6 +216,9 @@ def _broadcast(reader: Reader, op: Op, region: Region) -> None:
 
 def _divide(reader: Reader, op: Op, region: Region) -> None:
     """Dividing by a number, or by what is repeated, is multiplying by its inverse."""
+    if _is_by_power_of_two(reader, op):
+        _by_bits(reader, op, region)
+        return
     x, y = _operands(reader, op)
     below = op.operands[1].defining_op
     repeated = below is not None and below.name == "stablehlo.broadcast_in_dim" and below.operands[0].type.size < op.result.type.size
@@ -230,6 +233,26 @@ def _divide(reader: Reader, op: Op, region: Region) -> None:
         region.nodes[-1].name = "stablehlo.broadcast_in_dim"
     _finish(reader, op, reader.made(op, region, Kind.ELEMENTWISE, [x, y], size))
     region.nodes[-1].name = "stablehlo.multiply"
+
+
+def _is_by_power_of_two(reader: Reader, op: Op) -> bool:
+    number = reader.known.get(op.operands[1])
+    return "int" in op.result.type.dtype and isinstance(number, int) and number > 0 and not number & (number - 1)
+
+
+def _by_bits(reader: Reader, op: Op, region: Region) -> None:
+    """What shifts and masks do is cheap."""
+    node = reader.node(op)
+    node.kind = Kind.ELEMENTWISE
+    region.nodes.append(node)
+
+
+def _remainder(reader: Reader, op: Op, region: Region) -> None:
+    """Cheap where it is one of bits."""
+    if _is_by_power_of_two(reader, op):
+        _by_bits(reader, op, region)
+    else:
+        region.nodes.append(reader.node(op))
 
 
 def _erfc(reader: Reader, op: Op, region: Region) -> None:
@@ -386,6 +409,7 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "stablehlo.pad": _same_if_whole,
     "stablehlo.reduce": _reduce,
     "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.remainder": _remainder,
     "stablehlo.slice": _same_if_whole,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.transpose": _transpose,
