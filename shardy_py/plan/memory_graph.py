@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.cost.liveness.fusion import POINTWISE
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 from shardy_py.cost.liveness.kinds import kind_of
 from shardy_py.dialect import TensorSharding
@@ -120,8 +121,27 @@ class Reader:
         expand = EXPANSIONS.get(name)
         if expand is not None:
             expand(self, op, region)
-        else:
+        elif not self._reshaped_after(op, region):
             region.nodes.append(self.node(op))
+
+    def _reshaped_after(self, op: Op, region: Region) -> bool:
+        """Whether an op is one on each element of what was reshaped, and was read as a reshape of the op's result (`ReshapeMover`)."""
+        made = op.operands[0].defining_op if len(op.operands) == len(op.results) == 1 else None
+        if made is None or made.name != "stablehlo.reshape" or kind_of(op.name) not in POINTWISE:
+            return False
+        before = made.operands[0]
+        if before not in self.numbers or before in self.known:
+            return False
+        shape, size = self.local_shape(before), self.local_bytes(op.result)
+        kind = TensorType(before.type.shape, op.result.type.dtype)
+        if math.prod(shape) != math.prod(self.local_shape(op.result)):
+            return False
+        inner = self.graph.value(size)
+        self.graph.forms[inner] = shape, kind.dtype
+        key = op.name, self._text(op.attributes), kind, size
+        region.nodes.append(Node(kind_of(op.name), [self.numbers[before]], [inner], (), key, _label(op), op.name, op))
+        self.numbers[op.result] = self.made(op, region, Kind.VIEW, [inner], size, "reshaped")
+        return True
 
     def _folded(self, op: Op, region: Region) -> bool:
         """Whether an op gives a number that is known, or one of its operands, and was read as that."""
