@@ -121,8 +121,8 @@ def _product_axes(
     lhs, rhs = operands
     axes: list[Axes] = [()] * rule.num_factors
     both = [factor for factor in rule.reduction if factor in lhs and factor in rhs]
-    same = [factor for factor in both if lhs[factor] == rhs[factor]]
-    summed = [axis for factor in same for axis in lhs[factor]]
+    same = _matching(rule, shapes, both, lhs, rhs, result, mesh)
+    summed = [axis for cut in same.values() for axis in cut]
     for factor, cut in result.items():
         if set(cut) & set(summed):
             has = lhs.get(factor, rhs.get(factor, ()))
@@ -137,9 +137,43 @@ def _product_axes(
         for factor in both:
             axes[factor] = source[factor] if summed else ()
     else:
-        for factor in same:
-            axes[factor] = lhs[factor]
+        for factor, cut in same.items():
+            axes[factor] = cut
     return axes, tuple(summed)
+
+
+def _matching(
+    rule: OpShardingRule,
+    shapes: Sequence[Shape],
+    both: Sequence[int],
+    lhs: dict[int, Axes],
+    rhs: dict[int, Axes],
+    result: dict[int, Axes],
+    mesh: Mesh,
+) -> dict[int, Axes]:
+    """Axes of the summed dimensions that both sides are cut by into as many pieces.
+
+    Where these are along other axes, one side changes places: that whose axes the result has, or else the smaller one
+    (PartitionDotGroupOnContracting in dot_handler.cc).
+    """
+    found = {factor: lhs[factor] for factor in both if lhs[factor] == rhs[factor]}
+    used = {axis for cut in result.values() for axis in cut}
+    pieces = [
+        local_elements(shape, tuple(tuple(a for f in fs for a in side.get(f, ())) for fs in mapping), mesh)
+        for shape, side, mapping in zip(shapes, (lhs, rhs), rule.operand_mappings)
+    ]
+    for factor in both:
+        a, b = lhs[factor], rhs[factor]
+        if a == b or not a or size_of(a, mesh) != size_of(b, mesh):
+            continue
+        for cut, other in sorted(
+            ((a, rhs), (b, lhs)), key=lambda way: (bool(used.intersection(way[0])), pieces[1 if way[1] is lhs else 0] * -1)
+        ):
+            taken = {axis for f, axes in other.items() if f != factor for axis in axes}
+            if not taken.intersection(cut) and not {axis for axes in found.values() for axis in axes}.intersection(cut):
+                found[factor] = cut
+                break
+    return found
 
 
 def _spare(cut: Axes, taken: set[AxisRef], lhs: dict[int, Axes], rhs: dict[int, Axes], mesh: Mesh) -> Axes:
