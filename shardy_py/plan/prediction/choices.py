@@ -132,10 +132,10 @@ def _product_axes(
         else:
             axes[factor] = cut
     if not summed:
-        summed, operand = _one_sided(rule, shapes, lhs, rhs, axes, result, mesh)
-        source = (lhs, rhs)[operand]
+        source = _one_sided(rule, shapes, lhs, rhs, axes, result, mesh)
+        summed = [axis for cut in source.values() for axis in cut]
         for factor in both:
-            axes[factor] = source[factor] if summed else ()
+            axes[factor] = source.get(factor, ())
     else:
         for factor, cut in same.items():
             axes[factor] = cut
@@ -198,25 +198,32 @@ def _one_sided(
     axes: Sequence[Axes],
     result: dict[int, Axes],
     mesh: Mesh,
-) -> tuple[list[AxisRef], int]:
-    """Axes on the summed dimensions of one side, where adding up the result is less than gathering the side; and which side it is.
+) -> dict[int, Axes]:
+    """Axes on the summed dimensions of one side, where adding up the result is less than gathering the side; none elsewhere.
 
-    The other side must be whole, and all devices must have a part in it (should_partition_contracting_dim in dot_handler.cc).
+    The other side must be whole, and all devices must have a part in it (should_partition_contracting_dim in dot_handler.cc). Where the
+    result has the axes, the side is brought to as many pieces along axes that are free.
     """
     used = {axis for cut in result.values() for axis in cut}
     out = local_elements([rule.factor_sizes[f] for f in result], [axes[f] for f in result], mesh)
     for i, (own, other) in enumerate(((lhs, rhs), (rhs, lhs))):
-        contracted = [axis for factor in rule.reduction if factor in own for axis in own[factor]]
-        if not contracted or set(contracted) & used or any(other.get(factor) for factor in rule.reduction):
+        contracted = {factor: own[factor] for factor in rule.reduction if own.get(factor)}
+        if not contracted or any(other.get(factor) for factor in rule.reduction):
             continue
-        if size_of([*contracted, *used], mesh) != mesh.size or any(axes[f] != own[f] for f in own if f in result):
+        if len(contracted) == 1 and used.intersection(*contracted.values()):
+            ((factor, cut),) = contracted.items()
+            contracted = {factor: _spare(cut, used, lhs, rhs, mesh)}
+        parts_of = [axis for cut in contracted.values() for axis in cut]
+        if not parts_of or used.intersection(parts_of):
+            continue
+        if size_of([*parts_of, *used], mesh) != mesh.size or any(axes[f] != own[f] for f in own if f in result):
             continue
         if any(axes[f] != other[f] for f in other if f in result):
             continue
         elements = local_elements(shapes[i], tuple((axes[m[0]] if m[0] in result else ()) for m in rule.operand_mappings[i]), mesh)
         if elements > out:
-            return contracted, i
-    return [], 0
+            return contracted
+    return {}
 
 
 def _until(axes: Axes, taken: Sequence[AxisRef]) -> Axes:
