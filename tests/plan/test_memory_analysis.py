@@ -83,6 +83,35 @@ def kernels(kernel: jax.Array, other: jax.Array, image: jax.Array) -> jax.Array:
     return conv_loss(kernel, image) + conv_loss(other, image)
 
 
+def long_sums(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Reductions too short for a library, of dimensions too long to be added up at once."""
+    return jnp.sum(jnp.sin(x), 0), jnp.max(jnp.cos(x)), jnp.sum(x.astype(jnp.int32) * 2, 1)
+
+
+def transforms(x: jax.Array) -> tuple[jax.Array, ...]:
+    return jnp.fft.ifft2(jnp.fft.fft2(x.reshape(4, 8, 8))).real, jnp.abs(jnp.fft.fftshift(jnp.fft.fft(x)))
+
+
+def twice(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Two loops that gather what they do not change."""
+
+    def loop(y: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 3, lambda _, c: jnp.tanh(c @ w), y)
+
+    return loop(x) + loop(2 * x)
+
+
+def unevenly(x: jax.Array, w: jax.Array) -> jax.Array:
+    """30 rows on 4 devices, 70 and 132 columns on 2 and 8."""
+    y = sp.with_sharding_constraint(jnp.sin(x) @ w, P("model", "data"))
+    return sp.with_sharding_constraint(jnp.tanh(y) @ jnp.cos(w.T), P(None, ("data", "model"))) * 2
+
+
+def pooled(image: jax.Array) -> jax.Array:
+    """Windows that reach into the neighbours' pieces."""
+    return jnp.tanh(lax.reduce_window(jnp.sin(image), 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"))
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tree, ...], tuple[Tree, ...], tuple[int, ...]]] = {
     "sgd": (sgd, MLP, MLP_SPECS, ()),
     "sgd donated": (sgd, MLP, MLP_SPECS, (0,)),
@@ -93,6 +122,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tree, ...], tuple[Tree, ...]
     "scattered": (scattered, (f32(256, 64), f32(32, 64), jax.ShapeDtypeStruct((32,), jnp.int32)), (P(None, "model"), None, None), ()),
     "written": (written, (f32(8, 256),), (P(None, "data"),), ()),
     "joined": (joined, (f32(64, 64), f32(64, 64)), (P("model"), P("model")), ()),
+    "long sums": (long_sums, (f32(100, 36),), (P("model"),), ()),
+    "transforms": (transforms, (f32(4, 64),), (P(None, "data"),), ()),
+    "loops that gather": (twice, (f32(32, 64), f32(64, 64)), (P("data"), P("model")), ()),
+    "uneven": (unevenly, (f32(30, 132), f32(132, 70)), (None, None), ()),
+    "pooled": (pooled, (f32(4, 16, 16, 8),), (P(None, "model"),), ()),
     "cache donated": (cached, (f32(8, 128, 64), f32(8, 1, 64), jax.ShapeDtypeStruct((), jnp.int32)), (P("data"), None, None), (0,)),
 }
 

@@ -41,3 +41,31 @@ def test_axes_that_are_summed_over(mesh: Mesh, lhs: Layout, rhs: Layout, wanted:
     found = choose("stablehlo.dot_general", PRODUCT, (shape, shape), (lhs, rhs), (shape,), (wanted,), mesh)
     assert found.results == (made,)
     assert "all_reduce" in [move.kind for move in found.sums[0]]
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "wanted", "reads", "summed"),
+    [
+        (((), X), (Y, X), ((), X), (((), Y), (Y, X)), Y),  # as many pieces along other axes: not those that the result has
+        (((), X), (Y, ()), ((), ()), (((), X), (X, ())), X),  # the larger side stays
+        (((), Y), ((), Y), ((), Y), (((), X), (X, Y)), X),  # one side, along axes that the result has
+    ],
+    ids=["other axes", "larger side", "one side"],
+)
+def test_as_many_pieces_along_other_axes(lhs: Layout, rhs: Layout, wanted: Layout, reads: tuple[Layout, ...], summed: Layout) -> None:
+    shapes = (384, 96), (96, 96)
+    rule = dot_general(
+        Signature(
+            shapes,
+            ((384, 96),),
+            {
+                "lhs_batching_dimensions": (),
+                "rhs_batching_dimensions": (),
+                "lhs_contracting_dimensions": (1,),
+                "rhs_contracting_dimensions": (0,),
+            },
+        )
+    )
+    found = choose("stablehlo.dot_general", rule, shapes, (lhs, rhs), ((384, 96),), (wanted,), SQUARE)
+    assert found.operands == reads
+    assert found.sums[0][0].axes == summed
