@@ -248,7 +248,7 @@ class Reader:
             axes = next(self.sums, None) if op.name == "stablehlo.all_reduce" else None
             if not axes:  # those that the user wrote do not say over which: of one psum they are the same
                 axes = id(op.location) if op.name == "stablehlo.all_reduce" else str(op.attributes)
-            node.group = op.primitive, op.result.type.dtype, axes
+            node.group = op.primitive, op.result.type.dtype, axes, _combined_by(op)
             node.key = (node.key, node.group)
         return node
 
@@ -304,6 +304,13 @@ def _number(value: Any) -> Any:
     first = value.reshape(-1)[:1]
     number = first.item()
     return number if first.tobytes() * value.size == same and isinstance(number, bool | int | float) else None
+
+
+def _combined_by(op: Op) -> str:
+    """What an all-reduce that a reduction needs does to the parts, for sums and extremes are not carried out at once."""
+    made = op.operands[0].defining_op
+    body = "" if made is None or op.name != "sdy.all_reduce" else made.attributes.get("body", "")
+    return body if isinstance(body, str) else ""
 
 
 def _along(op: Op) -> tuple[int, ...]:

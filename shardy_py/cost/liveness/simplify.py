@@ -89,7 +89,7 @@ def _merge(graph: Graph, region: Region, replaced: dict[int, int], known: dict[o
             _unchanged(node, replaced)
         for inner in node.regions:
             _merge(graph, inner, replaced, {})
-        if node.key is not None:
+        if node.key is not None and node.kind is not Kind.SUM:  # each reduction is followed by a sum of its own
             key = _shape(node) if node.regions else (node.key, tuple(node.operands))
             found = known.get(key)
             if found is not None:
