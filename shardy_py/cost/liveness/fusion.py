@@ -14,11 +14,14 @@ ABSORBING = frozenset((*ABSORBED, Kind.REDUCE, Kind.LIBRARY, Kind.UPDATE))
 
 TAKEN_IN: Mapping[str, frozenset[str]] = {
     "": frozenset(("stablehlo.multiply", "stablehlo.exponential")),
-    "stablehlo.multiply": frozenset(("stablehlo.multiply", "stablehlo.broadcast_in_dim", "sdy.constant")),
+    "stablehlo.multiply": frozenset(("stablehlo.broadcast_in_dim", "sdy.constant")),
     "stablehlo.exponential": frozenset(("stablehlo.subtract",)),
     "stablehlo.subtract": frozenset(("stablehlo.broadcast_in_dim",)),
 }
-"""What a library's reduction takes in: by name of what reads it, "" being the reduction (YNNPACK's in XLA for CPUs)."""
+"""What a library's reduction takes in: by name of what reads it, "" being the reduction (YNNPACK's in XLA for CPUs).
+
+Of products that is one: factors that are products themselves lie in memory.
+"""
 
 SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
 """Slices of slices are one, so that several of one are several of its operand."""

@@ -48,7 +48,7 @@ def packed(buffers: Sequence[Buffer], alignment: int) -> int:
 
     Example:
         >>> packed([Buffer(100, 0, 1, 0, None), Buffer(60, 2, 3, 1, None), Buffer(50, 1, 2, 2, None)], 64)
-        178
+        164
     """
     lasts = {id(b): last for b, last in zip(buffers, _durations(buffers))}
     by_size = sorted(buffers, key=lambda b: (-b.bytes, -lasts[id(b)], b.rank))
