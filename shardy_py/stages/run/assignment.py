@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -51,6 +51,37 @@ def assign(split: Split, stages: int | None, hardware: Hardware, names: Sequence
         PipelineError: There are fewer equations than stages, other markers than stages, or no gradient.
     """
     return _Assigner(split, hardware).assign(stages, names)
+
+
+def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> dict[Var, tuple[int, ...]]:
+    """For every value, the stages whose forward pass has it.
+
+    Args:
+        split: The step.
+        stage: For every node of the microbatch program its stage.
+        hardware: What runs it.
+    """
+    return {v: tuple(sorted(found)) for v, found in _Assigner(split, hardware).uses(stage).items()}
+
+
+def assign_backward_again(split: Split, assigned: Assignment, hardware: Hardware, made: Sequence[Iterable[Var]]) -> Assignment:
+    """The assignment where stages make further values of the forward pass, and backward equations lie with them.
+
+    Args:
+        split: The step.
+        assigned: Where everything is computed.
+        hardware: What runs it.
+        made: For every stage, the values that it makes as well.
+    """
+    found = _Assigner(split, hardware)
+    stage = list(assigned.stage)
+    uses = found.uses(stage)
+    for s, values in enumerate(made):
+        for v in values:
+            for w in (v, *found.through(found.nodes[found.producer[v]].eqn.invars)):
+                uses[w].add(s)
+    found.assign_backward(stage, assigned.stages, uses)
+    return replace(assigned, stage=tuple(stage))
 
 
 class _Assigner:

@@ -25,6 +25,7 @@ from shardy_py.stages.run.microbatching import Kind, Split, split
 from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.stages.run.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
 from shardy_py.stages.run.residuals import Handover, Layout, handovers, made_again
+from shardy_py.stages.run.sends import lighter
 from shardy_py.stages.run.single import single
 from shardy_py.stages.run.timing import stage_times
 from shardy_py.stages.run.updates import Updates, place_updates
@@ -151,6 +152,10 @@ def build(asked: Asked, signature: Signature) -> Built:
     order = _schedule(asked, halves, assigned, places)
     splits = [any(t.kind == "W" and t.stage == s for mesh in order.orders for t in mesh) for s in range(assigned.stages)]
     others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
+    plan = _shard(asked, signature, halves, places) if places.is_sharded else None
+    placed = lighter(halves, assigned, places, asked.hardware, asked.num_microbatches)
+    halves, assigned = placed.split, placed.assigned
+    places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
     parts = parts_of_parameters(halves, [v for v in others if len(assigned.uses.get(v, ())) > 1])
     programs = stage_programs(halves, assigned, splits, parts)
     located = {v: program.stage for program in programs.values() for v in program.sums}
@@ -163,14 +168,8 @@ def build(asked: Asked, signature: Signature) -> Built:
     update = update_programs(halves, updates, [v for v in results if isinstance(v, Var)])
     cut = part_programs(halves, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
     keys = _keys(halves, micro, signature)
-    plan = None
-    between = _handovers(halves, assigned, programs)
-    if places.is_sharded:
-        wanted = [v for program in (*programs.values(), *update, *cut) for v in (*program.outputs, *program.sums)]
-        # Any cut finds how its values lie.
-        plan = _shard(asked, signature, halves, places, [*wanted, *(v for handover in between for v in handover.values)])
     again: set[Var] = set()
-    for s, handover in enumerate(between):
+    for s, handover in enumerate(_handovers(halves, assigned, programs)):
         again |= made_again(handover, asked.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
     programs = stage_programs(halves, assigned, splits, parts, again)
     return Built(asked, signature, halves, assigned, updates, order, places, programs, update, cut, results, out_tree, keys, plan, is_loss)
@@ -279,11 +278,11 @@ def _handovers(halves: Split, assigned: Assignment, programs: dict[tuple[str, in
     return handovers(programs, free.__contains__, lambda v: v not in moving)
 
 
-def _shard(asked: Asked, signature: Signature, halves: Split, places: Places, values: Sequence[Var]) -> Any:
-    """Propagates shardings through one microbatch and the update; fills `places.specs` for its inputs and these values."""
+def _shard(asked: Asked, signature: Signature, halves: Split, places: Places) -> Any:
+    """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
     micro = halves.micro
     batch_of = dict(zip(micro.invars, signature.batch))
-    wanted = [v for v in dict.fromkeys(values) if v not in batch_of]
+    wanted = [v for node in (*micro.nodes, *halves.update) for v in node.eqn.outvars]
     structs = [struct_of(v) for v in micro.invars]
 
     def function(*arguments: Any) -> list[Any]:

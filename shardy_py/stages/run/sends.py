@@ -1,0 +1,316 @@
+"""What stages send each other, and what a stage makes for itself of what it is sent: minimum cuts, one per receiver and pass.
+
+A value crosses to every stage that reads it. Where it is made cheaply, the stage can make it again of values before it instead. What
+crosses costs its bytes on the link, and the price of a transfer; an equation that is made again costs the bytes that the link moves in its
+time. What is made again is a copy of its equation at the stage that reads it, of its own variables, so that all that comes later takes it
+for one of that stage. Where nothing else reads the equation, it moves there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from jax.extend.core import Var
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.equation_cost import bytes_of
+from shardy_py.stages.max_flow import Network
+from shardy_py.stages.run.assignment import Assignment, assign_backward_again, reads, uses_of
+from shardy_py.stages.run.cheap import again_seconds, communicates, is_cheap
+from shardy_py.stages.run.flat import Node, live
+from shardy_py.stages.run.microbatching import Kind, Split
+from shardy_py.stages.run.placing import Places
+from shardy_py.stages.run.programs import parts_of_parameters
+from shardy_py.stages.run.residuals import BUFFER_BYTES, FORBIDDEN, Layout
+
+TRANSFER_BYTES = 512 << 10
+"""What one more value that crosses costs beside its bytes. `jax.device_put` takes 25 to 35 us of the thread that hands out tasks for it,
+in which one core copies about as much; see `BUFFER_BYTES`, of which it is counted the same way."""
+
+_Price = tuple[int, int]
+"""Bytes that cross, and what else a choice costs, in bytes."""
+
+FREE: _Price = (0, 0)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step and who computes what.
+
+    Attributes:
+        split: The step.
+        assigned: The stages.
+        copies: Variable of an equation that was copied to another stage -> the one it is a copy of.
+    """
+
+    split: Split
+    assigned: Assignment
+    copies: Mapping[Var, Var]
+
+
+def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardware, microbatches: int) -> Placed:
+    """The step where stages make for themselves what costs more to send; it never sends more bytes.
+
+    Args:
+        split: The step.
+        assigned: Who computes what.
+        places: Meshes and shardings, of all values.
+        hardware: What runs it.
+        microbatches: Number of microbatches. Parameters cross once for all of them.
+    """
+    given = Placed(split, assigned, {})
+    if assigned.stages == 1:
+        return given
+    cuts = _Cuts(places, hardware, microbatches)
+    # Backward equations follow forward ones that receivers make again.
+    follows = assign_backward_again(split, assigned, hardware, cuts.within_reach(given))
+    candidates = [given]
+    for start in (given, Placed(split, follows, {})):
+        ahead = _copied(start, cuts.forward(start, late=True), hardware, back=False)
+        candidates.append(_copied(ahead, cuts.backward(ahead), hardware, back=True))
+    most = cuts.crossing(given)[0]
+    return min((found for found in candidates if cuts.crossing(found)[0] <= most), key=lambda found: sum(cuts.crossing(found)))
+
+
+_Passes = tuple[dict[Var, None], dict[Var, None]]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Who makes and reads what, seen through equations that every program makes for itself.
+
+    Attributes:
+        node: Value -> its equation, those that every program makes for itself left out.
+        home: Value -> (stage, whether it is of the backward pass).
+        through: Value that every program makes for itself -> what it is made of.
+        read: For every stage, what its forward and what its backward equations read of others, and of inputs.
+    """
+
+    node: dict[Var, Node]
+    home: dict[Var, tuple[int, bool]]
+    through: dict[Var, tuple[Var, ...]]
+    read: tuple[_Passes, ...]
+
+    def behind(self, values: Sequence[Var]) -> list[Var]:
+        """These values, with what they are made of instead of those that every program makes for itself."""
+        return list(dict.fromkeys(w for v in values for w in self.through.get(v, (v,))))
+
+
+def _reading(placed: Placed) -> _Reading:
+    split, assigned = placed.split, placed.assigned
+    slices = parts_of_parameters(split, [v for v in split.micro.invars if split.kinds[v] is Kind.SAME])
+    found = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)))
+    for node, s, back in zip(split.micro.nodes, assigned.stage, assigned.backward):
+        operands = found.behind(reads(node.eqn))
+        if s is None:
+            found.through.update({v: (v,) if v in slices else tuple(operands) for v in node.eqn.outvars})
+            continue
+        found.node.update(dict.fromkeys(node.eqn.outvars, node))
+        found.home.update(dict.fromkeys(node.eqn.outvars, (s, back)))
+        found.read[s][back].update(dict.fromkeys(v for v in operands if found.home.get(v) != (s, back)))
+    return found
+
+
+class _Cuts:
+    def __init__(self, places: Places, hardware: Hardware, microbatches: int) -> None:
+        self.places, self.hardware, self.microbatches = places, hardware, microbatches
+        self.layouts = [Layout(places.specs, dict(places.mesh(s).shape)) for s in range(places.stages)]
+
+    def local(self, v: Var, stage: int) -> int:
+        """Bytes of a value on a device of a stage."""
+        return -(-bytes_of(v) // self.layouts[stage].ways(v))
+
+    def near(self, a: int, b: int) -> bool:
+        """Whether two stages lie on one mesh."""
+        return self.places.mesh(a) == self.places.mesh(b)
+
+    def crossing(self, placed: Placed) -> tuple[float, float]:
+        """Bytes that a microbatch sends, per device, and what its transfers cost beside."""
+        reading = _reading(placed)
+        size, count, first = 0.0, 0.0, {}
+        for t, passes in enumerate(reading.read):
+            for v in dict.fromkeys((*passes[0], *passes[1])):
+                part = 1.0
+                if v in reading.home:
+                    if self.near(reading.home[v][0], t):
+                        continue
+                elif placed.split.kinds[v] is not Kind.EXAMPLES:
+                    # A parameter goes once per step to other stages than the first, and its gradient comes back.
+                    part = 2 / self.microbatches if first.setdefault(v, t) != t else 0.0
+                size += part * self.local(v, t)
+                count += part * TRANSFER_BYTES
+        return size, count
+
+    def forward(self, placed: Placed, late: bool) -> list[set[Var]]:
+        """For every stage, values of earlier stages that it makes for itself.
+
+        Args:
+            placed: The step.
+            late: Whether what the backward pass reads counts as well.
+        """
+        reading = _reading(placed)
+        alone = _only_reader(placed, reading)
+        found = []
+        for t, passes in enumerate(reading.read):
+            earlier = {v for v, (s, back) in reading.home.items() if s < t and not back}
+            wanted = [v for v in dict.fromkeys((*passes[0], *(passes[1] if late else ()))) if v in earlier]
+            there = {*passes[0], *passes[1]} - reading.home.keys()
+
+            def price(v: Var, t: int = t, there: Set[Var] = there) -> _Price:
+                if v in reading.home:
+                    return FREE if reading.home[v][0] == t else self.sending(v, reading.home[v][0], t)
+                return FREE if v in there or alone.get(v) == t else self.giving(placed, v, t)
+
+            found.append(self.cheapest(reading, t, wanted, earlier, price))
+        return found
+
+    def within_reach(self, placed: Placed) -> list[set[Var]]:
+        """For every stage, values of earlier stages that it can make of what it is sent for its forward pass."""
+        reading = _reading(placed)
+        found = self.forward(placed, late=False)
+        for t, made in enumerate(found):
+            have = {*made, *reading.read[t][0], *(v for w in made for v in reading.behind(reads(reading.node[w].eqn)))}
+            for v, node in reading.node.items():
+                s, back = reading.home[v]
+                if s < t and not back and v not in have and self.is_light(node, t) and have.issuperset(reading.behind(reads(node.eqn))):
+                    have.add(v)
+                    made.add(v)
+        return found
+
+    def is_light(self, node: Node, stage: int) -> bool:
+        """Whether a stage may make the results of an equation for itself."""
+        return is_cheap(node.eqn) and not communicates(node.eqn, self.layouts[stage].axes)
+
+    def backward(self, placed: Placed) -> list[set[Var]]:
+        """For every stage, values of backward passes of later ones that its own makes for itself."""
+        reading = _reading(placed)
+        found = []
+        for t, passes in enumerate(reading.read):
+            later = {v for v, (s, back) in reading.home.items() if s != t and (back or s > t)}
+            wanted = [v for v in passes[1] if v in later]
+
+            def price(v: Var, t: int = t, passes: _Passes = passes, later: Set[Var] = later) -> _Price:
+                home = reading.home.get(v)
+                if (v in passes[1] and v not in later) or (home is None and v in passes[0]):
+                    return FREE
+                if home == (t, False) or v in passes[0]:
+                    # What the stage has in its forward pass would be kept for this one.
+                    return 0, self.moved((BUFFER_BYTES + self.local(v, t)) / self.hardware.hbm_bandwidth)
+                return self.giving(placed, v, t) if home is None else self.sending(v, home[0], t)
+
+            found.append(self.cheapest(reading, t, wanted, later, price))
+        return found
+
+    def sending(self, v: Var, s: int, t: int) -> _Price:
+        return FREE if self.near(s, t) else (self.local(v, t), TRANSFER_BYTES)
+
+    def giving(self, placed: Placed, v: Var, t: int) -> _Price:
+        """What it costs to give a stage an input that it has not; a parameter goes once per step, and its gradient comes back."""
+        size = self.local(v, t)
+        if placed.split.kinds[v] is Kind.EXAMPLES:
+            return size, TRANSFER_BYTES
+        return -(-2 * size // self.microbatches), -(-2 * TRANSFER_BYTES // self.microbatches)
+
+    def moved(self, time: float) -> int:
+        """The bytes that the link moves in a time."""
+        return math.ceil(time * self.hardware.fabric.bandwidth)
+
+    def cheapest(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], _Price]) -> set[Var]:
+        """What of others' values a stage makes for itself; by bytes alone where it would receive more of them for fewer values."""
+        before = sum(price(v)[0] for v in wanted)
+        made = self.cut(reading, t, wanted, others, lambda v: sum(price(v)))
+        received = dict.fromkeys((*wanted, *(v for w in made for v in reading.behind(reads(reading.node[w].eqn)))))
+        if sum(price(v)[0] for v in received if v not in made) <= before:
+            return made
+        return self.cut(reading, t, wanted, others, lambda v: price(v)[0])
+
+    def cut(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
+        """The network runs from what is wanted to what is sent, so that of equally cheap choices the least is made again."""
+        layout = self.layouts[t]
+        network = Network()
+        source, sink = network.vertex(), network.vertex()
+        had: dict[Var, int] = {}
+        made: dict[Var, int] = {}
+        todo = list(wanted)
+        while todo:
+            v = todo.pop()
+            if v in had:
+                continue
+            node = reading.node.get(v)
+            if v not in others or node is None or not self.is_light(node, t):
+                had[v] = network.vertex()
+                network.edge(had[v], sink, price(v))
+                continue
+            # All results of an equation are made again at once.
+            vertex = network.vertex()
+            for result in node.eqn.outvars:
+                had[result] = network.vertex()
+                network.edge(had[result], vertex, price(result))
+                made[result] = vertex
+            ways = min(map(layout.ways, node.eqn.outvars))
+            network.edge(vertex, sink, self.moved(again_seconds(node.eqn, self.hardware) / ways))
+            todo += reading.behind(reads(node.eqn))
+        for result, vertex in made.items():
+            for operand in reading.behind(reads(reading.node[result].eqn)):
+                network.edge(vertex, had[operand], FORBIDDEN)
+        for v in wanted:
+            network.edge(source, had[v], FORBIDDEN)
+        _, reached = network.cut(source, sink)
+        return {v for v, vertex in made.items() if reached[vertex]}
+
+
+def _only_reader(placed: Placed, reading: _Reading) -> dict[Var, int]:
+    """Inputs -> the one stage that needs them in the end, where cheap equations are made where they are read."""
+    needed: dict[Var, set[int]] = {}
+    assigned = placed.assigned
+    for node, s, back in reversed(list(zip(placed.split.micro.nodes, assigned.stage, assigned.backward))):
+        if s is None or back:
+            continue
+        ends = {t for v in node.eqn.outvars for t in needed.get(v, ())}
+        for v in reading.behind(reads(node.eqn)):
+            needed.setdefault(v, set()).update(ends if ends and is_cheap(node.eqn) else {s})
+    return {v: next(iter(stages)) for v, stages in needed.items() if len(stages) == 1 and v not in reading.home}
+
+
+def _copied(placed: Placed, chosen: Sequence[Set[Var]], hardware: Hardware, back: bool) -> Placed:
+    """The step where stages have their own copies of equations of these values; what nothing reads any more is left out.
+
+    Args:
+        placed: The step.
+        chosen: For every stage, the values.
+        hardware: What runs it.
+        back: Whether copies belong to the backward pass; else both passes of a stage read them.
+    """
+    if not any(chosen):
+        return placed
+    split, assigned = placed.split, placed.assigned
+    own: list[dict[Var, Var]] = [{} for _ in chosen]
+    rows: list[tuple[Node, int | None, bool]] = []
+    for node, s, is_back in zip(split.micro.nodes, assigned.stage, assigned.backward):
+        # Copies of the backward pass are none that the forward pass could read.
+        rows.append((node if s is None or (back and not is_back) else _renamed(node, own[s], {}), s, is_back))
+        for t, values in enumerate(chosen):
+            if any(v in values for v in node.eqn.outvars):
+                made = {v: Var(v.aval) for v in node.eqn.outvars}
+                rows.append((_renamed(node, own[t], made), t, back))
+                own[t].update(made)
+    kept = {id(node) for node in live([row[0] for row in rows], split.micro.outvars)}
+    rows = [row for row in rows if id(row[0]) in kept]
+    origin = {copy: v for made in own for v, copy in made.items()}
+    kinds = {**split.kinds, **{copy: split.kinds[v] for copy, v in origin.items()}}
+    dims = {**split.dims, **{copy: split.dims[v] for copy, v in origin.items()}}
+    data_only = split.data_only | {copy for copy, v in origin.items() if v in split.data_only}
+    micro = replace(split.micro, nodes=tuple(row[0] for row in rows))
+    found = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only)
+    stage = tuple(row[1] for row in rows)
+    placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(found, stage, hardware))
+    return Placed(found, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
+
+
+def _renamed(node: Node, names: Mapping[Var, Var], results: Mapping[Var, Var]) -> Node:
+    operands = [names.get(v, v) if isinstance(v, Var) else v for v in node.eqn.invars]
+    if not results and all(a is b for a, b in zip(operands, node.eqn.invars)):
+        return node
+    return replace(node, eqn=node.eqn.replace(invars=operands, outvars=[results.get(v, v) for v in node.eqn.outvars]))
