@@ -65,7 +65,7 @@ def _pin(
 ) -> None:
     given = free if entering else {*scope.jaxpr.invars, *scope.jaxpr.constvars, *free}
     for index, eqn in enumerate(scope.jaxpr.eqns):
-        if is_pinned(eqn, scope):
+        if not _is_dead(eqn, scope) and is_pinned(eqn, scope):
             for v in (*eqn.outvars, *eqn.invars):
                 if not isinstance(v, Literal) and v in scope.env and v not in given and all(shape := _shape(v)) and shape:
                     sharding = scope.env[v].sharding
@@ -75,6 +75,12 @@ def _pin(
             for k, inner in enumerate(scopes_of(scope, index, bodies(eqn))):
                 if inner is not None:
                     _pin(inner, pins.child(index, k), meshes, is_pinned, only_results(eqn, inner.jaxpr), entering=entering)
+
+
+def _is_dead(eqn: JaxprEqn, scope: Scope) -> bool:
+    """Whether the plan has left an equation out, as nothing uses its results; a constraint would bring it back."""
+    made = [scope.env[v].defining_op for v in eqn.outvars if v in scope.env]
+    return any(op is not None and op.block is None for op in made)
 
 
 def _maker(v: Var, scope: Scope) -> Op | None:

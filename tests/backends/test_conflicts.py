@@ -12,6 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.backends.conflicts import pin_conflicts
+from shardy_py.backends.rewriting import Pins
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.plan import as_run
 from shardy_py.plan.prediction.conflicts import conflict
@@ -64,3 +66,24 @@ def test_only_conflicts_are_constrained(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert constraints(product, (P("x"), P(None, "y"))) == 0
     assert constraints(product, (P("x"), P(None, "x"))) > 0
+
+
+def test_what_nothing_uses_is_not_constrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constraint would bring it back, for what is constrained is propagated through."""
+    monkeypatch.setattr(as_run, "WORTH", math.inf)
+
+    def unused(a: jax.Array, b: jax.Array) -> jax.Array:
+        _ = jnp.cos(a) + jnp.cos(b)
+        return jnp.sin(a)
+
+    def used(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sin(a) + jnp.cos(b)
+
+    struct = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    counts = []
+    for fun in (unused, used):
+        call = sp.auto_shard(fun, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "x"))).trace(struct, struct)
+        pins = Pins()
+        pin_conflicts(call._planned.imported.scope, pins, call.plan().program.meshes)
+        counts.append(pins.count())
+    assert counts[0] == 0 < counts[1]

@@ -98,8 +98,15 @@ class Copier:
         return TensorSharding.closed(self.mesh, value.type.rank) if sharding is None else sharding.closed_like()
 
     def ops(self, ops: Sequence[Op], into: Block, names: dict[Value, Value]) -> None:
-        """Copies ops; calls are inlined, and shardings left out unless they are constrained."""
+        """Copies ops; calls are inlined, and shardings left out unless they are constrained.
+
+        Constraints stand behind all ops of an equation, as in the program that JAX makes, or behind the op itself, as in XLA's: where
+        shardings conflict, the order of ops decides.
+        """
+        waiting: list[Op] = []
         for op in ops:
+            if waiting and (self.loops or op.location is not waiting[-1].location or op.name.endswith(".return")):
+                self.pin_results(waiting, into, names)
             if op.name == NAMED_COMPUTATION and self.loops:
                 inner = op.regions[0]
                 names.update((a, names[v]) for a, v in zip(inner.arguments, op.operands))
@@ -112,7 +119,14 @@ class Copier:
                 self.loop(op, into, names)
             else:
                 self.op(op, into, names, [self.block(r, names) for r in op.regions])
+            waiting.append(op)
+        self.pin_results(waiting, into, names)
+
+    def pin_results(self, waiting: list[Op], into: Block, names: dict[Value, Value]) -> None:
+        """Constrains the results of ops that wait for it."""
+        for op in waiting:
             self.pin(op.results, into, names, op)
+        waiting.clear()
 
     def pin(self, values: Sequence[Value], into: Block, names: dict[Value, Value], op: Op) -> None:
         """Constrains those of some values that are pinned."""
@@ -184,8 +198,14 @@ class Copier:
         return into.append(made).result
 
 
+_ENDS = frozenset(("in_shardings", "out_shardings"))
+
+
 def _again(op: Op, operands: Sequence[Value], types: Sequence[Type], regions: Sequence[Block] = ()) -> Op:
-    made = Op(op.name, operands, types, op.attributes, regions, location=op.location, primitive=op.primitive)
+    attributes = op.attributes
+    if op.name == NAMED_COMPUTATION:  # what goes in and comes out is not known before it is propagated
+        attributes = {name: None if name in _ENDS else value for name, value in attributes.items()}
+    made = Op(op.name, operands, types, attributes, regions, location=op.location, primitive=op.primitive)
     made.rule, made.rule_known = op.rule, op.rule_known
     return made
 

@@ -65,6 +65,28 @@ def test_copies_compute_the_same() -> None:
     assert [op.name for op in copy.walk()] == [op.name for op in program.walk()]
 
 
+def test_copies_know_no_shardings_of_what_goes_into_calls() -> None:
+    program = planned((None, P(None, "x"))).program
+    calls = [
+        [op for op in made.walk() if op.name == "sdy.named_computation"]
+        for made in (program, Copier(program, set(), loops=False).program())
+    ]
+    assert [any(op.attributes["in_shardings"] or op.attributes["out_shardings"] for op in found) for found in calls] == [True, False]
+
+
+def test_constraints_stand_behind_the_ops_of_an_equation() -> None:
+    """As those of JAX's own copy do: a split is one equation and several slices."""
+
+    def halves(x: jax.Array) -> jax.Array:
+        a, b = jnp.split(x, 2, axis=1)
+        return a * b
+
+    program = sp.auto_shard(halves, mesh=MESH, in_shardings=P("x")).plan(f32(8, 8)).program
+    pinned = {op.result for op in program.walk() if op.name == "stablehlo.slice"}
+    names = [op.name for op in Copier(program, pinned, loops=False).program().main.body.ops]
+    assert names[:4] == ["stablehlo.slice", "stablehlo.slice", "sdy.sharding_constraint", "sdy.sharding_constraint"]
+
+
 @pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="later versions of XLA lay loops out otherwise")
 @pytest.mark.parametrize(
     "specs",
