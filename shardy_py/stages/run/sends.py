@@ -8,6 +8,7 @@ for one of that stage. Where nothing else reads the equation, it moves there.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -49,6 +50,11 @@ class Placed:
     assigned: Assignment
     copies: Mapping[Var, Var]
 
+    @functools.cached_property
+    def reading(self) -> _Reading:
+        """Who makes and reads what."""
+        return _reading(self.split, self.assigned)
+
 
 def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardware, microbatches: int) -> Placed:
     """The step where stages make for themselves what costs more to send; it never sends more bytes.
@@ -64,14 +70,17 @@ def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardwa
     if assigned.stages == 1:
         return given
     cuts = _Cuts(places, hardware, microbatches)
-    # Backward equations follow forward ones that receivers make again.
+    # Backward equations may follow forward ones that receivers make again.
     follows = assign_backward_again(split, assigned, hardware, cuts.within_reach(given))
-    candidates = [given]
+    best, (most, beside) = given, cuts.crossing(given)
+    least = most + beside
     for start in (given, Placed(split, follows, {})):
-        ahead = _copied(start, cuts.forward(start, late=True), hardware, back=False)
-        candidates.append(_copied(ahead, cuts.backward(ahead), hardware, back=True))
-    most = cuts.crossing(given)[0]
-    return min((found for found in candidates if cuts.crossing(found)[0] <= most), key=lambda found: sum(cuts.crossing(found)))
+        found = _copied(start, cuts.forward(start, late=True), hardware, back=False)
+        found = _copied(found, cuts.backward(found), hardware, back=True)
+        size, beside = cuts.crossing(found)
+        if size <= most and size + beside < least:
+            best, least = found, size + beside
+    return best
 
 
 _Passes = tuple[dict[Var, None], dict[Var, None]]
@@ -98,8 +107,7 @@ class _Reading:
         return list(dict.fromkeys(w for v in values for w in self.through.get(v, (v,))))
 
 
-def _reading(placed: Placed) -> _Reading:
-    split, assigned = placed.split, placed.assigned
+def _reading(split: Split, assigned: Assignment) -> _Reading:
     slices = parts_of_parameters(split, [v for v in split.micro.invars if split.kinds[v] is Kind.SAME])
     found = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)))
     for node, s, back in zip(split.micro.nodes, assigned.stage, assigned.backward):
@@ -128,7 +136,7 @@ class _Cuts:
 
     def crossing(self, placed: Placed) -> tuple[float, float]:
         """Bytes that a microbatch sends, per device, and what its transfers cost beside."""
-        reading = _reading(placed)
+        reading = placed.reading
         size, count, first = 0.0, 0.0, {}
         for t, passes in enumerate(reading.read):
             for v in dict.fromkeys((*passes[0], *passes[1])):
@@ -150,8 +158,8 @@ class _Cuts:
             placed: The step.
             late: Whether what the backward pass reads counts as well.
         """
-        reading = _reading(placed)
-        alone = _only_reader(placed, reading)
+        reading = placed.reading
+        alone = _only_reader(placed)
         found = []
         for t, passes in enumerate(reading.read):
             earlier = {v for v, (s, back) in reading.home.items() if s < t and not back}
@@ -168,7 +176,7 @@ class _Cuts:
 
     def within_reach(self, placed: Placed) -> list[set[Var]]:
         """For every stage, values of earlier stages that it can make of what it is sent for its forward pass."""
-        reading = _reading(placed)
+        reading = placed.reading
         found = self.forward(placed, late=False)
         for t, made in enumerate(found):
             have = {*made, *reading.read[t][0], *(v for w in made for v in reading.behind(reads(reading.node[w].eqn)))}
@@ -185,7 +193,7 @@ class _Cuts:
 
     def backward(self, placed: Placed) -> list[set[Var]]:
         """For every stage, values of backward passes of later ones that its own makes for itself."""
-        reading = _reading(placed)
+        reading = placed.reading
         found = []
         for t, passes in enumerate(reading.read):
             later = {v for v, (s, back) in reading.home.items() if s != t and (back or s > t)}
@@ -233,13 +241,20 @@ class _Cuts:
         source, sink = network.vertex(), network.vertex()
         had: dict[Var, int] = {}
         made: dict[Var, int] = {}
+        most = sum(map(price, wanted))
+
+        def light(v: Var) -> Node | None:
+            """The equation of a value that could be made again."""
+            return reading.node[v] if v in others and self.is_light(reading.node[v], t) else None
+
         todo = list(wanted)
         while todo:
             v = todo.pop()
             if v in had:
                 continue
-            node = reading.node.get(v)
-            if v not in others or node is None or not self.is_light(node, t):
+            node = light(v)
+            # Nothing is made again for which more has to be sent than is wanted.
+            if node is None or sum(price(w) for w in reading.behind(reads(node.eqn)) if not light(w)) >= most:
                 had[v] = network.vertex()
                 network.edge(had[v], sink, price(v))
                 continue
@@ -261,10 +276,10 @@ class _Cuts:
         return {v for v, vertex in made.items() if reached[vertex]}
 
 
-def _only_reader(placed: Placed, reading: _Reading) -> dict[Var, int]:
+def _only_reader(placed: Placed) -> dict[Var, int]:
     """Inputs -> the one stage that needs them in the end, where cheap equations are made where they are read."""
     needed: dict[Var, set[int]] = {}
-    assigned = placed.assigned
+    assigned, reading = placed.assigned, placed.reading
     for node, s, back in reversed(list(zip(placed.split.micro.nodes, assigned.stage, assigned.backward))):
         if s is None or back:
             continue
