@@ -19,9 +19,7 @@ from tests.stages.run.test_models import models
 
 def sent(built: Any) -> list[tuple[str, str, tuple[int, ...]]]:
     """("F0 -> F1", primitive, shape) of all that crosses; to the program that reads it first."""
-    made = {
-        v: (key, node.eqn.primitive.name) for key, program in built.programs.items() for node in program.nodes for v in node.eqn.outvars
-    }
+    made = {v: node.eqn.primitive.name for program in built.programs.values() for node in program.nodes for v in node.eqn.outvars}
     outputs = {v: key for key, program in built.programs.items() for v in program.outputs}
     found: dict[Any, Any] = {}
     for (role, t), program in built.programs.items():
