@@ -170,7 +170,7 @@ def analyse(plan: Plan, which: str | Hardware | int | None = None, compiler: str
 
 @no_collection()
 def _analysed(plan: Plan, ways: Compiler) -> MemoryAnalysis:
-    graph, program = local_graph(plan)
+    graph, program = local_graph(plan, ways)
     names = dict(graph.names)
     found = estimate(graph, ways)
     fixed = found.argument + found.output - found.alias

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.cost.liveness.compilers import COMPILERS, Compiler
 from shardy_py.cost.liveness.fusion import POINTWISE
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 from shardy_py.cost.liveness.kinds import kind_of
@@ -19,6 +20,7 @@ from shardy_py.passes.export import insert_explicit_reshards, reshard_to_collect
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory_constants import chosen, folded
 from shardy_py.plan.memory_expansions import EXPANSIONS, LIBRARY_ELEMENTS
+from shardy_py.plan.memory_floats import ROUNDED, widened
 from shardy_py.plan.memory_partitioned import partition
 from shardy_py.plan.prediction.loops import as_xla_propagates
 
@@ -46,9 +48,10 @@ class Reader:
     Args:
         program: Its calls are inlined.
         sums: The axes of its `stablehlo.all_reduce` ops, in order.
+        rounded: The element types that rounding to is dear.
     """
 
-    def __init__(self, program: Program, sums: Sequence[tuple[str, ...]] = ()) -> None:
+    def __init__(self, program: Program, sums: Sequence[tuple[str, ...]] = (), rounded: Collection[str] = ()) -> None:
         self.program = program
         self.graph = Graph()
         self.numbers: dict[Value, int] = {}
@@ -56,6 +59,7 @@ class Reader:
         self._pieces: dict[tuple[Type, TensorSharding | None], tuple[tuple[int, ...], int]] = {}
         self._keys: dict[int, tuple[Any, Any]] = {}
         self.sums = iter(sums)
+        self.rounded = rounded
 
     def read(self, names: Sequence[str]) -> Graph:
         """The graph of the function `main`.
@@ -232,6 +236,8 @@ class Reader:
             kind = Kind.BROADCAST if _is_splat(op) and op.result.type.rank else Kind.LITERAL
         if kind is Kind.REDUCE:
             kind = self._reduction(op)
+        if op.name == "stablehlo.convert" and op.result.type.dtype in self.rounded and "int" not in op.operands[0].type.dtype:
+            kind = Kind.EXPENSIVE
         operands = [self.numbers[v] for v in op.operands]
         regions: list[Region] = []
         if kind in (Kind.LOOP, Kind.BRANCH):
@@ -332,19 +338,22 @@ def _is_splat(op: Op) -> bool:
     return getattr(value, "size", 1) <= 1 or getattr(value, "is_splat", False)
 
 
-def local_graph(plan: Plan) -> tuple[Graph, Program]:
+def local_graph(plan: Plan, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Graph, Program]:
     """What one device computes and keeps under a plan, and the program it is read from.
 
     Args:
         plan: Under `lowering="shard_map"` its region is read, which is made if need be; under `lowering="jit"` the program with the
             collectives that its shardings ask for.
+        compiler: Whose ways to follow.
     """
     if plan.source is None:
         program, sums = _explicit(plan), ()
     else:
         program = plan.source.local_program(plan)
         sums = [c.axes for c in plan.collectives if c.kind == "all_reduce"]
-    graph = Reader(program, sums).read([value.path for value in plan.inputs])
+    if compiler.widens:
+        program = widened(program, own=plan.source is None)
+    graph = Reader(program, sums, ROUNDED if compiler.widens else ()).read([value.path for value in plan.inputs])
     graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
     return graph, program
 

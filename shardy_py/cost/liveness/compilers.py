@@ -22,6 +22,7 @@ class Compiler:
         alignment: Where buffers start, in bytes.
         pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
         small_program: Up to how many buffers are placed one by one, gaps between them counted; of more, gaps are left out.
+        widens: Whether it computes with floats of two bytes in float32.
     """
 
     name: str
@@ -29,10 +30,11 @@ class Compiler:
     alignment: int
     pointer: int
     small_program: int = 1_500
+    widens: bool = False
 
 
 COMPILERS: Mapping[str, Compiler] = {
-    "cpu": Compiler("cpu", "breadth-first", 64, 8),
+    "cpu": Compiler("cpu", "breadth-first", 64, 8, widens=True),
     "accelerator": Compiler("accelerator", "program", 256, 0),
 }
 """Name -> compiler.

@@ -1,0 +1,201 @@
+"""Floats of two bytes as XLA for CPUs computes with them: in float32, with conversions in front of an op and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from shardy_py.ir import Block, Op, Program, Type, Value
+from shardy_py.ir.types import TensorType
+from shardy_py.passes.clone import clone_program
+from shardy_py.passes.dataflow import DATA_FLOW_OPS
+
+WIDE = "float32"
+
+NORMALIZED = "bfloat16"
+"""Ops on these run in float32 (`FloatNormalization`): not even data is moved as such, so that an update that is scattered, or what is
+exchanged between devices, takes twice the bytes."""
+
+ROUNDED = frozenset((NORMALIZED,))
+"""Rounding to these is computed once, as most processors have no instruction for it."""
+
+PRODUCTS: Mapping[str, frozenset[str]] = {
+    name: frozenset(("stablehlo.convolution", "stablehlo.dot_general")) for name in ("bfloat16", "float16")
+}
+"""Element type -> the ops for which there are no kernels (`ChangeOpDataType`)."""
+
+_EXCHANGED = frozenset(
+    f"{dialect}.{name}"
+    for dialect in ("sdy", "stablehlo")
+    for name in "all_gather all_reduce all_slice all_to_all collective_broadcast collective_permute reduce_scatter".split()
+)
+
+_KEPT = frozenset(
+    (
+        "stablehlo.bitcast_convert",
+        "stablehlo.constant",
+        "stablehlo.convert",
+        "stablehlo.custom_call",
+        "sdy.constant",
+        "stablehlo.dynamic_update_slice",
+    )
+)
+"""Ops that take floats of two bytes. An update of a slice is computed with its conversions, in place: it is one of the array as it is."""
+
+_MOVED = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.transpose"))
+"""Ops that conversions are moved through (`AlgebraicSimplifier`): as the program has them, or in float32 where that is wanted."""
+
+_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
+
+_SLICED = frozenset(f"stablehlo.{name}" for name in "concatenate dynamic_slice gather pad reverse select slice".split())
+
+
+def native_moves(version: tuple[int, ...] = jax.__version_info__) -> frozenset[str]:
+    """Ops that move floats of two bytes as they are.
+
+    Args:
+        version: Of JAX: since 0.11 its XLA knows that what only moves data needs no arithmetic.
+    """
+    return _SLICED | (_EXCHANGED - _SUMS) if version >= (0, 11) else frozenset()
+
+
+_SUMS = frozenset(f"{dialect}.{name}" for dialect in ("sdy", "stablehlo") for name in ("all_reduce", "reduce_scatter"))
+
+
+def widened(program: Program, *, own: bool) -> Program:
+    """A program in which ops that have no kernels for floats of two bytes run in float32.
+
+    Args:
+        program: With explicit collectives.
+        own: Whether the program may be changed; otherwise a copy is, if there is anything to change.
+    """
+    if not any(_element(v) in PRODUCTS for op in program.walk() for v in (*op.operands, *op.results)):
+        return program
+    made = program if own else clone_program(program)[0]
+    for function in made.functions:
+        _Widener(native_moves()).block(function.body, {}, {})
+    return made
+
+
+def _element(value: Value) -> str:
+    return value.type.dtype if isinstance(value.type, TensorType) else ""
+
+
+def _wide(kind: Type) -> Type:
+    return TensorType(kind.shape, WIDE)
+
+
+class _Widener:
+    """Changes blocks.
+
+    Args:
+        moves: Ops that move floats of two bytes as they are.
+    """
+
+    def __init__(self, moves: frozenset[str]) -> None:
+        self.kept = _KEPT | moves
+
+    def block(self, block: Block, wide: Mapping[Value, Value], exact: Mapping[Value, Value]) -> None:
+        """Changes the ops of a block.
+
+        Args:
+            block: The block.
+            wide: Values from outside of which there are ones in float32.
+            exact: What was computed in float32 -> that before it was rounded.
+        """
+        wide, exact = dict(wide), dict(exact)
+        out: list[Op] = []
+        for op in block.ops:
+            if op.name == "stablehlo.convert":
+                self.convert(op, wide, exact, out)
+            elif op.name in DATA_FLOW_OPS:
+                for inner in op.regions:
+                    self.block(inner, wide, exact)
+                out.append(op)
+            elif (elements := self.changed(op)) is not None:
+                self.widen(op, elements, wide, exact, out)
+            else:
+                out.append(op)
+        block.set_ops(out)
+
+    def changed(self, op: Op) -> frozenset[str] | None:
+        """The element types in which an op does not run; None if it runs as it is."""
+        if not (op.name.startswith(("stablehlo.", "chlo.")) or op.name in _EXCHANGED) or not op.results:
+            return None
+        found = {_element(v) for v in (*op.operands, *op.results)}
+        if op.name == "stablehlo.dot_general" and found == {NORMALIZED, WIDE}:
+            return None  # a library multiplies these as they are
+        elements = {e for e in found if e in PRODUCTS and op.name in PRODUCTS[e]}
+        if NORMALIZED in found and op.name not in self.kept and op.name not in _MOVED:
+            elements.add(NORMALIZED)
+        return frozenset(elements) or None
+
+    def convert(self, op: Op, wide: dict[Value, Value], exact: dict[Value, Value], out: list[Op]) -> None:
+        """The program's own conversion: back to float32 it gives what was not rounded yet."""
+        source = op.operands[0]
+        if _element(op.result) == WIDE and source in exact:
+            op.result.replace_uses(exact[source])
+            op.drop_uses()
+            return
+        if _element(op.result) == WIDE and _element(source) == NORMALIZED:
+            wide.setdefault(source, op.result)
+        out.append(op)
+
+    def widen(self, op: Op, elements: frozenset[str], wide: dict[Value, Value], exact: dict[Value, Value], out: list[Op]) -> None:
+        """Puts conversions around an op."""
+        operands = [self.widened(v, wide, out, op) if _element(v) in elements else v for v in op.operands]
+        kinds = [_wide(v.type) if _element(v) in elements else v.type for v in op.results]
+        made = _like(op, operands, kinds)
+        out.append(made)
+        for old, new in zip(op.results, made.results):
+            new.sharding = old.sharding
+            if new.type == old.type:
+                old.replace_uses(new)
+                continue
+            rounded = _converted(new, old.type, op)
+            out.append(rounded)
+            old.replace_uses(rounded.result)
+            if _element(old) == NORMALIZED:
+                exact[rounded.result] = new
+        op.drop_uses()
+
+    def widened(self, value: Value, wide: dict[Value, Value], out: list[Op], reader: Op) -> Value:
+        """A value in float32."""
+        found = wide.get(value)
+        if found is not None:
+            return found
+        made = value.defining_op
+        if made is not None and made.name in _MOVED:
+            op = _like(made, [self.widened(made.operands[0], wide, out, reader)], [_wide(value.type)])
+        elif made is not None and made.name in _CONSTANTS:
+            number = made.attributes["value"]
+            if isinstance(number, np.ndarray | np.generic):
+                number = number.astype(WIDE)
+            op = _like(made, [], [_wide(value.type)], {**made.attributes, "value": number})
+        else:
+            op = _converted(value, _wide(value.type), reader if made is None else made)
+        op.result.sharding = value.sharding
+        out.append(op)
+        wide[value] = op.result
+        return op.result
+
+
+def _like(op: Op, operands: list[Value], kinds: list[Type], attributes: dict[str, object] | None = None) -> Op:
+    return Op(
+        op.name,
+        operands,
+        kinds,
+        op.attributes if attributes is None else attributes,
+        rule=op.rule,
+        rule_known=op.rule_known,
+        location=op.location,
+        primitive=op.primitive,
+    )
+
+
+def _converted(value: Value, kind: Type, op: Op) -> Op:
+    made = Op("stablehlo.convert", [value], [kind], rule_known=True, location=op.location, primitive="convert_element_type")
+    made.result.sharding = value.sharding
+    return made
