@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -13,6 +15,8 @@ from shardy_py.passes.clone import clone_program
 from shardy_py.passes.dataflow import DATA_FLOW_OPS
 
 WIDE = "float32"
+
+_TRANSPOSE = "stablehlo.transpose"
 
 NORMALIZED = "bfloat16"
 """Ops on these run in float32 (`FloatNormalization`): not even data is moved as such, so that an update that is scattered, or what is
@@ -26,11 +30,7 @@ PRODUCTS: Mapping[str, frozenset[str]] = {
 }
 """Element type -> the ops for which there are no kernels (`ChangeOpDataType`)."""
 
-_EXCHANGED = frozenset(
-    f"{dialect}.{name}"
-    for dialect in ("sdy", "stablehlo")
-    for name in "all_gather all_reduce all_slice all_to_all collective_broadcast collective_permute reduce_scatter".split()
-)
+_EXCHANGED = frozenset(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split())
 
 _KEPT = frozenset(
     (
@@ -44,24 +44,62 @@ _KEPT = frozenset(
 )
 """Ops that take floats of two bytes. An update of a slice is computed with its conversions, in place: it is one of the array as it is."""
 
-_MOVED = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.transpose"))
+_MOVED = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", _TRANSPOSE))
 """Ops that conversions are moved through (`AlgebraicSimplifier`): as the program has them, or in float32 where that is wanted."""
 
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
-_SLICED = frozenset(f"stablehlo.{name}" for name in "concatenate dynamic_slice gather pad reverse select slice".split())
+_MOVING = frozenset(
+    f"stablehlo.{name}"
+    for name in "abs clamp concatenate dynamic_slice gather maximum minimum negate pad reverse scatter select sign slice sort".split()
+)
+"""Ops that give nothing but elements they are given, up to the sign."""
 
 
-def native_moves(version: tuple[int, ...] = jax.__version_info__) -> frozenset[str]:
-    """Ops that move floats of two bytes as they are.
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What XLA for CPUs does with bfloat16 as it is.
+
+    Attributes:
+        kept: Ops that take it.
+        multiplies: Whether its library does matrix products of it into it.
+    """
+
+    kept: frozenset[str]
+    multiplies: bool
+
+
+def support(version: tuple[int, ...] = jax.__version_info__) -> Support:
+    """What the XLA of a version of JAX supports.
 
     Args:
-        version: Of JAX: since 0.11 its XLA knows that what only moves data needs no arithmetic.
+        version: JAX's.
+
+    Example:
+        >>> support((0, 10, 2)).multiplies, "stablehlo.slice" in support((0, 12, 0)).kept
+        (False, True)
     """
-    return _SLICED | (_EXCHANGED - _SUMS) if version >= (0, 11) else frozenset()
+    return Support(_KEPT | _MOVING, True) if version >= (0, 11) else Support(_KEPT, False)
 
 
-_SUMS = frozenset(f"{dialect}.{name}" for dialect in ("sdy", "stablehlo") for name in ("all_reduce", "reduce_scatter"))
+def _in_library(op: Op) -> bool:
+    """Whether a product is one of rows of the first matrix, as it lies in memory or is brought to that."""
+    a, ranks = op.attributes, [v.type.rank for v in op.operands]
+    batch, contracted = a["lhs_batching_dimensions"], a["lhs_contracting_dimensions"]
+    free = [
+        [
+            n
+            for d, n in enumerate(v.type.shape)
+            if d not in a[f"{side}_batching_dimensions"] and d not in a[f"{side}_contracting_dimensions"]
+        ]
+        for v, side in zip(op.operands, ("lhs", "rhs"))
+    ]
+    if any(math.prod(sizes) == 1 for sizes in free):
+        return False
+    if len(contracted) > 1 or len(free[0]) > 1 or len(free[1]) > 1:
+        return True
+    turned = any(rank == 2 and v.defining_op is not None and v.defining_op.name == _TRANSPOSE for v, rank in zip(op.operands, ranks))
+    return not turned and tuple(contracted) == (ranks[0] - 1,) and tuple(batch) == tuple(range(len(batch)))
 
 
 def widened(program: Program, *, own: bool) -> Program:
@@ -75,7 +113,7 @@ def widened(program: Program, *, own: bool) -> Program:
         return program
     made = program if own else clone_program(program)[0]
     for function in made.functions:
-        _Widener(native_moves()).block(function.body, {}, {})
+        _Widener(support()).block(function.body, {}, {})
     return made
 
 
@@ -91,11 +129,11 @@ class _Widener:
     """Changes blocks.
 
     Args:
-        moves: Ops that move floats of two bytes as they are.
+        support: What runs as it is.
     """
 
-    def __init__(self, moves: frozenset[str]) -> None:
-        self.kept = _KEPT | moves
+    def __init__(self, support: Support) -> None:
+        self.support = support
 
     def block(self, block: Block, wide: Mapping[Value, Value], exact: Mapping[Value, Value]) -> None:
         """Changes the ops of a block.
@@ -127,8 +165,10 @@ class _Widener:
         found = {_element(v) for v in (*op.operands, *op.results)}
         if op.name == "stablehlo.dot_general" and found == {NORMALIZED, WIDE}:
             return None  # a library multiplies these as they are
+        if op.name == "stablehlo.dot_general" and found == {NORMALIZED} and self.support.multiplies and _in_library(op):
+            return None
         elements = {e for e in found if e in PRODUCTS and op.name in PRODUCTS[e]}
-        if NORMALIZED in found and op.name not in self.kept and op.name not in _MOVED:
+        if NORMALIZED in found and op.name not in self.support.kept and op.name not in _MOVED:
             elements.add(NORMALIZED)
         return frozenset(elements) or None
 
