@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
 from shardy_py.ir import Block, Op, Program, Type, Value
@@ -16,14 +17,13 @@ from shardy_py.passes.dataflow import DATA_FLOW_OPS
 
 WIDE = "float32"
 
+_CONVERT = "stablehlo.convert"
 _TRANSPOSE = "stablehlo.transpose"
+_UPDATE = "stablehlo.dynamic_update_slice"
 
 NORMALIZED = "bfloat16"
 """Ops on these run in float32 (`FloatNormalization`): not even data is moved as such, so that an update that is scattered, or what is
 exchanged between devices, takes twice the bytes."""
-
-ROUNDED = frozenset((NORMALIZED,))
-"""Rounding to these is computed once, as most processors have no instruction for it."""
 
 PRODUCTS: Mapping[str, frozenset[str]] = {
     name: frozenset(("stablehlo.convolution", "stablehlo.dot_general")) for name in ("bfloat16", "float16")
@@ -36,10 +36,10 @@ _KEPT = frozenset(
     (
         "stablehlo.bitcast_convert",
         "stablehlo.constant",
-        "stablehlo.convert",
+        _CONVERT,
         "stablehlo.custom_call",
         "sdy.constant",
-        "stablehlo.dynamic_update_slice",
+        _UPDATE,
     )
 )
 """Ops that take floats of two bytes. An update of a slice is computed with its conversions, in place: it is one of the array as it is."""
@@ -63,13 +63,15 @@ class Support:
     Attributes:
         kept: Ops that take it.
         multiplies: Whether its library does matrix products of it into it.
+        updates: Whether slices are updated without conversions.
     """
 
     kept: frozenset[str]
     multiplies: bool
+    updates: bool
 
 
-def support(version: tuple[int, ...] = jax.__version_info__) -> Support:
+def support(version: tuple[int, ...]) -> Support:
     """What the XLA of a version of JAX supports.
 
     Args:
@@ -79,7 +81,30 @@ def support(version: tuple[int, ...] = jax.__version_info__) -> Support:
         >>> support((0, 10, 2)).multiplies, "stablehlo.slice" in support((0, 12, 0)).kept
         (False, True)
     """
-    return Support(_KEPT | _MOVING, True) if version >= (0, 11) else Support(_KEPT, False)
+    return Support(_KEPT | _MOVING, True, True) if version >= (0, 11) else Support(_KEPT, False, False)
+
+
+@functools.cache
+def installed() -> Support:
+    """What the XLA of the JAX that is installed supports; the newest if there is none, as where plans are only read."""
+    try:
+        version = importlib.metadata.version("jax")
+    except importlib.metadata.PackageNotFoundError:
+        return support((0, 11))
+    return support(tuple(int(part) for part in version.split(".")[:2]))
+
+
+def rounds(op: Op) -> bool:
+    """Whether an op rounds to bfloat16, which is not done twice, as most processors have no instruction for it.
+
+    Args:
+        op: Has one result.
+    """
+    if op.result.type.dtype != NORMALIZED:
+        return False
+    if op.name == _CONVERT:
+        return op.operands[0].type.dtype.startswith("float")
+    return op.name == _UPDATE and not installed().updates
 
 
 def _in_library(op: Op) -> bool:
@@ -113,7 +138,7 @@ def widened(program: Program, *, own: bool) -> Program:
         return program
     made = program if own else clone_program(program)[0]
     for function in made.functions:
-        _Widener(support()).block(function.body, {}, {})
+        _Widener(installed()).block(function.body, {}, {})
     return made
 
 
@@ -146,7 +171,7 @@ class _Widener:
         wide, exact = dict(wide), dict(exact)
         out: list[Op] = []
         for op in block.ops:
-            if op.name == "stablehlo.convert":
+            if op.name == _CONVERT:
                 self.convert(op, wide, exact, out)
             elif op.name in DATA_FLOW_OPS:
                 for inner in op.regions:
@@ -236,6 +261,6 @@ def _like(op: Op, operands: list[Value], kinds: list[Type], attributes: dict[str
 
 
 def _converted(value: Value, kind: Type, op: Op) -> Op:
-    made = Op("stablehlo.convert", [value], [kind], rule_known=True, location=op.location, primitive="convert_element_type")
+    made = Op(_CONVERT, [value], [kind], rule_known=True, location=op.location, primitive="convert_element_type")
     made.result.sharding = value.sharding
     return made

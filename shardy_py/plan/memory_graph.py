@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.cost.liveness.compilers import COMPILERS, Compiler
@@ -20,7 +20,7 @@ from shardy_py.passes.export import insert_explicit_reshards, reshard_to_collect
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory_constants import chosen, folded
 from shardy_py.plan.memory_expansions import EXPANSIONS, LIBRARY_ELEMENTS
-from shardy_py.plan.memory_floats import ROUNDED, widened
+from shardy_py.plan.memory_floats import rounds, widened
 from shardy_py.plan.memory_partitioned import partition
 from shardy_py.plan.prediction.loops import as_xla_propagates
 
@@ -36,7 +36,9 @@ _SAME = frozenset((*FORWARDING, "sdy.func_data_flow_edge", "sdy.replicated_to_un
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
 
-LIBRARY_REDUCTIONS = frozenset(("stablehlo.add", "stablehlo.maximum", "stablehlo.minimum"))
+_EXTREMES = ("stablehlo.maximum", "stablehlo.minimum")
+LIBRARY_REDUCTIONS: Mapping[str, frozenset[str]] = {"float16": frozenset(_EXTREMES), "float32": frozenset(("stablehlo.add", *_EXTREMES))}
+"""Element type -> reductions that XLA for CPUs leaves to a library."""
 
 COMPARED = 1 << 16
 """From how many bytes on constants are not compared with each other."""
@@ -48,10 +50,10 @@ class Reader:
     Args:
         program: Its calls are inlined.
         sums: The axes of its `stablehlo.all_reduce` ops, in order.
-        rounded: The element types that rounding to is dear.
+        widens: Whether the compiler computes with floats of two bytes in float32.
     """
 
-    def __init__(self, program: Program, sums: Sequence[tuple[str, ...]] = (), rounded: Collection[str] = ()) -> None:
+    def __init__(self, program: Program, sums: Sequence[tuple[str, ...]] = (), widens: bool = False) -> None:
         self.program = program
         self.graph = Graph()
         self.numbers: dict[Value, int] = {}
@@ -59,7 +61,7 @@ class Reader:
         self._pieces: dict[tuple[Type, TensorSharding | None], tuple[tuple[int, ...], int]] = {}
         self._keys: dict[int, tuple[Any, Any]] = {}
         self.sums = iter(sums)
-        self.rounded = rounded
+        self.widens = widens
 
     def read(self, names: Sequence[str]) -> Graph:
         """The graph of the function `main`.
@@ -236,8 +238,6 @@ class Reader:
             kind = Kind.BROADCAST if _is_splat(op) and op.result.type.rank else Kind.LITERAL
         if kind is Kind.REDUCE:
             kind = self._reduction(op)
-        if op.name == "stablehlo.convert" and op.result.type.dtype in self.rounded and "int" not in op.operands[0].type.dtype:
-            kind = Kind.EXPENSIVE
         operands = [self.numbers[v] for v in op.operands]
         regions: list[Region] = []
         if kind in (Kind.LOOP, Kind.BRANCH):
@@ -248,6 +248,7 @@ class Reader:
                 regions.append(inner)
         results = [self._new(v) for v in op.results]
         node = Node(kind, operands, results, tuple(regions), self.key(op, results), _label(op), op.name, op)
+        node.dear = self.widens and len(results) == 1 and rounds(op)
         if kind is Kind.BROADCAST:
             node.along = _along(op)
         if kind is Kind.SUM:
@@ -262,7 +263,7 @@ class Reader:
         if len(op.results) > 1 or not isinstance(op.attributes.get("body"), str):
             return Kind.WHOLE
         x = op.operands[0]
-        by_library = x.type.dtype == "float32" and op.attributes["body"] in LIBRARY_REDUCTIONS
+        by_library = op.attributes["body"] in LIBRARY_REDUCTIONS.get(x.type.dtype, ())
         return Kind.LIBRARY if by_library and math.prod(self.local_shape(x)) >= LIBRARY_ELEMENTS else Kind.REDUCE
 
     def key(self, op: Op, results: list[int]) -> Any:
@@ -353,7 +354,7 @@ def local_graph(plan: Plan, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Grap
         sums = [c.axes for c in plan.collectives if c.kind == "all_reduce"]
     if compiler.widens:
         program = widened(program, own=plan.source is None)
-    graph = Reader(program, sums, ROUNDED if compiler.widens else ()).read([value.path for value in plan.inputs])
+    graph = Reader(program, sums, compiler.widens).read([value.path for value in plan.inputs])
     graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
     return graph, program
 

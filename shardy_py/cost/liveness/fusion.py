@@ -124,18 +124,21 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
     absorbed: set[int] = set()
     repeated: dict[int, set[int]] = {}
     for node in reversed(region.nodes):
-        if node.kind not in ABSORBED or len(node.results) != 1:
+        update = node.kind is Kind.UPDATE
+        if not (node.kind in ABSORBED or update) or len(node.results) != 1:
             continue
         v = node.results[0]
         users = readers.get(v, ())
         able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library) and not _is_written(u, v)]
+        if update:  # of what it writes one part comes from each operand, so that converting the result reads no more
+            able = [u for u in able if u.name == "stablehlo.convert"]
         into: set[int] = set()
         for u in able:
             into |= roots.get(u.results[0], {id(u)})
         if not able or (_is_dear(node) and (len(into) > 1 or any(u.kind is Kind.BROADCAST for u in users))):
             continue
         if v in outside or len(able) < len(users):
-            if not _is_dear(node) and _is_unary(graph, node, maker, along):
+            if not _is_dear(node) and (update or _is_unary(graph, node, maker, along)):
                 repeated[v] = {id(u) for u in able}
                 roots[v] = into | {id(node)}
             continue
@@ -163,7 +166,7 @@ def _is_written(user: Node, v: int) -> bool:
 
 
 def _is_dear(node: Node) -> bool:
-    return node.kind is Kind.EXPENSIVE or node.name == "stablehlo.gather"
+    return node.kind is Kind.EXPENSIVE or node.dear or node.name == "stablehlo.gather"
 
 
 def _repeating(region: Region) -> dict[int, tuple[int, ...]]:

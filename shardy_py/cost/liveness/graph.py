@@ -62,6 +62,7 @@ class Node:
         group: Of an all-reduce, what it has in common with those it can be combined with.
         along: Of what repeats elements the dimensions along which they differ, where that is known.
         late: Of operands that are read through views that stay nodes, how many views; they matter to the order.
+        dear: Whether it is dear enough not to be computed twice, where its kind does not say so.
         shares: Operands whose memory its result may take over, if it is the last to read them; of several results each that at its place.
     """
 
@@ -77,6 +78,7 @@ class Node:
     group: Any = None
     along: tuple[int, ...] | None = None
     late: dict[int, int] = field(default_factory=dict)
+    dear: bool = False
 
 
 @dataclass(slots=True, eq=False)
