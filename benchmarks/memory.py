@@ -42,6 +42,8 @@ DEVICES = flags.DEFINE_list("devices", "8,64", "Numbers of devices; 8, 16, 32 or
 WRITE = flags.DEFINE_bool("write", False, "Write the table into docs/memory.md.")
 
 MESHES = {8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8)}
+NARROW = ("gpt_unrolled_megatron", "experts", "resnet")
+"""Programs that are taken in bfloat16 too."""
 DOCUMENT = pathlib.Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
@@ -74,12 +76,29 @@ def on(mesh: jax.sharding.Mesh, program: programs.Program) -> programs.Program:
     return replace(program, annotations=annotations, mesh=mesh)
 
 
+def in_bfloat16(program: programs.Program) -> programs.Program:
+    """The program with arguments in bfloat16 in place of float32."""
+
+    def narrow(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, jax.numpy.bfloat16) if leaf.dtype == jax.numpy.float32 else leaf
+
+    return replace(program, name=f"{program.name}, bfloat16", args=jax.tree.map(narrow, program.args))
+
+
+def own() -> Iterator[programs.Program]:
+    """The own programs, and some of them in bfloat16."""
+    for program in programs.own(DEPTH.value, WIDTH.value):
+        yield program
+        if program.name in NARROW:
+            yield in_bfloat16(program)
+
+
 def chosen() -> Iterator[tuple[int, programs.Program]]:
     for devices in map(int, DEVICES.value):
         if PROGRAMS.value:
             listed = programs.from_file(PROGRAMS.value, SEEDS.value, ONLY.value)
         else:
-            listed = programs.own(DEPTH.value, WIDTH.value)
+            listed = own()
         for program in listed:
             if ONLY.value in program.name:
                 axes = tuple(program.mesh.axis_names)
