@@ -14,7 +14,8 @@ task itself is in its way. What the thread waits for then is that other threads 
 caches are cold after a pause, the thread itself may take longer.
 
 CPU seconds per step are those of all threads, devices included. Bytes held are the activations of `report`, of all microbatches in flight,
-on the stage with the most; results are those of forward programs, the most of any stage.
+on the stage with the most; results are those of forward programs, the most of any stage. Values that cross count once per stage that reads
+them, forwards and back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import contextlib
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -49,6 +51,13 @@ MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "Microbatches of each run
 
 def largest_gap(got: Any, wanted: Any) -> float:
     return max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted)))
+
+
+def crossing(programs: Any) -> tuple[int, int]:
+    """Number and bytes of the values that a microbatch sends between stages."""
+    made = {v: s for (_, s), program in programs.items() for v in program.outputs}
+    sent = dict.fromkeys((v, t) for (_, t), program in programs.items() for v in program.inputs if made.get(v, t) != t)
+    return len(sent), sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v, _ in sent)
 
 
 def run_model(name: str, model: Model, setting: str) -> None:
@@ -77,12 +86,15 @@ def run_model(name: str, model: Model, setting: str) -> None:
         idle.add(run.statistics)
         state, _ = train(state, batch)
     same = run.statistics.in_flight == sp.stages.simulate(run.schedule).in_flight
-    results = max(len(program.outputs) for (role, _), program in run.build(state["params"], model.batch(0)).programs.items() if role == "F")
+    programs = run.build(state["params"], model.batch(0)).programs
+    results = max(len(program.outputs) for (role, _), program in programs.items() if role == "F")
+    sent, size = crossing(programs)
     held = max(row.in_flight * row.activation_bytes for row in run.report().rows)
     print(
         f"{name:16s} {setting:4s} {schedule:9s} loss and gradients within {worst:.1e} over {STEPS.value} steps, "
         f"{max(run.programs_per_stage)} programs per stage, per task {busy}; when idle {idle}; "
         f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards, {held / 1024:.0f} KiB held, "
+        f"{sent} values of {size / 1024:.0f} KiB sent per microbatch, "
         f"in flight {list(run.statistics.in_flight)}{' as simulated' if same else ' NOT as simulated'}, first call {first:.1f} s",
         flush=True,
     )

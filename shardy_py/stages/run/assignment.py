@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jax.extend.core import JaxprEqn, Literal, Var
@@ -64,7 +64,9 @@ def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> di
     return {v: tuple(sorted(found)) for v, found in _Assigner(split, hardware).uses(stage).items()}
 
 
-def assign_backward_again(split: Split, assigned: Assignment, hardware: Hardware, made: Sequence[Iterable[Var]]) -> Assignment:
+def assign_backward_again(
+    split: Split, assigned: Assignment, hardware: Hardware, made: Sequence[Iterable[Var]], moves: Callable[[JaxprEqn], bool]
+) -> Assignment:
     """The assignment where stages make further values of the forward pass, and backward equations lie with them.
 
     Args:
@@ -72,6 +74,7 @@ def assign_backward_again(split: Split, assigned: Assignment, hardware: Hardware
         assigned: Where everything is computed.
         hardware: What runs it.
         made: For every stage, the values that it makes as well.
+        moves: Whether a backward equation may lie elsewhere than now: those that stages of equal time are made of should not.
     """
     found = _Assigner(split, hardware)
     stage = list(assigned.stage)
@@ -80,7 +83,8 @@ def assign_backward_again(split: Split, assigned: Assignment, hardware: Hardware
         for v in values:
             for w in (v, *found.through(found.nodes[found.producer[v]].eqn.invars)):
                 uses[w].add(s)
-    found.assign_backward(stage, assigned.stages, uses)
+    fixed = [not moves(node.eqn) for node in split.micro.nodes]
+    found.assign_backward(stage, assigned.stages, uses, fixed)
     return replace(assigned, stage=tuple(stage))
 
 
@@ -249,10 +253,10 @@ class _Assigner:
                 found[v].add(s)
         return found
 
-    def assign_backward(self, stage: list[int | None], count: int, uses: dict[Var, set[int]]) -> None:
+    def assign_backward(self, stage: list[int | None], count: int, uses: dict[Var, set[int]], fixed: Sequence[bool] = ()) -> None:
         """Backward equations run at the latest stage that holds most of what they need, and never after their cotangents went by."""
         for i, node in enumerate(self.nodes):
-            if self.free[i] or not self.back[i]:
+            if self.free[i] or not self.back[i] or (fixed and fixed[i]):
                 continue
             limit = count - 1
             there = [0.0] * count
@@ -263,7 +267,8 @@ class _Assigner:
                 elif made is None or not self.free[made]:
                     for s in uses.get(v, ()):
                         there[s] += bytes_of(v)
-            stage[i] = max(range(limit + 1), key=lambda s: (there[s], s))
+            # One that had a stage only goes up: what does not move may read it.
+            stage[i] = max(range(stage[i] or 0, limit + 1), key=lambda s: (there[s], s))
 
 
 def _known(stage: int | None, eqn: JaxprEqn) -> int:

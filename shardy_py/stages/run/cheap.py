@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.equation_cost import bytes_of
-from shardy_py.stages.run.atoms import shape_of
+from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.run.flat import Node
 
 MOVES = frozenset(
     {
@@ -54,9 +56,48 @@ Axes = Callable[[Var], tuple[tuple[str, ...], ...]]
 """A value to the mesh axes that cut each of its dimensions."""
 
 
+EXACT = frozenset({"eq", "eq_to", "ne"})
+"""Primitives that ask whether values are equal to the last bit."""
+
+CHOICES = frozenset({"max", "min", "reduce_max", "reduce_min", "clamp", "select_n"})
+"""Primitives whose result is one of their operands to the last bit."""
+
+
 def is_cheap(eqn: JaxprEqn) -> bool:
     """Whether an equation may be made again."""
     return eqn.primitive.name in CHEAP and not eqn.effects
+
+
+def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
+    """Pairs of values of which the second has to be made again where the first is.
+
+    The derivative of a maximum asks which operand is equal to it. Another program rounds otherwise: an operand that is made again is not
+    equal to the maximum of what it was before, and the derivative would be lost.
+
+    Args:
+        nodes: Equations in order.
+    """
+    maker: dict[Var, JaxprEqn] = {}
+
+    def root(v: Any) -> Any:
+        """The value that is only moved to become this one."""
+        while isinstance(v, Var) and v in maker and maker[v].primitive.name in MOVES and len(maker[v].invars) == 1:
+            v = maker[v].invars[0]
+        return v
+
+    found: dict[tuple[Var, Var], None] = {}
+    for node in nodes:
+        eqn = node.eqn
+        maker.update(dict.fromkeys(eqn.outvars, eqn))
+        if eqn.primitive.name in EXACT and jax.numpy.issubdtype(dtype_of(eqn.invars[0]), jax.numpy.inexact):
+            pair = tuple(root(v) for v in eqn.invars)
+            if any(isinstance(v, Literal) for v in pair):
+                continue
+            chosen = [v in maker and maker[v].primitive.name in CHOICES for v in pair]
+            for (a, b), is_chosen in zip((pair[::-1], pair), chosen):
+                if is_chosen or not any(chosen):
+                    found[a, b] = None
+    return list(found)
 
 
 def again_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:

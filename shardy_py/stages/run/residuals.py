@@ -21,7 +21,7 @@ from shardy_py.stages.equation_cost import bytes_of
 from shardy_py.stages.max_flow import Network
 from shardy_py.stages.run.assignment import reads
 from shardy_py.stages.run.atoms import shape_of
-from shardy_py.stages.run.cheap import MOVES, again_seconds, communicates, is_cheap
+from shardy_py.stages.run.cheap import MOVES, again_seconds, bound, communicates, is_cheap
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.programs import Program
 
@@ -47,6 +47,7 @@ class Handover:
         arriving: What the forward pass is given for a microbatch: parts of the batch, values of other stages.
         read: What the backward programs read of all that.
         sent: What the forward pass hands to others anyway.
+        bound: Pairs of values of which the second has to be made again where the first is.
     """
 
     nodes: tuple[Node, ...]
@@ -54,6 +55,7 @@ class Handover:
     arriving: tuple[Var, ...]
     read: tuple[Var, ...]
     sent: frozenset[Var]
+    bound: tuple[tuple[Var, Var], ...]
 
     @property
     def values(self) -> tuple[Var, ...]:
@@ -121,7 +123,9 @@ def handovers(
                     wanted.update(reads(node.eqn))
         sent = frozenset(v for v in forward.outputs if v not in takers or any(t != s for t in takers[v]))
         free = frozenset(v for v in made if is_free(v))
-        found.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in wanted), read, sent))
+        pairs = bound((*forward.nodes, *(node for program in late for node in program.nodes)))
+        pairs = tuple(pair for pair in pairs if pair[1] in wanted or pair[1] not in made)
+        found.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in wanted), read, sent, pairs))
     return found
 
 
@@ -184,6 +188,9 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
         for operand in operands:
             network.edge(vertex, operand, FORBIDDEN)
         made.update(dict.fromkeys(results, vertex))
+    for a, b in handover.bound:
+        if a in made:
+            network.edge(made[a], made.get(b, sink), FORBIDDEN)
     for v in handover.read:
         network.edge(source, had[v], FORBIDDEN)
     _, reached = network.cut(source, sink)

@@ -19,7 +19,7 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.equation_cost import bytes_of
 from shardy_py.stages.max_flow import Network
 from shardy_py.stages.run.assignment import Assignment, assign_backward_again, reads, uses_of
-from shardy_py.stages.run.cheap import again_seconds, communicates, is_cheap
+from shardy_py.stages.run.cheap import again_seconds, bound, communicates, is_cheap
 from shardy_py.stages.run.flat import Node, live
 from shardy_py.stages.run.microbatching import Kind, Split
 from shardy_py.stages.run.placing import Places
@@ -71,7 +71,7 @@ def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardwa
         return given
     cuts = _Cuts(places, hardware, microbatches)
     # Backward equations may follow forward ones that receivers make again.
-    follows = assign_backward_again(split, assigned, hardware, cuts.within_reach(given))
+    follows = assign_backward_again(split, assigned, hardware, cuts.within_reach(given), is_cheap)
     best, (most, beside) = given, cuts.crossing(given)
     least = most + beside
     for start in (given, Placed(split, follows, {})):
@@ -95,12 +95,14 @@ class _Reading:
         home: Value -> (stage, whether it is of the backward pass).
         through: Value that every program makes for itself -> what it is made of.
         read: For every stage, what its forward and what its backward equations read of others, and of inputs.
+        bound: Pairs of values of which the second has to be made again where the first is.
     """
 
     node: dict[Var, Node]
     home: dict[Var, tuple[int, bool]]
     through: dict[Var, tuple[Var, ...]]
     read: tuple[_Passes, ...]
+    bound: list[tuple[Var, Var]]
 
     def behind(self, values: Sequence[Var]) -> list[Var]:
         """These values, with what they are made of instead of those that every program makes for itself."""
@@ -109,7 +111,7 @@ class _Reading:
 
 def _reading(split: Split, assigned: Assignment) -> _Reading:
     slices = parts_of_parameters(split, [v for v in split.micro.invars if split.kinds[v] is Kind.SAME])
-    found = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)))
+    found = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)), bound(split.micro.nodes))
     for node, s, back in zip(split.micro.nodes, assigned.stage, assigned.backward):
         operands = found.behind(reads(node.eqn))
         if s is None:
@@ -270,6 +272,9 @@ class _Cuts:
         for result, vertex in made.items():
             for operand in reading.behind(reads(reading.node[result].eqn)):
                 network.edge(vertex, had[operand], FORBIDDEN)
+        for a, b in reading.bound:
+            if a in made and b in had:
+                network.edge(made[a], made.get(b, sink), FORBIDDEN)
         for v in wanted:
             network.edge(source, had[v], FORBIDDEN)
         _, reached = network.cut(source, sink)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.stages.run import building
-from shardy_py.stages.run.cheap import REDUCTIONS
+from shardy_py.stages.run.cheap import REDUCTIONS, bound
 from shardy_py.stages.run.sends import Placed
 from tests.stages.run.steps import data, largest_gap, params
 from tests.stages.run.test_models import models
@@ -143,6 +143,25 @@ def test_no_sum_over_devices_is_made_where_it_is_read(columns: bool) -> None:
     assert run.verify(scaled_params(), *data()) < 1e-5
 
 
+def test_products_stay_where_they_are() -> None:
+    """The second stage could make the gradient of "b", as it is sent all that this takes; stages would no longer take equally long."""
+
+    def net(p: Any, x: Any, y: Any) -> Any:
+        with sp.stage("a"):
+            h = x @ p["a"]
+            n = normalized(h, p["scale"])
+            z = n @ p["b"]
+            t = jnp.tanh(z)
+        with sp.stage("b"):
+            return jnp.mean((h + normalized(t) @ p["c"] + t - y) ** 2)
+
+    run = sp.pipeline(net, num_microbatches=4)
+    built = run.build(scaled_params(), *data())
+    assert sum(node.eqn.primitive.name == "dot_general" for node in built.programs["B", 0].nodes) == 3
+    assert len(sent(built)) <= 4
+    assert run.verify(scaled_params(), *data()) < 1e-5
+
+
 def test_bytes_decide_before_the_number_of_values() -> None:
     """Two rows of numbers are fewer bytes than the matrix that both are made of."""
 
@@ -170,6 +189,35 @@ def test_tied_parameters_stay_right() -> None:
             return jnp.mean((normalized(n @ p["a"].T, p["scale"]) + n - y) ** 2)
 
     run = sp.pipeline(net, num_microbatches=4)
+    got, wanted = run(scaled_params(), *data()), jax.value_and_grad(net)(scaled_params(), *data())
+    assert largest_gap(got, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_what_is_equal_stays_equal(stages: int) -> None:
+    """The derivative of a maximum asks which operand it is; one that is made again is not equal to a maximum that is not."""
+
+    def net(p: Any, x: Any, y: Any) -> Any:
+        old = [x]
+        for name in "abc":
+            for _ in range(2):
+                x = jax.nn.softmax(x * p["scale"])
+                x = jnp.maximum(x * jnp.tanh(old[-1]), old[len(old) // 2].mean(-1, keepdims=True))
+                x = jnp.maximum(normalized(x, p["scale"]), jnp.max(x, -1, keepdims=True))
+                old.append(x)
+            x = jnp.tanh(x @ p[name]) + old[len(old) // 2]
+        return jnp.mean((x - y) ** 2)
+
+    run = sp.pipeline(net, num_stages=stages, num_microbatches=4)
+    built = run.build(scaled_params(), *data())
+    pairs, checked = bound(built.split.micro.nodes), 0
+    for program in built.programs.values():
+        made = {v for node in program.nodes for v in node.eqn.outvars}
+        for a, b in pairs:
+            if a in made and (b in made or b in program.inputs):
+                assert b in made
+                checked += program.role == "B"
+    assert checked
     got, wanted = run(scaled_params(), *data()), jax.value_and_grad(net)(scaled_params(), *data())
     assert largest_gap(got, wanted) < 1e-5
 
