@@ -65,9 +65,12 @@ def _pin(
 ) -> None:
     given = free if entering else {*scope.jaxpr.invars, *scope.jaxpr.constvars, *free}
     for index, eqn in enumerate(scope.jaxpr.eqns):
-        if not _is_dead(eqn, scope) and is_pinned(eqn, scope):
+        made = [v for v in eqn.outvars if v in scope.env]
+        if not (made and all(_is_dead(v, scope) for v in made)) and is_pinned(eqn, scope):
             for v in (*eqn.outvars, *eqn.invars):
-                if not isinstance(v, Literal) and v in scope.env and v not in given and all(shape := _shape(v)) and shape:
+                if isinstance(v, Literal) or v not in scope.env or v in given or _is_dead(v, scope):
+                    continue
+                if all(shape := _shape(v)) and shape:
                     sharding = scope.env[v].sharding
                     if sharding is None or not sharding.mesh_in(meshes).is_maximal:
                         pins.variables[v] = wanted(scope, v)
@@ -77,16 +80,16 @@ def _pin(
                     _pin(inner, pins.child(index, k), meshes, is_pinned, only_results(eqn, inner.jaxpr), entering=entering)
 
 
-def _is_dead(eqn: JaxprEqn, scope: Scope) -> bool:
-    """Whether the plan has left an equation out, as nothing uses its results; a constraint would bring it back."""
-    made = [scope.env[v].defining_op for v in eqn.outvars if v in scope.env]
-    return any(op is not None and op.block is None for op in made)
+def _is_dead(v: Var, scope: Scope) -> bool:
+    """Whether the plan has left a variable out, as nothing uses it; a constraint would bring it back."""
+    op = scope.env[v].defining_op
+    return op is not None and op.block is None
 
 
 def _maker(v: Var, scope: Scope) -> Op | None:
     value = scope.env.get(v)
     op = None if value is None else value.defining_op
-    return None if op is None or op.rule is None or op.regions else op
+    return None if op is None or op.block is None or op.rule is None or op.regions else op
 
 
 def _shape(v: Var) -> tuple[int, ...]:

@@ -258,8 +258,9 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
         before: Walker | None = None
         for _ in range(PASSES):
             told = (start,) if before is None else before.told
-            walker = after[told] if told in after else walk(before, start, {})
-            after[told] = walker
+            walker = after.get(told)
+            if walker is None:
+                walker = after[told] = walk(before, start, {})
             if best is None or walker.region.cost < best.last.region.cost:
                 best = Choice(before, start, {}, walker)
             if not walker.region.spent or (before is not None and before.region.cost == walker.region.cost):

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.conflicts import pin_conflicts
+from shardy_py.backends import conflicts
 from shardy_py.backends.rewriting import Pins
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.plan import as_run
@@ -84,6 +84,19 @@ def test_what_nothing_uses_is_not_constrained(monkeypatch: pytest.MonkeyPatch) -
     for fun in (unused, used):
         call = sp.auto_shard(fun, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "x"))).trace(struct, struct)
         pins = Pins()
-        pin_conflicts(call._planned.imported.scope, pins, call.plan().program.meshes)
+        conflicts.pin_conflicts(call._planned.imported.scope, pins, call.plan().program.meshes)
         counts.append(pins.count())
     assert counts[0] == 0 < counts[1]
+
+
+def test_what_is_used_of_an_equation_is_constrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflicts, "conflicts", lambda *args: True)
+
+    def half(a: jax.Array) -> jax.Array:
+        return jnp.split(jnp.sin(a), 2, axis=1)[1] * 2
+
+    call = sp.auto_shard(half, mesh={"x": 2, "y": 4}, in_shardings=P("x")).trace(jax.ShapeDtypeStruct((16, 16), jnp.float32))
+    pins = Pins()
+    conflicts.pin_conflicts(call._planned.imported.scope, pins, call.plan().program.meshes)
+    (split,) = (eqn for eqn in call.jaxpr.jaxpr.eqns if eqn.primitive.name == "split")
+    assert [v in pins.variables for v in split.outvars] == [False, True]

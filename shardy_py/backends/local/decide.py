@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardy_py.backends.local.layouts import Axes, Layout, layout, partial, ways
-from shardy_py.backends.local.moves import STARTING, effort
+from shardy_py.backends.local.moves import STARTING, cost
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
 from shardy_py.passes.export.collective_bytes import received
 from shardy_py.passes.propagation.factors import project
@@ -46,7 +46,7 @@ class Decision:
         operands: The layouts the operands have to be in.
         results: The layouts the results come out in.
         reduced: Axes over which results have to be combined at once.
-        inside: The same while it runs: to combine results at once, and inside of the form.
+        inside: What is received while it runs, to combine results at once and inside of the form, with `STARTING` for each of the two.
         work: What computing costs, in bytes that could be sent meanwhile.
         cost: What is received in all until the results are as wanted, `STARTING` for each collective, and the work.
     """
@@ -255,4 +255,4 @@ def _cost(version: Layout, want: Layout, tensor: Tensor, mesh: Mesh) -> int:
         return 0
     if any(axis not in version.unreduced for axis in want.unreduced):
         return 1 << 60
-    return effort(version, want, tensor.shape, tensor.bits, mesh)
+    return cost(version, want, tensor.shape, tensor.bits, mesh, STARTING)

@@ -8,7 +8,7 @@ from typing import Any
 from shardy_py.backends.local.emit import moved
 from shardy_py.backends.local.form import bits_of
 from shardy_py.backends.local.layouts import Layout, replicated
-from shardy_py.backends.local.moves import cost, effort
+from shardy_py.backends.local.moves import STARTING, cost
 from shardy_py.dialect import Mesh
 
 Array = Any
@@ -106,7 +106,7 @@ class Held:
         """Bytes a device would receive to have it in a layout."""
         if target in self.versions or self.remake is not None:
             return 0
-        return min(self._price(version, target, cost) for version in self.versions)
+        return min(self._price(version, target, 0) for version in self.versions)
 
     def get(self, target: Layout) -> Array:
         """This device's part in a layout; what is moved is kept for the next use."""
@@ -132,7 +132,7 @@ class Held:
         """All of it, on this device."""
         return self.get(replicated(self.rank))
 
-    def _price(self, version: Layout, target: Layout, count: Callable[..., int] = effort) -> int:
+    def _price(self, version: Layout, target: Layout, starting: int = STARTING) -> int:
         if any(axis not in version.unreduced for axis in target.unreduced):
             return 1 << 60
-        return count(version, target, self.shape, self.bits, self.region.mesh)
+        return cost(version, target, self.shape, self.bits, self.region.mesh, starting)

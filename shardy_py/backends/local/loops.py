@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn, Literal
 from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, replicated
-from shardy_py.backends.local.moves import effort
+from shardy_py.backends.local.moves import STARTING, cost
 from shardy_py.backends.local.walk import Handler, Start, Walker, runs_dry
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
@@ -52,9 +52,10 @@ def _carried(walker: Walker, first: Sequence[Held], variables: Sequence[Any], re
 def _trip_bytes(start: Held, end: Held, at: Layout) -> int:
     """What a trip moves of a value that is carried in a layout: to be as it is asked for, and back at the end."""
     mesh = start.region.mesh
-    asked = sum(effort(at, wanted, start.shape, start.bits, mesh) for wanted in start.asked if not wanted.unreduced and wanted is not at)
+    wanted = [w for w in start.asked if not w.unreduced and w is not at]
+    asked = sum(cost(at, w, start.shape, start.bits, mesh, STARTING) for w in wanted)
     first = next(iter(end.versions))
-    return asked + effort(first, at, start.shape, start.bits, mesh)
+    return asked + cost(first, at, start.shape, start.bits, mesh, STARTING)
 
 
 def _held(

@@ -69,8 +69,8 @@ partitioner moves. With 128 to 4,096 there are 5 to 9 % fewer collectives in sma
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def effort(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
-    """What the way counts as where ways are compared: its bytes, and `STARTING` for each collective.
+def cost(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh: Mesh, starting: int = 0) -> int:
+    """Bytes a device receives on the way, and what it counts as to start the collectives.
 
     Args:
         source: The layout now.
@@ -78,23 +78,10 @@ def effort(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, me
         shape: The global shape.
         bits: Bits of an element.
         mesh: The region's mesh.
+        starting: What each collective counts as: `STARTING` where ways are compared, 0 where bytes are told.
     """
-    sent = sum(move.kind != "all_slice" for move in _moves(source, target, shape, mesh))
-    return cost(source, target, shape, bits, mesh) + STARTING * sent
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def cost(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
-    """Bytes a device receives on the way.
-
-    Args:
-        source: The layout now.
-        target: The layout wanted.
-        shape: The global shape.
-        bits: Bits of an element.
-        mesh: The region's mesh.
-    """
-    return sum(move_bytes(move, shape, bits, mesh) for move in _moves(source, target, shape, mesh))
+    way = _moves(source, target, shape, mesh)
+    return sum(move_bytes(move, shape, bits, mesh) + (starting if move.kind != "all_slice" else 0) for move in way)
 
 
 def move_bytes(move: Move, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
