@@ -37,6 +37,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.backends.rewriting import Replacement, constraint_params
 from shardy_py.dialect import TensorSharding
+from shardy_py.plan.prediction.stand_ins import is_cut, whole_axes
 
 ShardingOf = Callable[[Any], TensorSharding | None]
 Axes = tuple[str, ...]
@@ -70,18 +71,6 @@ def unplanned(eqn: JaxprEqn, platform: str) -> Replacement | None:
     return lambda *xs: [function(*xs)]
 
 
-def _axes(sharding: TensorSharding | None, dim: int) -> Axes:
-    """The axes of a dimension; none where parts of axes are used, which a region over the plain mesh cannot express."""
-    if sharding is None or dim >= sharding.rank:
-        return ()
-    axes = sharding.dims[dim].axes
-    return () if any(axis.size is not None for axis in axes) else tuple(axis.name for axis in axes)
-
-
-def _is_cut(sharding: TensorSharding | None, dims: Iterable[int]) -> bool:
-    return sharding is not None and any(sharding.dims[d].axes for d in dims if d < sharding.rank)
-
-
 def _without(sharding: TensorSharding | None, dims: Iterable[int], rank: int) -> TensorSharding:
     chosen = set(dims)
     if sharding is None:
@@ -99,7 +88,7 @@ def _unsharded_along(eqn: JaxprEqn, dims: Iterable[int], sharding_of: ShardingOf
     (out,) = eqn.outvars
     operand = eqn.invars[0]
     before, after = sharding_of(operand), sharding_of(out)
-    if not (_is_cut(before, dims) or _is_cut(after, dims)):
+    if not (is_cut(before, dims) or is_cut(after, dims)):
         return None
 
     def call(x: Any, *rest: Any) -> list[Any]:
@@ -124,7 +113,7 @@ def _reduction(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Re
     """The reduced dimensions whole: some back ends reduce across devices by sums, products, extrema, and, or only."""
     dims = eqn.params.get("dimensions", eqn.params.get("axes", ()))
     shardings = [sharding_of(v) for v in eqn.invars]
-    if not any(_is_cut(s, dims) for s in shardings):
+    if not any(is_cut(s, dims) for s in shardings):
         return None
 
     def call(*xs: Any) -> list[Any]:
@@ -145,7 +134,7 @@ def _select_and_scatter(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMe
     dims = _overlapping(eqn)
     before = [sharding_of(v) for v in eqn.invars]
     after = sharding_of(eqn.outvars[0])
-    if not any(_is_cut(s, dims) for s in (*before, after)):
+    if not any(is_cut(s, dims) for s in (*before, after)):
         return None
 
     def call(*xs: Any) -> list[Any]:
@@ -183,9 +172,9 @@ def _convolution(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> 
     params = eqn.params
     numbers = params["dimension_numbers"]
     lhs, rhs, out = sharding_of(eqn.invars[0]), sharding_of(eqn.invars[1]), sharding_of(eqn.outvars[0])
-    spatial_cut = any(_is_cut(s, dims[2:]) for s, dims in ((lhs, numbers.lhs_spec), (rhs, numbers.rhs_spec), (out, numbers.out_spec)))
+    spatial_cut = any(is_cut(s, dims[2:]) for s, dims in ((lhs, numbers.lhs_spec), (rhs, numbers.rhs_spec), (out, numbers.out_spec)))
     grouped = params["batch_group_count"] > 1 or params["feature_group_count"] > 1
-    grouped_cut = grouped and any(_is_cut(s, range(s.rank)) for s in (lhs, rhs, out) if s is not None)
+    grouped_cut = grouped and any(is_cut(s, range(s.rank)) for s in (lhs, rhs, out) if s is not None)
     if not (spatial_cut or grouped_cut):
         return None
     region = _region(eqn, lhs, rhs, out, twin)
@@ -212,13 +201,13 @@ def _is_halo_exchange(params: Any, lhs: TensorSharding | None, rhs: TensorShardi
     numbers = params["dimension_numbers"]
     if (
         params["batch_group_count"] > 1
-        or _is_cut(rhs, numbers.rhs_spec)
-        or _is_cut(lhs, (numbers.lhs_spec[1],))
-        or _is_cut(out, (numbers.out_spec[1],))
+        or is_cut(rhs, numbers.rhs_spec)
+        or is_cut(lhs, (numbers.lhs_spec[1],))
+        or is_cut(out, (numbers.out_spec[1],))
     ):
         return False
     pairs = zip((numbers.lhs_spec[0], *numbers.lhs_spec[2:]), (numbers.out_spec[0], *numbers.out_spec[2:]))
-    return all(_axes(lhs, a) == _axes(out, o) for a, o in pairs)
+    return all(whole_axes(lhs, a) == whole_axes(out, o) for a, o in pairs)
 
 
 def _region(
@@ -245,21 +234,23 @@ def _region(
     in_features: Axes = ()
     if params["batch_group_count"] > 1:
         groups = params["batch_group_count"]
-        axes = fresh(_axes(lhs, numbers.lhs_spec[0]) or _axes(rhs, numbers.rhs_spec[0]), groups)
+        axes = fresh(whole_axes(lhs, numbers.lhs_spec[0]) or whole_axes(rhs, numbers.rhs_spec[0]), groups)
         batch = features = axes
         params["batch_group_count"] = groups // math.prod(twin.shape[name] for name in axes)
-        summed = fresh(_axes(lhs, numbers.lhs_spec[1]) or _axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]])
+        summed = fresh(whole_axes(lhs, numbers.lhs_spec[1]) or whole_axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]])
         in_features = summed
         out_batch: Axes = ()
     elif params["feature_group_count"] > 1:
         groups = params["feature_group_count"]
-        batch = out_batch = fresh(_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
-        in_features = features = fresh(_axes(lhs, numbers.lhs_spec[1]) or _axes(rhs, numbers.rhs_spec[0]), groups)
+        batch = out_batch = fresh(whole_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
+        in_features = features = fresh(whole_axes(lhs, numbers.lhs_spec[1]) or whole_axes(rhs, numbers.rhs_spec[0]), groups)
         params["feature_group_count"] = groups // math.prod(twin.shape[name] for name in features)
     else:
-        batch = out_batch = fresh(_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
-        features = fresh(_axes(rhs, numbers.rhs_spec[0]), right[numbers.rhs_spec[0]])
-        summed = in_features = fresh(_axes(lhs, numbers.lhs_spec[1]) or _axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]])
+        batch = out_batch = fresh(whole_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
+        features = fresh(whole_axes(rhs, numbers.rhs_spec[0]), right[numbers.rhs_spec[0]])
+        summed = in_features = fresh(
+            whole_axes(lhs, numbers.lhs_spec[1]) or whole_axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]]
+        )
 
     def spec(rank: int, *placed: tuple[int, Axes]) -> PartitionSpec:
         entries: list[Axes | None] = [None] * rank
@@ -289,7 +280,7 @@ def _region(
 def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
     operand: Any = eqn.invars[0]
     dims = eqn.params["axes"]
-    if not (jnp.issubdtype(operand.aval.dtype, jnp.floating) and _is_cut(sharding_of(operand), dims)):
+    if not (jnp.issubdtype(operand.aval.dtype, jnp.floating) and is_cut(sharding_of(operand), dims)):
         return None
     after, extreme = sharding_of(eqn.outvars[0]), _ordered_extreme(eqn)
     return lambda x: [_constrained(extreme(x), after, twin)]
@@ -319,7 +310,7 @@ def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMes
     numbers = params["dimension_numbers"]
     avals: list[Any] = [v.aval for v in eqn.invars]
     among = [d for d in range(avals[2].ndim) if d not in numbers.update_window_dims]
-    if not (jnp.issubdtype(avals[0].dtype, jnp.floating) and (_is_cut(updates, among) or _is_cut(indices, range(avals[1].ndim)))):
+    if not (jnp.issubdtype(avals[0].dtype, jnp.floating) and (is_cut(updates, among) or is_cut(indices, range(avals[1].ndim)))):
         return None
     after, extreme = sharding_of(eqn.outvars[0]), _ordered_scattered_extreme(eqn)
     return lambda x, at, new: [_constrained(extreme(x, at, new), after, twin)]
@@ -348,7 +339,7 @@ def _ordered_scattered_extreme(eqn: JaxprEqn) -> Callable[[Any, Any, Any], Any]:
 def _fft(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
     """The transform of an array in row-major order, on which nothing around it may insist otherwise."""
     shardings = [sharding_of(v) for v in (*eqn.invars, *eqn.outvars)]
-    if not any(_is_cut(s, range(s.rank)) for s in shardings if s is not None):
+    if not any(is_cut(s, range(s.rank)) for s in shardings if s is not None):
         return None
     return lambda x: [row_major(eqn.primitive.bind(row_major(x), **eqn.params))]
 

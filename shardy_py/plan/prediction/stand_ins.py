@@ -123,8 +123,8 @@ def convolution_region(
     lhs, rhs, out = shardings
     spatial = [a[f"{side}_spatial_dimensions"] for side in ("input", "kernel", "output")]
     batch_groups, feature_groups = a.get("batch_group_count", 1), a.get("feature_group_count", 1)
-    spatially = any(map(_is_cut, shardings, spatial))
-    anyhow = any(s is not None and _is_cut(s, range(s.rank)) for s in shardings)
+    spatially = any(map(is_cut, shardings, spatial))
+    anyhow = any(s is not None and is_cut(s, range(s.rank)) for s in shardings)
     if not (spatially or (anyhow and batch_groups * feature_groups > 1)) or (spatially and _stays_cut(a, lhs, rhs, out)):
         return None
     image, kernel, result = ((a[f"{side}_{first}_dimension"], a[f"{side}_{second}_dimension"]) for side, first, second in _DIMENSIONS)
@@ -138,17 +138,17 @@ def convolution_region(
         return axes
 
     if batch_groups > 1:
-        batch = features = fresh(_axes(lhs, image[0]) or _axes(rhs, kernel[1]), batch_groups)
-        summed = within = fresh(_axes(lhs, image[1]) or _axes(rhs, kernel[0]), left[image[1]])
+        batch = features = fresh(whole_axes(lhs, image[0]) or whole_axes(rhs, kernel[1]), batch_groups)
+        summed = within = fresh(whole_axes(lhs, image[1]) or whole_axes(rhs, kernel[0]), left[image[1]])
         out_batch: Names = ()
     else:
-        batch = out_batch = fresh(_axes(lhs, image[0]), left[image[0]])
+        batch = out_batch = fresh(whole_axes(lhs, image[0]), left[image[0]])
         if feature_groups > 1:
-            within = features = fresh(_axes(lhs, image[1]) or _axes(rhs, kernel[1]), feature_groups)
+            within = features = fresh(whole_axes(lhs, image[1]) or whole_axes(rhs, kernel[1]), feature_groups)
             summed = ()
         else:
-            features = fresh(_axes(rhs, kernel[1]), right[kernel[1]])
-            summed = within = fresh(_axes(lhs, image[1]) or _axes(rhs, kernel[0]), left[image[1]])
+            features = fresh(whole_axes(rhs, kernel[1]), right[kernel[1]])
+            summed = within = fresh(whole_axes(lhs, image[1]) or whole_axes(rhs, kernel[0]), left[image[1]])
     return Region(
         {image[0]: batch, image[1]: within}, {kernel[0]: summed, kernel[1]: features}, {result[0]: out_batch, result[1]: features}, summed
     )
@@ -157,7 +157,7 @@ def convolution_region(
 _DIMENSIONS = (("input", "batch", "feature"), ("kernel", "input_feature", "output_feature"), ("output", "batch", "feature"))
 
 
-def _axes(sharding: TensorSharding | None, dim: int) -> Names:
+def whole_axes(sharding: TensorSharding | None, dim: int) -> Names:
     """The axes of a dimension; none where parts of axes are used, which a region over the plain mesh cannot express."""
     if sharding is None or dim >= sharding.rank:
         return ()
@@ -165,7 +165,8 @@ def _axes(sharding: TensorSharding | None, dim: int) -> Names:
     return () if any(axis.size is not None for axis in axes) else tuple(axis.name for axis in axes)
 
 
-def _is_cut(sharding: TensorSharding | None, dims: Iterable[int]) -> bool:
+def is_cut(sharding: TensorSharding | None, dims: Iterable[int]) -> bool:
+    """Whether some of these dimensions are cut."""
     return sharding is not None and any(sharding.dims[d].axes for d in dims if d < sharding.rank)
 
 
@@ -173,11 +174,11 @@ def _stays_cut(a: Mapping[str, Any], lhs: TensorSharding | None, rhs: TensorShar
     """Whether image and result are cut alike and the kernel is whole."""
     if (
         a.get("batch_group_count", 1) > 1
-        or (rhs is not None and _is_cut(rhs, range(rhs.rank)))
-        or _is_cut(lhs, (a["input_feature_dimension"],))
-        or _is_cut(out, (a["output_feature_dimension"],))
+        or (rhs is not None and is_cut(rhs, range(rhs.rank)))
+        or is_cut(lhs, (a["input_feature_dimension"],))
+        or is_cut(out, (a["output_feature_dimension"],))
     ):
         return False
     before = (a["input_batch_dimension"], *a["input_spatial_dimensions"])
     after = (a["output_batch_dimension"], *a["output_spatial_dimensions"])
-    return all(_axes(lhs, i) == _axes(out, o) for i, o in zip(before, after))
+    return all(whole_axes(lhs, i) == whole_axes(out, o) for i, o in zip(before, after))
