@@ -238,6 +238,29 @@ def test_library_reductions_take_in_products_only() -> None:
     assert temp("stablehlo.add") == BIG + 8
 
 
+def test_what_is_a_branch_in_code_is_written_once() -> None:
+    def temp(name: str) -> int:
+        m = Maker()
+        v = m.node(Kind.SHAPE, m.graph.main.arguments[0], name=name)
+        left, right = m.node(Kind.SHAPE, v, name="stablehlo.reverse"), m.node(Kind.SHAPE, v, name="stablehlo.reverse")
+        return m.done(m.whole(m.node(Kind.ELEMENTWISE, left, right), size=8)).temp
+
+    assert temp("stablehlo.transpose") == BIG
+    assert temp("stablehlo.pad") == temp("stablehlo.concatenate") == 2 * BIG
+
+
+def test_code_is_not_written_out_too_often() -> None:
+    def steps(levels: int) -> int:
+        m = Maker()
+        v = m.graph.main.arguments[0]
+        for _ in range(levels):  # each level is read at two places
+            v = m.node(Kind.ELEMENTWISE, *(m.node(Kind.SHAPE, v, name="stablehlo.reverse") for _ in range(2)))
+        return len(m.done(m.whole(v, size=8)).steps)
+
+    assert steps(4) == 2
+    assert steps(6) > 2
+
+
 def test_breadth_first_runs_what_is_ready() -> None:
     def temp(name: str) -> int:
         m = Maker(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from shardy_py.cost.liveness.evaluations import Evaluations
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 
 ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE))
@@ -123,7 +124,9 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
     in_library: dict[int, str] = {}
     absorbed: set[int] = set()
     repeated: dict[int, set[int]] = {}
+    evaluations = Evaluations(graph)
     for node in reversed(region.nodes):
+        evaluations.start(node)
         update = node.kind is Kind.UPDATE
         if not (node.kind in ABSORBED or update) or len(node.results) != 1:
             continue
@@ -132,26 +135,34 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library) and not _is_written(u, v)]
         if update:  # of what it writes one part comes from each operand, so that converting the result reads no more
             able = [u for u in able if u.name == "stablehlo.convert"]
-        into: set[int] = set()
-        for u in able:
-            into |= roots.get(u.results[0], {id(u)})
+        times[v] = sum(times.get(u.results[0], 1) if u.name in SLICES else 1 for u in users)
+        several = times[v] > 1 or len(_roots(able, roots)) > 1
+        able = [u for u in able if not evaluations.too_many(node, roots.get(u.results[0], (id(u),)), several)]
+        into = _roots(able, roots)
         if not able or (_is_dear(node) and (len(into) > 1 or any(u.kind is Kind.BROADCAST for u in users))):
             continue
         if v in outside or len(able) < len(users):
             if not _is_dear(node) and (update or _is_unary(graph, node, maker, along)):
                 repeated[v] = {id(u) for u in able}
                 roots[v] = into | {id(node)}
-            continue
-        times[v] = sum(times.get(u.results[0], 1) if u.name in SLICES else 1 for u in users)
-        if node.name == "stablehlo.concatenate" and (times[v] > 1 or len(into) > 1):
+                evaluations.absorb(node, into)
             continue
         roots[v] = into
         absorbed.add(v)
+        evaluations.absorb(node, into)
         for u in users:
             name = _reader_in_library(u, in_library)
             if name is not None:
                 in_library[v] = name if node.kind is Kind.VIEW else node.name
     return absorbed, repeated
+
+
+def _roots(users: Iterable[Node], roots: Mapping[int, set[int]]) -> set[int]:
+    """The nodes (their ids) that some readers are part of."""
+    found: set[int] = set()
+    for u in users:
+        found |= roots.get(u.results[0], {id(u)})
+    return found
 
 
 def _takes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
