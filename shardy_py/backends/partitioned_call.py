@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from shardy_py.backends.inlining import without_calls
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.context import no_context_devices
 from shardy_py.frontends.transforms import batch_jaxpr, checkpoint_rule, hoisted, jvp_jaxpr, split_jaxpr, transpose_jaxpr, used_part
@@ -182,20 +183,13 @@ def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[st
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, name: str) -> Callable[..., Any]:
+def _program(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> ClosedJaxpr:
     run = partition(jaxpr, _resolved(in_seeds), _resolved(out_seeds))
-
-    def call(*args: Any) -> list[Any]:
-        return list(run(*args))
-
-    call.__name__ = call.__qualname__ = name
-    return jax.jit(call)
+    return without_calls(jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals)))
 
 
-def _run(
-    *args: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, name: str, devices: ClosedJaxpr | None
-) -> list[Any]:
-    return _program(jaxpr, partition, in_seeds, out_seeds, name)(*args)
+def _run(*args: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, **_: Any) -> list[Any]:
+    return jaxpr_as_fun(_program(jaxpr, partition, in_seeds, out_seeds))(*args)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -215,15 +209,40 @@ def _eagerly(*args: Any, **params: Any) -> list[Any]:
 
 partitioned_call_p.def_impl(_eagerly)
 partitioned_call_p.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
-_lowered = mlir.lower_fun(_run, multiple_results=True)
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
+def _lower(
+    ctx: mlir.LoweringRuleContext,
+    *args: Any,
+    jaxpr: ClosedJaxpr,
+    partition: Partition,
+    in_seeds: Seeds,
+    out_seeds: Seeds,
+    name: str,
+    devices: ClosedJaxpr | None,
+) -> Any:
+    # In place, not behind calls: partitioning and inlining would go over all that is called once for each.
     with no_context_devices():
-        return _lowered(ctx, *args, **params)
+        whole = _program(jaxpr, partition, in_seeds, out_seeds)
+        module = ctx.module_context if ctx.platforms is None else ctx.module_context.replace(platforms=ctx.platforms)
+        known = ctx.const_lowering
+        consts = [mlir.ir_constants(c, const_lowering=known, aval=v.aval) for c, v in zip(whole.consts, whole.jaxpr.constvars, strict=True)]
+        made, tokens = mlir.jaxpr_subcomp(
+            module,
+            whole.jaxpr,
+            ctx.name_stack.extend(f"jit({name})"),
+            ctx.tokens_in,
+            [c[0] if len(c) == 1 else c for c in consts],
+            *args,
+            dim_var_values=ctx.dim_var_values,
+            const_lowering=known,
+            outer_traceback=None,
+        )
+    ctx.set_tokens_out(tokens)
+    return made
 
 
-mlir.register_lowering(partitioned_call_p, _lower)
+mlir.register_lowering(partitioned_call_p, _lower, cacheable=False)
 
 
 # Forward derivatives. Reverse ones are made by JAX from these, by the division below into what does not depend on tangents and what does.

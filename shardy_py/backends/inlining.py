@@ -1,0 +1,42 @@
+"""Calls of a jaxpr put in place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+
+def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr whose calls of jitted functions, those of its own equations and theirs in turn, are replaced by what they call.
+
+    What is called twice, or has constants, stays a call.
+
+    Args:
+        closed: The jaxpr.
+    """
+    jaxpr = closed.jaxpr
+    bodies = [eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None for eqn in jaxpr.eqns]
+    calls = Counter(id(body.jaxpr) for body in bodies if body is not None)
+    inner = [None if body is None or body.consts or calls[id(body.jaxpr)] > 1 else body.jaxpr for body in bodies]
+    if not any(inner):
+        return closed
+    now: dict[Var, Any] = {}
+    eqns: list[JaxprEqn] = []
+
+    def use(v: Any) -> Any:
+        return v if isinstance(v, Literal) else now.get(v, v)
+
+    def run(made: Sequence[JaxprEqn]) -> None:
+        eqns.extend(eqn.replace(invars=list(map(use, eqn.invars))) for eqn in made)
+
+    for eqn, body in zip(jaxpr.eqns, inner, strict=True):
+        if body is None:
+            run([eqn])
+        else:
+            now.update(zip(body.invars, map(use, eqn.invars), strict=True))
+            run(body.eqns)
+            now.update(zip(eqn.outvars, map(use, body.outvars), strict=True))
+    return without_calls(ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=list(map(use, jaxpr.outvars))), closed.consts))
