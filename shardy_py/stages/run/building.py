@@ -17,7 +17,6 @@ from shardy_py.stages.graph import ProfileGraph
 from shardy_py.stages.partition_result import Partition
 from shardy_py.stages.run.assignment import Assignment, assign
 from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
-from shardy_py.stages.run.engine import Engine
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.flat import Flat, flatten
 from shardy_py.stages.run.marking import marked, marker_of
@@ -358,10 +357,3 @@ def _batch_numbers(asked: Asked, last: int) -> tuple[int, ...]:
 def literal(v: Any) -> Any:
     """The value of a literal result; None for a variable."""
     return jax.numpy.asarray(v.val) if isinstance(v, Literal) else None
-
-
-def engine(built: Built) -> Engine:
-    """Compiles the programs of the stages."""
-    each = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
-    each += built.keys
-    return Engine(built.programs, built.schedule, built.places, each)

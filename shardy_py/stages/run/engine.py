@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,13 +77,16 @@ class Engine:
         schedule: The order.
         places: Where values lie.
         each: Inputs that every microbatch has its own of: parts of the batch and keys.
+        stacked: Results per example, which the step returns.
 
     Attributes:
         waits: Whether devices finish every task before the next is handed out, so that `statistics` has the time of handing out alone.
     """
 
-    def __init__(self, programs: dict[tuple[str, int], Program], schedule: Schedule, places: Places, each: Sequence[Var]) -> None:
-        self.programs, self.schedule, self.places = programs, schedule, places
+    def __init__(
+        self, programs: dict[tuple[str, int], Program], schedule: Schedule, places: Places, each: Sequence[Var], stacked: Container[Var]
+    ) -> None:
+        self.programs, self.schedule, self.places, self.stacked = programs, schedule, places, stacked
         self.meshes = schedule.meshes
         self.statistics = Statistics()
         self.order = _global_order(schedule)
@@ -132,7 +135,7 @@ class Engine:
                     keep.append((position, t, self.slots[t][v]))
                 else:
                     sent.setdefault(self._target(v, t), []).append((position, t, self.slots[t][v]))
-            if not readers:
+            if v in self.stacked:
                 stack.append((position, v))
         send = [(target, [position for position, _, _ in rows], [row[1:] for row in rows]) for target, rows in sent.items()]
         structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
@@ -153,11 +156,8 @@ class Engine:
             return []
         forward = self.programs["F", s]
         plain = {v for node in forward.nodes if node.eqn.primitive.name not in FORWARDED for v in node.eqn.outvars}
-        only_here = [
-            i
-            for i, v in enumerate(program.inputs)
-            if v in plain and v in forward.outputs and self.slots[s].get(v) in drop and sum(v in slots for slots in self.slots) == 1
-        ]
+        own = {v for v in forward.outputs if v in plain and v not in self.stacked and sum(v in slots for slots in self.slots) == 1}
+        only_here = [i for i, v in enumerate(program.inputs) if v in own and self.slots[s].get(v) in drop]
         wanted = [(shape_of(v), dtype_of(v), self.places.sharding(v, s)) for v in program.outputs]
         given = []
         for i in only_here:

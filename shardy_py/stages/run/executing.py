@@ -12,9 +12,10 @@ from jax.extend.core import Literal, Var
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
-from shardy_py.stages.run.building import Built, engine, literal
+from shardy_py.stages.run.building import Built, literal
 from shardy_py.stages.run.engine import Engine, Statistics
 from shardy_py.stages.run.flat import live
+from shardy_py.stages.run.packing import packed
 from shardy_py.stages.run.placing import compile_program
 from shardy_py.stages.run.programs import Program, evaluate
 
@@ -30,17 +31,22 @@ class Runner:
     def __init__(self, built: Built, donated: Sequence[bool]) -> None:
         built.places.check_devices()
         self.built = built
-        self.engine: Engine = engine(built)
         self.places = built.places
         self.inputs = built.split.micro.invars
         self.is_batch = dict(zip(self.inputs, built.signature.batch))
         self.position = {v: i for i, v in enumerate(self.inputs)}
         self.donated = {v for v, flag in zip(self.inputs, donated) if flag}
         self.results = built.results
+        each = [*(v for v in self.inputs if self.is_batch[v]), *built.keys]
+        stacked = set(built.split.stacked)
+        returned = {v for v in self.results if isinstance(v, Var)}
+        inside = packed(built.programs, _with_resets(built), self.places, {*each, *stacked}, returned, built.asked.num_microbatches)
+        self.engine = Engine(inside.programs, built.schedule, self.places, each, stacked)
         self.shared = self.engine.shared_inputs
-        self.updates = _with_resets(built, self.engine)
+        self.updates = inside.updates
         self.calls = [self._compile(i) for i in range(len(self.updates))]
-        self.parts = [compile_program(program, self.places, [struct_of(v) for v in program.inputs], ()) for program in built.parts]
+        self.parts = [*built.parts, *inside.parameters]
+        self.part_calls = [compile_program(program, self.places, [struct_of(v) for v in program.inputs], ()) for program in self.parts]
         self.literals = {i: literal(v) for i, v in enumerate(self.results) if isinstance(v, Literal)}
         self.prologue = _prologue(built)
         self.fold = _fold(built)
@@ -98,7 +104,7 @@ class Runner:
                     values[v] = found
             return found
 
-        for program, call in zip(built.parts, self.parts):
+        for program, call in zip(self.parts, self.part_calls):
             for v, value in zip(program.outputs, call(*[at(v, program.stage) for v in program.inputs])):
                 values[v] = located[program.stage][v] = value
         each = self._each(values, extra)
@@ -162,11 +168,11 @@ def _automatic(x: jax.Array) -> jax.Array:
     return jax.device_put(x, NamedSharding(mesh, sharding.spec))
 
 
-def _with_resets(built: Built, engine: Engine) -> list[Program]:
+def _with_resets(built: Built) -> list[Program]:
     """The updates; the last of every stage also makes zeros for the sums of its stage, in their memory."""
     updates = list(built.update)
     for s in range(built.places.stages):
-        sums = tuple(engine.totals_of(s))
+        sums = tuple(v for (_, t), program in built.programs.items() if t == s for v in program.sums)
         if not sums:
             continue
         mine = [i for i, program in enumerate(updates) if program.stage == s]

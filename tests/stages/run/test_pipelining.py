@@ -55,6 +55,20 @@ def test_a_loss() -> None:
     assert "loss" in repr(run)
 
 
+@pytest.mark.parametrize("mesh", [None, {"stage": 2, "data": 2}], ids=["one device", "two devices"])
+def test_results_per_example_that_the_backward_pass_reads(mesh: Any) -> None:
+    def step(p: Any, x: Any, y: Any) -> Any:
+        def fun(p: Any) -> Any:
+            hidden = jnp.tanh(x @ p["a"])
+            out = jnp.tanh(hidden @ p["b"])
+            return jnp.mean((out @ p["c"] - y) ** 2), (hidden, out)
+
+        return jax.value_and_grad(fun, has_aux=True)(p)
+
+    run = sp.pipeline(step, num_stages=2, num_microbatches=4, mesh=mesh)
+    assert largest_gap(run(params(), *data()), step(params(), *data())) < 1e-6
+
+
 def test_stages_of_different_sizes() -> None:
     devices = np.asarray(jax.devices())
     meshes = [Mesh(devices[:4], ("data",)), Mesh(devices[4:5], ("data",))]

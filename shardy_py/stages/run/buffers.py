@@ -1,0 +1,51 @@
+"""Several values in one array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Var
+
+from shardy_py.stages.run.atoms import shape_of
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Values side by side in the rows of a matrix, one row per shard, so that putting them there moves nothing between devices.
+
+    Attributes:
+        members: The values, of one element type.
+        dims: For every value, the dimension that is sharded; None where it is not. All of them are, or none.
+        ways: Number of shards, by which these dimensions divide; 1 without.
+    """
+
+    members: tuple[Var, ...]
+    dims: tuple[int | None, ...]
+    ways: int
+
+    @property
+    def columns(self) -> list[int]:
+        """How many columns each value takes."""
+        return [math.prod(shape_of(v)) // self.ways for v in self.members]
+
+    def joined(self, env: Mapping[Var, Any]) -> Any:
+        """The matrix of the values in `env`."""
+        rows = [jax.numpy.moveaxis(env[v], dim, 0) if dim else env[v] for v, dim in zip(self.members, self.dims)]
+        return jax.numpy.concatenate([jax.numpy.reshape(x, (self.ways, n)) for x, n in zip(rows, self.columns)], 1)
+
+    def parts(self, matrix: Any) -> dict[Var, Any]:
+        """The values in a matrix."""
+        found: dict[Var, Any] = {}
+        start = 0
+        for v, dim, n in zip(self.members, self.dims, self.columns):
+            shape = shape_of(v)
+            if dim:
+                shape = (shape[dim], *shape[:dim], *shape[dim + 1 :])
+            x = jax.numpy.reshape(jax.lax.slice_in_dim(matrix, start, start + n, axis=1), shape)
+            found[v] = jax.numpy.moveaxis(x, 0, dim) if dim else x
+            start += n
+        return found

@@ -1,0 +1,161 @@
+"""Small values that take the same way share a buffer: handing an array to a program, or taking one from it, costs JAX some microseconds.
+
+What the programs of stages hand each other, the sums over microbatches and the parameters of a stage are packed, each by element type and
+sharding, where a value is no larger than what is copied in that time. Programs cut their operands out of the buffers and put their
+results into them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.core import ShapedArray
+from jax.extend.core import Var
+from jax.sharding import PartitionSpec
+
+from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of
+from shardy_py.stages.run.buffers import Buffer
+from shardy_py.stages.run.placing import Places
+from shardy_py.stages.run.programs import Program
+
+PACKED_BYTES = 16384
+"""Bytes per device up to which a value is packed. JAX takes 3 to 4 us for an array that goes out of a program and into the next, in which
+one core copies about as much."""
+
+FEWEST_USES = 8
+"""How often programs of a stage have to run in a step for packing its parameters, which takes a program of its own, to pay."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Programs that hand each other buffers.
+
+    Attributes:
+        programs: (role, stage) to program.
+        parameters: Programs that pack the parameters of a stage, once per step.
+        updates: Programs that run once per step.
+    """
+
+    programs: dict[tuple[str, int], Program]
+    parameters: list[Program]
+    updates: list[Program]
+
+
+def packed(
+    programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, fixed: Container[Var], results: Container[Var],
+    microbatches: int,
+) -> Packed:  # fmt: skip
+    """The same programs with small values in buffers.
+
+    Args:
+        programs: Programs of the stages, (role, stage) to program.
+        updates: Programs that run once per step.
+        places: Where values lie; gets the shardings of the buffers.
+        fixed: Values that are handed to programs as they are: the batch, keys, results per example.
+        results: Results of the step.
+        microbatches: Their number.
+    """
+    readers: dict[Var, list[tuple[str, int]]] = {}
+    for key, program in programs.items():
+        for v in program.inputs:
+            readers.setdefault(v, []).append(key)
+    updated: dict[Var, set[int]] = {}
+    for program in updates:
+        for v in program.inputs:
+            updated.setdefault(v, set()).add(program.stage)
+    made = {v for program in programs.values() for v in program.outputs}
+    packer = _Packer(places)
+    handed: dict[Var, Var] = {}
+    totals: list[dict[Var, Var]] = [{} for _ in range(places.stages)]
+    for (_, s), program in programs.items():
+        moving = [v for v in program.outputs if v not in fixed and readers.get(v)]
+        handed.update(packer.pack(moving, lambda v, s=s: tuple(readers[v]), lambda v, s=s: {s, *(t for _, t in readers[v])}))
+        summed = [v for v in program.sums if updated.get(v, {s}) == {s}]
+        totals[s].update(packer.pack(summed, lambda v: (), lambda v, s=s: {s}))
+    parameters: list[Program] = []
+    shared: list[dict[Var, Var]] = []
+    for s in range(places.stages):
+        own = [program for (_, t), program in programs.items() if t == s]
+        given = dict.fromkeys(v for program in own for v in program.inputs if v not in made and v not in fixed)
+        often = len(own) * microbatches >= FEWEST_USES
+        of = packer.pack(given if often else (), lambda v, s=s: tuple(r for r, t in readers[v] if t == s), lambda v, s=s: {s})
+        if of:
+            parameters.append(packer.using(Program("P", s, 0, (), tuple(of), tuple(of), ()), {}, of, {}))
+        shared.append(of)
+    stages = {(role, s): packer.using(program, handed | shared[s], handed, totals[s]) for (role, s), program in programs.items()}
+    once = [packer.using(program, totals[program.stage], {}, totals[program.stage]) for program in updates]
+    for s, i in {program.stage: i for i, program in enumerate(updates)}.items():
+        # A sum that is itself a result has to be cut out somewhere.
+        once[i] = replace(once[i], outputs=tuple(dict.fromkeys((*once[i].outputs, *(v for v in totals[s] if v in results)))))
+    return Packed(stages, parameters, once)
+
+
+class _Packer:
+    """Makes buffers.
+
+    Attributes:
+        content: Buffer -> what is in it.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.content: dict[Var, Buffer] = {}
+
+    def pack(self, values: Iterable[Var], way: Callable[[Var], Hashable], stages: Callable[[Var], Iterable[int]]) -> dict[Var, Var]:
+        """Those of these values that are small, where several take the same way: value -> buffer.
+
+        Args:
+            values: What might be packed.
+            way: Who makes and reads a value.
+            stages: The stages among these.
+        """
+        groups: dict[tuple[Any, tuple[str, ...], int, Hashable], list[tuple[Var, int | None]]] = {}
+        for v in values:
+            rows = {self._row(v, s) for s in stages(v)}
+            row = rows.pop()
+            if row is not None and not rows:
+                dim, axes, ways = row
+                groups.setdefault((dtype_of(v), axes, ways, way(v)), []).append((v, dim))
+        found: dict[Var, Var] = {}
+        for (dtype, axes, ways, _), members in groups.items():
+            if len(members) > 1:
+                buffer = Buffer(tuple(v for v, _ in members), tuple(dim for _, dim in members), ways)
+                made = Var(ShapedArray((ways, sum(buffer.columns)), dtype))
+                self._places.specs[made] = PartitionSpec(axes or None)
+                self.content[made] = buffer
+                found.update(dict.fromkeys(buffer.members, made))
+        return found
+
+    def _row(self, v: Var, stage: int) -> tuple[int | None, tuple[str, ...], int] | None:
+        """The sharded dimension of a small value, its axes and the number of shards; None for what cannot be packed."""
+        if is_extended_dtype(dtype_of(v)) or getattr(v.aval, "weak_type", False):
+            return None
+        sharding = self._places.sharding(v, stage)
+        shape = shape_of(v)
+        cut = [(dim, (axes,) if isinstance(axes, str) else tuple(axes)) for dim, axes in enumerate(sharding.spec) if axes]
+        dim, axes = cut[0] if cut else (None, ())
+        ways = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        if len(cut) > 1 or (dim is not None and shape[dim] % ways) or math.prod(shape) // ways * dtype_of(v).itemsize > PACKED_BYTES:
+            return None
+        return dim, axes, ways
+
+    def using(self, program: Program, reads: Mapping[Var, Var], makes: Mapping[Var, Var], totals: Mapping[Var, Var]) -> Program:
+        """A program that reads and makes buffers.
+
+        Args:
+            program: The program.
+            reads: Operand -> buffer that it is in.
+            makes: Result -> buffer that it goes into.
+            totals: Sum over microbatches -> buffer.
+        """
+        inputs, outputs = _instead(program.inputs, reads), _instead(program.outputs, makes)
+        sums, resets = _instead(program.sums, totals), _instead(program.resets, totals)
+        buffers = {b: self.content[b] for b in (*inputs, *outputs, *sums, *resets) if b in self.content}
+        return replace(program, inputs=inputs, outputs=outputs, sums=sums, resets=resets, buffers=buffers)
+
+
+def _instead(values: Sequence[Var], buffers: Mapping[Var, Var]) -> tuple[Var, ...]:
+    return tuple(dict.fromkeys(buffers.get(v, v) for v in values))
