@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
 from shardy_py.ir.types import element_bits
+from shardy_py.passes.dataflow import get_sharding
 from shardy_py.plan.memory_halo import extended, windows_of_convolution, windows_of_reduction
+from shardy_py.plan.memory_offsets import bounded, positions, slice_of_device
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_graph import Reader
@@ -47,10 +49,15 @@ def _in_pieces(reader: Reader, op: Op, region: Region, whole: Sequence[int]) -> 
     """A collective along a dimension of a whole array, turned where that is an inner one."""
     (x,) = _operands(reader, op)
     before, after = reader.local_shape(op.operands[0]), reader.local_shape(op.result)
-    turned = any(n != m and _is_inner(whole, d) for d, (n, m) in enumerate(zip(before, after)))
+    along = [d for d, (n, m) in enumerate(zip(before, after)) if n != m]
+    turned = any(_is_inner(whole, d) for d in along)
     size = reader.local_bytes(op.result)
     if turned:
-        x = reader.made(op, region, Kind.SHAPE, [x], reader.graph.bytes[x], "turn")
+        made = op.operands[0].defining_op
+        order = (*along, *(d for d in range(len(whole)) if d not in along))
+        # A reshape can give its result in any order; of others a copy is made, even along dimensions of one element.
+        free = made is not None and made.name == "stablehlo.reshape" and not moves_elements(before, order)
+        x = reader.made(op, region, Kind.VIEW if free else Kind.SHAPE, [x], reader.graph.bytes[x], "turn")
     x = reader.made(op, region, Kind.COLLECTIVE, [x], size)
     if turned:
         x = reader.made(op, region, Kind.SHAPE, [x], size, "back")
@@ -76,10 +83,24 @@ SEPARATE = 16
 """Up to how many pieces of an all-to-all are looked at one by one."""
 
 
-def _all_slice(reader: Reader, op: Op, region: Region) -> None:
-    """Which part to keep is computed from the number of the device."""
-    (x,) = _operands(reader, op)
-    _finish(reader, op, reader.made(op, region, Kind.SHAPE, [x], reader.local_bytes(op.result)))
+def _all_reduce(reader: Reader, op: Op, region: Region) -> None:
+    """Parts of a reduction of several arrays at once are gathered, and reduced on every device."""
+    made = op.operands[0].defining_op
+    if made is None or made.name != "stablehlo.reduce" or len(made.results) < 2:
+        region.nodes.append(reader.node(op))
+        return
+    known = reader.reduced.get(made)
+    sharding = get_sharding(made.operands[0])
+    if known is None and sharding is not None:
+        mesh = sharding.mesh_in(reader.program.meshes)
+        ways = math.prod(axis.size_in(mesh) for axis in op.attributes["reduction_axes"].axes)
+        sizes = [reader.local_bytes(v) for v in made.results]
+        parts = [
+            reader.made(op, region, Kind.COLLECTIVE, [reader.numbers[v]], size * ways, ("parts", i))
+            for i, (v, size) in enumerate(zip(made.results, sizes))
+        ]
+        known = reader.reduced[made] = reader.made_several(op, region, Kind.WHOLE, parts, sizes)
+    _finish(reader, op, _operands(reader, op)[0] if known is None else known[op.operands[0].index])
 
 
 def _convolution(reader: Reader, op: Op, region: Region) -> None:
@@ -198,7 +219,7 @@ def _in_windows(reader: Reader, op: Op, region: Region, value: int, shape: Seque
 def _reduce(reader: Reader, op: Op, region: Region) -> None:
     """In windows, where dimensions are long."""
     node = reader.node(op)
-    if node.kind is Kind.REDUCE and node.operands:
+    if node.kind is Kind.REDUCE and len(node.results) == 1:
         operand = op.operands[0]
         shape, unit = reader.local_shape(operand), element_bits(operand.type.dtype) // 8 or 1
         node.operands[0] = _in_windows(reader, op, region, node.operands[0], shape, op.attributes["dimensions"], unit)
@@ -398,18 +419,23 @@ EXPANSIONS: Mapping[str, Expansion] = {
     **{f"{dialect}.all_to_all": _all_to_all for dialect in ("sdy", "stablehlo")},
     **{f"{dialect}.reduce_scatter": _reduce_scatter for dialect in ("sdy", "stablehlo")},
     "chlo.erfc": _erfc,
-    "sdy.all_slice": _all_slice,
+    "sdy.all_reduce": _all_reduce,
+    "sdy.all_slice": slice_of_device,
     "stablehlo.add": _add,
     "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,
     "stablehlo.divide": _divide,
     "stablehlo.dot_general": _dot,
+    "stablehlo.dynamic_update_slice": bounded,
     "stablehlo.fft": _fft,
+    "stablehlo.gather": bounded,
+    "stablehlo.iota": positions,
     "stablehlo.pad": _same_if_whole,
     "stablehlo.reduce": _reduce,
     "stablehlo.reduce_window": _reduce_window,
     "stablehlo.remainder": _remainder,
+    "stablehlo.scatter": bounded,
     "stablehlo.slice": _same_if_whole,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.transpose": _transpose,

@@ -60,6 +60,7 @@ class Reader:
         self.known: dict[Value, Any] = {}
         self._pieces: dict[tuple[Type, TensorSharding | None], tuple[tuple[int, ...], int]] = {}
         self._keys: dict[int, tuple[Any, Any]] = {}
+        self.reduced: dict[Op, list[int]] = {}
         self.sums = iter(sums)
         self.widens = widens
 
@@ -260,7 +261,9 @@ class Reader:
         return node
 
     def _reduction(self, op: Op) -> Kind:
-        if len(op.results) > 1 or not isinstance(op.attributes.get("body"), str):
+        if len(op.results) > 1:
+            return Kind.REDUCE
+        if not isinstance(op.attributes.get("body"), str):
             return Kind.WHOLE
         x = op.operands[0]
         by_library = op.attributes["body"] in LIBRARY_REDUCTIONS.get(x.type.dtype, ())

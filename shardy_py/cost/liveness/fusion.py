@@ -75,7 +75,8 @@ def _fuse(graph: Graph, region: Region) -> None:
                 sources[node.results[0]] = reads
             if inside:
                 node.operands = list(reads)
-            node.shares = tuple(v for v, straight in reads.items() if straight and _alike(graph, v, node.results[0]))
+            if len(node.results) == 1:
+                node.shares = tuple(v for v, straight in reads.items() if straight and _alike(graph, v, node.results[0]))
         kept.append(node)
     region.nodes = kept
     region.results = [seen_as.get(v, v) for v in region.results]

@@ -208,7 +208,7 @@ def _one_sided(
     out = local_elements([rule.factor_sizes[f] for f in result], [axes[f] for f in result], mesh)
     for i, (own, other) in enumerate(((lhs, rhs), (rhs, lhs))):
         contracted = {factor: own[factor] for factor in rule.reduction if own.get(factor)}
-        if not contracted or any(other.get(factor) for factor in rule.reduction):
+        if not contracted or any(set(other.get(factor, ())) - used for factor in rule.reduction):  # what the result has is gathered first
             continue
         if len(contracted) == 1 and used.intersection(*contracted.values()):
             ((factor, cut),) = contracted.items()
