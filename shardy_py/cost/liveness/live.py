@@ -166,6 +166,7 @@ class _Walk:
     def share(self) -> None:
         """Results take the memory of operands that are read for the last time."""
         readonly = {self.find(v) for i, v in enumerate(self.graph.main.arguments) if i not in self.graph.donated}
+        readonly |= {self.find(v) for v, maker in enumerate(self.maker) if maker is not None and maker.kind is Kind.LITERAL}
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for v in range(len(self.parent)):

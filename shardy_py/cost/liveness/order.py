@@ -74,7 +74,7 @@ def _number(region: Region, inner_first: bool, found: dict[int, int]) -> None:
     met: set[int] = set()
     stack: list[int | Node] = [*reversed(region.results)]
     for node in region.nodes:
-        if node.key is None:
+        if node.key is None and node.kind is not Kind.COPY:
             stack.extend(node.results[:1])
     while stack:
         item = stack.pop()
