@@ -15,7 +15,7 @@ caches are cold after a pause, the thread itself may take longer.
 
 CPU seconds per step are those of all threads, devices included. Bytes held are the activations of `report`, of all microbatches in flight,
 on the stage with the most; results are those of forward programs, the most of any stage. Values that cross count once per stage that reads
-them, forwards and back.
+them, forwards and back. Arrays are what is left of them where small values share buffers.
 """
 
 from __future__ import annotations
@@ -89,12 +89,14 @@ def run_model(name: str, model: Model, setting: str) -> None:
     programs = run.build(state["params"], model.batch(0)).programs
     results = max(len(program.outputs) for (role, _), program in programs.items() if role == "F")
     sent, size = crossing(programs)
+    handed = run._runner.engine.programs
+    arrays = max(len(program.outputs) for (role, _), program in handed.items() if role == "F")
     held = max(row.in_flight * row.activation_bytes for row in run.report().rows)
     print(
         f"{name:16s} {setting:4s} {schedule:9s} loss and gradients within {worst:.1e} over {STEPS.value} steps, "
         f"{max(run.programs_per_stage)} programs per stage, per task {busy}; when idle {idle}; "
-        f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards, {held / 1024:.0f} KiB held, "
-        f"{sent} values of {size / 1024:.0f} KiB sent per microbatch, "
+        f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards in {arrays} arrays, {held / 1024:.0f} KiB held, "
+        f"{sent} values of {size / 1024:.0f} KiB sent per microbatch in {crossing(handed)[0]} arrays, "
         f"in flight {list(run.statistics.in_flight)}{' as simulated' if same else ' NOT as simulated'}, first call {first:.1f} s",
         flush=True,
     )
