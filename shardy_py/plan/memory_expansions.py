@@ -382,7 +382,7 @@ ANNOTATIONS = frozenset(("LayoutConstraint", "Sharding"))
 
 
 def _custom_call(reader: Reader, op: Op, region: Region) -> None:
-    """LAPACK has matrices column by column: they are turned before and after. Annotations are no calls."""
+    """LAPACK has matrices column by column, and works in place: they are turned before and after. Annotations are no calls."""
     target = op.attributes.get("call_target_name", "")
     if target in ANNOTATIONS and len(op.operands) == len(op.results) == 1:
         reader.numbers[op.result] = reader.numbers[op.operands[0]]
@@ -395,10 +395,12 @@ def _custom_call(reader: Reader, op: Op, region: Region) -> None:
         reader.made(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("columns", i)) if v.type.rank > 1 else n
         for i, (v, n) in enumerate(zip(op.operands, node.operands))
     ]
+    node.over = next((i for i, v in reversed([*enumerate(op.operands)]) if v.type == op.results[0].type), None)
     region.nodes.append(node)
     for i, (v, n) in enumerate(zip(op.results, node.results)):
         if v.type.rank > 1:
             reader.numbers[v] = reader.made(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("rows", i))
+            region.nodes[-1].turned = True
 
 
 def _select_and_scatter(reader: Reader, op: Op, region: Region) -> None:

@@ -261,6 +261,32 @@ def test_code_is_not_written_out_too_often() -> None:
     assert steps(6) > 2
 
 
+def test_reductions_are_computed_where_they_are_read_once() -> None:
+    def steps(readers: int) -> int:
+        m = Maker()
+        sums = [m.node(Kind.REDUCE, m.graph.main.arguments[0], size=8) for _ in range(8)]
+        v = m.node(Kind.ELEMENTWISE, *sums[:readers], size=8)
+        return len(m.done(m.whole(v, size=8)).steps)
+
+    assert steps(1) == 2
+    assert steps(8) == 4  # six at most in one
+
+
+def test_reductions_are_not_repeated() -> None:
+    def steps(kind: Kind) -> int:
+        m = Maker()
+        v = m.node(kind, m.node(Kind.REDUCE, m.graph.main.arguments[0], size=8), size=8)
+        return len(m.done(m.whole(m.node(Kind.ELEMENTWISE, v, m.graph.main.arguments[0]))).steps)
+
+    assert (steps(Kind.ELEMENTWISE), steps(Kind.BROADCAST)) == (2, 3)
+
+
+def test_constants_are_not_written_over() -> None:
+    m = Maker()
+    found = m.node(Kind.ELEMENTWISE, m.node(Kind.LITERAL), m.graph.main.arguments[0])
+    assert m.done(m.whole(found, size=8)).temp == BIG
+
+
 def test_breadth_first_runs_what_is_ready() -> None:
     def temp(name: str) -> int:
         m = Maker(3)

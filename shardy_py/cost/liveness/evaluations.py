@@ -9,6 +9,9 @@ from shardy_py.cost.liveness.graph import Graph, Kind, Node
 AT_MOST = 15
 """How often the code of one node is written out in another."""
 
+REDUCTIONS = 6
+"""How many reductions are in one node."""
+
 BLOCKS = frozenset(("stablehlo.concatenate", "stablehlo.pad"))
 """Ops that are branches in code, in which nothing that was computed before them is read again."""
 
@@ -27,6 +30,7 @@ class Evaluations:
         self._times: dict[int, dict[int, int]] = {}
         self._counted_by: dict[int, dict[int, set[int]]] = {}
         self._several: set[int] = set()
+        self._reductions: dict[int, int] = {}
 
     def start(self, node: Node) -> None:
         """A node that may take in others.
@@ -36,6 +40,7 @@ class Evaluations:
         """
         root = id(node)
         self._times[root] = {-1: 1, root: 1}
+        self._reductions[root] = int(node.kind is Kind.REDUCE)
         self._counted_by[root] = {v: {-1} for v in node.results[:1]}
         self._reads(node, root)
 
@@ -48,6 +53,7 @@ class Evaluations:
         """
         for root in roots:
             self._several.add(root)
+            self._reductions[root] += node.kind is Kind.REDUCE
             self._times[root][id(node)] = self._written(node, root)
             self._reads(node, root)
 
@@ -61,7 +67,9 @@ class Evaluations:
         """
         if node.kind is Kind.BROADCAST:
             return False
-        blocks = node.name in BLOCKS or node.kind is Kind.UPDATE
+        if node.kind is Kind.REDUCE and any(self._reductions[root] >= REDUCTIONS for root in roots):
+            return True
+        blocks = node.name in BLOCKS or node.kind in (Kind.UPDATE, Kind.REDUCE)
         return any(
             (times := self._written(node, root)) > AT_MOST or (blocks and (times > 1 or several)) for root in roots if root in self._several
         )

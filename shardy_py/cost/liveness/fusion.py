@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardy_py.cost.liveness.evaluations import Evaluations
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 
-ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE))
+ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE, Kind.REDUCE))
 """Kinds that can be computed where they are read."""
 
-ABSORBING = frozenset((*ABSORBED, Kind.REDUCE, Kind.LIBRARY, Kind.UPDATE))
+ABSORBING = frozenset((*ABSORBED, Kind.LIBRARY, Kind.UPDATE))
 """Kinds that can compute what they read."""
 
 TAKEN_IN: Mapping[str, frozenset[str]] = {
@@ -99,6 +99,8 @@ def _mark_shares(graph: Graph, nodes: Iterable[Node]) -> None:
             node.shares = tuple(v for v in node.operands if _alike(graph, v, node.results[0]))
         elif node.kind in (Kind.UPDATE, Kind.SCATTER):
             node.shares = tuple(node.operands[:1])
+        elif node.over is not None:
+            node.shares = (node.operands[node.over],)
         elif node.name == "stablehlo.sort":
             node.shares = tuple(node.operands)
 
@@ -126,6 +128,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
     absorbed: set[int] = set()
     repeated: dict[int, set[int]] = {}
     evaluations = Evaluations(graph)
+    use: dict[int, int] = {}
     for node in reversed(region.nodes):
         evaluations.start(node)
         update = node.kind is Kind.UPDATE
@@ -140,7 +143,8 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         several = times[v] > 1 or len(_roots(able, roots)) > 1
         able = [u for u in able if not evaluations.too_many(node, roots.get(u.results[0], (id(u),)), several)]
         into = _roots(able, roots)
-        if not able or (_is_dear(node) and (len(into) > 1 or any(u.kind is Kind.BROADCAST for u in users))):
+        use[v] = _use([max(_USE.get(u.kind, _PERMUTED), use.get(u.results[0], _ONCE) if u.results[0] in absorbed else _ONCE) for u in able])
+        if not able or (_is_dear(node) and (len(into) > 1 or use[v] == _REPEATED)):
             continue
         if v in outside or len(able) < len(users):
             if not _is_dear(node) and (update or _is_unary(graph, node, maker, along)):
@@ -156,6 +160,18 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
             if name is not None:
                 in_library[v] = name if node.kind is Kind.VIEW else node.name
     return absorbed, repeated
+
+
+_ONCE, _PERMUTED, _REPEATED = range(3)
+"""How elements are read: each once and in order, in another order, or several times (`HloInstruction::OperandElementUse`)."""
+
+_USE = {Kind.ELEMENTWISE: _ONCE, Kind.EXPENSIVE: _ONCE, Kind.BROADCAST: _REPEATED}
+
+
+def _use(ways: Sequence[int]) -> int:
+    """How elements are read that are read in several ways."""
+    most = max(ways, default=_ONCE)
+    return _REPEATED if len(ways) > 1 and most > _ONCE else most
 
 
 def _roots(users: Iterable[Node], roots: Mapping[int, set[int]]) -> set[int]:
@@ -178,7 +194,7 @@ def _is_written(user: Node, v: int) -> bool:
 
 
 def _is_dear(node: Node) -> bool:
-    return node.kind is Kind.EXPENSIVE or node.dear or node.name == "stablehlo.gather"
+    return node.kind in (Kind.EXPENSIVE, Kind.REDUCE) or node.dear or node.name == "stablehlo.gather"
 
 
 def _repeating(region: Region) -> dict[int, tuple[int, ...]]:
@@ -197,6 +213,8 @@ def _repeating(region: Region) -> dict[int, tuple[int, ...]]:
 def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node], along: Mapping[int, tuple[int, ...]]) -> bool:
     """Whether at most one operand is as large as the result, so that computing it twice reads no more (`EffectivelyAtMostUnary`)."""
     rank = _rank(graph, node.results[0])
+    if any(v in maker and maker[v].turned for v in node.operands):  # so is what is repeated, which takes copies
+        return sum(_rank(graph, v) >= rank for v in set(node.operands)) <= 1
     large = [v for v in set(node.operands) if v not in along and _rank(graph, v) >= rank]
     return sum(v not in maker or maker[v].kind is not Kind.BROADCAST for v in large) <= 1
 

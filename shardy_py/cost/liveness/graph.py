@@ -63,6 +63,8 @@ class Node:
         along: Of what repeats elements the dimensions along which they differ, where that is known.
         late: Of operands that are read through views that stay nodes, how many views; they matter to the order.
         dear: Whether it is dear enough not to be computed twice, where its kind does not say so.
+        over: The place of the operand that its first result is written over, of ops whose kind does not say so.
+        turned: Whether it only brings the elements of what a library gives into order.
         shares: Operands whose memory its result may take over, if it is the last to read them; of several results each that at its place.
     """
 
@@ -79,6 +81,8 @@ class Node:
     along: tuple[int, ...] | None = None
     late: dict[int, int] = field(default_factory=dict)
     dear: bool = False
+    turned: bool = False
+    over: int | None = None
 
 
 @dataclass(slots=True, eq=False)
