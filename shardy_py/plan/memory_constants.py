@@ -31,7 +31,7 @@ WHOLE_NUMBERS: Mapping[str, Callable[[int, int], int]] = {
 }
 """Op -> what it does to integers, up to overflow."""
 
-SAME = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape"))
+SAME = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "reverse", "slice", "transpose"))
 
 
 def folded(op: Op, operands: Sequence[Number | None]) -> Number | None:

@@ -15,6 +15,7 @@ from shardy_py.ir.types import element_bits
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.plan.memory_halo import extended, windows_of_convolution, windows_of_reduction
 from shardy_py.plan.memory_offsets import bounded, positions, slice_of_device
+from shardy_py.plan.memory_slices import sliced
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_graph import Reader
@@ -367,8 +368,16 @@ def _scatters_into_zeros(reader: Reader, op: Op) -> bool:
     return op.name == "stablehlo.scatter" and op.attributes.get("body") == "stablehlo.add" and reader.known.get(op.operands[0]) == 0
 
 
+def _slice(reader: Reader, op: Op, region: Region) -> None:
+    """A slice of everything is the array itself."""
+    if op.operands[0].type == op.result.type:
+        _finish(reader, op, reader.numbers[op.operands[0]])
+    else:
+        sliced(reader, op, region)
+
+
 def _same_if_whole(reader: Reader, op: Op, region: Region) -> None:
-    """A slice of everything, or padding with nothing, is the array itself."""
+    """Padding with nothing gives the array itself."""
     if op.operands[0].type == op.result.type and not any(map(any, (op.attributes.get(name, ()) for name in _PADDING))):
         _finish(reader, op, reader.numbers[op.operands[0]])
     else:
@@ -438,7 +447,7 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "stablehlo.reduce_window": _reduce_window,
     "stablehlo.remainder": _remainder,
     "stablehlo.scatter": bounded,
-    "stablehlo.slice": _same_if_whole,
+    "stablehlo.slice": _slice,
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.transpose": _transpose,
 }

@@ -79,6 +79,9 @@ class _Partitioner:
             if mesh is None:
                 out.append(op)
                 continue
+            if op.name == "sdy.reshard":
+                self.asked(op, mesh, at_hand, out)
+                continue
             own = stand_in(op, mesh)
             choice = self.choice(op, mesh) if own is None else own
             reads, results = choice.operands, choice.results
@@ -116,6 +119,17 @@ class _Partitioner:
                         user.operands[i] = target
                     target.uses += uses
         return out
+
+    def asked(self, op: Op, mesh: Mesh, at_hand: dict[tuple[Value, Layout], Value], out: list[Op]) -> None:
+        """A reshard that the program has goes straight from one layout to the other."""
+        (v,) = op.operands
+        source, target = (layout_of(value.sharding, v.type.rank, mesh) for value in (v, op.result))
+        found = v if source == target else at_hand.get((v, target))
+        if found is None:
+            found = at_hand[v, target] = self.moved(v, source, target, mesh, op, out)
+            at_hand[found, source] = v
+        op.result.replace_uses(found)
+        op.drop_uses()
 
     def summed(self, value: Value, axes: Axes, mesh: Mesh, op: Op, out: list[Op]) -> Value:
         """The sum of a value over axes."""
