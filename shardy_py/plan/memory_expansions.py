@@ -14,7 +14,7 @@ from shardy_py.ir import Op, Value
 from shardy_py.ir.types import element_bits
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.plan.memory_halo import extended, windows_of_convolution, windows_of_reduction
-from shardy_py.plan.memory_offsets import bounded, positions, slice_of_device
+from shardy_py.plan.memory_offsets import bounded, cuts, offset, positions, slice_of_device
 from shardy_py.plan.memory_slices import sliced
 
 if TYPE_CHECKING:
@@ -236,6 +236,22 @@ def _broadcast(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, reader.made(op, region, Kind.VIEW, [x], reader.local_bytes(op.result)))
 
 
+def _concatenate(reader: Reader, op: Op, region: Region) -> None:
+    """Pieces of arrays that are cut along the dimension are written into zeros, one after the other, which are added up afterwards."""
+    d = op.attributes["dimension"]
+    whole = reader.local_shape(op.result)[d] == op.result.type.shape[d]
+    if not whole or all(reader.local_shape(v)[d] == v.type.shape[d] for v in op.operands):
+        region.nodes.append(reader.node(op))
+        return
+    size = reader.local_bytes(op.result)
+    x = reader.made(op, region, Kind.BROADCAST, [], size)
+    region.nodes[-1].key, region.nodes[-1].along = ("zeros", op.result.type, size), ()
+    for i, v in enumerate(op.operands):
+        starts = [offset(reader, op, region, axes, m) for e, axes, m in cuts(reader, v) if e == d]
+        x = reader.made(op, region, Kind.UPDATE, [x, reader.numbers[v], *starts], size, ("piece", i))
+    _finish(reader, op, x)
+
+
 def _divide(reader: Reader, op: Op, region: Region) -> None:
     """Dividing by a number, or by what is repeated, is multiplying by its inverse."""
     if _is_by_power_of_two(reader, op):
@@ -434,6 +450,7 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "sdy.all_slice": slice_of_device,
     "stablehlo.add": _add,
     "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.concatenate": _concatenate,
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,
     "stablehlo.divide": _divide,
