@@ -240,7 +240,7 @@ def _concatenate(reader: Reader, op: Op, region: Region) -> None:
     """Pieces of arrays that are cut along the dimension are written into zeros, one after the other, which are added up afterwards."""
     d = op.attributes["dimension"]
     whole = reader.local_shape(op.result)[d] == op.result.type.shape[d]
-    if not whole or all(reader.local_shape(v)[d] == v.type.shape[d] for v in op.operands):
+    if not whole or not any(s is not None and d < s.rank and s.dims[d].axes for s in map(get_sharding, op.operands)):
         region.nodes.append(reader.node(op))
         return
     size = reader.local_bytes(op.result)
