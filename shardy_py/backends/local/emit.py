@@ -11,7 +11,7 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import block_index, is_key, line, unsharded_along
+from shardy_py.backends.local.form import all_gathered, block_index, is_key, line, unsharded_along
 from shardy_py.backends.local.layouts import Axes, Layout, block, local_shape, names, ways
 from shardy_py.backends.local.moves import Move, moves
 from shardy_py.backends.ordered import as_ordered, from_ordered
@@ -183,7 +183,7 @@ def gathered(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:
         dim: The dimension.
         platform: What is compiled for.
     """
-    return as_bits(x, lambda y: lax.all_gather(y, over, axis=dim, tiled=True), platform)
+    return as_bits(x, lambda y: all_gathered(y, over, dim), platform)
 
 
 @functools.lru_cache(maxsize=4096)

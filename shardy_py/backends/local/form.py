@@ -35,7 +35,7 @@ class Equation:
         result_dtypes: Their element types.
         used: Which of its results anything uses, as far as is known.
         is_empty: Whether no result has elements, PRNG keys aside, and nothing else happens.
-        known: What was found out about it, for whoever reads it again.
+        known: What was found out about it and its equals, for whoever reads them again.
     """
 
     __slots__ = ("dtypes", "eqn", "is_empty", "known", "name", "params", "result_dtypes", "result_shapes", "shapes", "used")
@@ -44,13 +44,16 @@ class Equation:
         self.eqn = eqn
         self.name = eqn.primitive.name
         self.params = eqn.params
-        self.shapes: list[tuple[int, ...]] = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
-        self.dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.invars]
-        self.result_shapes: list[tuple[int, ...]] = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
-        self.result_dtypes: list[Any] = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
+        self.shapes, self.dtypes = _types(eqn.invars)
+        self.result_shapes, self.result_dtypes = _types(eqn.outvars)
         self.used: tuple[bool, ...] = (True,) * len(eqn.outvars) if used is None else tuple(used)
         self.is_empty = not (eqn.effects or any(map(math.prod, self.result_shapes)) or any(map(is_key, self.result_dtypes)))
         self.known: dict[Any, Any] = {}
+
+
+def _types(variables: Sequence[Any]) -> tuple[list[tuple[int, ...]], list[Any]]:
+    avals = [v.aval for v in variables]
+    return [getattr(aval, "shape", ()) for aval in avals], [getattr(aval, "dtype", None) for aval in avals]
 
 
 @dataclass(frozen=True)
@@ -224,11 +227,29 @@ def line(index: Array, step: int, start: int = 0) -> Array:
     return lax.add(made, np.int32(start)) if start else made
 
 
+def all_gathered(x: Array, names: tuple[str, ...], dim: int) -> Array:
+    """All blocks of a dimension one behind the other.
+
+    They are gathered along a dimension of their own in front, and put where they belong afterwards: XLA on CPU gathers along the outermost
+    dimension only, so it would copy each block for that first, and the copy behind the gather is as a rule part of what reads it.
+
+    Args:
+        x: This device's block.
+        names: The mesh axes that the dimension is cut over, major to minor.
+        dim: The dimension.
+    """
+    if not dim or is_key(x.dtype):
+        return lax.all_gather(x, names, axis=dim, tiled=True)
+    blocks = lax.all_gather(x, names, axis=0, tiled=False)
+    blocks = lax.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
+    return lax.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
+
+
 def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int) -> Array:
     """All blocks of a dimension in order, without the padding of the last ones."""
     if not x.size:
         return lax.reshape(x, tuple(size if d == dim else n for d, n in enumerate(x.shape)))
-    gathered = lax.all_gather(x, names, axis=dim, tiled=True)
+    gathered = all_gathered(x, names, dim)
     return lax.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
 
 

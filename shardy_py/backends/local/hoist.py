@@ -36,6 +36,10 @@ LARGEST_PARTIAL = 16 << 20
 """Bytes that a sum may take on each device while its scattering waits for the end of a loop."""
 
 
+_REARRANGING = ("bitcast_convert_type", "reshape", "transpose")
+"""What follows a collective to put in order what was sent."""
+
+
 def hoisted(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     """Moves collectives that depend only on constants of a loop in front of it, from the innermost loop outwards.
 
@@ -58,7 +62,12 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
         if is_pure(eqn) and all(isinstance(v, Literal) or v in known for v in eqn.invars):
             known.update(eqn.outvars)
             fixed.append(eqn)
-    moved = needed(fixed, [v for eqn in fixed if eqn.primitive.name in COLLECTIVES for v in eqn.outvars], consts)
+    sent: dict[Any, None] = {}
+    for eqn in fixed:
+        name = eqn.primitive.name
+        if name in COLLECTIVES or (name in _REARRANGING and eqn.invars[0] in sent):
+            sent.update(dict.fromkeys(eqn.outvars))
+    moved = needed(fixed, list(sent), consts)
     if not moved:
         return [], []
     here = {id(eqn) for eqn in moved}

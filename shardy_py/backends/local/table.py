@@ -19,6 +19,7 @@ from shardy_py.backends.local import (
     iota,
     linear_algebra,
     loops,
+    partial_sums,
     products,
     random_bits,
     reductions,
@@ -64,7 +65,7 @@ FORMS = _joined(
 )
 """Primitive -> builder of its form."""
 
-HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, rolling.HANDLERS))
+HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, rolling.HANDLERS))
 """Primitive -> what runs it, for equations that hold jaxprs or speak of shardings."""
 
 _WHOLE: Mapping[str, str] = {

@@ -54,9 +54,10 @@ class Reading:
         self.handlers = handlers
         self._settings = current_settings()
         self._equations: dict[int, Equation] = {}
-        self._forms: dict[Any, Form | None] = {}
+        self._known: dict[Any, dict[Any, Any]] = {}
         self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
         self._used: dict[int, tuple[bool, ...]] = {}
+        self._steps: dict[int, list[_Step]] = {}
 
     def settings_of(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
         """What is traced inside is lowered as the equation is to be, where it was traced under other settings than those of here."""
@@ -73,26 +74,30 @@ class Reading:
         """The form of an equation; None where it has to run whole."""
         known = equation.known
         if "form" not in known:
-            known["form"] = self._form(equation)
-        return known["form"]
+            self._find(equation)
+        return equation.known["form"]
 
-    def _form(self, equation: Equation) -> Form | None:
+    def _find(self, equation: Equation) -> None:
+        """Finds the form of an equation; what is known of equal ones is known of it."""
         build = self.forms.get(equation.name)
         if build is None:
-            return None
-        types = tuple((s, d) for s, d in zip(equation.shapes, equation.dtypes, strict=True))
+            equation.known["form"] = None
+            return
         eqn = equation.eqn
-        key = (equation.name, tuple(equation.params.items()), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
+        types = (*equation.shapes, *equation.dtypes)
+        key = (equation.name, *equation.params.items(), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
         try:
-            if key not in self._forms:
-                with self.settings_of(eqn):
-                    self._forms[key] = build(equation)
-            return self._forms[key]
+            known = self._known.get(key)
         except TypeError as error:
             if "hash" not in str(error):
                 raise
+            key, known = None, None
+        if known is None:
             with self.settings_of(eqn):
-                return build(equation)
+                known = {"form": build(equation)}
+            if key is not None:
+                self._known[key] = known
+        equation.known = known
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
         """How often each variable of a jaxpr is used, as a result of it too."""
@@ -111,6 +116,28 @@ class Reading:
                     self._used[id(eqn)] = tuple(v in counts for v in eqn.outvars)
             found = self._uses[id(jaxpr)] = (jaxpr, counts)
         return found[1]
+
+    def steps(self, jaxpr: Jaxpr) -> list[_Step]:
+        """The equations of a jaxpr, read once."""
+        found = self._steps.get(id(jaxpr))
+        if found is None:
+            uses = self.uses(jaxpr)
+            found = self._steps[id(jaxpr)] = [
+                (
+                    index,
+                    eqn,
+                    self.handlers.get(eqn.primitive.name),
+                    eqn.invars,
+                    any(isinstance(v, Literal) for v in eqn.invars),
+                    [(v, uses.get(v, 0)) for v in eqn.outvars],
+                )
+                for index, eqn in enumerate(jaxpr.eqns)
+            ]
+        return found
+
+
+_Step = tuple[int, JaxprEqn, Handler | None, Sequence[Any], bool, list[tuple[Var, int]]]
+"""An equation: where it stands, itself, its handler, what it reads and whether literals are among that, its results and their uses."""
 
 
 class Walker:
@@ -150,6 +177,7 @@ class Walker:
         self.reading = reading
         self.findings: list[Finding] = []
         self._sizes = dict(region.mesh.shape)
+        self._literals: dict[tuple[int, int], tuple[Literal, Held]] = {}  # with the literal: ids are of what lives
 
     @property
     def mesh(self) -> Mesh:
@@ -190,24 +218,34 @@ class Walker:
             env[v] = held
 
         def read(v: Any) -> Held:
-            return self.constant(_plain(v), v.aval) if isinstance(v, Literal) else env[v]
+            return self._literal(v) if isinstance(v, Literal) else env[v]
 
-        dry, handlers, where = self.region.dry, self.reading.handlers, id(scope)
-        for index, eqn in enumerate(jaxpr.eqns):
-            operands = [read(v) for v in eqn.invars]
+        dry, made, where = self.region.dry, self.made, id(scope)
+        for index, eqn, handler, reads, literal, results in self.reading.steps(jaxpr):
+            operands = [read(v) for v in reads] if literal else [env[v] for v in reads]
             if not dry:
                 with self.place(eqn):
-                    made = self.equation(eqn, index, operands, scope)
-            elif eqn.primitive.name in handlers:
-                made = self.equation(eqn, index, operands, scope)
+                    out = self.equation(eqn, index, operands, scope)
+            elif handler is not None:
+                out = self.equation(eqn, index, operands, scope)
             else:
-                made = self.formed(self.reading.equation(eqn), operands, scope)
-            for v, held in zip(eqn.outvars, made, strict=True):
-                held.uses = uses.get(v, 0) if held.uses < 2 else 2
+                out = self.formed(self.reading.equation(eqn), operands, scope)
+            for (v, count), held in zip(results, out, strict=True):
+                if held.uses < 2:
+                    held.uses = count
                 env[v] = held
                 if scope is not None:
-                    self.made[where, v] = held
+                    made[where, v] = held
         return [read(v) for v in jaxpr.outvars]
+
+    def _literal(self, v: Literal) -> Held:
+        if not self.region.dry or getattr(v.aval, "shape", ()):
+            return self.constant(_plain(v), v.aval)
+        key = (id(v), self.region.trips)
+        found = self._literals.get(key)
+        if found is None:
+            found = self._literals[key] = v, self.constant(None, v.aval)
+        return found[1]
 
     def place(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
         """What is traced inside comes from where the equation comes from."""
@@ -239,13 +277,15 @@ class Walker:
         region = self.region
         if region.dry:
             spent = region.spent
-            for held, at in zip(operands, decision.operands, strict=True):
-                held.get(at)
+            for held, at in zip(operands, decision.operands):
+                held.asked[at] = None
+                if at not in held.versions:
+                    held.get(at)
             region.spent += decision.inside * region.trips
             region.work += decision.work * region.trips
             if region.spent > spent:
                 self.charges[id(scope), id(eqn)] = region.spent - spent
-            return [self.hold(None, at, s, d) for at, s, d in zip(decision.results, shapes, dtypes, strict=True)]
+            return [self.hold(None, at, s, d) for at, s, d in zip(decision.results, shapes, dtypes)]
         if not any(decision.axes) and any(form.rule.factor_sizes[f] > 1 for f in form.rule.need_replication):
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
             self.gathers(eqn, operands, "runs-whole", *why, severity="info")
@@ -265,7 +305,11 @@ class Walker:
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""
         has = tuple([held.state for held in operands])
-        wanted = tuple([self.asked(v, scope) if used else () for v, used in zip(equation.eqn.outvars, equation.used, strict=True)])
+        outvars = equation.eqn.outvars
+        if len(outvars) == 1:
+            wanted: Any = (self.asked(outvars[0], scope) if equation.used[0] else (),)
+        else:
+            wanted = tuple([self.asked(v, scope) if used else () for v, used in zip(outvars, equation.used, strict=True)])
         key = (id(form), has, wanted)
         found = equation.known.get(key)
         if found is None:
@@ -352,15 +396,20 @@ class Walker:
         eqn = equation.eqn
 
         def make(target: Layout) -> Array:
-            at, axes = self._layouts_for(form, i, target)
+            key = ("remade", id(form), i, target)
+            found = equation.known.get(key)
+            if found is None:
+                at, axes = self._layouts_for(form, i, target)
+                layouts = [layout([tuple(a for f in dim for a in axes[f]) for dim in mapping]) for mapping in form.rule.operand_mappings]
+                found = equation.known[key] = at, axes, layouts
+            at, axes, layouts = found
+            if self.region.dry:
+                for operand, where in zip(operands, layouts, strict=True):
+                    operand.get(where)
+                return None
             with self.place(eqn):
-                arrays = [
-                    operand.get(layout([tuple(a for f in dim for a in axes[f]) for dim in mapping]))
-                    for operand, mapping in zip(operands, form.rule.operand_mappings, strict=True)
-                ]
+                arrays = [operand.get(where) for operand, where in zip(operands, layouts, strict=True)]
                 made = self.run(equation, form, axes, arrays)[i]
-                if self.region.dry:
-                    return None
                 return made if at is target else moved(made, at, target, shape, self.mesh, self.region.platform)
 
         held.remake = make
