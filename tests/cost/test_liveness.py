@@ -287,6 +287,19 @@ def test_constants_are_not_written_over() -> None:
     assert m.done(m.whole(found, size=8)).temp == BIG
 
 
+def test_updates_are_in_place_where_they_read_what_they_write() -> None:
+    def temp(other: bool) -> int:
+        m = Maker()
+        carried = m.whole(m.graph.main.arguments[0])
+        at, elsewhere = m.whole(m.graph.main.arguments[0], size=8), m.whole(m.graph.main.arguments[0], size=8)
+        part = m.node(Kind.SHAPE, carried, elsewhere if other else at, size=8, name="stablehlo.dynamic_slice")
+        kept = m.node(Kind.ELEMENTWISE, part, m.graph.main.arguments[0], size=8)
+        v = m.node(Kind.UPDATE, carried, kept, at, name="stablehlo.dynamic_update_slice")
+        return m.done(m.whole(v, size=8)).temp
+
+    assert temp(other=False) < 2 * BIG <= temp(other=True)
+
+
 def test_breadth_first_runs_what_is_ready() -> None:
     def temp(name: str) -> int:
         m = Maker(3)

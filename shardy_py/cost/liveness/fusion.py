@@ -47,6 +47,7 @@ def _fuse(graph: Graph, region: Region) -> None:
         for inner in node.regions:
             _fuse(graph, inner)
     absorbed, repeated = _absorbed(graph, region)
+    maker = {v: n for n in region.nodes for v in n.results}
     sources: dict[int, dict[int, bool]] = {}
     seen_as: dict[int, int] = {}
     depth: dict[int, int] = {}
@@ -57,12 +58,15 @@ def _fuse(graph: Graph, region: Region) -> None:
                 node.late[seen_as[v]] = max(depth[v], node.late.get(seen_as[v], 0))
         inside = {v for v in node.operands if v in absorbed or id(node) in repeated.get(v, ())}
         _rename(node, seen_as)
+        in_place = node.kind is Kind.UPDATE and node.operands[0] not in inside and _reads_what_it_writes(node, inside, maker, absorbed)
         reads: dict[int, bool] = {}
         pointwise = node.kind in POINTWISE
         for position, v in enumerate(node.operands):
             aligned = pointwise or (node.kind is Kind.UPDATE and position == 0)
             for source, straight in (sources[v] if v in inside else {v: True}).items():
                 reads[source] = reads.get(source, True) and straight and aligned
+        if in_place:
+            reads[node.operands[0]] = True
         if node.results and node.results[0] in absorbed:
             sources[node.results[0]] = reads
             continue
@@ -81,6 +85,27 @@ def _fuse(graph: Graph, region: Region) -> None:
     region.nodes = kept
     region.results = [seen_as.get(v, v) for v in region.results]
     _mark_shares(graph, [n for n in kept if n.kind not in ABSORBING])
+
+
+def _reads_what_it_writes(node: Node, inside: set[int], maker: Mapping[int, Node], absorbed: set[int]) -> bool:
+    """Whether an update reads nothing of what it writes to but the part that it writes, so that it may be done in place."""
+    target, starts = node.operands[0], node.operands[2:]
+    seen: set[int] = set()
+    stack = [v for v in node.operands[1:] if v != target]
+    if len(stack) < len(node.operands) - 1:
+        return False
+    while stack:
+        v = stack.pop()
+        if v in seen or not (v in inside or v in absorbed):
+            continue
+        seen.add(v)
+        made = maker[v]
+        if made.name == "stablehlo.dynamic_slice" and made.operands[0] == target and made.operands[1:] == starts[: len(made.operands) - 1]:
+            continue
+        if target in made.operands:
+            return False
+        stack += made.operands
+    return True
 
 
 def _rename(node: Node, names: dict[int, int]) -> None:
