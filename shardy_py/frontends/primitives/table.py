@@ -49,8 +49,8 @@ LOWERED = """
     bessel_i0e broadcast_to call_exported cholesky cholesky_update coo_fromdense coo_matmat coo_matvec coo_todense create_linear
     create_token csr_fromdense csr_matmat csr_matvec csr_todense cumlogsumexp cummax cummin cumprod cumsum custom_lin dce_sink
     dim_as_value dimension_size eig eigh geqp3 geqrf hessenberg householder_product igamma igamma_grad_a igammac layout_constraint
-    lu lu_pivots_to_permutation mulhi ormqr philox2x32 philox4x32 pin qr ragged_dot_general random_bits random_fold_in random_gamma
-    random_seed random_split reciprocal regularized_incomplete_beta rng_bit_generator rng_uniform scaled_dot schur
+    lu lu_pivots_to_permutation mulhi ormqr partial_sums philox2x32 philox4x32 pin qr ragged_dot_general random_bits random_fold_in
+    random_gamma random_seed random_split reciprocal regularized_incomplete_beta rng_bit_generator rng_uniform scaled_dot schur
     select_and_gather_add select_and_scatter_add shape_assertion svd symmetric_product threefry2x32 threefry4x32 tie todense
     triangular_solve tridiagonal tridiagonal_solve unpin with_memory_space_constraint xla_metadata_value
 """

@@ -1,4 +1,4 @@
-"""Several values in one array."""
+"""What is handed over in place of values: several in one array, parts of a sum."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import Var
 
+from shardy_py.frontends.partial_sums import partial_sums
 from shardy_py.stages.run.atoms import shape_of
 
 
@@ -49,3 +50,49 @@ class Buffer:
             found[v] = jax.numpy.moveaxis(x, 0, dim) if dim else x
             start += n
         return found
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """One value as parts that every device has its own of, and that sum up to it.
+
+    Attributes:
+        member: The value.
+        ways: Number of parts.
+    """
+
+    member: Var
+    ways: int
+
+    @property
+    def members(self) -> tuple[Var, ...]:
+        """The value."""
+        return (self.member,)
+
+    def joined(self, env: Mapping[Var, Any]) -> Any:
+        """The parts of the value in `env`."""
+        return partial_sums(env[self.member], self.ways)
+
+    def parts(self, stacked: Any) -> dict[Var, Any]:
+        """The value that parts sum up to."""
+        return {self.member: jax.numpy.sum(stacked, 0, dtype=stacked.dtype)}
+
+
+Stand = Buffer | PartialSums
+"""What stands for values where programs hand them over."""
+
+
+def given(env: dict[Var, Any], v: Var, value: Any, stands: Mapping[Var, Stand]) -> None:
+    """Puts the value of a variable into `env`, or those that it stands for."""
+    if v in stands:
+        for member, part in stands[v].parts(value).items():
+            given(env, member, part, stands)
+    else:
+        env[v] = value
+
+
+def taken(env: Mapping[Var, Any], v: Var, stands: Mapping[Var, Stand]) -> Any:
+    """The value of a variable, from those in `env`."""
+    if v not in stands:
+        return env[v]
+    return stands[v].joined({member: taken(env, member, stands) for member in stands[v].members})

@@ -18,6 +18,7 @@ from shardy_py.stages.run.flat import live
 from shardy_py.stages.run.packing import packed
 from shardy_py.stages.run.placing import compile_program
 from shardy_py.stages.run.programs import Program, evaluate
+from shardy_py.stages.run.waiting import waiting
 
 
 class Runner:
@@ -40,7 +41,10 @@ class Runner:
         each = [*(v for v in self.inputs if self.is_batch[v]), *built.keys]
         stacked = set(built.split.stacked)
         returned = {v for v in self.results if isinstance(v, Var)}
-        inside = packed(built.programs, _with_resets(built), self.places, {*each, *stacked}, returned, built.asked.num_microbatches)
+        programs, updates = waiting(
+            built.programs, _with_resets(built), self.places, [v for v in self.inputs if self.is_batch[v]], returned
+        )
+        inside = packed(programs, updates, self.places, {*each, *stacked}, returned, built.asked.num_microbatches)
         self.engine = Engine(inside.programs, built.schedule, self.places, each, stacked)
         self.shared = self.engine.shared_inputs
         self.updates = inside.updates

@@ -153,8 +153,8 @@ class _Packer:
         """
         inputs, outputs = _instead(program.inputs, reads), _instead(program.outputs, makes)
         sums, resets = _instead(program.sums, totals), _instead(program.resets, totals)
-        buffers = {b: self.content[b] for b in (*inputs, *outputs, *sums, *resets) if b in self.content}
-        return replace(program, inputs=inputs, outputs=outputs, sums=sums, resets=resets, buffers=buffers)
+        new = {b: self.content[b] for b in (*inputs, *outputs, *sums, *resets) if b in self.content}
+        return replace(program, inputs=inputs, outputs=outputs, sums=sums, resets=resets, stands={**program.stands, **new})
 
 
 def _instead(values: Sequence[Var], buffers: Mapping[Var, Var]) -> tuple[Var, ...]:

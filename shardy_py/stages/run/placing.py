@@ -15,6 +15,7 @@ from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
+from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.programs import Program
 
@@ -209,7 +210,10 @@ def compile_program(program: Program, places: Places, structs: Sequence[Any], do
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(ins))]
     )
+    # Under "jit" XLA adds up what devices have of a sum, each time.
+    lowering = "shard_map" if any(isinstance(stand, PartialSums) for stand in program.stands.values()) and program.sums else "jit"
     sharded = auto_shard(
-        function, mesh=places.mesh(stage), in_shardings=tuple(ins) or None, out_shardings=outs, donate_argnums=tuple(donate) or None
-    )
+        function, mesh=places.mesh(stage), in_shardings=tuple(ins) or None, out_shardings=outs, donate_argnums=tuple(donate) or None,
+        lowering=lowering,
+    )  # fmt: skip
     return sharded.lower(*structs).compile()

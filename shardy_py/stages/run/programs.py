@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, Var
 
 from shardy_py.stages.run.assignment import Assignment, reads
 from shardy_py.stages.run.atoms import dtype_of, shape_of
-from shardy_py.stages.run.buffers import Buffer
+from shardy_py.stages.run.buffers import Stand, given, taken
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Split
 from shardy_py.stages.run.updates import Updates, closure
@@ -36,7 +36,7 @@ class Program:
         again: Those of its equations that the forward pass of its stage runs, too, and whose results it makes again.
         averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
         parts: Number of microbatches.
-        buffers: Operands, results and sums that are several values in one array.
+        stands: Operands, results and sums that stand for other values.
     """
 
     role: str
@@ -50,7 +50,7 @@ class Program:
     again: tuple[Node, ...] = ()
     averaged: tuple[Var, ...] = ()
     parts: int = 1
-    buffers: Mapping[Var, Buffer] = field(default_factory=dict)
+    stands: Mapping[Var, Stand] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -66,16 +66,13 @@ class Program:
             count = len(self.inputs)
             env: dict[Var, Any] = {}
             for v, value in zip(self.inputs, arguments):
-                env.update(self.buffers[v].parts(value) if v in self.buffers else {v: value})
+                given(env, v, value, self.stands)
             for v in self.averaged:
                 env[v] = (env[v] / self.parts).astype(dtype_of(v))
             evaluate(self.nodes, env)
-            for v in dict.fromkeys((*self.outputs, *self.sums)):
-                if v in self.buffers:
-                    env[v] = self.buffers[v].joined(env)
-            added = [jax.numpy.add(total, env[v]) for total, v in zip(arguments[count:], self.sums)]
+            added = [jax.numpy.add(total, taken(env, v, self.stands)) for total, v in zip(arguments[count:], self.sums)]
             zeros = [jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in self.resets]
-            return (*(env[v] for v in self.outputs), *added, *zeros)
+            return (*(taken(env, v, self.stands) for v in self.outputs), *added, *zeros)
 
         run.__name__ = run.__qualname__ = self.name
         return run

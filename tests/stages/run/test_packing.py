@@ -62,7 +62,7 @@ def test_programs_hand_each_other_buffers(mesh: Any) -> None:
     plain, inside = run.build(params(), *data()).programs, run._runner.engine.programs
     assert len(plain["F", 0].outputs) > len(inside["F", 0].outputs)
     for key, program in plain.items():
-        read = [v for w in inside[key].inputs for v in (inside[key].buffers[w].members if w in inside[key].buffers else (w,))]
+        read = [v for w in inside[key].inputs for v in (inside[key].stands[w].members if w in inside[key].stands else (w,))]
         assert sorted(map(id, read)) == sorted(map(id, program.inputs))
     assert len(plain["B", 1].sums) > 2
     assert len(inside["B", 1].sums) == 1
@@ -72,7 +72,7 @@ def test_programs_hand_each_other_buffers(mesh: Any) -> None:
 def test_large_values_are_handed_over_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "PACKED_BYTES", 0)
     run = ran(jax.value_and_grad(deep))
-    assert not any(program.buffers for program in run._runner.engine.programs.values())
+    assert not any(program.stands for program in run._runner.engine.programs.values())
 
 
 def test_parameters_are_packed_where_they_are_read_often() -> None:

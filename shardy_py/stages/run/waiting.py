@@ -1,0 +1,81 @@
+"""Sums over microbatches of what is itself a sum over devices: these add up after the last microbatch, once per step.
+
+Every device of a stage sums its own part of a gradient; an all-reduce per microbatch would send as much again each time. The parts lie in
+a dimension of their own, which is sharded over the axes that examples are sharded over and the value is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax.core import ShapedArray
+from jax.extend.core import Var
+from jax.sharding import PartitionSpec
+
+from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.run.buffers import PartialSums
+from shardy_py.stages.run.placing import Places
+from shardy_py.stages.run.programs import Program
+
+
+def waiting(
+    programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, batch: Iterable[Var], results: Container[Var]
+) -> tuple[dict[tuple[str, int], Program], list[Program]]:
+    """The same programs with sums whose parts wait.
+
+    Args:
+        programs: Programs of the stages, (role, stage) to program.
+        updates: Programs that run once per step; the last of a stage makes zeros for its sums.
+        places: Where values lie; gets the shardings of the parts.
+        batch: Inputs that are part of the batch.
+        results: Results of the step.
+    """
+    over = {name for v in batch for name in _axes(places.specs.get(v, ()))}
+    read_at: dict[Var, set[int]] = {}
+    for program in updates:
+        for v in program.inputs:
+            read_at.setdefault(v, set()).add(program.stage)
+    inside = dict(programs)
+    once = list(updates)
+    for s in range(places.stages):
+        own = [key for key in programs if key[1] == s]
+        parts = {v: _parts(v, s, places, over) for key in own for v in programs[key].sums if read_at.get(v, {s}) == {s}}
+        known = {v: made for v, made in parts.items() if made is not None}
+        if not known:
+            continue
+        stands = dict(known.values())
+        of = {v: made for v, (made, _) in known.items()}
+        for key in own:
+            sums = tuple(of.get(v, v) for v in programs[key].sums)
+            used = {v: stands[v] for v in sums if v in stands}
+            if used:
+                inside[key] = replace(programs[key], sums=sums, stands={**programs[key].stands, **used})
+        mine = [i for i, program in enumerate(once) if program.stage == s]
+        for i in mine:
+            inputs, resets = (tuple(of.get(v, v) for v in values) for values in (once[i].inputs, once[i].resets))
+            outputs = once[i].outputs
+            if i == mine[-1]:
+                outputs = tuple(dict.fromkeys((*outputs, *(v for v in of if v in results))))
+            used = {v: stands[v] for v in (*inputs, *resets) if v in stands}
+            once[i] = replace(once[i], inputs=inputs, resets=resets, outputs=outputs, stands={**once[i].stands, **used})
+    return inside, once
+
+
+def _axes(spec: Iterable[Any]) -> list[str]:
+    return [name for axes in spec if axes for name in ((axes,) if isinstance(axes, str) else axes)]
+
+
+def _parts(v: Var, stage: int, places: Places, over: Container[str]) -> tuple[Var, PartialSums] | None:
+    """What stands for a sum of a stage; None where no axis is left to sum over."""
+    sharding = places.sharding(v, stage)
+    used = _axes(sharding.spec)
+    left = tuple(name for name, size in sharding.mesh.shape.items() if size > 1 and name in over and name not in used)
+    if not left:
+        return None
+    ways = math.prod(sharding.mesh.shape[name] for name in left)
+    made = Var(ShapedArray((ways, *shape_of(v)), dtype_of(v)))
+    places.specs[made] = PartitionSpec(left, *sharding.spec)
+    return made, PartialSums(v, ways)
