@@ -189,8 +189,9 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
             network.edge(vertex, operand, FORBIDDEN)
         made.update(dict.fromkeys(results, vertex))
     for a, b in handover.bound:
-        if a in made:
-            network.edge(made[a], made.get(b, sink), FORBIDDEN)
+        start = had.get(a) if a in handover.free else made.get(a)
+        if start is not None and b not in handover.free:  # What is free is made again wherever it is read.
+            network.edge(start, made.get(b, sink), FORBIDDEN)
     for v in handover.read:
         network.edge(source, had[v], FORBIDDEN)
     _, reached = network.cut(source, sink)
