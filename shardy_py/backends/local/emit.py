@@ -57,7 +57,7 @@ def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str
 
 def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     size = block(shape[move.dim], ways(move.after.dims[move.dim].axes, mesh))
-    return as_bits(x, lambda y: unsharded_along(y, names(move.axes), move.dim, size), platform)
+    return as_bits(x, lambda y: unsharded_along(y, names(move.axes), move.dim, size, platform), platform)
 
 
 def _all_to_all(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -141,7 +141,7 @@ def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Arr
         return fold(as_bits(x, lambda y: lax.all_gather(y, over, axis=0, tiled=False), platform))
     parts = _padded(lax.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
     mine = fold(as_bits(parts, lambda y: lax.all_to_all(y, over, split_axis=0, concat_axis=0, tiled=True), platform))
-    return lax.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size), platform), x.shape)
+    return lax.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
 
 
 _FOLDS = {
@@ -183,7 +183,7 @@ def gathered(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:
         dim: The dimension.
         platform: What is compiled for.
     """
-    return as_bits(x, lambda y: all_gathered(y, over, dim), platform)
+    return as_bits(x, lambda y: all_gathered(y, over, dim, platform), platform)
 
 
 @functools.lru_cache(maxsize=4096)

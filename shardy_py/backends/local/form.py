@@ -227,29 +227,30 @@ def line(index: Array, step: int, start: int = 0) -> Array:
     return lax.add(made, np.int32(start)) if start else made
 
 
-def all_gathered(x: Array, names: tuple[str, ...], dim: int) -> Array:
+def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> Array:
     """All blocks of a dimension one behind the other.
 
-    They are gathered along a dimension of their own in front, and put where they belong afterwards: XLA on CPU gathers along the outermost
-    dimension only, so it would copy each block for that first, and the copy behind the gather is as a rule part of what reads it.
+    On CPU they are gathered along a dimension of their own in front, and put where they belong afterwards: XLA gathers along the outermost
+    dimension only there, so it would copy each block for that first, and the copy behind the gather is as a rule part of what reads it.
 
     Args:
         x: This device's block.
         names: The mesh axes that the dimension is cut over, major to minor.
         dim: The dimension.
+        platform: What is compiled for.
     """
-    if not dim or is_key(x.dtype):
+    if not dim or is_key(x.dtype) or platform != "cpu":
         return lax.all_gather(x, names, axis=dim, tiled=True)
     blocks = lax.all_gather(x, names, axis=0, tiled=False)
     blocks = lax.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
     return lax.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
 
 
-def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int) -> Array:
+def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int, platform: str) -> Array:
     """All blocks of a dimension in order, without the padding of the last ones."""
     if not x.size:
         return lax.reshape(x, tuple(size if d == dim else n for d, n in enumerate(x.shape)))
-    gathered = all_gathered(x, names, dim)
+    gathered = all_gathered(x, names, dim, platform)
     return lax.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
 
 
