@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardy_py.plan.memory_graph import Reader
 
 Parcel = tuple[int, int, int, int]
-"""Sender, receiver, and the first and last but one element of the sender's piece that the receiver needs."""
+"""Sender, receiver, the first element of the sender's piece that the receiver needs, and the one behind the last."""
 
 
 def parcels(piece: int, made: int, start: int, limit: int, stride: int) -> Iterator[Parcel]:
