@@ -95,7 +95,8 @@ def run_model(name: str, model: Model, setting: str) -> None:
     print(
         f"{name:16s} {setting:4s} {schedule:9s} loss and gradients within {worst:.1e} over {STEPS.value} steps, "
         f"{max(run.programs_per_stage)} programs per stage, per task {busy}; when idle {idle}; "
-        f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards in {arrays} arrays, {held / 1024:.0f} KiB held, "
+        f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards in {arrays} arrays, "
+        f"{held / 1024:.0f} KiB held, "
         f"{sent} values of {size / 1024:.0f} KiB sent per microbatch in {crossing(handed)[0]} arrays, "
         f"in flight {list(run.statistics.in_flight)}{' as simulated' if same else ' NOT as simulated'}, first call {first:.1f} s",
         flush=True,
