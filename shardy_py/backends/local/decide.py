@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from shardy_py.backends.local.layouts import Axes, Layout, layout, partial, ways
+from shardy_py.backends.local.layouts import Axes, Layout, layout, local_shape, partial, ways
 from shardy_py.backends.local.moves import STARTING, cost
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
 from shardy_py.passes.export.collective_bytes import received
@@ -17,8 +17,7 @@ FREE = None
 """Stands for the versions of an operand that can be had in any layout at no cost."""
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """An operand or a result.
 
     Attributes:
@@ -37,8 +36,7 @@ class Tensor:
     often: float = 1.0
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """How an equation runs.
 
     Attributes:
@@ -90,33 +88,55 @@ def decide(
         weight: See `Form`.
     """
     setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
-    rated: list[tuple[tuple[float, float], Decision]] = []
-    every = setting.axes
+    rated: list[tuple[float, int, int, Decision]] = []
+    every = setting.count_axes()
     for waiting, group in setting.delays(linear):
         for axes in setting.proposals(waiting):
             found = setting.rate(axes, waiting, group)
-            if found[1].cost == found[1].work and len(waiting) + sum(map(len, axes)) == every:
-                return (found[1],)  # nothing moves, and no other way has less to compute
-            rated.append(found)
-    return tuple(decision for _, decision in sorted(rated, key=lambda one: one[0])[:KEPT])
+            if found.cost == found.work and len(waiting) + sum(map(len, axes)) == every:
+                return (found,)  # nothing moves, and no other way has less to compute
+            rated.append((found.cost, -len(waiting), len(rated), found))
+    return tuple([decision for *_, decision in sorted(rated)[:KEPT]])
 
 
-@dataclass(frozen=True)
+_Source = dict[int, Axes]
+"""The axes that one layout of one tensor gives to factors."""
+
+
 class _Setting:
-    rule: OpShardingRule
-    operands: tuple[Tensor, ...]
-    results: tuple[Tensor, ...]
-    mesh: Mesh
-    combine: str
-    uneven: frozenset[int]
-    moved: Callable[[Sequence[int]], int] | None
-    weight: float
+    """The arguments of `decide`."""
 
-    @property
-    def axes(self) -> int:
+    __slots__ = ("combine", "mesh", "moved", "operands", "points", "results", "rule", "uneven", "weight")
+
+    def __init__(
+        self,
+        rule: OpShardingRule,
+        operands: tuple[Tensor, ...],
+        results: tuple[Tensor, ...],
+        mesh: Mesh,
+        combine: str,
+        uneven: frozenset[int],
+        moved: Callable[[Sequence[int]], int] | None,
+        weight: float,
+    ) -> None:
+        self.rule = rule
+        self.operands = operands
+        self.results = results
+        self.mesh = mesh
+        self.combine = combine
+        self.uneven = uneven
+        self.moved = moved
+        self.weight = weight
+        self.points = math.prod(rule.factor_sizes)
+
+    def count_axes(self) -> int:
         """How many axes any of the tensors is cut over, or waits for."""
-        tensors = (*self.operands, *self.results)
-        return len({a.name for t in tensors for v in t.versions or () for a in (*v.unreduced, *(a for d in v.dims for a in d.axes))})
+        found: set[AxisRef] = set()
+        for tensor in (*self.operands, *self.results):
+            for version in tensor.versions or ():
+                if version.has_axes:
+                    found.update(version.unreduced, *[dim.axes for dim in version.dims])
+        return len(found)
 
     def delays(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The sums that may go on waiting: axes and the operands that wait for them."""
@@ -132,62 +152,62 @@ class _Setting:
 
     def proposals(self, waiting: Axes) -> Iterator[tuple[Axes, ...]]:
         """Distinct axes per factor to be rated, none of which is waited for."""
-        seen: dict[tuple[Axes, ...], None] = {}
-        sources: list[dict[int, Axes]] = []
+        sources: list[_Source] = []
         for mapping, tensor in zip(self.rule.mappings, (*self.operands, *self.results), strict=True):
             for version in tensor.versions or ():
+                if version.is_fully_replicated:
+                    continue
                 found = self._factors(mapping, version, waiting)
                 if any(found.values()) and found not in sources:
                     sources.append(found)
-        orders = [sources[::-1], sources]
-        orders += [[source, *(s for s in sources if s is not source)] for source in sources]
-        orders += [[source] for source in sources]
-        orders.append([])
-        for order in orders:
+        seen: set[tuple[Axes, ...]] = set()
+        for order in _orders(sources):
             proposal = self._legal(self._merged(order))
             if proposal not in seen:
-                seen[proposal] = None
+                seen.add(proposal)
                 yield proposal
-                trimmed = self._legal(tuple(() if t is FactorType.REDUCTION else a for t, a in zip(self.rule.factor_types, proposal)))
-                if trimmed not in seen:
-                    seen[trimmed] = None
-                    yield trimmed
+                if self.rule.reduction:
+                    trimmed = self._legal([() if t is FactorType.REDUCTION else a for t, a in zip(self.rule.factor_types, proposal)])
+                    if trimmed not in seen:
+                        seen.add(trimmed)
+                        yield trimmed
 
-    def _factors(self, mapping: Sequence[Sequence[int]], of: Layout, waiting: Axes) -> dict[int, Axes]:
-        found: dict[int, Axes] = {}
-        for factor, sharding in project(mapping, of, self.rule.factor_sizes, self.mesh, True).factors.items():
-            kept: list[AxisRef] = []
-            for axis in sharding.axes:
-                if not axis.is_full or axis in waiting:
-                    break
-                kept.append(axis)
-            found[factor] = tuple(kept)
-        return found
+    def _factors(self, mapping: Sequence[Sequence[int]], of: Layout, waiting: Axes) -> _Source:
+        if not self.rule.has_compound_dims:
+            found = {factor: dim.axes for (factor,), dim in zip(mapping, of.dims, strict=True)}
+            return {factor: _until(waiting, axes) for factor, axes in found.items()} if waiting else found
+        factors = project(mapping, of, self.rule.factor_sizes, self.mesh, True).factors
+        return {factor: _until(waiting, sharding.axes) for factor, sharding in factors.items()}
 
-    def _merged(self, order: Sequence[dict[int, Axes]]) -> tuple[Axes, ...]:
+    def _merged(self, order: Iterable[_Source]) -> list[Axes]:
         chosen: list[Axes] = [()] * self.rule.num_factors
-        used: set[str] = set()
+        used: set[AxisRef] = set()
         for source in order:
             for factor, axes in source.items():
+                if not axes:
+                    continue
                 has = chosen[factor]
                 if axes[: len(has)] != has:
                     continue
                 for axis in axes[len(has) :]:
-                    if axis.name in used:
+                    if axis in used:
                         break
-                    used.add(axis.name)
-                    chosen[factor] = (*chosen[factor], axis)
-        return tuple(chosen)
+                    used.add(axis)
+                    has = (*has, axis)
+                chosen[factor] = has
+        return chosen
 
-    def _legal(self, axes: Sequence[Axes]) -> tuple[Axes, ...]:
+    def _legal(self, out: list[Axes]) -> tuple[Axes, ...]:
         """Without what the op cannot run with."""
-        rule = self.rule
-        out = list(axes)
-        for factor, kind in enumerate(rule.factor_types):
+        rule, mesh = self.rule, self.mesh
+        for factor, axes in enumerate(out):
+            if not axes:
+                continue
+            kind = rule.factor_types[factor]
             if kind is FactorType.NEED_REPLICATION or (kind is FactorType.PERMUTATION and self.moved is None):
                 out[factor] = ()
             elif factor not in self.uneven:
-                while out[factor] and rule.factor_sizes[factor] % ways(out[factor], self.mesh):
+                while rule.factor_sizes[factor] % ways(out[factor], mesh):
                     out[factor] = out[factor][:-1]
         changed = rule.has_compound_dims
         while changed:
@@ -199,53 +219,84 @@ class _Setting:
                         if not full and out[factor]:
                             out[factor] = ()
                             changed = True
-                        full = full and ways(out[factor], self.mesh) == rule.factor_sizes[factor]
+                        full = full and ways(out[factor], mesh) == rule.factor_sizes[factor]
         return tuple(out)
 
     def layouts(self, axes: Sequence[Axes]) -> list[Layout]:
         """The layout of every tensor under the axes."""
-        return [
-            layout([tuple(axis for factor in dim for axis in axes[factor]) for dim in mapping]) if mapping else layout(())
-            for mapping in self.rule.mappings
-        ]
+        if not self.rule.has_compound_dims:
+            return [layout([axes[factor] for (factor,) in mapping]) for mapping in self.rule.mappings]
+        return [layout([tuple(axis for factor in dim for axis in axes[factor]) for dim in mapping]) for mapping in self.rule.mappings]
 
-    def rate(self, axes: tuple[Axes, ...], waiting: Axes, group: tuple[int, ...]) -> tuple[tuple[float, float], Decision]:
+    def rate(self, axes: tuple[Axes, ...], waiting: Axes, group: tuple[int, ...]) -> Decision:
         """What running so costs."""
         rule, mesh = self.rule, self.mesh
         count = len(self.operands)
         placed = self.layouts(axes)
-        needed = tuple(partial(of, waiting) if i in group else of for i, of in enumerate(placed[:count]))
-        summed = tuple(axis for factor in rule.reduction for axis in axes[factor])
+        needed, bare = placed[:count], placed[count:]
+        for i in group:
+            needed[i] = partial(needed[i], waiting)
+        summed = tuple([axis for factor in rule.reduction for axis in axes[factor]])
         at_once = summed if self.combine != "add" else ()
-        left = tuple(sorted((*waiting, *(() if at_once else summed))))
-        made = tuple(partial(of, left) for of in placed[count:])
+        left = waiting if at_once else (*waiting, *summed)
+        made = [partial(of, left) for of in bare] if left else bare
         total, inside = 0.0, 0
         for operand, want in zip(self.operands, needed, strict=True):
-            if operand.versions is not None:
-                total += operand.often * min(_cost(version, want, operand, mesh) for version in operand.versions)
-        for result, has, bare in zip(self.results, made, placed[count:], strict=True):
+            versions = operand.versions
+            if versions is not None and versions[0] is not want:
+                total += operand.often * min([_cost(version, want, operand, mesh) for version in versions])
+        for result, has, of in zip(self.results, made, bare, strict=True):
             if at_once:
-                piece = result.bits * math.prod(-(-n // ways(d.axes, mesh)) for n, d in zip(result.shape, bare.dims)) // 8
+                piece = result.bits * math.prod(local_shape(result.shape, of, mesh)) // 8
                 inside += received("all_reduce", ways(at_once, mesh), piece, piece) + STARTING
-            total += _later(has, result, mesh)
+            total += _later(has, of, result, mesh)
         counts = [ways(a, mesh) for a in axes]
         if self.moved is not None:
             exchanged = self.moved(counts)
             inside += exchanged + STARTING if exchanged else 0
-        work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
-        return (total + inside + work, -float(len(waiting))), Decision(axes, needed, made, at_once, inside, work, total + inside + work)
+        work = self.weight * self.points / math.prod(counts)
+        return Decision(axes, tuple(needed), tuple(made), at_once, inside, work, total + inside + work)
 
 
-def _later(has: Layout, result: Tensor, mesh: Mesh) -> int:
-    """What bringing a result to where it will be asked for costs; each layout from the cheapest of those there are by then."""
+def _orders(sources: list[_Source]) -> Iterator[Sequence[_Source]]:
+    """In which orders what tensors have is given to factors."""
+    if len(sources) > 1:
+        yield sources[::-1]
+        yield sources
+        for source in sources:
+            yield [source, *[s for s in sources if s is not source]]
+    for source in sources:
+        yield [source]
+    yield []
+
+
+def _until(waiting: Axes, axes: Axes) -> Axes:
+    """The first whole axes that are not waited for."""
+    for i, axis in enumerate(axes):
+        if not axis.is_full or axis in waiting:
+            return axes[:i]
+    return axes
+
+
+def _later(has: Layout, bare: Layout, result: Tensor, mesh: Mesh) -> int:
+    """What bringing a result to where it will be asked for costs; each layout from the cheapest of those there are by then.
+
+    Args:
+        has: Where it comes out.
+        bare: The same, with no sums that wait.
+        result: The result.
+        mesh: The region's mesh.
+    """
     if result.versions is None:
-        return _cost(has, layout([d.axes for d in has.dims]), result, mesh)
+        return _cost(has, bare, result, mesh)
     there = [has]
     total = 0
     for wanted in result.versions:
+        if wanted is has:
+            continue
         if any(axis not in has.unreduced for axis in wanted.unreduced):
             wanted = partial(wanted, [axis for axis in wanted.unreduced if axis in has.unreduced])
-        total += min(_cost(version, wanted, result, mesh) for version in there)
+        total += min([_cost(version, wanted, result, mesh) for version in there])
         there.append(wanted)
     return total
 
@@ -253,6 +304,6 @@ def _later(has: Layout, result: Tensor, mesh: Mesh) -> int:
 def _cost(version: Layout, want: Layout, tensor: Tensor, mesh: Mesh) -> int:
     if version is want:
         return 0
-    if any(axis not in version.unreduced for axis in want.unreduced):
+    if want.unreduced and any(axis not in version.unreduced for axis in want.unreduced):
         return 1 << 60
     return cost(version, want, tensor.shape, tensor.bits, mesh, STARTING)

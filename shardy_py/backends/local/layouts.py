@@ -7,7 +7,7 @@ its end in the last blocks is arbitrary.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterable, Sequence
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
@@ -26,7 +26,12 @@ def replicated(rank: int) -> Layout:
 
 def layout(dims: Iterable[Sequence[AxisRef]], partial: Iterable[AxisRef] = ()) -> Layout:
     """A layout from the axes of its dimensions."""
-    return TensorSharding(MESH, tuple(DimensionSharding(tuple(axes)) for axes in dims), (), tuple(sorted(partial)))
+    return _layout(tuple(map(tuple, dims)), tuple(sorted(partial)) if partial else ())
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _layout(dims: tuple[Axes, ...], partial: Axes) -> Layout:
+    return TensorSharding(MESH, tuple(map(DimensionSharding, dims)), (), partial)
 
 
 def partial(base: Layout, axes: Iterable[AxisRef]) -> Layout:
@@ -41,7 +46,10 @@ def dim_axes(of: Layout) -> tuple[Axes, ...]:
 
 def ways(axes: Iterable[AxisRef], mesh: Mesh) -> int:
     """Into how many blocks axes cut a dimension."""
-    return math.prod(mesh.shape[axis.name] for axis in axes)
+    count = 1
+    for axis in axes:
+        count *= mesh.shape[axis.name]
+    return count
 
 
 def block(size: int, count: int) -> int:

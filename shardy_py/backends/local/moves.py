@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardy_py.backends.local.layouts import MESH, Axes, Layout, block, layout, local_shape, nests, ways
+from shardy_py.backends.local.layouts import MESH, Axes, Layout, block, dim_axes, layout, local_shape, nests, ways
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.errors import DialectError
 from shardy_py.passes.export.collective_bytes import received
@@ -155,23 +155,46 @@ class _Walk:
             return
         kept = self.now.unreduced
         bare, wanted = layout([d.axes for d in self.now.dims]), layout([d.axes for d in self.target.dims])
-        try:
-            steps = collectives_for(bare, wanted, self.shape, {MESH: self.mesh})
-        except DialectError:
-            steps = None
-        found = None if steps is None else _spelled(bare, steps, wanted, self.shape, self.mesh)
-        if found is None:
-            found = _whole(bare, wanted)
+        found = straight(bare, wanted, self.shape, self.mesh) or searched(bare, wanted, self.shape, self.mesh) or _whole(bare, wanted)
         for kind, axes, after, dim, to in found:
             self.step(kind, axes, layout([d.axes for d in after.dims], kept), dim, to)
 
 
-_Spelled = list[tuple[Kind, Axes, Layout, int, int]]
+Steps = list[tuple[Kind, Axes, Layout, int, int]]
+"""Kind, axes, layout afterwards, dimension and other dimension of each step, as in `Move`."""
 
 
-def _spelled(source: Layout, steps: tuple[CollectiveStep, ...], target: Layout, shape: tuple[int, ...], mesh: Mesh) -> _Spelled | None:
+def straight(source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Steps | None:
+    """Slices where the target only cuts dimensions further, and gathers where the source does; what `searched` finds, without a search."""
+    either: tuple[tuple[Kind, Layout, Layout], ...] = (("all_slice", source, target), ("all_gather", target, source))
+    for kind, wide, fine in either:
+        out: Steps = []
+        dims = list(dim_axes(source))
+        for d, (outer, inner) in enumerate(zip(dim_axes(wide), dim_axes(fine))):
+            if outer == inner:
+                continue
+            axes = inner[len(outer) :]
+            if inner[: len(outer)] != outer or not nests(shape[d], ways(outer, mesh), ways(axes, mesh)):
+                break
+            dims[d] = target.dims[d].axes
+            out.append((kind, axes, layout(dims), d, -1))
+        else:
+            return out
+    return None
+
+
+def searched(source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Steps | None:
+    """The collectives of `collectives_for`, where they can be spelled out."""
+    try:
+        steps = collectives_for(source, target, shape, {MESH: mesh})
+    except DialectError:
+        return None
+    return _spelled(source, steps, target, shape, mesh)
+
+
+def _spelled(source: Layout, steps: tuple[CollectiveStep, ...], target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Steps | None:
     """Collectives one dimension at a time; None where they cut axes, or blocks do not nest."""
-    out: _Spelled = []
+    out: Steps = []
     now = source
     for step in steps:
         dims = [list(dim.axes) for dim in now.dims]
@@ -208,9 +231,9 @@ def _spelled(source: Layout, steps: tuple[CollectiveStep, ...], target: Layout, 
     return out if now.are_dim_axes_equal(target) else None
 
 
-def _whole(source: Layout, target: Layout) -> _Spelled:
+def _whole(source: Layout, target: Layout) -> Steps:
     """Gathers every dimension that changes, then slices it."""
-    out: _Spelled = []
+    out: Steps = []
     dims = [dim.axes for dim in source.dims]
     changed = [d for d in range(len(dims)) if dims[d] != target.dims[d].axes]
     for d in changed:

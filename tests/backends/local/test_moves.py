@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.backends.local.emit import moved
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
-from shardy_py.backends.local.moves import STARTING, cost, move_bytes, moves
+from shardy_py.backends.local.moves import STARTING, cost, move_bytes, moves, searched, straight
 from shardy_py.dialect import AxisRef, Mesh
 
 MESH = Mesh((("a", 2), ("b", 2), ("c", 2)))
@@ -81,6 +81,15 @@ def layouts(draw: st.DrawFn, rank: int = 2) -> Layout:
         if d >= 0:
             dims[d].append(name)
     return at(*map("".join, dims))
+
+
+@settings(max_examples=400, deadline=None)
+@given(layouts(), layouts(), st.sampled_from([(8, 8), (5, 8), (3, 7), (1, 4), (2, 9)]))
+def test_what_is_only_cut_further_or_gathered_moves_as_a_search_finds(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
+    if source is target:
+        return
+    found = straight(source, target, shape, MESH)
+    assert found is None or found == searched(source, target, shape, MESH)
 
 
 def cut(x: np.ndarray, of: Layout, place: dict[str, int]) -> np.ndarray:
