@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
@@ -20,11 +21,11 @@ def as_ordered(x: Array, largest: bool) -> Array:
         x: Floats.
         largest: Whether NaN comes last; otherwise first. So it wins.
     """
-    wide = x if x.dtype.itemsize > 1 else x.astype(jnp.float32)
+    wide = x if x.dtype.itemsize > 1 else lax.convert_element_type(x, jnp.float32)
     limits = jnp.iinfo(f"int{8 * wide.dtype.itemsize}")
     bits = lax.bitcast_convert_type(wide, limits.dtype)
-    ordered = jnp.where(bits < 0, bits ^ limits.max, bits)
-    return jnp.where(jnp.isnan(wide), limits.max if largest else limits.min, ordered)
+    nan = lax.full_like(bits, limits.max if largest else limits.min)
+    return lax.select(lax.ne(wide, wide), nan, _turned(bits))
 
 
 def from_ordered(ordered: Array, dtype: Any) -> Array:
@@ -35,5 +36,10 @@ def from_ordered(ordered: Array, dtype: Any) -> Array:
         dtype: The floats' type.
     """
     wide = dtype if jnp.dtype(dtype).itemsize > 1 else jnp.float32
-    bits = jnp.where(ordered < 0, ordered ^ jnp.iinfo(ordered.dtype).max, ordered)
-    return lax.bitcast_convert_type(bits, wide).astype(dtype)
+    return lax.convert_element_type(lax.bitcast_convert_type(_turned(ordered), wide), dtype)
+
+
+def _turned(bits: Array) -> Array:
+    """The bits of floats in the order of integers, and back: those of negative ones, but for the sign, are the other way round."""
+    turned = lax.bitwise_xor(bits, np.array(jnp.iinfo(bits.dtype).max, bits.dtype))
+    return lax.select(lax.lt(bits, np.zeros((), bits.dtype)), turned, bits)

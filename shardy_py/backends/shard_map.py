@@ -17,6 +17,7 @@ from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
 from shardy_py.backends.local.held import Region
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated
+from shardy_py.backends.local.once import remembering
 from shardy_py.backends.local.passes import as_merged, improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
@@ -143,7 +144,8 @@ def partitioned(
     walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks)
 
     def local(*parts: Any) -> list[Any]:
-        made = run(walker, parts)
+        with remembering():
+            made = run(walker, parts)
         walker.made.clear()  # of tracers, which are not to outlive their trace
         return made
 
@@ -267,7 +269,7 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
                 break
             before = walker
     assert best is not None
-    return _improved_choice(best, walk, STEPS // max(len(best.last.made), 1))
+    return _improved_choice(best, walk, STEPS // max(sum(map(len, best.last.made.values())), 1))
 
 
 def _improved_choice(best: Choice, walk: Callable[[Walker | None, Start, Mapping[Place, int]], Walker], walks: int) -> Choice:

@@ -214,7 +214,12 @@ def settings(eqn: JaxprEqn) -> Settings:
 
 def current_settings() -> Settings:
     """What is set here."""
-    return settings(jax.make_jaxpr(lambda x: x + 1)(0).jaxpr.eqns[0])
+    return _settings(_core.JaxprEqnContext())
+
+
+def current_trace() -> object:
+    """What equations are recorded by here."""
+    return _core.trace_ctx.trace
 
 
 @contextmanager

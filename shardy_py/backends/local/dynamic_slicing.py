@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, line, make_rule
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, before, line, make_rule, positions
 from shardy_py.backends.local.slicing import refuses
 
 Array = Any
@@ -39,19 +41,16 @@ def dynamic_slice(equation: Equation) -> Form | None:
         shifts: dict[int, Array] = {}
         for d in split:
             lengths[d] = min(out[d], x.shape[d])
-            mine = at[d] - line(local.index(d), x.shape[d])
-            begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
-            shifts[d] = begins[d] - mine
-        part = lax.dynamic_slice(x, [jnp.int32(b) for b in begins], lengths, allow_negative_indices=False)
+            begins[d], shifts[d] = _own(at[d], line(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
+        part = lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False)
         room = [out[d] if d in cuts else part.shape[d] for d in rank]
         for d in split:
-            position = lax.broadcasted_iota(jnp.int32, part.shape, d) + shifts[d]
-            part = lax.select((position >= 0) & (position < out[d]), part, jnp.zeros_like(part))
+            part = lax.select(_within(part.shape, d, shifts[d], out[d]), part, lax.full_like(part, 0))
         if all(out[d] == 1 for d in split):
             return [part]
-        wide = lax.pad(part, jnp.zeros((), dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
-        moved = [jnp.clip(room[d] - shifts[d], 0, room[d] + lengths[d]) if d in split else 0 for d in rank]
-        return [lax.dynamic_slice(wide, [jnp.int32(b) for b in moved], room, allow_negative_indices=False)]
+        wide = lax.pad(part, np.zeros((), dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
+        moved = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else 0 for d in rank]
+        return [lax.dynamic_slice(wide, moved, room, allow_negative_indices=False)]
 
     rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts, whole=[result[d] for d in cuts])
     combine = "or" if dtype == jnp.bool_ else "add"
@@ -81,22 +80,18 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         shifts: dict[int, Array] = {}
         for d in split:
             lengths[d] = min(update[d], x.shape[d])
-            mine = at[d] - line(local.index(d), x.shape[d])
-            begins[d] = lax.clamp(0, mine, x.shape[d] - lengths[d])
-            shifts[d] = begins[d] - mine
-        begins = [jnp.int32(b) for b in begins]
+            begins[d], shifts[d] = _own(at[d], line(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
         old = lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False)
         inside = None
         for d in split:
-            position = lax.broadcasted_iota(jnp.int32, old.shape, d) + shifts[d]
-            here = (position >= 0) & (position < update[d])
-            inside = here if inside is None else inside & here
+            here = _within(old.shape, d, shifts[d], update[d])
+            inside = here if inside is None else lax.bitwise_and(inside, here)
         moving = [d for d in split if update[d] > 1]
         if moving:
             room = [lengths[d] if d in moving else 0 for d in rank]
-            wide = lax.pad(new, jnp.zeros((), new.dtype), [(room[d], room[d], 0) for d in rank])
-            first = [jnp.clip(shifts[d] + room[d], 0, update[d] + room[d]) if d in moving else 0 for d in rank]
-            new = lax.dynamic_slice(wide, [jnp.int32(f) for f in first], lengths, allow_negative_indices=False)
+            wide = lax.pad(new, np.zeros((), new.dtype), [(room[d], room[d], 0) for d in rank])
+            first = [_between(lax.add(shifts[d], np.int32(room[d])), update[d] + room[d]) if d in moving else 0 for d in rank]
+            new = lax.dynamic_slice(wide, first, lengths, allow_negative_indices=False)
         assert inside is not None
         return [lax.dynamic_update_slice(x, lax.select(inside, new, old), begins, allow_negative_indices=False)]
 
@@ -104,11 +99,28 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
     return Form(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)
 
 
+def _own(start: Array, first: Array, most: int) -> tuple[Array, Array]:
+    """Where in this device's part, which begins at `first`, a slice begins as far as it lies there, and how far that is from its start."""
+    mine = lax.sub(start, first)
+    begin = _between(mine, most)
+    return begin, lax.sub(begin, mine)
+
+
+def _within(shape: Sequence[int], dim: int, start: Array, stop: int) -> Array:
+    """What of a part of a slice, whose first element is the slice's at `start`, lies in the slice."""
+    position = positions(tuple(shape), dim, start)
+    return lax.bitwise_and(lax.ge(position, np.int32(0)), before(position, stop))
+
+
+def _between(x: Array, most: int) -> Array:
+    return lax.clamp(np.int32(0), x, np.int32(most))
+
+
 def _clamped(start: Array, most: int) -> Array:
     """A start as XLA takes it: so that the slice lies within the dimension."""
-    dtype = jnp.asarray(start).dtype
+    dtype = lax.dtype(start)
     most = min(most, jnp.iinfo(dtype).max)
-    return lax.clamp(jnp.zeros((), dtype), jnp.asarray(start), jnp.asarray(most, dtype)).astype(jnp.int32)
+    return lax.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(most, dtype)), jnp.int32)
 
 
 _INT32 = (1 << 31) - 1

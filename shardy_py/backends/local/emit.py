@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
@@ -45,7 +46,7 @@ def _padded(x: Array, dim: int, length: int) -> Array:
         return x
     if is_key(x.dtype):
         return jnp.concatenate([x, *[lax.slice_in_dim(x, 0, 1, axis=dim)] * missing], axis=dim)
-    return lax.pad(x, jnp.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
+    return lax.pad(x, np.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
 
 
 def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -122,9 +123,10 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
 def _truth(x: Array, over: tuple[str, ...], combine: str) -> Array:
     """Truth values combined in one byte each, all by the same reduction, so that they can be sent together."""
     if combine == "xor":
-        return lax.psum(x.astype(jnp.uint8), over) % 2 == 1  # right even where the sum wraps around
+        count = lax.psum(lax.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
+        return lax.eq(lax.bitwise_and(count, np.uint8(1)), np.uint8(1))
     if combine in ("and", "min", "mul"):
-        return ~lax.pmax(~x, over)
+        return lax.bitwise_not(lax.pmax(lax.bitwise_not(x), over))
     return lax.pmax(x, over)
 
 
@@ -162,7 +164,7 @@ def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
 def summable(x: Array, platform: str) -> tuple[Array, Any]:
     """What is sent in place of `x` where sums are formed, and the way back: XLA on CPU adds bfloat16 up in 32 bits and sends those."""
     if platform == "cpu" and x.dtype == jnp.bfloat16:
-        return x.astype(jnp.float32), lambda y: y.astype(x.dtype)
+        return lax.convert_element_type(x, jnp.float32), lambda y: lax.convert_element_type(y, x.dtype)
     return x, lambda y: y
 
 

@@ -14,6 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from shardy_py.backends.local.once import once
 from shardy_py.dialect import OpShardingRule
 
 Array = Any
@@ -190,8 +191,8 @@ class Local:
         """
         if not self.is_padded(factor):
             return x
-        position = lax.broadcasted_iota(jnp.int32, x.shape, dim) + line(self.index(factor), x.shape[dim])
-        return lax.select(position < self.rule.factor_sizes[factor], x, lax.full(x.shape, fill, x.dtype))
+        position = positions(x.shape, dim, line(self.index(factor), x.shape[dim]))
+        return lax.select(before(position, self.rule.factor_sizes[factor]), x, lax.full(x.shape, fill, x.dtype))
 
     def bind(self, *arrays: Array, **params: Any) -> list[Array]:
         """The equation's primitive on other arrays, with some parameters replaced."""
@@ -209,22 +210,45 @@ _PLACES = frozenset({"sharding", "out_sharding"})
 """Parameters that name shardings of the global program; inside a region there are none."""
 
 
+# Arithmetic on local arrays is written as primitives, which take scalars too: an operator of a traced array, and any function of jnp, is a
+# call of its own, traced and inlined each time.
+
+
+@once
 def block_index(names: tuple[str, ...]) -> Array:
     """Which block of what is cut over axes, major to minor, this device has: an int32 scalar, or 0 where there are no axes."""
     if not names:
         return 0
-    index = lax.axis_index(names[0])
-    for name in names[1:]:
-        index = lax.add(line(index, lax.axis_size(name)), lax.axis_index(name))
-    return index
+    last = lax.axis_index(names[-1])
+    return lax.add(line(block_index(names[:-1]), lax.axis_size(names[-1])), last) if names[:-1] else last
 
 
+@once
 def line(index: Array, step: int, start: int = 0) -> Array:
-    """`start + step * index`; by primitives, as an operator of a traced array is a call of its own, traced and inlined each time."""
+    """`start + step * index`."""
     if isinstance(index, int):
         return start + step * index
-    made = index if step == 1 else lax.mul(index, np.int32(step))
-    return lax.add(made, np.int32(start)) if start else made
+    if start:
+        return lax.add(line(index, step), np.int32(start))
+    return index if step == 1 else lax.mul(index, np.int32(step))
+
+
+_INT32 = np.dtype("int32")
+
+
+@once
+def positions(shape: tuple[int, ...], dim: int, start: Array = 0, dtype: Any = _INT32) -> Array:
+    """What stands where along a dimension whose first element stands at `start`, for an array of a shape."""
+    counted = lax.broadcasted_iota(dtype, shape, dim)
+    if isinstance(start, int) and not start:
+        return counted
+    return lax.add(counted, lax.convert_element_type(start, dtype))
+
+
+@once
+def before(position: Array, stop: Array) -> Array:
+    """`position < stop` for each of an array of positions, all int32."""
+    return lax.lt(position, np.int32(stop) if isinstance(stop, int) else stop)
 
 
 def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> Array:

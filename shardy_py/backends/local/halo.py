@@ -17,7 +17,8 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local.emit import as_bits, gathered
-from shardy_py.backends.local.form import Local, block_index, line
+from shardy_py.backends.local.form import Local, before, block_index, line, positions
+from shardy_py.backends.local.once import once
 
 Array = Any
 
@@ -217,7 +218,7 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange
         place = of_device(at, index)
         if any(count != slot.length for count in counts):
             old = lax.dynamic_slice_in_dim(out, place, slot.length, axis=dim, allow_negative_indices=False)
-            part = lax.select(lax.broadcasted_iota(jnp.int32, part.shape, dim) < of_device(counts, index), part, old)
+            part = lax.select(before(positions(part.shape, dim), of_device(counts, index)), part, old)
         out = lax.dynamic_update_slice_in_dim(out, part, place, axis=dim, allow_negative_indices=False)
     return lax.slice_in_dim(out, 0, plan.length, axis=dim)
 
@@ -245,15 +246,20 @@ def of_device(values: Sequence[int | None], index: Array) -> Array:
     step, rest = divmod(v1 - v0, i1 - i0)
     if not rest and all(v == v0 + (i - i0) * step for i, v in given):
         return line(index, step, v0 - i0 * step)
-    table = np.array([v or 0 for v in values], np.int32)
-    return lax.dynamic_index_in_dim(jnp.asarray(table), index, keepdims=False, allow_negative_indices=False)
+    return _looked_up(tuple(v or 0 for v in values), index)
+
+
+@once
+def _looked_up(table: tuple[int, ...], index: Array) -> Array:
+    found = lax.dynamic_slice(jnp.asarray(np.array(table, np.int32)), (index,), (1,), allow_negative_indices=False)
+    return lax.squeeze(found, (0,))
 
 
 def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:
     """More room at the ends of a dimension."""
     if not low and not high:
         return x
-    value = jnp.zeros((), x.dtype) if fill is None else jnp.asarray(fill, x.dtype)
+    value = np.zeros((), x.dtype) if fill is None else lax.convert_element_type(fill, x.dtype)
     return lax.pad(x, value, [(low, high, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
 
 
@@ -266,7 +272,7 @@ def sliced(x: Array, dim: int, start: Array, length: int) -> Array:
 
 def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
     shape = [length if d == dim else n for d, n in enumerate(x.shape)]
-    return lax.broadcast_in_dim(jnp.asarray(0 if fill is None else fill, x.dtype), shape, ())
+    return lax.full(shape, 0 if fill is None else fill, x.dtype)
 
 
 def _sent(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange, slot: Slot, index: Array) -> Array:
@@ -332,8 +338,8 @@ def _masked(x: Array, dim: int, plan: Exchange, index: Array, fill: Any) -> Arra
     below, above = min(plan.starts) < first, max(plan.starts) + plan.length > stop
     if not below and not above:
         return x
-    position = lax.broadcasted_iota(jnp.int32, x.shape, dim) + of_device(plan.starts, index)
-    inside = position >= first if below else position < stop
+    position = positions(x.shape, dim, of_device(plan.starts, index))
+    inside = lax.ge(position, np.int32(first)) if below else before(position, stop)
     if below and above:
-        inside = inside & (position < stop)
+        inside = lax.bitwise_and(inside, before(position, stop))
     return lax.select(inside, x, _filled(x, dim, x.shape[dim], fill))

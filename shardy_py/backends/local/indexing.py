@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,15 +80,15 @@ def gather(equation: Equation) -> Form | None:
         bounds = [shape[d] - sizes[d] for d in numbers.start_index_map]
         valid = _inside(i, bounds) if fills else None
         i = _wide(_clamped(i, bounds))
-        owned: Array = jnp.ones(i.shape[:-1], bool)
+        owned: Array = lax.full(i.shape[:-1], True)
         columns = []
         for at, d in enumerate(numbers.start_index_map):
-            column = i[..., at]
+            column = lax.index_in_dim(i, at, -1, keepdims=False)
             if d in cut:
-                column = column - line(local.index(cut[d]), local.block(cut[d]))
-                owned = owned & (column >= 0) & (column < local.block(cut[d]))
+                column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
+                owned = lax.bitwise_and(owned, _lies_in(column, local.block(cut[d])))
             columns.append(column)
-        i = jnp.stack(columns, axis=-1)
+        i = _side_by_side(columns)
         clip = lax.GatherScatterMode.CLIP
         (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
         nothing = lax.full(y.shape, _zero(y.dtype), y.dtype)
@@ -97,7 +97,7 @@ def gather(equation: Equation) -> Form | None:
         if valid is None:
             return [y]
         fill = lax.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
-        return [lax.select(spread(valid), y, lax.select(jnp.broadcast_to(_is_first(local, cut.values()), y.shape), fill, nothing))]
+        return [lax.select(spread(valid), y, lax.select(lax.broadcast(_is_first(local, cut.values()), y.shape), fill, nothing))]
 
     return Form(
         rule,
@@ -135,34 +135,50 @@ def _fill_value(value: Any, dtype: Any) -> Any:
     return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.iinfo(dtype).max
 
 
-def _limits(indices: Array, bounds: Sequence[int]) -> np.ndarray:
+def _limits(indices: Array, bounds: Sequence[int]) -> Array:
+    """The bounds of the numbers of each index vector, as far as their type reaches; one where all are the same."""
     most = jnp.iinfo(indices.dtype).max
-    return np.array([min(bound, most) for bound in bounds], indices.dtype)
+    limits = np.array([min(bound, most) for bound in bounds], indices.dtype)
+    return limits[0] if len(set(bounds)) == 1 else lax.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))
+
+
+def _from(indices: Array, start: Array) -> Array:
+    """Indices counted from a start."""
+    return lax.sub(indices, lax.convert_element_type(start, indices.dtype))
+
+
+def _at_least(indices: Array, least: int) -> Array:
+    return lax.ge(indices, indices.dtype.type(least))
+
+
+def _lies_in(indices: Array, length: int) -> Array:
+    return lax.bitwise_and(_at_least(indices, 0), lax.lt(indices, indices.dtype.type(length)))
+
+
+def _side_by_side(columns: Sequence[Array]) -> Array:
+    """Index vectors of their numbers."""
+    return lax.concatenate([lax.expand_dims(column, (column.ndim,)) for column in columns], columns[0].ndim)
 
 
 def _inside(indices: Array, bounds: Sequence[int]) -> Array:
     """Which index vectors lie between zero and the bounds."""
-    inside = (indices >= 0) & (indices <= _limits(indices, bounds))
+    inside = lax.bitwise_and(_at_least(indices, 0), lax.le(indices, _limits(indices, bounds)))
     return lax.reduce_and(inside, (indices.ndim - 1,))
 
 
 def _clamped(indices: Array, bounds: Sequence[int]) -> Array:
-    limits = jnp.broadcast_to(_limits(indices, bounds), indices.shape)
-    return lax.clamp(jnp.zeros((), indices.dtype), indices, limits)
+    return lax.clamp(np.zeros((), indices.dtype), indices, _limits(indices, bounds))
 
 
 def _wide(indices: Array) -> Array:
     """Indices from which an offset may be taken."""
-    return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
+    return lax.convert_element_type(indices, jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
-def _is_first(local: Local, factors: Any) -> Array | bool:
-    """Whether this device has the first block of each of some factors."""
-    first: Array | bool = True
-    for f in factors:
-        if local.names(f):
-            first = (local.index(f) == 0) & first
-    return first
+def _is_first(local: Local, factors: Iterable[int]) -> Array:
+    """Whether this device has the first block of each of some factors, one of which is cut."""
+    firsts = [lax.eq(local.index(f), np.int32(0)) for f in factors if local.names(f)]
+    return functools.reduce(lax.bitwise_and, firsts)
 
 
 def _any_padded(local: Local) -> bool:
@@ -226,7 +242,7 @@ def scatter(equation: Equation) -> Form | None:
                     u = local.mask(u, d, f, nothing)
             parts = [f for f in split if local.names(f)]
             if parts and combine in ("add", "mul"):
-                x = lax.select(jnp.broadcast_to(_is_first(local, parts), x.shape), x, lax.full(x.shape, nothing, x.dtype))
+                x = lax.select(lax.broadcast(_is_first(local, parts), x.shape), x, lax.full(x.shape, nothing, x.dtype))
         return local.bind(x, i, u, **changed)
 
     return Form(
@@ -252,15 +268,14 @@ def _shifted(
         i = _clamped(i, [shape[d] - lengths[d] for d in numbers.scatter_dims_to_operand_dims])
     columns = []
     for at, d in enumerate(numbers.scatter_dims_to_operand_dims):
-        column = i[..., at]
-        inside = _inside(i[..., at : at + 1], [shape[d] - 1]) if d in cut else None
-        column = _wide(column)
-        if inside is not None:
-            column = column - line(local.index(cut[d]), local.block(cut[d]))
-            column = jnp.where(inside & (column >= 0), column, -1)
+        column = _wide(lax.index_in_dim(i, at, -1, keepdims=False))
+        if d in cut:
+            inside = _inside(lax.slice_in_dim(i, at, at + 1, axis=-1), [shape[d] - 1])
+            column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
+            column = lax.select(lax.bitwise_and(inside, _at_least(column, 0)), column, lax.full_like(column, -1))
         columns.append(column)
     dropped = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
-    return jnp.stack(columns, axis=-1), dropped
+    return _side_by_side(columns), dropped
 
 
 COMBINES: dict[str, Combine] = {

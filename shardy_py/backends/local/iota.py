@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, line, make_rule
+from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, line, make_rule, positions
 
 
 def iota(equation: Equation) -> Form | None:
@@ -21,10 +21,8 @@ def iota(equation: Equation) -> Form | None:
 
     def run(local: Local, arrays: list) -> list:
         counter = dtype if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4 else jnp.dtype(jnp.int32)
-        made = lax.broadcasted_iota(counter, local.result_shape(0), dimension)
-        if local.names(dimension):
-            made = made + line(local.index(dimension), local.block(dimension)).astype(counter)
-        return [made.astype(dtype)]
+        made = positions(local.result_shape(0), dimension, line(local.index(dimension), local.block(dimension)), counter)
+        return [lax.convert_element_type(made, dtype)]
 
     return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 
@@ -38,14 +36,13 @@ def linear_index(local: Local, shape: tuple[int, ...], factors: tuple[int, ...],
         factors: The factor of each dimension.
         result: The local shape.
     """
-    high, low = jnp.zeros(result, jnp.uint32), jnp.zeros(result, jnp.uint32)
+    high = low = lax.full(result, 0, jnp.uint32)
     stride = 1
     for d in reversed(range(len(shape))):
-        at = lax.broadcasted_iota(jnp.uint32, result, d)
-        if local.names(factors[d]):
-            at = at + line(local.index(factors[d]), local.block(factors[d])).astype(jnp.uint32)
+        start = line(local.index(factors[d]), local.block(factors[d])) if local.names(factors[d]) else 0
+        at = positions(result, d, start, jnp.dtype(jnp.uint32))
         if math.prod(shape) <= 1 << 32:
-            low = low + at * np.uint32(stride % (1 << 32))
+            low = lax.add(low, lax.mul(at, np.uint32(stride % (1 << 32))))
         else:
             more, less = _product(at, stride)
             low = low + less

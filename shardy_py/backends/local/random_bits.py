@@ -77,8 +77,9 @@ def random_bits(equation: Equation) -> Form | None:
 
     def draws(first: Array, second: Array) -> Array:
         if width == 64:
-            return lax.shift_left(first.astype(dtype), jnp.asarray(32, dtype)) | second.astype(dtype)
-        return (first ^ second).astype(dtype)
+            high, low = (lax.convert_element_type(half, dtype) for half in (first, second))
+            return lax.bitwise_or(lax.shift_left(high, dtype.type(32)), low)
+        return lax.convert_element_type(lax.bitwise_xor(first, second), dtype)
 
     return _drawn(equation, draws)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Literal
@@ -152,13 +153,13 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
                 elif d in single:
                     giver, begins[d] = divmod(starts[d], x.shape[d])
                     ends[d] = begins[d] + 1
-                    givers.append(local.index(d) == giver)
+                    givers.append(lax.eq(local.index(d), np.int32(giver)))
             x = lax.slice(x, begins, ends, every)
             for d in moving:
                 if local.names(d):
                     x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.ways(d)))
             if givers:
-                x = jnp.where(functools.reduce(lambda a, b: a & b, givers), x, jnp.zeros_like(x))
+                x = lax.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, lax.full_like(x, 0))
             made.append(x)
         return made
 
@@ -302,7 +303,8 @@ def unstack(equation: Equation) -> Form | None:
         for i, used in enumerate(equation.used):
             giver, at = divmod(i, x.shape[axis])
             part = lax.index_in_dim(x, at, axis, keepdims=False)
-            made.append(jnp.where(local.index(axis) == giver, part, jnp.zeros_like(part)) if used else jnp.zeros_like(part))
+            here = lax.broadcast(lax.eq(local.index(axis), np.int32(giver)), part.shape)
+            made.append(lax.select(here, part, lax.full_like(part, 0)) if used else lax.full_like(part, 0))
         return made
 
     combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"
