@@ -39,7 +39,7 @@ def _carried(walker: Walker, first: Sequence[Held], variables: Sequence[Any], re
         if walker.start is Start.FORWARD and not walker.before:
             out.append(settled(held) if held.remake is None else planned)
             continue
-        start, end = walker.before.get((id(scope), v)), None if isinstance(made, Literal) else walker.before.get((id(scope), made))
+        start, end = walker.noted(v, scope), None if isinstance(made, Literal) else walker.noted(made, scope)
         best = planned
         if start is not None and end is not None and end.remake is None and start.shape:
             choices = [planned, *start.asked, *(at for at in end.versions if not at.unreduced)]
@@ -83,8 +83,7 @@ def _held(
         held = walker.hold(x, where, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None), uses=2)
         if i < fixed and trips:
             held.trips = held.region.trips // trips
-        if scope is not None:
-            walker.made[id(scope), v] = held
+        walker.note(v, held, scope)
         out.append(held)
     return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
@@ -28,8 +29,8 @@ from shardy_py.plan.movements import format_bytes
 Array = Any
 Handler = Callable[["Walker", JaxprEqn, int, list[Held], Scope | None], list[Held]]
 Builders = dict[str, Callable[[Equation], Form | None]]
-Key = tuple[int, Var]
-"""A variable of a jaxpr at one call site: the scope's identity and the variable."""
+Made = dict[int, dict[Var, Held]]
+"""The values of the variables of jaxprs, by the identity of their scope, which tells call sites apart."""
 Place = tuple[int, int]
 """An equation of a jaxpr at one call site: the identities of the scope and the equation."""
 
@@ -72,10 +73,11 @@ class Reading:
 
     def form(self, equation: Equation) -> Form | None:
         """The form of an equation; None where it has to run whole."""
-        known = equation.known
-        if "form" not in known:
+        found = equation.known.get("form", _NOTHING)
+        if found is _NOTHING:
             self._find(equation)
-        return equation.known["form"]
+            found = equation.known["form"]
+        return found
 
     def _find(self, equation: Equation) -> None:
         """Finds the form of an equation; what is known of equal ones is known of it."""
@@ -122,22 +124,17 @@ class Reading:
         found = self._steps.get(id(jaxpr))
         if found is None:
             uses = self.uses(jaxpr)
-            found = self._steps[id(jaxpr)] = [
-                (
-                    index,
-                    eqn,
-                    self.handlers.get(eqn.primitive.name),
-                    eqn.invars,
-                    any(isinstance(v, Literal) for v in eqn.invars),
-                    [(v, uses.get(v, 0)) for v in eqn.outvars],
-                )
-                for index, eqn in enumerate(jaxpr.eqns)
-            ]
+            found = self._steps[id(jaxpr)] = []
+            for index, eqn in enumerate(jaxpr.eqns):
+                known = self.equation(eqn) if eqn.primitive.name not in self.handlers else None
+                literal = any([isinstance(v, Literal) for v in eqn.invars])
+                found.append((index, eqn, known, eqn.invars, literal, [(v, uses.get(v, 0)) for v in eqn.outvars]))
         return found
 
 
-_Step = tuple[int, JaxprEqn, Handler | None, Sequence[Any], bool, list[tuple[Var, int]]]
-"""An equation: where it stands, itself, its handler, what it reads and whether literals are among that, its results and their uses."""
+_Step = tuple[int, JaxprEqn, Equation | None, Sequence[Any], bool, list[tuple[Var, int]]]
+"""An equation: where it stands, itself, itself as forms see it (None where it has a handler), what it reads and whether literals are
+among that, its results and their uses."""
 
 
 class Walker:
@@ -153,7 +150,7 @@ class Walker:
 
     Attributes:
         findings: Equations that had to run whole, with their price.
-        made: The values, by scope and variable.
+        made: The values of variables that equations make, and of those that loops bring in.
         charges: In a dry run, bytes that a device receives for the sake of each equation.
     """
 
@@ -172,7 +169,7 @@ class Walker:
         self.start = start
         self.previous = before
         self.before = before.made if before is not None else {}
-        self.made: dict[Key, Held] = {}
+        self.made: Made = {}
         self.layout_of = layout_of
         self.reading = reading
         self.findings: list[Finding] = []
@@ -187,7 +184,7 @@ class Walker:
     @property
     def told(self) -> Hashable:
         """All that a walk after this one learns from it: where every value came out, and where it was asked for."""
-        return tuple([(key, next(iter(held.versions), None), *held.asked) for key, held in self.made.items()])
+        return tuple([(next(iter(held.versions), None), *held.asked) for values in self.made.values() for held in values.values()])
 
     def hold(self, array: Array, at: Layout, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> Held:
         """A value that is at hand in one layout."""
@@ -212,31 +209,36 @@ class Walker:
         if scope is not None and scope.jaxpr is not jaxpr and len(scope.jaxpr.invars) == len(jaxpr.invars):
             jaxpr = scope.jaxpr
         uses = self.reading.uses(jaxpr)
-        env: dict[Var, Held] = {}
+        env: dict[Any, Held] = {}
         for v, held in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):
             held.uses = uses.get(v, 0) if held.uses == 1 else max(held.uses, 2)
             env[v] = held
-
-        def read(v: Any) -> Held:
-            return self._literal(v) if isinstance(v, Literal) else env[v]
-
-        dry, made, where = self.region.dry, self.made, id(scope)
-        for index, eqn, handler, reads, literal, results in self.reading.steps(jaxpr):
-            operands = [read(v) for v in reads] if literal else [env[v] for v in reads]
-            if not dry:
-                with self.place(eqn):
-                    out = self.equation(eqn, index, operands, scope)
-            elif handler is not None:
-                out = self.equation(eqn, index, operands, scope)
+        count = len(env)
+        dry, literals = self.region.dry, self._literal
+        for index, eqn, known, reads, literal, results in self.reading.steps(jaxpr):
+            operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
+            if dry:
+                out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
             else:
-                out = self.formed(self.reading.equation(eqn), operands, scope)
-            for (v, count), held in zip(results, out, strict=True):
+                with self.place(eqn):
+                    out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
+            for (v, used), held in zip(results, out, strict=True):
                 if held.uses < 2:
-                    held.uses = count
+                    held.uses = used
                 env[v] = held
-                if scope is not None:
-                    made[where, v] = held
-        return [read(v) for v in jaxpr.outvars]
+        if scope is not None:
+            self.made.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
+        return [literals(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def note(self, v: Var, held: Held, scope: Scope | None) -> None:
+        """Makes known to walks after this one a value that no equation makes."""
+        if scope is not None:
+            self.made.setdefault(id(scope), {})[v] = held
+
+    def noted(self, v: Any, scope: Scope | None) -> Held | None:
+        """The value of a variable in the walk before; None where there was none."""
+        values = self.before.get(id(scope))
+        return None if values is None else values.get(v)
 
     def _literal(self, v: Literal) -> Held:
         if not self.region.dry or getattr(v.aval, "shape", ()):
@@ -253,33 +255,37 @@ class Walker:
             return _NOWHERE
         return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 
-    def equation(self, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-        """Runs one equation."""
-        handler = self.reading.handlers.get(eqn.primitive.name)
-        if handler is not None:
-            if self.region.dry and not getattr(handler, "runs_dry", False):
-                return self.unknown(eqn, operands, scope)
-            return handler(self, eqn, index, operands, scope)
-        return self.formed(self.reading.equation(eqn), operands, scope)
+    def handled(self, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+        """Runs one equation by its primitive's handler."""
+        handler = self.reading.handlers[eqn.primitive.name]
+        if self.region.dry and not getattr(handler, "runs_dry", False):
+            return self.unknown(eqn, operands, scope)
+        return handler(self, eqn, index, operands, scope)
 
     def formed(self, equation: Equation, operands: list[Held], scope: Scope | None, form: Form | None = None) -> list[Held]:
         """Runs one equation by a form, its primitive's where none is given."""
         eqn = equation.eqn
         if equation.is_empty:
             return [self._empty(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
-        form = self.reading.form(equation) if form is None else form
         if form is None:
-            return self.whole(equation, operands)
-        if self._is_remakable(equation, form, operands):
-            return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
+            form = self.reading.form(equation)
+            if form is None:
+                return self.whole(equation, operands)
+        for held in operands:
+            if held.remake is None and (held.shape or next(iter(held.versions)).unreduced):
+                break
+        else:
+            if self._is_remakable(equation, form):
+                return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
         form, decision = self.decide(equation, form, operands, scope)
         shapes, dtypes = equation.result_shapes, equation.result_dtypes
         region = self.region
         if region.dry:
             spent = region.spent
             for held, at in zip(operands, decision.operands):
-                held.asked[at] = None
-                if at not in held.versions:
+                if at in held.versions:
+                    held.asked[at] = None
+                else:
                     held.get(at)
             region.spent += decision.inside * region.trips
             region.work += decision.work * region.trips
@@ -329,7 +335,7 @@ class Walker:
 
     def asked(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
         """Where a result will be asked for, as far as that is known."""
-        known = self.before.get((id(scope), v))
+        known = self.noted(v, scope)
         if known is not None:
             return tuple(known.asked)
         planned = None if self.start is Start.FORWARD else self.planned(v, scope)
@@ -383,10 +389,8 @@ class Walker:
         held.remake = lambda target: None if self.region.dry else lax.full(local_shape(shape, target, self.mesh), 0, dtype)
         return held
 
-    def _is_remakable(self, equation: Equation, form: Form, operands: Sequence[Held]) -> bool:
-        for held in operands:
-            if held.remake is None and (held.shape or next(iter(held.versions)).unreduced):
-                return False
+    def _is_remakable(self, equation: Equation, form: Form) -> bool:
+        """Whether results can be computed where they are needed, of operands that can be had anywhere."""
         return not (equation.eqn.effects or form.rule.reduction or form.moved is not None or not any(equation.result_shapes))
 
     def _remakable(self, equation: Equation, form: Form, operands: Sequence[Held], i: int) -> Held:
@@ -431,6 +435,8 @@ class Walker:
             return at, axes
         return replicated(len(mapping)), [()] * rule.num_factors
 
+
+_NOTHING = object()
 
 _NOWHERE = contextlib.nullcontext()
 
