@@ -269,7 +269,7 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
                 break
             before = walker
     assert best is not None
-    return _improved_choice(best, walk, STEPS // max(len(best.last.made), 1))
+    return _improved_choice(best, walk, STEPS // max(sum(map(len, best.last.made.values())), 1))
 
 
 def _improved_choice(best: Choice, walk: Callable[[Walker | None, Start, Mapping[Place, int]], Walker], walks: int) -> Choice:

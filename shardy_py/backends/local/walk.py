@@ -127,7 +127,7 @@ class Reading:
             found = self._steps[id(jaxpr)] = []
             for index, eqn in enumerate(jaxpr.eqns):
                 known = self.equation(eqn) if eqn.primitive.name not in self.handlers else None
-                literal = any([isinstance(v, Literal) for v in eqn.invars])
+                literal = any(isinstance(v, Literal) for v in eqn.invars)
                 found.append((index, eqn, known, eqn.invars, literal, [(v, uses.get(v, 0)) for v in eqn.outvars]))
         return found
 
