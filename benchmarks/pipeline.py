@@ -5,9 +5,9 @@
 
 Loss and gradients are compared at every step, at the parameters that training on one device comes to. The time per task is that in which
 one thread hands programs and transfers to the devices, by the clock, the median over steps. Beside it stands how much of that the
-thread itself computes, and how much it waits: JAX starts a program of several CPU devices on threads of its own and waits until all have
-it, and where there are fewer cores than devices and that thread, these wait for the work of earlier tasks. CPU seconds are those of the
-thread. Programs of a few hundred operations run in the thread that hands them out, so that both times hold their work.
+thread itself computes, and how much it waits: for a core, where there are fewer than devices, and, where the devices of a stage exchange
+data, for the threads on which JAX starts a program of several CPU devices. CPU seconds are those of the thread. Programs of a few hundred
+operations run in the thread that hands them out, so that both times hold their work.
 
 "When idle" are the same two figures in steps in which the devices finish every task before the next is handed out, so that nothing but the
 task itself is in its way. What the thread waits for then is that other threads take their part, and what they compute at once. As

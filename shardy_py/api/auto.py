@@ -26,6 +26,7 @@ from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
 from shardy_py.backends.executable import SignatureChanged
+from shardy_py.backends.per_device import per_device
 from shardy_py.frontends.context import is_tracing
 from shardy_py.plan.plan import Plan
 
@@ -68,6 +69,11 @@ class Traced:
         """
         platforms = None if lowering_platforms is None else tuple(lowering_platforms)
         return make_entry(self._planned, abstract=platforms is not None).lower(platforms)
+
+    def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
+        """What every device does with its shards, under `lowering="shard_map"`; None where devices exchange data, or have effects."""
+        made = self._planned.partitioning
+        return None if made is None else per_device(made.made(self.plan()))
 
 
 @dataclass(frozen=True)

@@ -505,3 +505,15 @@ def frames_of(source_info: Any) -> list[tuple[str, int]]:
     """File and line of the user's frames of a `source_info`, innermost first."""
     frames = _source_info_util.user_frames(getattr(source_info, "traceback", None))
     return [(frame.file_name, frame.start_line) for frame in frames]
+
+
+def put_shards(like: jax.Array, sharding: jax.sharding.Sharding, shards: Sequence[jax.Array], devices: Sequence[jax.Device]) -> jax.Array:
+    """What `jax.device_put` does once it knows its arguments: an array of copies of shards, each on a device.
+
+    Args:
+        like: An array of the shape, type and mesh axes of the one to make; no keys.
+        sharding: That of the one to make.
+        shards: One for each device.
+        devices: Those of the sharding, in its order.
+    """
+    return _pxla.batched_device_put(jax.typeof(like), sharding, shards, devices)

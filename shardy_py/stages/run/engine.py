@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Var
-from jax.sharding import Mesh
 
-from shardy_py.stages.run.atoms import dtype_of, shape_of, struct_of
-from shardy_py.stages.run.placing import Places, compile_program
+from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of
+from shardy_py.stages.run.compiling import Compiling
+from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
+from shardy_py.stages.run.shards import End, Move, joined, move, split
 from shardy_py.stages.schedules import Schedule, Task
 from shardy_py.stages.simulation import costs_of
 from shardy_py.stages.simulation import run as simulated
@@ -33,7 +34,7 @@ class Step:
         shared: Those values, set once per step.
         totals: Accumulators, in the order of the program's sums.
         keep: (result, slot) of results that the same mesh reads.
-        send: Where results go that other meshes read -> these results, and for each the stage and its slot.
+        send: What brings results to another mesh, these results, and for each the stage and its slot.
         stack: (result, position among the per-example results).
         drop: Slots that nothing reads afterwards.
     """
@@ -43,7 +44,7 @@ class Step:
     sources: list[int]
     shared_of: list[Var]
     keep: list[tuple[int, int, int]]
-    send: list[tuple[Any, list[int], list[tuple[int, int]]]]
+    send: list[tuple[Move, list[int], list[tuple[int, int]]]]
     stack: list[tuple[int, Var]]
     drop: list[int]
     shared: list[Any] = field(default_factory=list)
@@ -80,6 +81,7 @@ class Engine:
         stacked: Results per example, which the step returns.
 
     Attributes:
+        apart: For every stage, whether its devices run each by itself; its values are tuples of shards then.
         waits: Whether devices finish every task before the next is handed out, so that `statistics` has the time of handing out alone.
     """
 
@@ -98,7 +100,10 @@ class Engine:
                 if v in moving:
                     self.slots[s].setdefault(v, len(self.slots[s]))
         self.each = [[v for v in each if v in self.slots[s]] for s in range(places.stages)]
-        self.steps = {key: self._step(key, program) for key, program in programs.items()}
+        compiling = {key: Compiling(program, places) for key, program in programs.items()}
+        mixed = {s % self.meshes for (_, s), one in compiling.items() if one.per_device is None}
+        self.apart = [s % self.meshes not in mixed for s in range(places.stages)]
+        self.steps = {key: self._step(key, one) for key, one in compiling.items()}
         self.totals_ready = False
         self.waits = False
 
@@ -110,8 +115,9 @@ class Engine:
             found[s].update(dict.fromkeys(step.shared_of))
         return found
 
-    def _step(self, key: tuple[str, int], program: Program) -> Step:
+    def _step(self, key: tuple[str, int], compiling: Compiling) -> Step:
         role, s = key
+        program = compiling.program
         slots = self.slots[s]
         shared_of: list[Var] = []
         sources: list[int] = []
@@ -126,7 +132,7 @@ class Engine:
         read_later = {v for r in later for v in self.programs[r, s].inputs}
         drop = [slots[v] for v in program.inputs if v in slots and v not in read_later]
         keep: list[tuple[int, int, int]] = []
-        sent: dict[Any, list[tuple[int, int, int]]] = {}
+        sent: dict[Move, list[tuple[int, int, int]]] = {}
         stack: list[tuple[int, Var]] = []
         for position, v in enumerate(program.outputs):
             readers = [t for t in range(self.places.stages) if v in self.slots[t]]
@@ -134,20 +140,25 @@ class Engine:
                 if self.places.mesh(t) == self.places.mesh(s):
                     keep.append((position, t, self.slots[t][v]))
                 else:
-                    sent.setdefault(self._target(v, t), []).append((position, t, self.slots[t][v]))
+                    sent.setdefault(move(self._end(v, s), self._end(v, t)), []).append((position, t, self.slots[t][v]))
             if v in self.stacked:
                 stack.append((position, v))
-        send = [(target, [position for position, _, _ in rows], [row[1:] for row in rows]) for target, rows in sent.items()]
-        structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
+        send = [(bring, [position for position, _, _ in rows], [row[1:] for row in rows]) for bring, rows in sent.items()]
         first = len(program.inputs)
         donated = [*self._given(key, program, drop), *range(first, first + len(program.sums))]
-        call = compile_program(program, self.places, structs, donated)
+        call = compiling.apart(donated) if self.apart[s] else compiling.whole(donated)
         return Step(program, call, sources, shared_of, keep, send, stack, drop)
 
-    def _target(self, v: Var, stage: int) -> Any:
-        """Where a value is sent that a stage reads: a device where it has one, which takes JAX less time than a sharding on it."""
-        mesh = self.places.mesh(stage)
-        return mesh.devices.flat[0] if isinstance(mesh, Mesh) and mesh.size == 1 else self.places.sharding(v, stage)
+    def _end(self, v: Var, stage: int) -> End:
+        return End(self.places.sharding(v, stage), self.apart[stage], is_extended_dtype(dtype_of(v)))
+
+    def _at(self, stage: int, value: jax.Array) -> Any:
+        """An array as the programs of a stage take it."""
+        return split(value) if self.apart[stage] else value
+
+    def _array(self, v: Var, stage: int, value: Any) -> jax.Array:
+        """The array that a program of a stage gave."""
+        return joined(value, self.places.sharding(v, stage)) if self.apart[stage] else value
 
     def _given(self, key: tuple[str, int], program: Program, drop: list[int]) -> list[int]:
         """Residuals whose memory the results of a backward pass may take."""
@@ -171,7 +182,8 @@ class Engine:
     def zero_totals(self) -> None:
         """Puts zeros into all accumulators."""
         for (_, s), step in self.steps.items():
-            step.totals = [jax.device_put(np.zeros(shape_of(v), dtype_of(v)), self.places.sharding(v, s)) for v in step.program.sums]
+            zeros = [jax.device_put(np.zeros(shape_of(v), dtype_of(v)), self.places.sharding(v, s)) for v in step.program.sums]
+            step.totals = [self._at(s, x) for x in zeros]
         self.totals_ready = True
 
     def run(self, shared: Sequence[dict[Var, Any]], each: Sequence[Mapping[Var, Sequence[Any]]]) -> dict[Var, list[Any]]:
@@ -188,19 +200,19 @@ class Engine:
             self.zero_totals()
         self.totals_ready = False
         for (_, s), step in self.steps.items():
-            step.shared = [shared[s][v] for v in step.shared_of]
+            step.shared = [self._at(s, shared[s][v]) for v in step.shared_of]
         count = self.schedule.microbatches
         stores: list[list[list[Any]]] = []
         for s, slots in enumerate(self.slots):
             rows = [[None] * len(slots) for _ in range(count)]
             for v in self.each[s]:
                 for row, value in zip(rows, each[s][v]):
-                    row[slots[v]] = value
+                    row[slots[v]] = self._at(s, value)
             stores.append(rows)
         stacked: dict[Var, list[Any]] = {}
         held, stash = [0] * self.meshes, [0] * self.meshes
         peak, peak_stash = [0] * self.meshes, [0] * self.meshes
-        steps, meshes, put = self.steps, self.meshes, jax.device_put
+        steps, meshes = self.steps, self.meshes
         if self.waits:
             jax.block_until_ready((stores, [(step.shared, step.totals) for step in steps.values()]))
         begin, begin_cpu = time.perf_counter(), time.thread_time()
@@ -214,15 +226,11 @@ class Engine:
                 store[i] = None
             for position, t, slot in step.keep:
                 stores[t][m][slot] = out[position]
-            for target, positions, slots in step.send:
-                if len(positions) == 1:
-                    ((t, slot),) = slots
-                    stores[t][m][slot] = put(out[positions[0]], target)
-                else:
-                    for (t, slot), value in zip(slots, put([out[p] for p in positions], target)):
-                        stores[t][m][slot] = value
+            for bring, positions, slots in step.send:
+                for (t, slot), value in zip(slots, bring([out[p] for p in positions])):
+                    stores[t][m][slot] = value
             for position, v in step.stack:
-                stacked.setdefault(v, [None] * count)[m] = out[position]
+                stacked.setdefault(v, [None] * count)[m] = self._array(v, s, out[position])
             step.totals = out[len(step.program.outputs) :]
             mesh = s % meshes
             if role == "F":
@@ -252,12 +260,12 @@ class Engine:
 
     def totals(self) -> dict[Var, Any]:
         """The sums over microbatches."""
-        return {v: total for step in self.steps.values() for v, total in zip(step.program.sums, step.totals)}
+        return {v: self._array(v, s, x) for (_, s), step in self.steps.items() for v, x in zip(step.program.sums, step.totals)}
 
     def reset(self, zeros: dict[Var, Any]) -> None:
         """Takes zeros for the next step."""
-        for step in self.steps.values():
-            step.totals = [zeros[v] for v in step.program.sums]
+        for (_, s), step in self.steps.items():
+            step.totals = [self._at(s, zeros[v]) for v in step.program.sums]
         self.totals_ready = True
 
 

@@ -11,12 +11,12 @@ import numpy as np
 from jax.extend.core import Literal, Var
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
+from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of
 from shardy_py.stages.run.building import Built, literal
+from shardy_py.stages.run.compiling import compile_program
 from shardy_py.stages.run.engine import Engine, Statistics
 from shardy_py.stages.run.flat import live
 from shardy_py.stages.run.packing import packed
-from shardy_py.stages.run.placing import compile_program
 from shardy_py.stages.run.programs import Program, evaluate
 from shardy_py.stages.run.waiting import waiting
 
@@ -50,7 +50,7 @@ class Runner:
         self.updates = inside.updates
         self.calls = [self._compile(i) for i in range(len(self.updates))]
         self.parts = [*built.parts, *inside.parameters]
-        self.part_calls = [compile_program(program, self.places, [struct_of(v) for v in program.inputs], ()) for program in self.parts]
+        self.part_calls = [compile_program(program, self.places, ()) for program in self.parts]
         self.literals = {i: literal(v) for i, v in enumerate(self.results) if isinstance(v, Literal)}
         self.prologue = _prologue(built)
         self.fold = _fold(built)
@@ -80,8 +80,7 @@ class Runner:
             if v in own and v not in later and kind in free:
                 free.remove(kind)
                 given.append(i)
-        structs = [struct_of(v) for v in program.inputs]
-        return compile_program(program, self.places, structs, given)
+        return compile_program(program, self.places, given)
 
     def step(self, leaves: Sequence[Any]) -> list[Any]:
         """The results of one step, leaf by leaf.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +14,7 @@ from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
-from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.errors import PipelineError
-from shardy_py.stages.run.programs import Program
 
 AnyMesh = Mesh | AbstractMesh | Mapping[str, int] | Sequence[Mesh | AbstractMesh] | None
 
@@ -189,31 +186,3 @@ def plan_specs(
 
 def _spec(sharding: NamedSharding) -> PartitionSpec:
     return sharding.spec
-
-
-def compile_program(program: Program, places: Places, structs: Sequence[Any], donate: Sequence[int]) -> Any:
-    """The compiled program on the mesh of its stage.
-
-    Args:
-        program: The program.
-        places: Where values lie.
-        structs: Types of its operands.
-        donate: Operands whose memory it may take.
-    """
-    stage = program.stage
-    ins = [places.sharding(v, stage) for v in (*program.inputs, *program.sums)]
-    outs = tuple(places.sharding(v, stage) for v in (*program.outputs, *program.sums, *program.resets))
-    function = program.function()
-    if places.mesh(stage).size == 1:
-        jitted = jax.jit(function, in_shardings=tuple(ins), out_shardings=outs, donate_argnums=tuple(donate), keep_unused=True)
-        return jitted.lower(*structs).compile()
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(ins))]
-    )
-    # Under "jit" XLA adds up what devices have of a sum, each time.
-    lowering = "shard_map" if any(isinstance(stand, PartialSums) for stand in program.stands.values()) and program.sums else "jit"
-    sharded = auto_shard(
-        function, mesh=places.mesh(stage), in_shardings=tuple(ins) or None, out_shardings=outs, donate_argnums=tuple(donate) or None,
-        lowering=lowering,
-    )  # fmt: skip
-    return sharded.lower(*structs).compile()

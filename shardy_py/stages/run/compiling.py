@@ -1,0 +1,119 @@
+"""Compiling the programs of a pipeline: for the mesh of a stage, or for each of its devices."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from shardy_py.api import auto_shard
+from shardy_py.frontends.context import device_platform
+from shardy_py.stages.run.atoms import struct_of
+from shardy_py.stages.run.buffers import PartialSums
+from shardy_py.stages.run.placing import Places
+from shardy_py.stages.run.programs import Program
+from shardy_py.stages.run.shards import DeviceCalls, devices_of
+
+MOST_APART = 4
+"""Devices of a stage up to which each is handed its own program: it is compiled for each of them. That is for CPU devices, which compute
+on the cores that JAX needs for starting a program on all of them at once; see docs/stages.md."""
+
+
+class Compiling:
+    """A program that is to be compiled.
+
+    Args:
+        program: The program.
+        places: Where values lie.
+    """
+
+    def __init__(self, program: Program, places: Places) -> None:
+        stage = program.stage
+        self.program = program
+        self.mesh = places.mesh(stage)
+        self.ins = tuple(places.sharding(v, stage) for v in (*program.inputs, *program.sums))
+        self.outs = tuple(places.sharding(v, stage) for v in (*program.outputs, *program.sums, *program.resets))
+        self.structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
+
+    def whole(self, donate: Sequence[int]) -> Any:
+        """The program for its mesh; takes and gives arrays.
+
+        Args:
+            donate: Operands whose memory it may take.
+        """
+        if self.mesh.size == 1:
+            return _jitted(self.program.function(), self.ins, self.outs, donate).lower(*self.structs).compile()
+        # Under "jit" XLA adds up what devices have of a sum, each time.
+        waits = any(isinstance(stand, PartialSums) for stand in self.program.stands.values()) and self.program.sums
+        return self._sharded("shard_map" if waits else "jit", donate).lower(*self.structs).compile()
+
+    @functools.cached_property
+    def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
+        """What every device of the mesh runs by itself; None where they exchange data, and where that is not what to do."""
+        if not 1 < self.mesh.size <= MOST_APART or not self.ins or device_platform(devices_of(self.mesh)[0]) != "cpu":
+            return None
+        traced = self._sharded("shard_map", ()).trace(*self.structs)
+        plan = traced.plan()
+        planned = zip((*jax.tree.leaves(plan.input_shardings), *jax.tree.leaves(plan.output_shardings)), (*plan.inputs, *plan.outputs))
+        same = all(at.is_equivalent_to(here, len(v.shape)) for at, (here, v) in zip((*self.ins, *self.outs), planned, strict=True))
+        return traced.per_device() if same else None
+
+    def apart(self, donate: Sequence[int]) -> DeviceCalls:
+        """The program for every device; takes and gives tuples of shards.
+
+        Args:
+            donate: Operands whose memory it may take.
+        """
+        assert self.per_device is not None
+        here = NamedSharding(AbstractMesh((1,), ("device",)), PartitionSpec())
+        lowered: dict[int, Any] = {}
+        calls: list[Any] = []
+        for device, closed in zip(devices_of(self.mesh), self.per_device, strict=True):
+            found = lowered.get(id(closed))
+            if found is None:
+                function = _named(closed, self.program.name)
+                structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
+                traced = _jitted(function, here, here, donate).trace(*structs)
+                found = lowered[id(closed)] = traced.lower(lowering_platforms=(device_platform(device),))
+            calls.append(found.compile(device_assignment=(device,)))
+        return DeviceCalls(tuple(calls))
+
+    def _sharded(self, lowering: Any, donate: Sequence[int]) -> Any:
+        function = self.program.function()
+        function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(self.ins))]
+        )
+        return auto_shard(
+            function, mesh=self.mesh, in_shardings=self.ins or None, out_shardings=self.outs, donate_argnums=tuple(donate) or None,
+            lowering=lowering,
+        )  # fmt: skip
+
+
+def _jitted(function: Callable[..., Any], ins: Any, outs: Any, donate: Sequence[int]) -> Any:
+    return jax.jit(function, in_shardings=ins, out_shardings=outs, donate_argnums=tuple(donate), keep_unused=True)
+
+
+def _named(closed: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
+    run = jaxpr_as_fun(closed)
+
+    def function(*args: Any) -> list[Any]:
+        return run(*args)
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def compile_program(program: Program, places: Places, donate: Sequence[int]) -> Any:
+    """The compiled program on the mesh of its stage.
+
+    Args:
+        program: The program.
+        places: Where values lie.
+        donate: Operands whose memory it may take.
+    """
+    return Compiling(program, places).whole(donate)

@@ -1,0 +1,123 @@
+"""Values of stages whose devices run each by itself: tuples of shards, in the order of the mesh.
+
+JAX starts a program of several devices on threads of its own and waits until all of them have it; programs of one device it just hands
+out. So where the devices of a stage exchange nothing, each is handed its own program and its own shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
+
+from shardy_py.frontends.context import put_shards
+
+Shards = tuple[Any, ...]
+Device = Any
+Move = Callable[[Sequence[Any]], Sequence[Any]]
+"""Brings values of one stage to another."""
+
+
+def devices_of(mesh: Mesh | AbstractMesh) -> tuple[Device, ...]:
+    """The devices of a mesh that has some, in its order."""
+    assert isinstance(mesh, Mesh)
+    return tuple(mesh.devices.flat)
+
+
+@dataclass(frozen=True)
+class DeviceCalls:
+    """A program, compiled for every device; takes shards and gives shards."""
+
+    calls: tuple[Any, ...]
+
+    def __call__(self, *values: Shards) -> list[Shards]:
+        """Runs the program on every device."""
+        return list(zip(*[call(*own) for call, own in zip(self.calls, zip(*values))]))
+
+
+def split(value: jax.Array) -> Shards:
+    """The shards of an array."""
+    return tuple([shard.data for shard in value.addressable_shards])
+
+
+def joined(shards: Shards, sharding: NamedSharding) -> jax.Array:
+    """The array of these shards."""
+    shape = list(shards[0].shape)
+    for dim, axes in enumerate(sharding.spec):
+        for axis in (axes,) if isinstance(axes, str) else axes or ():
+            shape[dim] *= sharding.mesh.shape[axis]
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(shards))
+
+
+@dataclass(frozen=True)
+class End:
+    """Where a value is read or made.
+
+    Attributes:
+        sharding: On the mesh of the stage.
+        apart: Whether the devices of the stage run each by itself.
+        is_key: Whether it is of keys.
+    """
+
+    sharding: NamedSharding
+    apart: bool
+    is_key: bool = False
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of the stage."""
+        return devices_of(self.sharding.mesh)
+
+
+def move(made: End, read: End) -> Move:
+    """What brings values from one stage to another. Equal moves are equal objects, and bring several values at once.
+
+    Args:
+        made: Where they are made.
+        read: Where they are read.
+    """
+    alike = made.sharding.spec == read.sharding.spec and made.sharding.mesh.axis_sizes == read.sharding.mesh.axis_sizes
+    if made.apart != read.apart or not alike or made.is_key:
+        return _Any(made, read)
+    if made.apart:
+        return _Across(tuple((SingleDeviceSharding(device), device) for device in read.devices))
+    return _Alike(SingleDeviceSharding(read.devices[0]) if len(read.devices) == 1 else read.sharding, read.devices)
+
+
+@dataclass(frozen=True)
+class _Across:
+    """Shards from device to device."""
+
+    places: tuple[tuple[SingleDeviceSharding, Device], ...]
+
+    def __call__(self, values: Sequence[Shards]) -> Sequence[Shards]:
+        return [tuple([put_shards(x, at, (x,), (device,)) for x, (at, device) in zip(shards, self.places)]) for shards in values]
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Arrays to another mesh, on which they are sharded as before."""
+
+    sharding: NamedSharding | SingleDeviceSharding
+    devices: tuple[Device, ...]
+
+    def __call__(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        if len(self.devices) == 1:
+            return [put_shards(x, self.sharding, (x,), self.devices) for x in values]
+        return [put_shards(x, self.sharding, split(x), self.devices) for x in values]
+
+
+@dataclass(frozen=True)
+class _Any:
+    """By way of whole arrays."""
+
+    made: End
+    read: End
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+        whole = [joined(x, self.made.sharding) for x in values] if self.made.apart else values
+        moved = jax.device_put(whole, self.read.sharding)
+        return [split(x) for x in moved] if self.read.apart else moved
