@@ -21,7 +21,7 @@ from shardy_py.backends.partitioned_call import Shardings, partitioned_call
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
 from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
-from shardy_py.frontends.transforms import hoisted, used_part
+from shardy_py.frontends.transforms import abstract_argument, hoisted, used_part
 from shardy_py.ir import Program
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
@@ -144,20 +144,30 @@ class _Planned:
     ins: Shardings
     outs: Shardings
 
-    def run(self, context: AbstractMesh | None) -> Run:
-        """The region."""
+    def region(self, context: AbstractMesh | None) -> ClosedJaxpr:
+        """The region, whose inputs are those of the call."""
         made = self.partitioning.made(self.plan, context).jaxpr
-        own = made.consts[: len(made.consts) - len(self.partitioning.closed.consts)]  # those of the region, before those of the planned one
-        whole = hoisted(made)
-        part, needed = used_part(whole, (True,) * len(whole.out_avals))
-        call, used, avals = jaxpr_as_fun(part), self.used, whole.in_avals
+        own = len(made.consts) - len(self.partitioning.closed.consts)  # constants of the region stand before those of the planned one
+        inputs = [*made.jaxpr.constvars[own:], *made.jaxpr.invars]
+        info = made.jaxpr.debug_info.with_unknown_names()
+        whole = ClosedJaxpr(made.jaxpr.replace(constvars=made.jaxpr.constvars[:own], invars=inputs, debug_info=info), made.consts[:own])
+        return whole if all(self.used) else _given(whole, self.used, AbstractMesh((), ()) if context is None else context)
 
-        def run(*args: Any) -> Sequence[Any]:
-            given = iter(args)
-            values = [*own, *(next(given) if u else None for u in used)]
-            return call(*(_anything(a) if x is None else x for x, a, n in zip(values, avals, needed, strict=True) if n))
 
-        return run
+def _given(whole: ClosedJaxpr, used: Sequence[bool], around: AbstractMesh) -> ClosedJaxpr:
+    """The jaxpr of some inputs of another one; the others matter to nothing, and those that it still asks for may be anything."""
+    all_inputs = hoisted(whole)
+    part, needed = used_part(all_inputs, (True,) * len(all_inputs.out_avals))
+    given = [*(True for _ in whole.consts), *used]
+    avals = all_inputs.in_avals
+
+    def run(*args: Any) -> Sequence[Any]:
+        rest = iter((*whole.consts, *args))
+        values = [next(rest) if g else None for g in given]
+        return jaxpr_as_fun(part)(*(_anything(a) if v is None else v for v, a, n in zip(values, avals, needed, strict=True) if n))
+
+    with jax.sharding.use_abstract_mesh(around):
+        return jax.make_jaxpr(run)(*(abstract_argument(a) for a, u in zip(whole.in_avals, used, strict=True) if u))
 
 
 def _anything(aval: Any) -> Any:
@@ -210,32 +220,25 @@ class Partitions:
             return in_shardings, out_shardings
         return self._plan(jaxpr, in_shardings, out_shardings).shardings
 
-    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Run:
-        """A function from global arrays to global arrays, one region."""
+    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
+        """A jaxpr from global arrays to global arrays, one region."""
         first = self._is_first(jaxpr, in_shardings, out_shardings)
-        run = self._region(jaxpr, in_shardings, out_shardings) if first is None else first.run(self.context)
-        around = AbstractMesh((), ()) if self.context is None else self.context
-
-        def call(*args: Any) -> Sequence[Any]:
-            with jax.sharding.use_abstract_mesh(around):
-                return run(*args)
-
-        return call
+        return self._region(jaxpr, in_shardings, out_shardings) if first is None else first.region(self.context)
 
     def _is_first(self, jaxpr: ClosedJaxpr, ins: Shardings, outs: Shardings) -> _Planned | None:
         first = self.first()
         return first if first is not None and jaxpr is first.jaxpr and ins == first.ins and outs == first.outs else None
 
-    def _region(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Run:
+    def _region(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
         found = self._plan(jaxpr, in_shardings, out_shardings)
         imported = self._propagated(jaxpr, in_shardings, out_shardings) if found.imported is None else found.imported
         found.imported = None
         ins, outs = found.shardings
         if self.context is not None and not fits_inside(imported, self.context, ins, outs):
-            return jaxpr_as_fun(jaxpr)
+            return jaxpr
         closed = ClosedJaxpr(imported.scope.jaxpr, jaxpr.consts)
         view, platform = self.view, self.options.platform_of(self.view.given)
-        return jaxpr_as_fun(partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context).jaxpr)
+        return partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context).jaxpr
 
     def _plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> _Derived:
         key = (jaxpr, in_shardings, out_shardings)

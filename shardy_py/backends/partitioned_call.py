@@ -36,8 +36,8 @@ class Partition(Hashable, Protocol):
     @property
     def devices(self) -> Mesh | None: ...  # noqa: D102
 
-    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Callable[..., Sequence[Any]]:
-        """A traceable function from global arrays to global arrays.
+    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
+        """A jaxpr of the same inputs and results, which runs on the devices.
 
         Args:
             jaxpr: Without constants.
@@ -184,8 +184,7 @@ def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[st
 
 @functools.lru_cache(maxsize=1024)
 def _program(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> ClosedJaxpr:
-    run = partition(jaxpr, _resolved(in_seeds), _resolved(out_seeds))
-    return without_calls(jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals)))
+    return without_calls(partition(jaxpr, _resolved(in_seeds), _resolved(out_seeds)))
 
 
 def _run(*args: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, **_: Any) -> list[Any]:

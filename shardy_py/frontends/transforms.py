@@ -18,7 +18,8 @@ from jax.interpreters import ad, partial_eval
 from jax.sharding import AbstractMesh
 
 from shardy_py.frontends import _jax
-from shardy_py.frontends._jax import abstract_argument, backward_pass, close_over_nothing, trace_context
+from shardy_py.frontends._jax import abstract_argument as abstract_argument
+from shardy_py.frontends._jax import backward_pass, close_over_nothing, trace_context
 from shardy_py.frontends._jax import checkpoint_rule as checkpoint_rule
 
 P = ParamSpec("P")

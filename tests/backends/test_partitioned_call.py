@@ -25,10 +25,10 @@ class Plain:
 
     devices: Mesh | None = None
 
-    def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> Callable[..., Any]:
+    def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> ClosedJaxpr:
         assert not jaxpr.consts
         assert (len(ins), len(outs)) == (len(jaxpr.in_avals), len(jaxpr.out_avals))
-        return jaxpr_as_fun(jaxpr)
+        return jaxpr
 
     def planned(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> tuple[Any, Any]:
         return ins, outs
@@ -38,12 +38,13 @@ class Plain:
 class Replicated(Plain):
     """Evaluates the jaxpr on every device of a mesh."""
 
-    def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> Callable[..., Any]:
+    def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> ClosedJaxpr:
         whole = PartitionSpec()
-        run = super().__call__(jaxpr, ins, outs)
+        run = jaxpr_as_fun(super().__call__(jaxpr, ins, outs))
         assert self.devices is not None
         mesh = self.devices.abstract_mesh  # so that nothing but the call says which devices
-        return jax.shard_map(run, mesh=mesh, in_specs=(whole,) * len(ins), out_specs=[whole] * len(outs), check_vma=False)
+        region = jax.shard_map(run, mesh=mesh, in_specs=(whole,) * len(ins), out_specs=[whole] * len(outs), check_vma=False)
+        return jax.make_jaxpr(region)(*jaxpr.in_avals)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class Recording(Plain):
     runs: list[tuple[ClosedJaxpr, Any, Any]] = field(default_factory=list)
     plans: list[tuple[ClosedJaxpr, Any, Any]] = field(default_factory=list)
 
-    def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> Callable[..., Any]:
+    def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> ClosedJaxpr:
         self.runs.append((jaxpr, ins, outs))
         return super().__call__(jaxpr, ins, outs)
 
