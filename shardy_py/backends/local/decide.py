@@ -89,11 +89,10 @@ def decide(
     """
     setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
     rated: list[tuple[float, int, int, Decision]] = []
-    every = setting.count_axes()
     for waiting, group in setting.delays(linear):
         for axes in setting.proposals(waiting):
             found = setting.rate(axes, waiting, group)
-            if found.cost == found.work and len(waiting) + sum(map(len, axes)) == every:
+            if found.cost == found.work and len(waiting) + sum(map(len, axes)) == setting.count_axes():
                 return (found,)  # nothing moves, and no other way has less to compute
             rated.append((found.cost, -len(waiting), len(rated), found))
     return tuple([decision for *_, decision in sorted(rated)[:KEPT]])
@@ -101,6 +100,12 @@ def decide(
 
 _Source = dict[int, Axes]
 """The axes that one layout of one tensor gives to factors."""
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _axes(of: Layout) -> frozenset[AxisRef]:
+    """All axes of a layout."""
+    return frozenset(of.unreduced).union(*[dim.axes for dim in of.dims])
 
 
 class _Setting:
@@ -131,16 +136,12 @@ class _Setting:
 
     def count_axes(self) -> int:
         """How many axes any of the tensors is cut over, or waits for."""
-        found: set[AxisRef] = set()
-        for tensor in (*self.operands, *self.results):
-            for version in tensor.versions or ():
-                if version.has_axes:
-                    found.update(version.unreduced, *[dim.axes for dim in version.dims])
-        return len(found)
+        versions = {version for tensor in (*self.operands, *self.results) for version in tensor.versions or ()}
+        return len(frozenset().union(*map(_axes, versions)))
 
     def delays(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The sums that may go on waiting: axes and the operands that wait for them."""
-        for group in linear:
+        for group in linear if any([operand.passes for operand in self.operands]) else ():
             common: list[AxisRef] | None = None
             for i in group:
                 operand = self.operands[i]
@@ -224,33 +225,36 @@ class _Setting:
 
     def layouts(self, axes: Sequence[Axes]) -> list[Layout]:
         """The layout of every tensor under the axes."""
-        if not self.rule.has_compound_dims:
-            return [layout([axes[factor] for (factor,) in mapping]) for mapping in self.rule.mappings]
-        return [layout([tuple(axis for factor in dim for axis in axes[factor]) for dim in mapping]) for mapping in self.rule.mappings]
+        made: dict[Sequence[Sequence[int]], Layout] = {}
+        compound = self.rule.has_compound_dims
+        for mapping in self.rule.mappings:
+            if mapping not in made:
+                dims = [sum([axes[f] for f in dim], ()) for dim in mapping] if compound else [axes[factor] for (factor,) in mapping]
+                made[mapping] = layout(dims)
+        return [made[mapping] for mapping in self.rule.mappings]
 
     def rate(self, axes: tuple[Axes, ...], waiting: Axes, group: tuple[int, ...]) -> Decision:
         """What running so costs."""
         rule, mesh = self.rule, self.mesh
-        count = len(self.operands)
         placed = self.layouts(axes)
-        needed, bare = placed[:count], placed[count:]
+        needed, bare = placed[: len(self.operands)], placed[len(self.operands) :]
         for i in group:
             needed[i] = partial(needed[i], waiting)
-        summed = tuple([axis for factor in rule.reduction for axis in axes[factor]])
+        summed: Axes = tuple([axis for factor in rule.reduction for axis in axes[factor]]) if rule.reduction else ()
         at_once = summed if self.combine != "add" else ()
         left = waiting if at_once else (*waiting, *summed)
         made = [partial(of, left) for of in bare] if left else bare
         total, inside = 0.0, 0
-        for operand, want in zip(self.operands, needed, strict=True):
+        for operand, want in zip(self.operands, needed):
             versions = operand.versions
             if versions is not None and versions[0] is not want:
                 total += operand.often * min([_cost(version, want, operand, mesh) for version in versions])
-        for result, has, of in zip(self.results, made, bare, strict=True):
+        for result, has, of in zip(self.results, made, bare):
             if at_once:
                 piece = result.bits * math.prod(local_shape(result.shape, of, mesh)) // 8
                 inside += received("all_reduce", ways(at_once, mesh), piece, piece) + STARTING
             total += _later(has, of, result, mesh)
-        counts = [ways(a, mesh) for a in axes]
+        counts = [ways(a, mesh) if a else 1 for a in axes]
         if self.moved is not None:
             exchanged = self.moved(counts)
             inside += exchanged + STARTING if exchanged else 0

@@ -51,11 +51,18 @@ class Region:
 class Held:
     """A value in one or more layouts.
 
+    Args:
+        region: Where it lives.
+        shape: Its global shape.
+        dtype: Its element type.
+        at: The layout it is at hand in; None where it is yet in none.
+        array: This device's part in that layout.
+        uses: How many uses it has.
+
     Attributes:
         region: Where it lives.
         shape: Its global shape.
         dtype: Its element type.
-        bits: Bits of an element.
         versions: Layout -> this device's part.
         remake: Gives this device's part in any layout without communication; None where that is not possible.
         uses: How many uses the value has in its jaxpr.
@@ -64,19 +71,25 @@ class Held:
         trips: How often it is made; a value from outside of a loop is moved once, in front of the loop.
     """
 
-    __slots__ = ("asked", "bits", "cut_from", "dtype", "region", "remake", "shape", "trips", "uses", "versions")
+    __slots__ = ("asked", "cut_from", "dtype", "region", "remake", "shape", "trips", "uses", "versions")
 
-    def __init__(self, region: Region, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> None:
+    def __init__(
+        self, region: Region, shape: tuple[int, ...], dtype: Any, at: Layout | None = None, array: Array = None, *, uses: int = 0
+    ) -> None:
         self.region = region
         self.shape = shape
         self.dtype = dtype
-        self.bits = bits_of(dtype)
-        self.versions: dict[Layout, Array] = {}
+        self.versions: dict[Layout, Array] = {} if at is None else {at: array}
         self.remake: Callable[[Layout], Array] | None = None
         self.uses = uses
         self.asked: dict[Layout, None] = {}
         self.trips = region.trips
         self.cut_from: tuple[Held, int, int] | None = None
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element."""
+        return bits_of(self.dtype)
 
     @property
     def rank(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
@@ -169,12 +170,13 @@ class Walker:
         self.start = start
         self.previous = before
         self.before = before.made if before is not None else {}
+        self._asks = before.asks if before is not None else {}
         self.made: Made = {}
         self.layout_of = layout_of
         self.reading = reading
         self.findings: list[Finding] = []
         self._sizes = dict(region.mesh.shape)
-        self._literals: dict[tuple[int, int], tuple[Literal, Held]] = {}  # with the literal: ids are of what lives
+        self._scalars: dict[tuple[Any, int], Held] = {}
 
     @property
     def mesh(self) -> Mesh:
@@ -184,13 +186,17 @@ class Walker:
     @property
     def told(self) -> Hashable:
         """All that a walk after this one learns from it: where every value came out, and where it was asked for."""
-        return tuple([(next(iter(held.versions), None), *held.asked) for values in self.made.values() for held in values.values()])
+        first = [next(iter(held.versions), None) for values in self.made.values() for held in values.values()]
+        return tuple(first), tuple([tuple(asks.values()) for asks in self.asks.values()])
+
+    @functools.cached_property
+    def asks(self) -> dict[int, dict[Var, tuple[Layout, ...]]]:
+        """Where every value was asked for, when all has run."""
+        return {where: {v: tuple(held.asked) for v, held in values.items()} for where, values in self.made.items()}
 
     def hold(self, array: Array, at: Layout, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> Held:
         """A value that is at hand in one layout."""
-        held = Held(self.region, shape, dtype, uses=uses)
-        held.versions[at] = array
-        return held
+        return Held(self.region, shape, dtype, at, array, uses=uses)
 
     def constant(self, value: Any, aval: Any) -> Held:
         """A value that every device has."""
@@ -243,11 +249,11 @@ class Walker:
     def _literal(self, v: Literal) -> Held:
         if not self.region.dry or getattr(v.aval, "shape", ()):
             return self.constant(_plain(v), v.aval)
-        key = (id(v), self.region.trips)
-        found = self._literals.get(key)
+        key = (getattr(v.aval, "dtype", None), self.region.trips)
+        found = self._scalars.get(key)
         if found is None:
-            found = self._literals[key] = v, self.constant(None, v.aval)
-        return found[1]
+            found = self._scalars[key] = self.constant(None, v.aval)
+        return found
 
     def place(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
         """What is traced inside comes from where the equation comes from."""
@@ -291,7 +297,7 @@ class Walker:
             region.work += decision.work * region.trips
             if region.spent > spent:
                 self.charges[id(scope), id(eqn)] = region.spent - spent
-            return [self.hold(None, at, s, d) for at, s, d in zip(decision.results, shapes, dtypes)]
+            return [Held(region, s, d, at) for at, s, d in zip(decision.results, shapes, dtypes)]
         if not any(decision.axes) and any(form.rule.factor_sizes[f] > 1 for f in form.rule.need_replication):
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
             self.gathers(eqn, operands, "runs-whole", *why, severity="info")
@@ -335,9 +341,10 @@ class Walker:
 
     def asked(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
         """Where a result will be asked for, as far as that is known."""
-        known = self.noted(v, scope)
+        asks = self._asks.get(id(scope))
+        known = None if asks is None else asks.get(v)
         if known is not None:
-            return tuple(known.asked)
+            return known
         planned = None if self.start is Start.FORWARD else self.planned(v, scope)
         return FREE if planned is None else (planned,)
 
