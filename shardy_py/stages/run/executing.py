@@ -40,11 +40,9 @@ class Runner:
         self.results = built.results
         each = [*(v for v in self.inputs if self.is_batch[v]), *built.keys]
         stacked = set(built.split.stacked)
-        returned = {v for v in self.results if isinstance(v, Var)}
-        programs, updates = waiting(
-            built.programs, _with_resets(built), self.places, [v for v in self.inputs if self.is_batch[v]], returned
-        )
-        inside = packed(programs, updates, self.places, {*each, *stacked}, returned, built.asked.num_microbatches)
+        batch = [v for v in self.inputs if self.is_batch[v]]
+        programs, updates = waiting(built.programs, _with_resets(built), self.places, batch)
+        inside = packed(programs, updates, self.places, {*each, *stacked}, built.asked.num_microbatches)
         self.engine = Engine(inside.programs, built.schedule, self.places, each, stacked)
         self.shared = self.engine.shared_inputs
         self.updates = inside.updates
@@ -71,7 +69,8 @@ class Runner:
 
     def _compile(self, index: int) -> Any:
         program = self.updates[index]
-        later = {v for other in self.updates[index + 1 :] for v in other.inputs} | {v for v in self.results if isinstance(v, Var)}
+        results = {v for v in self.results if isinstance(v, Var)} - set(program.outputs)
+        later = {v for other in self.updates[index + 1 :] for v in other.inputs} | results
         own = {v for v in self.donated if self.built.updates.owner.get(v) == program.stage} | set(self.engine.totals_of(program.stage))
         free = [(shape_of(v), dtype_of(v), self.places.sharding(v, program.stage)) for v in (*program.outputs, *program.resets)]
         given = []
@@ -172,7 +171,7 @@ def _automatic(x: jax.Array) -> jax.Array:
 
 
 def _with_resets(built: Built) -> list[Program]:
-    """The updates; the last of every stage also makes zeros for the sums of its stage, in their memory."""
+    """The updates; the last of every stage also makes zeros for the sums of its stage, and gives those that are results."""
     updates = list(built.update)
     for s in range(built.places.stages):
         sums = tuple(v for (_, t), program in built.programs.items() if t == s for v in program.sums)
@@ -183,10 +182,10 @@ def _with_resets(built: Built) -> list[Program]:
             updates.append(Program("U", s, 0, (), (), (), ()))
             mine = [len(updates) - 1]
         last = updates[mine[-1]]
-        # A mean of microbatches that is itself a result has to be divided somewhere.
-        means = [v for v in sums if v in built.split.averaged and v in built.results]
+        # A sum that is itself a result has to be taken out of what stands for it, a mean to be divided.
+        returned = [v for v in sums if v in built.results]
         read = tuple(dict.fromkeys((*last.inputs, *sums)))
-        updates[mine[-1]] = replace(last, resets=sums, inputs=read, outputs=tuple(dict.fromkeys((*last.outputs, *means))))
+        updates[mine[-1]] = replace(last, resets=sums, inputs=read, outputs=tuple(dict.fromkeys((*last.outputs, *returned))))
     means_of = set(built.split.averaged)
     parts = built.asked.num_microbatches
     return [replace(program, averaged=tuple(v for v in program.inputs if v in means_of), parts=parts) for program in updates]

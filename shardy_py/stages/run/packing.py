@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of
 from shardy_py.stages.run.buffers import Buffer
-from shardy_py.stages.run.placing import Places
-from shardy_py.stages.run.programs import Program
+from shardy_py.stages.run.placing import Places, axes_of
+from shardy_py.stages.run.programs import Program, stages_reading
 
 PACKED_BYTES = 16384
 """Bytes per device up to which a value is packed. JAX takes 3 to 4 us for an array that goes out of a program and into the next, in which
@@ -45,9 +45,8 @@ class Packed:
 
 
 def packed(
-    programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, fixed: Container[Var], results: Container[Var],
-    microbatches: int,
-) -> Packed:  # fmt: skip
+    programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, fixed: Container[Var], microbatches: int
+) -> Packed:
     """The same programs with small values in buffers.
 
     Args:
@@ -55,17 +54,13 @@ def packed(
         updates: Programs that run once per step.
         places: Where values lie; gets the shardings of the buffers.
         fixed: Values that are handed to programs as they are: the batch, keys, results per example.
-        results: Results of the step.
         microbatches: Their number.
     """
     readers: dict[Var, list[tuple[str, int]]] = {}
     for key, program in programs.items():
         for v in program.inputs:
             readers.setdefault(v, []).append(key)
-    updated: dict[Var, set[int]] = {}
-    for program in updates:
-        for v in program.inputs:
-            updated.setdefault(v, set()).add(program.stage)
+    updated = stages_reading(updates)
     made = {v for program in programs.values() for v in program.outputs}
     packer = _Packer(places)
     handed: dict[Var, Var] = {}
@@ -87,9 +82,6 @@ def packed(
         shared.append(of)
     stages = {(role, s): packer.using(program, handed | shared[s], handed, totals[s]) for (role, s), program in programs.items()}
     once = [packer.using(program, totals[program.stage], {}, totals[program.stage]) for program in updates]
-    for s, i in {program.stage: i for i, program in enumerate(updates)}.items():
-        # A sum that is itself a result has to be cut out somewhere.
-        once[i] = replace(once[i], outputs=tuple(dict.fromkeys((*once[i].outputs, *(v for v in totals[s] if v in results)))))
     return Packed(stages, parameters, once)
 
 
@@ -135,7 +127,7 @@ class _Packer:
             return None
         sharding = self._places.sharding(v, stage)
         shape = shape_of(v)
-        cut = [(dim, (axes,) if isinstance(axes, str) else tuple(axes)) for dim, axes in enumerate(sharding.spec) if axes]
+        cut = [(dim, axes) for dim, entry in enumerate(sharding.spec) if (axes := axes_of(entry))]
         dim, axes = cut[0] if cut else (None, ())
         ways = math.prod(sharding.mesh.shape[axis] for axis in axes)
         if len(cut) > 1 or (dim is not None and shape[dim] % ways) or math.prod(shape) // ways * dtype_of(v).itemsize > PACKED_BYTES:

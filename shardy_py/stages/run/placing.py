@@ -67,6 +67,11 @@ class Places:
         return _named(self.mesh(stage), self.specs.get(v, PartitionSpec()))
 
 
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The axes in an entry of a `PartitionSpec`."""
+    return (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
+
+
 @functools.lru_cache(maxsize=4096)
 def _named(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> NamedSharding:
     return NamedSharding(mesh, spec)

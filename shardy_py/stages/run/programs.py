@@ -101,6 +101,15 @@ def _nothing() -> Jaxpr:
     return jax.make_jaxpr(lambda: ())().jaxpr
 
 
+def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:
+    """Value -> stages of the programs that read it."""
+    found: dict[Var, set[int]] = {}
+    for program in programs:
+        for v in program.inputs:
+            found.setdefault(v, set()).add(program.stage)
+    return found
+
+
 def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Var]:
     """Slices of parameters, such as the rows of stacked ones, of parameters that microbatches read by slices alone.
 

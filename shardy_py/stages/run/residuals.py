@@ -23,6 +23,7 @@ from shardy_py.stages.run.assignment import reads
 from shardy_py.stages.run.atoms import shape_of
 from shardy_py.stages.run.cheap import MOVES, again_seconds, bound, communicates, is_cheap
 from shardy_py.stages.run.flat import Node
+from shardy_py.stages.run.placing import axes_of
 from shardy_py.stages.run.programs import Program
 
 BUFFER_BYTES = 64 << 10
@@ -79,8 +80,7 @@ class Layout:
         """The axes that cut each dimension of a value."""
         found: list[tuple[str, ...]] = []
         for entry in self.specs.get(v, ()):
-            names = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
-            found.append(tuple(name for name in names if self.sizes.get(name, 1) > 1))
+            found.append(tuple(name for name in axes_of(entry) if self.sizes.get(name, 1) > 1))
         return (*found, *((),) * (len(shape_of(v)) - len(found)))
 
     def ways(self, v: Var) -> int:

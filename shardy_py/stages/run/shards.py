@@ -6,6 +6,7 @@ out. So where the devices of a stage exchange nothing, each is handed its own pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 
 from shardy_py.frontends.context import put_shards
+from shardy_py.stages.run.placing import axes_of
 
 Shards = tuple[Any, ...]
 Device = Any
@@ -46,9 +48,8 @@ def split(value: jax.Array) -> Shards:
 def joined(shards: Shards, sharding: NamedSharding) -> jax.Array:
     """The array of these shards."""
     shape = list(shards[0].shape)
-    for dim, axes in enumerate(sharding.spec):
-        for axis in (axes,) if isinstance(axes, str) else axes or ():
-            shape[dim] *= sharding.mesh.shape[axis]
+    for dim, entry in enumerate(sharding.spec):
+        shape[dim] *= math.prod(sharding.mesh.shape[axis] for axis in axes_of(entry))
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(shards))
 
 

@@ -17,12 +17,12 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.stages.run.atoms import dtype_of, shape_of
 from shardy_py.stages.run.buffers import PartialSums
-from shardy_py.stages.run.placing import Places
-from shardy_py.stages.run.programs import Program
+from shardy_py.stages.run.placing import Places, axes_of
+from shardy_py.stages.run.programs import Program, stages_reading
 
 
 def waiting(
-    programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, batch: Iterable[Var], results: Container[Var]
+    programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, batch: Iterable[Var]
 ) -> tuple[dict[tuple[str, int], Program], list[Program]]:
     """The same programs with sums whose parts wait.
 
@@ -31,13 +31,9 @@ def waiting(
         updates: Programs that run once per step; the last of a stage makes zeros for its sums.
         places: Where values lie; gets the shardings of the parts.
         batch: Inputs that are part of the batch.
-        results: Results of the step.
     """
     over = {name for v in batch for name in _axes(places.specs.get(v, ()))}
-    read_at: dict[Var, set[int]] = {}
-    for program in updates:
-        for v in program.inputs:
-            read_at.setdefault(v, set()).add(program.stage)
+    read_at = stages_reading(updates)
     inside = dict(programs)
     once = list(updates)
     for s in range(places.stages):
@@ -53,19 +49,16 @@ def waiting(
             used = {v: stands[v] for v in sums if v in stands}
             if used:
                 inside[key] = replace(programs[key], sums=sums, stands={**programs[key].stands, **used})
-        mine = [i for i, program in enumerate(once) if program.stage == s]
-        for i in mine:
-            inputs, resets = (tuple(of.get(v, v) for v in values) for values in (once[i].inputs, once[i].resets))
-            outputs = once[i].outputs
-            if i == mine[-1]:
-                outputs = tuple(dict.fromkeys((*outputs, *(v for v in of if v in results))))
-            used = {v: stands[v] for v in (*inputs, *resets) if v in stands}
-            once[i] = replace(once[i], inputs=inputs, resets=resets, outputs=outputs, stands={**once[i].stands, **used})
+        for i, program in enumerate(once):
+            if program.stage == s:
+                inputs, resets = (tuple(of.get(v, v) for v in values) for values in (program.inputs, program.resets))
+                used = {v: stands[v] for v in (*inputs, *resets) if v in stands}
+                once[i] = replace(program, inputs=inputs, resets=resets, stands={**program.stands, **used})
     return inside, once
 
 
 def _axes(spec: Iterable[Any]) -> list[str]:
-    return [name for axes in spec if axes for name in ((axes,) if isinstance(axes, str) else axes)]
+    return [name for entry in spec for name in axes_of(entry)]
 
 
 def _parts(v: Var, stage: int, places: Places, over: Container[str]) -> tuple[Var, PartialSums] | None:
