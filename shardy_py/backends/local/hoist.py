@@ -22,6 +22,7 @@ from shardy_py.backends.local.tidy import (
     Atom,
     Rewritten,
     as_body,
+    copied,
     everywhere,
     is_pure,
     needed,
@@ -98,6 +99,9 @@ def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     if found is None:
         return None
     before, rest = found
+    placed = _in_place(eqn, n_consts, before, rest)
+    if placed is not None:
+        return placed
 
     def run(*operands: Any) -> list[Any]:
         consts = operands[:n_consts]
@@ -105,6 +109,31 @@ def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
         return scan(eqn, lambda *xs: eval_jaxpr(rest, (), *ready, *consts, *xs), operands[n_consts:], n_carry)
 
     return retraced(run, eqn, sizes)
+
+
+def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewritten | None:
+    """A scan in which what was computed in front of it takes the places of constants that only that needs; None where these are too few.
+
+    So the rest of the body need not be traced again.
+
+    Args:
+        eqn: The scan.
+        n_consts: How many constants it has.
+        before: What runs in front of it.
+        rest: The rest of its body, as of `_split`.
+    """
+    values: list[Any] = rest.invars[: len(before.outvars)]
+    arguments: list[Any] = rest.invars[len(values) :]
+    used = _uses(rest)
+    free = [i for i, v in enumerate(arguments[:n_consts]) if v not in used]
+    if len(values) > len(free):
+        return None
+    moved, made = copied(before, eqn, eqn.invars[:n_consts])
+    operands = list(eqn.invars)
+    for i, value, now in zip(free, values, made):
+        arguments[i], operands[i] = value, now
+    params = {**eqn.params, "jaxpr": as_body(part(rest, rest.eqns, arguments, rest.outvars), eqn.params["jaxpr"])}
+    return [*moved, eqn.replace(invars=operands, params=params)], list(eqn.outvars)
 
 
 def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any], n_carry: int) -> list[Any]:

@@ -114,13 +114,34 @@ def retraced(
         traced = jax.make_jaxpr(function, axis_env=list(sizes.items()))(*avals)
     if traced.consts:
         raise AssertionError(f"what stands for {like.primitive.name} has constants")
-    inner: dict[Any, Atom] = dict(zip(traced.jaxpr.invars, given, strict=True))
+    return _placed(traced.jaxpr, given, lambda source: source)
+
+
+def copied(jaxpr: Jaxpr, like: JaxprEqn, operands: Sequence[Atom]) -> Rewritten:
+    """The equations of a jaxpr where another equation stands, in which they stood.
+
+    Args:
+        jaxpr: Without constants.
+        like: The other equation.
+        operands: The arguments of the jaxpr.
+    """
+    stack = like.source_info.name_stack
+    return _placed(jaxpr, operands, lambda source: source.replace(name_stack=stack + source.name_stack))
+
+
+def _placed(jaxpr: Jaxpr, operands: Sequence[Atom], sourced: Callable[[Any], Any]) -> Rewritten:
+    """A jaxpr's equations, with variables of their own."""
+    inner: dict[Any, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
+
+    def use(v: Any) -> Atom:
+        return v if isinstance(v, Literal) else inner[v]
+
     eqns = []
-    for made in traced.jaxpr.eqns:
+    for made in jaxpr.eqns:
         outs = [Var(v.aval) for v in made.outvars]
-        eqns.append(made.replace(invars=[v if isinstance(v, Literal) else inner[v] for v in made.invars], outvars=outs))
+        eqns.append(made.replace(invars=list(map(use, made.invars)), outvars=outs, source_info=sourced(made.source_info)))
         inner.update(zip(made.outvars, outs))
-    return eqns, [v if isinstance(v, Literal) else inner[v] for v in traced.jaxpr.outvars]
+    return eqns, list(map(use, jaxpr.outvars))
 
 
 def part(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], arguments: Sequence[Var], results: Sequence[Atom]) -> Jaxpr:
@@ -135,7 +156,7 @@ def _unnamed(jaxpr: Jaxpr) -> Any:
 
 def has_effects(eqn: JaxprEqn) -> bool:
     """Whether an equation does more than compute; to speak of an axis is no effect."""
-    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+    return bool(eqn.effects) and any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
 _UNEQUAL = frozenset({"ffi_call", "optimization_barrier", "pallas_call", "pure_callback", "rng_uniform"})
@@ -194,22 +215,23 @@ def without_repeats(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
         return isinstance(found, Literal) or found in given
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
-        made.update((v, eqn) for v in eqn.outvars)
-        same = _same_as(eqn, made)
+        name = eqn.primitive.name
+        if name in _STACKING:
+            made[eqn.outvars[0]] = eqn
+        same = _same_as(eqn, made) if name in _HANDING_ON else None
         if same is not None:
             (out,) = eqn.outvars
-            if eqn.primitive.name == "reshard" or _type(same) == _type(out):
+            if name == "reshard" or _type(same) == _type(out):
                 return [], [same]
             like[out] = source(same)
             return None
-        name = eqn.primitive.name
         if drop_barriers and name == "optimization_barrier":
             like.update((out, source(v)) for v, out in zip(eqn.invars, eqn.outvars) if is_given(v))
         if name in _UNEQUAL or has_effects(eqn):
             return None
-        if (name in _SHAPING or name in COLLECTIVES) and all(map(is_given, eqn.invars)):
+        if drop_barriers and (name in _SHAPING or name in COLLECTIVES) and all(map(is_given, eqn.invars)):
             given.update(eqn.outvars)
-        operands = tuple(_key(source(v)) for v in eqn.invars)
+        operands = tuple([_key(source(v)) for v in eqn.invars])
         key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(map(_type, eqn.outvars)), settings(eqn))
         try:
             found = seen.get(key)
@@ -283,6 +305,12 @@ _SHAPING = frozenset("broadcast_in_dim concatenate convert_element_type copy dyn
 
 _NEUTRAL: Mapping[str, int] = {"add": 0, "div": 1, "mul": 1, "sub": 0}
 """Primitive -> what leaves the other operand as it is; floats may not be left out of sums, where -0.0 becomes 0.0."""
+
+_HANDING_ON = frozenset({"dynamic_update_slice", "reshard", *_SHAPING, *_NEUTRAL})
+"""Primitives whose result may be an operand of theirs."""
+
+_STACKING = frozenset({"broadcast_in_dim", "concatenate", "reshape"})
+"""Primitives whose operands may be got back from the result."""
 
 
 def _type(v: Atom) -> Any:
