@@ -141,7 +141,7 @@ class _Setting:
 
     def delays(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The sums that may go on waiting: axes and the operands that wait for them."""
-        for group in linear if any([operand.passes for operand in self.operands]) else ():
+        for group in linear if any(operand.passes for operand in self.operands) else ():
             common: list[AxisRef] | None = None
             for i in group:
                 operand = self.operands[i]

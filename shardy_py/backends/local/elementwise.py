@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_inexact, make_rule
 
 
 def pointwise(equation: Equation) -> Form | None:
     """Operands and results of one shape; scalars, and dimensions of size 1 where others are larger, are on every device."""
-    return _form(equation, _linear(equation))
+    return _form(tuple(equation.shapes), tuple(equation.result_shapes), _linear(equation))
 
 
 def _linear(equation: Equation) -> tuple[tuple[int, ...], ...]:
@@ -29,8 +31,12 @@ def _linear(equation: Equation) -> tuple[tuple[int, ...], ...]:
 _LINEAR_IN_ALL = frozenset({"add", "add_any", "sub", "neg", "copy", "copy_p", "real", "imag", "conj", "name"})
 
 
-def _form(equation: Equation, linear: tuple[tuple[int, ...], ...]) -> Form | None:
-    shapes = (*equation.shapes, *equation.result_shapes)
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> Form | None:
+    shapes = (*given, *made)
     rank = max(map(len, shapes))
     if any(len(shape) not in (0, rank) for shape in shapes):
         return None
@@ -49,7 +55,7 @@ def _form(equation: Equation, linear: tuple[tuple[int, ...], ...]) -> Form | Non
                 out.append(len(sizes) - 1)
         return out
 
-    operands, results = [dims(s) for s in equation.shapes], [dims(s) for s in equation.result_shapes]
+    operands, results = [dims(s) for s in given], [dims(s) for s in made]
     return Form(make_rule(sizes, operands, results, whole=single), _run, uneven=frozenset(range(rank)), linear=linear)
 
 

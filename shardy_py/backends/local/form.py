@@ -109,9 +109,15 @@ def make_rule(
     """
 
     def tensors(given: Sequence[Sequence[Dim]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return tuple(tuple(tuple(d) if isinstance(d, Sequence) else (int(d),) for d in dims) for dims in given)
+        return tuple([tuple([_factors(d) for d in dims]) for dims in given])
 
     return OpShardingRule(tuple(sizes), tensors(operands), tensors(results), tuple(reduction), tuple(whole), tuple(permutation))
+
+
+def _factors(dim: Dim) -> tuple[int, ...]:
+    if type(dim) is int:
+        return (dim,)
+    return tuple(dim) if isinstance(dim, Sequence) else (int(dim),)
 
 
 class Local:

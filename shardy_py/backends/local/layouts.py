@@ -69,4 +69,4 @@ def nests(size: int, outer: int, inner: int) -> bool:
 
 def names(axes: Iterable[AxisRef]) -> tuple[str, ...]:
     """Names of axes."""
-    return tuple(axis.name for axis in axes)
+    return tuple([axis.name for axis in axes])
