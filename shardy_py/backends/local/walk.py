@@ -59,6 +59,7 @@ class Reading:
         self._known: dict[Any, dict[Any, Any]] = {}
         self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
         self._used: dict[int, tuple[bool, ...]] = {}
+        self._live: dict[int, list[tuple[int, JaxprEqn]]] = {}
         self._steps: dict[int, list[_Step]] = {}
 
     def settings_of(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
@@ -103,30 +104,44 @@ class Reading:
         equation.known = known
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
-        """How often each variable of a jaxpr is used, as a result of it too."""
+        """How often each variable of a jaxpr is used by what runs, and as a result."""
         found = self._uses.get(id(jaxpr))
         if found is None:
             counts: dict[Var, int] = {}
-            for eqn in jaxpr.eqns:
+            live = [eqn for _, eqn in self.live(jaxpr)]
+            for eqn in live:
                 for v in eqn.invars:
                     if not isinstance(v, Literal):
                         counts[v] = counts.get(v, 0) + 1
             for v in jaxpr.outvars:
                 if not isinstance(v, Literal):
                     counts[v] = counts.get(v, 0) + 1
-            for eqn in jaxpr.eqns:
+            for eqn in live:
                 if len(eqn.outvars) > 1:
                     self._used[id(eqn)] = tuple(v in counts for v in eqn.outvars)
             found = self._uses[id(jaxpr)] = (jaxpr, counts)
         return found[1]
 
+    def live(self, jaxpr: Jaxpr) -> list[tuple[int, JaxprEqn]]:
+        """The equations of a jaxpr that make a result of it, or do something else, and where they stand."""
+        found = self._live.get(id(jaxpr))
+        if found is None:
+            used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+            found = self._live[id(jaxpr)] = []
+            for index, eqn in zip(reversed(range(len(jaxpr.eqns))), reversed(jaxpr.eqns)):
+                if eqn.effects or not eqn.outvars or not used.isdisjoint(eqn.outvars):
+                    used.update([v for v in eqn.invars if not isinstance(v, Literal)])
+                    found.append((index, eqn))
+            found.reverse()
+        return found
+
     def steps(self, jaxpr: Jaxpr) -> list[_Step]:
-        """The equations of a jaxpr, read once."""
+        """The equations of a jaxpr that run, read once."""
         found = self._steps.get(id(jaxpr))
         if found is None:
             uses = self.uses(jaxpr)
             found = self._steps[id(jaxpr)] = []
-            for index, eqn in enumerate(jaxpr.eqns):
+            for index, eqn in self.live(jaxpr):
                 known = self.equation(eqn) if eqn.primitive.name not in self.handlers else None
                 literal = any(isinstance(v, Literal) for v in eqn.invars)
                 found.append((index, eqn, known, eqn.invars, literal, [(v, uses.get(v, 0)) for v in eqn.outvars]))

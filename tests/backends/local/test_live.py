@@ -1,0 +1,24 @@
+"""Equations that nothing needs are not run, so that nothing is moved for them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from shardy_py.backends.local.table import FORMS, HANDLERS
+from shardy_py.backends.local.walk import Reading
+
+
+def test_what_makes_no_result_is_left_out_unless_it_does_something_else() -> None:
+    def f(x: jax.Array) -> jax.Array:
+        unused = jnp.sin(x)
+        jnp.exp(unused)
+        jax.debug.print("{}", jnp.cos(x))
+        return x * 2.0
+
+    jaxpr = jax.make_jaxpr(f)(jnp.ones(4)).jaxpr
+    reading = Reading(FORMS, HANDLERS)
+    names = [eqn.primitive.name for _, eqn in reading.live(jaxpr)]
+    assert "cos" in names and "mul" in names and not {"sin", "exp"} & {*names}
+    assert [jaxpr.eqns[index] for index, _ in reading.live(jaxpr)] == [eqn for _, eqn in reading.live(jaxpr)]
+    assert reading.uses(jaxpr)[jaxpr.invars[0]] == 2
