@@ -71,6 +71,26 @@ def test_gather_of_a_constant_moves_out_of_nested_loops() -> None:
     assert check(local, early, (W, XS), (P("y"), P(None, "x"))) == ["all_gather(y) x1"]
 
 
+@pytest.mark.parametrize("needed_twice", [False, True])
+def test_what_is_gathered_takes_the_place_of_what_only_it_needs(needed_twice: bool) -> None:
+    def local(w: Any, xs: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            y = c + x @ lax.all_gather(w * 2, "y", axis=0, tiled=True)
+            return y + jnp.sum(w) if needed_twice else y, None
+
+        return [lax.scan(step, jnp.zeros((2, 4)), xs)[0]]
+
+    given: list[Any] = []
+
+    def run(body: Jaxpr) -> Jaxpr:
+        after = hoisted(body, SIZES)
+        given.extend(v.aval.shape for eqn in after.eqns if eqn.primitive.name == "scan" for v in eqn.invars)
+        return tidied(after)
+
+    assert check(local, run, (W, XS), (P("y"), P(None, "x"))) == ["all_gather(y) x1"]
+    assert given == [(16, 4), *([(4, 4)] if needed_twice else []), (2, 4), (5, 2, 16)]
+
+
 def test_gather_in_a_while_loop_and_its_predicate() -> None:
     def local(w: Any) -> Any:
         def go_on(s: Any) -> Any:
