@@ -507,7 +507,7 @@ def frames_of(source_info: Any) -> list[tuple[str, int]]:
     return [(frame.file_name, frame.start_line) for frame in frames]
 
 
-def put_shards(like: jax.Array, sharding: jax.sharding.Sharding, shards: Sequence[jax.Array], devices: Sequence[jax.Device]) -> jax.Array:
+def put_shards(like: jax.Array, sharding: jax.sharding.Sharding, shards: Sequence[jax.Array], devices: Sequence[Any]) -> jax.Array:
     """What `jax.device_put` does once it knows its arguments: an array of copies of shards, each on a device.
 
     Args:
