@@ -65,7 +65,9 @@ def folded(op: Op, operands: Sequence[Number | None]) -> Number | None:
 
 
 def chosen(op: Op, operands: Sequence[Number | None]) -> int | None:
-    """Which operand a select whose predicate is known gives back; None of other ops."""
+    """Which operand an op gives back: a select whose predicate is known, a product with one; None of others."""
+    if op.name == "stablehlo.multiply" and 1 in operands:
+        return 1 - operands.index(1)
     if op.name != "stablehlo.select" or operands[0] is None or len(op.operands) != 3:
         return None
     return 1 if operands[0] else 2

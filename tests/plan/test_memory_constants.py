@@ -55,6 +55,9 @@ def test_chosen() -> None:
     assert chosen(op("stablehlo.select", "float32"), (False, None, None)) == 2
     assert chosen(op("stablehlo.select", "float32"), (None, 1, 1)) is None
     assert chosen(op("stablehlo.add", "int32"), (1, 1)) is None
+    assert chosen(op("stablehlo.multiply", "float32"), (1.0, None)) == 1
+    assert chosen(op("stablehlo.multiply", "float32"), (None, 1)) == 0
+    assert chosen(op("stablehlo.multiply", "float32"), (None, 2.0)) is None
 
 
 def test_what_is_never_chosen_takes_no_memory() -> None:
