@@ -54,6 +54,7 @@ class _Lines:
         self.lines: list[str] = []
         self.numbers: dict[Value, str] = {}
         self.splats: set[Value] = set()
+        self.groups: dict[int, int] = {}
         main = program.main
         self.arguments(main.body)
         self.block(main.body, "")
@@ -83,6 +84,9 @@ class _Lines:
         operands = [f"constant:{v.type}" if v in self.splats else self.number(v) for v in op.operands if v.type is not TOKEN]
         kept = {k: v for k, v in sorted(op.attributes.items()) if k not in _IGNORED and not k.startswith("mhlo.")}
         attributes = {k: plain(v) for k, v in kept.items() if v is not None}
+        if "group_id" in attributes:
+            # JAX counts them over the whole process.
+            attributes["group_id"] = self.groups.setdefault(attributes["group_id"], len(self.groups))
         for region in op.regions:
             self.arguments(region)
         results = [self.number(v) for v in op.results if v.type is not TOKEN]

@@ -23,7 +23,12 @@ OPTIONAL_MODULES = (
     "jax.experimental.compute_on",
     "jax.experimental.xla_metadata",
     "jax.experimental.shard_alike",
+    "jax.experimental.key_reuse._core",
+    "jax.experimental.mosaic.gpu",
+    "jax.experimental.pallas.fuser",
+    "jax.experimental.rnn",
     "jax.nn",
+    "shardy_py.frontends.partial_sums",
 )
 
 MADE_AFTERWARDS = {"pmul"}

@@ -187,10 +187,12 @@ def _placed(value: Any, context: Any) -> Any:
 
 HANDLERS: dict[str, Handler] = {
     "composite": called,
+    "custom_fusion": kernel,
     "custom_partitioning": called,
     "debug_callback": callback,
     "debug_print": callback,
     "device_put": device_put,
+    "fusible": kernel,
     "io_callback": callback,
     "layout_constraint": in_place,
     "pallas_call": kernel,

@@ -87,7 +87,7 @@ _WHOLE: Mapping[str, str] = {
     "has blocks that share a scale": "scaled_dot",
     "has no array to cut": "after_all create_token dim_as_value dimension_size shape_assertion",
     "stands for something of JAX's own, on arrays of any kind": """
-        broadcast_to create_linear custom_lin dce_sink empty2 from_edtype pin stage tie to_edtype unpin
+        assert_consumed_value broadcast_to consume create_linear custom_lin dce_sink empty2 from_edtype pin stage tie to_edtype unpin
     """,
 }
 

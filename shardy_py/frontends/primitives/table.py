@@ -44,15 +44,16 @@ REGION = """
 """
 
 LOWERED = """
-    after_all approx_top_k argmax argmin bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_sort_indices
-    bcoo_spdot_general bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general bcsr_extract bcsr_fromdense bcsr_todense
-    bessel_i0e broadcast_to call_exported cholesky cholesky_update coo_fromdense coo_matmat coo_matvec coo_todense create_linear
-    create_token csr_fromdense csr_matmat csr_matvec csr_todense cumlogsumexp cummax cummin cumprod cumsum custom_lin dce_sink
-    dim_as_value dimension_size eig eigh geqp3 geqrf hessenberg householder_product igamma igamma_grad_a igammac layout_constraint
-    lu lu_pivots_to_permutation mulhi ormqr partial_sums philox2x32 philox4x32 pin qr ragged_dot_general random_bits random_fold_in
-    random_gamma random_seed random_split reciprocal regularized_incomplete_beta rng_bit_generator rng_uniform scaled_dot schur
-    select_and_gather_add select_and_scatter_add shape_assertion svd symmetric_product threefry2x32 threefry4x32 tie todense
-    triangular_solve tridiagonal tridiagonal_solve unpin with_memory_space_constraint xla_metadata_value
+    after_all approx_top_k argmax argmin assert_consumed_value bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense
+    bcoo_sort_indices bcoo_spdot_general bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general bcsr_extract
+    bcsr_fromdense bcsr_todense bessel_i0e broadcast_to call_exported cholesky cholesky_update consume coo_fromdense coo_matmat
+    coo_matvec coo_todense create_linear create_token csr_fromdense csr_matmat csr_matvec csr_todense cumlogsumexp cummax cummin
+    cumprod cumsum custom_fusion custom_lin dce_sink dim_as_value dimension_size eig eigh fusible geqp3 geqrf hessenberg
+    householder_product igamma igamma_grad_a igammac layout_constraint lu lu_pivots_to_permutation mulhi ormqr partial_sums
+    philox2x32 philox4x32 pin qr ragged_dot_general random_bits random_fold_in random_gamma random_seed random_split reciprocal
+    regularized_incomplete_beta rng_bit_generator rng_uniform scaled_dot schur select_and_gather_add select_and_scatter_add
+    shape_assertion svd symmetric_product threefry2x32 threefry4x32 tie todense triangular_solve tridiagonal tridiagonal_solve unpin
+    with_memory_space_constraint xla_metadata_value
 """
 
 COLLECTIVES = """
@@ -66,13 +67,14 @@ OPAQUE: Mapping[str, str] = {
     "is a GPU kernel of cuDNN, and jaxlib has no rule for its custom call either.": """
         cudnn_fusion dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
         dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper
-        dot_product_attention_fwd dot_product_attention_fwd_wrapper fused_call scaled_matmul scaled_matmul_wrapper
+        dot_product_attention_fwd dot_product_attention_fwd_wrapper fused_call rnn_bwd rnn_fwd scaled_matmul
+        scaled_matmul_wrapper
     """,
     "calls back into Python, and jaxlib has no rule for callbacks either.": """
         buffer_callback check debug_callback debug_print inspect_sharding io_callback pure_callback
     """,
     "is a kernel or a call whose inside is not traced; give it a rule with `sharding_rule`.": """
-        composite core_map custom_partitioning ffi_call mpmd_map pallas_call tpu_custom_call
+        composite core_map custom_partitioning ffi_call mosaic_gpu_p mpmd_map pallas_call tpu_custom_call
     """,
     "is a sparse kernel of one platform, and jaxlib has no rule for its custom call either.": """
         coo_spmm coo_spmv csr_spmm csr_spmv spsolve

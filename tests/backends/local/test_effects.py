@@ -12,6 +12,7 @@ from jax import numpy as jnp
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.pallas import fuser
 from jax.sharding import NamedSharding, PartitionSpec
 
 import shardy_py as sp
@@ -125,6 +126,14 @@ def test_pallas_call_runs_whole() -> None:
         return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x) + 1
 
     run(fun, X)
+
+
+def test_what_pallas_may_fuse_runs_whole() -> None:
+    @fuser.fusible
+    def twice(x: Any, out: Any) -> Any:
+        return jnp.sin(x()) * 2 if out is None else out(jnp.sin(x()) * 2)
+
+    run(lambda x: twice(jnp.cos(x)) + 1, X)
 
 
 def test_references_become_values() -> None:
