@@ -16,6 +16,7 @@ os.environ.setdefault("NPROC", "64")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import json
+import pathlib
 import resource
 import subprocess
 import sys
@@ -46,10 +47,18 @@ class Stages:
         """Runs a stage and prints what it took."""
         start = time.process_time()
         result = stage()
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+        used = peak_memory() / (1 << 20)
         self.rows.append((name, time.process_time() - start, used))
         print(f"  {name:28s} {self.rows[-1][1]:8.2f} s {used:8.2f} GiB", flush=True)
         return result
+
+
+def peak_memory() -> int:
+    """Peak of resident memory in KiB; the one of `getrusage` starts from what the process that started this one held."""
+    status = pathlib.Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def one(scanned: bool) -> bool:

@@ -108,31 +108,17 @@ def _axes(of: Layout) -> frozenset[AxisRef]:
     return frozenset(of.unreduced).union(*[dim.axes for dim in of.dims])
 
 
-class _Setting:
+class _Setting(NamedTuple):
     """The arguments of `decide`."""
 
-    __slots__ = ("combine", "mesh", "moved", "operands", "points", "results", "rule", "uneven", "weight")
-
-    def __init__(
-        self,
-        rule: OpShardingRule,
-        operands: tuple[Tensor, ...],
-        results: tuple[Tensor, ...],
-        mesh: Mesh,
-        combine: str,
-        uneven: frozenset[int],
-        moved: Callable[[Sequence[int]], int] | None,
-        weight: float,
-    ) -> None:
-        self.rule = rule
-        self.operands = operands
-        self.results = results
-        self.mesh = mesh
-        self.combine = combine
-        self.uneven = uneven
-        self.moved = moved
-        self.weight = weight
-        self.points = math.prod(rule.factor_sizes)
+    rule: OpShardingRule
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    mesh: Mesh
+    combine: str
+    uneven: frozenset[int]
+    moved: Callable[[Sequence[int]], int] | None
+    weight: float
 
     def count_axes(self) -> int:
         """How many axes any of the tensors is cut over, or waits for."""
@@ -258,7 +244,7 @@ class _Setting:
         if self.moved is not None:
             exchanged = self.moved(counts)
             inside += exchanged + STARTING if exchanged else 0
-        work = self.weight * self.points / math.prod(counts)
+        work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts) if self.weight else 0.0
         return Decision(axes, tuple(needed), tuple(made), at_once, inside, work, total + inside + work)
 
 

@@ -101,7 +101,10 @@ class Engine:
                     self.slots[s].setdefault(v, len(self.slots[s]))
         self.each = [[v for v in each if v in self.slots[s]] for s in range(places.stages)]
         compiling = {key: Compiling(program, places) for key, program in programs.items()}
-        mixed = {s % self.meshes for (_, s), one in compiling.items() if one.per_device is None}
+        mixed: set[int] = set()
+        for (_, s), one in compiling.items():
+            if s % self.meshes not in mixed and one.per_device is None:
+                mixed.add(s % self.meshes)
         self.apart = [s % self.meshes not in mixed for s in range(places.stages)]
         self.steps = {key: self._step(key, one) for key, one in compiling.items()}
         self.totals_ready = False
