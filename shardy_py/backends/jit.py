@@ -234,6 +234,8 @@ _HELD = {**_ANNOTATIONS, "sdy_sharding_group": _as_planned, "sdy_propagation_bar
 
 def ordered_effects(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Equations with ordered effects, which JAX runs on one device only; those in bodies too."""
+    if not jaxpr.effects:
+        return
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _ORDERED and (eqn.params.get("ordered") or "Ordered" in str(eqn.params.get("effect", ""))):
             yield eqn

@@ -103,7 +103,7 @@ def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, 
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr.jaxpr, used)
     if all(inputs) and part.effects == jaxpr.effects:
-        if _as_many_equations(part, jaxpr.jaxpr) or _work(part) >= (1 - NEGLIGIBLE) * _work(jaxpr.jaxpr):
+        if _as_many_equations(part, jaxpr.jaxpr) or _is_most(part, jaxpr.jaxpr):
             return jaxpr, tuple(inputs)
     return ClosedJaxpr(part, ()), tuple(inputs)
 
@@ -122,6 +122,20 @@ def _as_many_equations(part: Jaxpr, whole: Jaxpr) -> bool:
         for a, b in changed
         for x, y in zip(jaxprs_in_params(a.params), jaxprs_in_params(b.params))
     )
+
+
+def _is_most(part: Jaxpr, whole: Jaxpr) -> bool:
+    """Whether what is left out of a jaxpr is negligible; looks at what is left only until it is."""
+    kept, before = {id(eqn) for eqn in part.eqns}, {id(eqn) for eqn in whole.eqns}
+    left_out = sum(_work_of(eqn) for eqn in whole.eqns if id(eqn) not in kept)
+    left_out -= sum(_work_of(eqn) for eqn in part.eqns if id(eqn) not in before)  # loops that were left smaller
+    enough = left_out / NEGLIGIBLE
+    work = 0.0
+    for eqn in whole.eqns:
+        if work >= enough:
+            break
+        work += _work_of(eqn)
+    return work >= enough
 
 
 def _work(jaxpr: Jaxpr) -> float:
