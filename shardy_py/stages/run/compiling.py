@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
 from shardy_py.frontends.context import device_platform
+from shardy_py.plan.plan import Plan
 from shardy_py.stages.run.atoms import struct_of
 from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.placing import Places
@@ -48,9 +49,17 @@ class Compiling:
         """
         if self.mesh.size == 1:
             return _jitted(self.program.function(), self.ins, self.outs, donate).lower(*self.structs).compile()
+        return self._sharded(self._lowering, donate).lower(*self.structs).compile()
+
+    def plan(self) -> Plan:
+        """The plan of the program for its mesh, which has several devices."""
+        return self._sharded(self._lowering, ()).plan(*self.structs)
+
+    @property
+    def _lowering(self) -> str:
         # Under "jit" XLA adds up what devices have of a sum, each time.
         waits = any(isinstance(stand, PartialSums) for stand in self.program.stands.values()) and self.program.sums
-        return self._sharded("shard_map" if waits else "jit", donate).lower(*self.structs).compile()
+        return "shard_map" if waits else "jit"
 
     @functools.cached_property
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:

@@ -14,7 +14,9 @@ from shardy_py.stages.prediction import predicted
 from shardy_py.stages.run.atoms import dtype_of, shape_of
 from shardy_py.stages.run.building import Built
 from shardy_py.stages.run.errors import PipelineError
-from shardy_py.stages.run.timing import sent, stage_times
+from shardy_py.stages.run.exchanging import exchange
+from shardy_py.stages.run.timing import PASSES, sent, stage_times
+from shardy_py.stages.run.waiting import waiting
 from shardy_py.stages.simulation import Simulation, costs_of, simulate
 
 
@@ -25,10 +27,11 @@ class StageRow:
     Attributes:
         name: Its name.
         mesh: The number of its mesh.
-        forward_seconds: Modelled time of a forward pass of one microbatch.
+        forward_seconds: Modelled time of a forward pass of one microbatch, what its devices exchange included.
         backward_seconds: Modelled time of a backward pass, gradients of parameters included.
         bytes_in: Bytes of activations that a microbatch brings from other stages.
         bytes_out: Bytes of activations that it sends to other stages.
+        exchanged_bytes: Bytes that collectives between the devices of the stage bring to one of them, for a microbatch.
         parameter_bytes: Bytes per device of what microbatches share: parameters, and constants.
         state_bytes: Bytes per device of what only the update reads: moments of an optimizer.
         gradient_bytes: Bytes per device of sums over microbatches.
@@ -42,6 +45,7 @@ class StageRow:
     backward_seconds: float
     bytes_in: int
     bytes_out: int
+    exchanged_bytes: int
     parameter_bytes: int
     state_bytes: int
     gradient_bytes: int
@@ -56,7 +60,7 @@ class StageRow:
     def cells(self) -> tuple[str, ...]:
         """All but the name, as a table shows it."""
         times = (_time(self.forward_seconds), _time(self.backward_seconds))
-        moved = (_bytes(self.bytes_in), _bytes(self.bytes_out))
+        moved = (_bytes(self.bytes_in), _bytes(self.bytes_out), _bytes(self.exchanged_bytes))
         kept = (self.parameter_bytes, self.state_bytes, self.gradient_bytes, self.activation_bytes)
         return (str(self.mesh), *times, *moved, *map(_bytes, kept), str(self.in_flight), _bytes(self.memory_bytes))
 
@@ -83,7 +87,7 @@ class Report:
         return self.simulation.bubble
 
     def __str__(self) -> str:
-        head = ("stage", "mesh", "forward", "backward", "in", "out", "parameters", "state", "gradients", "activations", "held", "memory")
+        head = tuple("stage mesh forward backward in out exchanged parameters state gradients activations held memory".split())
         body = [(row.name, *row.cells()) for row in self.rows]
         widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
         lines = [f"{line[0]:{widths[0]}}" + "".join(f"  {cell:>{w}}" for cell, w in zip(line[1:], widths[1:])) for line in (head, *body)]
@@ -100,12 +104,18 @@ def report(built: Built, hardware: Hardware) -> Report:
         hardware: What it is to run on.
     """
     times = stage_times(built.programs, built.places, hardware)
+    exchanged = [0] * built.places.stages
+    batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
+    for (role, s), program in waiting(built.programs, built.update, built.places, batch)[0].items():
+        inside = exchange(program, built.places, hardware)
+        times[PASSES[role]][s] += inside.seconds
+        exchanged[s] += inside.bytes
     moved = sent(built.programs)
     simulation = simulate(built.schedule, **times)
     rows = []
     for s in range(built.places.stages):
         order = built.schedule.orders[s % built.schedule.meshes]
-        rows.append(_row(built, s, times["forward"][s], times["backward"][s] + times["weight"][s], moved, _held(order, s)))
+        rows.append(_row(built, s, times["forward"][s], times["backward"][s] + times["weight"][s], moved, exchanged[s], _held(order, s)))
     return Report(tuple(rows), simulation, predicted(built.schedule, costs_of(built.places.stages, **times)), hardware.name)
 
 
@@ -137,7 +147,9 @@ def _listed(rows: Sequence[StageRow]) -> str:
     return f"stages {names} need" if len(rows) > 1 else f"stage {names} needs"
 
 
-def _row(built: Built, s: int, forward: float, backward: float, moved: dict[tuple[int, int], int], held: int) -> StageRow:
+def _row(
+    built: Built, s: int, forward: float, backward: float, moved: dict[tuple[int, int], int], exchanged: int, held: int
+) -> StageRow:
     inputs = built.split.micro.invars
     is_batch = dict(zip(inputs, built.signature.batch))
     programs = [program for (_, t), program in built.programs.items() if t == s]
@@ -151,7 +163,7 @@ def _row(built: Built, s: int, forward: float, backward: float, moved: dict[tupl
     state = [v for v, owner in built.updates.owner.items() if owner == s and v not in shared]
     return StageRow(
         built.assigned.names[s], s % built.schedule.meshes, forward, backward,
-        sum(n for (_, b), n in moved.items() if b == s), sum(n for (a, _), n in moved.items() if a == s),
+        sum(n for (_, b), n in moved.items() if b == s), sum(n for (a, _), n in moved.items() if a == s), exchanged,
         sum(_local(built, v, s) for v in shared), sum(_local(built, v, s) for v in state),
         sum(_local(built, v, s) for program in programs for v in program.sums),
         sum(_local(built, v, s) for v in kept), held,

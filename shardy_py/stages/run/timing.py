@@ -14,9 +14,12 @@ from shardy_py.stages.run.programs import Program
 
 Programs = Mapping[tuple[str, int], Program]
 
+PASSES = {"F": "forward", "B": "backward", "b": "backward", "W": "weight"}
+"""Role of a program -> the name that `simulate` has for its time."""
+
 
 def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[str, list[float]]:
-    """Seconds of every stage, as `simulate` takes them; the devices of a stage share its work evenly.
+    """Seconds of every stage, as `simulate` takes them; the devices of a stage share its work evenly, and exchange nothing.
 
     Args:
         programs: (role, stage) to program.
@@ -25,12 +28,11 @@ def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[
     """
     count = places.stages
     times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
-    label = {"F": "forward", "B": "backward", "b": "backward", "W": "weight"}
     for (role, s), program in programs.items():
         again = {id(node) for node in program.again}
         seconds = sum(equation_seconds(node.eqn, hardware) for node in program.nodes if id(node) not in again)
         seconds += sum(again_seconds(node.eqn, hardware) for node in program.again)
-        times[label[role]][s] = seconds / places.mesh(s).size
+        times[PASSES[role]][s] = seconds / places.mesh(s).size
     moved = sent(programs)
     crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(count - 1)]
     # What crosses a boundary goes half forwards, half back.

@@ -1,0 +1,36 @@
+"""What the devices of one stage exchange while they run its passes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.stages.run.compiling import Compiling
+from shardy_py.stages.run.placing import Places
+from shardy_py.stages.run.programs import Program
+
+
+class Exchange(NamedTuple):
+    """The collectives of a program.
+
+    Attributes:
+        seconds: Modelled time of all of them, one after the other.
+        bytes: Bytes that they bring to a device.
+    """
+
+    seconds: float
+    bytes: int
+
+
+def exchange(program: Program, places: Places, hardware: Hardware) -> Exchange:
+    """What the plan of a program says that its devices exchange; nothing where a stage has one device.
+
+    Args:
+        program: The program of a pass.
+        places: Where values lie.
+        hardware: What runs it.
+    """
+    if places.mesh(program.stage).size == 1 or not program.nodes:
+        return Exchange(0.0, 0)
+    found = Compiling(program, places).plan().cost_analysis(hardware)
+    return Exchange(found.communication_seconds or 0.0, found.communicated_bytes)
