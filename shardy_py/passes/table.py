@@ -234,7 +234,9 @@ _EXPORT = {
     "sdy-export-pipeline": Pass(pipelines.export_pipeline, "make shardings final and insert reshards", _EXPORT_OPTIONS),
 }
 
-PASSES: Mapping[str, Pass] = _merged(_IMPORT, _PROPAGATION, _EXPORT)
+_PARTITIONER: dict[str, Pass] = {}
+
+PASSES: Mapping[str, Pass] = _merged(_IMPORT, _PROPAGATION, _EXPORT, _PARTITIONER)
 """Name -> pass, those of the import first."""
 
 OLD_NAMES: Mapping[str, str] = {

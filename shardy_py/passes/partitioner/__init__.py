@@ -1,0 +1,1 @@
+"""Passes that turn explicit reshards and collectives into a program of local arrays, as Shardy's own partitioner does."""
