@@ -244,7 +244,7 @@ class _Setting(NamedTuple):
         if self.moved is not None:
             exchanged = self.moved(counts)
             inside += exchanged + STARTING if exchanged else 0
-        work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts) if self.weight else 0.0
+        work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
         return Decision(axes, tuple(needed), tuple(made), at_once, inside, work, total + inside + work)
 
 

@@ -32,7 +32,7 @@ class Runner:
     def __init__(self, built: Built, donated: Sequence[bool]) -> None:
         built.places.check_devices()
         self.built = built
-        self.places = built.places
+        self.places = built.places.copy()
         self.inputs = built.split.micro.invars
         self.is_batch = dict(zip(self.inputs, built.signature.batch))
         self.position = {v: i for i, v in enumerate(self.inputs)}

@@ -22,8 +22,9 @@ from shardy_py.stages.run.checking import compare, on_one_device
 from shardy_py.stages.run.engine import Statistics
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.executing import Runner
+from shardy_py.stages.run.memory import check_memory, stage_memory
 from shardy_py.stages.run.placing import replicated
-from shardy_py.stages.run.report import Report, check_memory, report
+from shardy_py.stages.run.report import Report, report
 from shardy_py.stages.schedules import Schedule, check_name
 
 
@@ -262,7 +263,7 @@ class Pipelined:
         if built is None:
             built = build(self._asked, signature)
             if self._asked.memory_bytes is not None:
-                check_memory(report(built, self._asked.hardware), self._asked.memory_bytes)
+                check_memory(stage_memory(built), self._asked.memory_bytes)
             self._built[key] = built
         self._last = built
         return built

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -42,6 +42,10 @@ class Places:
     def is_sharded(self) -> bool:
         """Whether some stage has several devices."""
         return any(mesh.size > 1 for mesh in self.meshes)
+
+    def copy(self) -> Places:
+        """The same; what is entered in its `specs` is not in these."""
+        return replace(self, specs=dict(self.specs))
 
     def mesh(self, stage: int) -> Mesh | AbstractMesh:
         """The mesh of a stage."""

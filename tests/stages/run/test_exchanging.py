@@ -47,3 +47,15 @@ def test_exchanging_takes_time(hardware: str) -> None:
     together = rows({"model": 2}, MEGATRON, P(), hardware=hardware)[0]
     assert together.forward_seconds > alone.forward_seconds
     assert together.backward_seconds == pytest.approx(alone.backward_seconds)
+
+
+def test_a_report_leaves_what_was_built_as_it_is() -> None:
+    run = sp.pipeline(
+        jax.value_and_grad(loss), num_stages=2, num_microbatches=MICROBATCHES, mesh=AbstractMesh((2, 2), ("stage", "data")),
+        in_shardings=(P(), P("data"), P("data")),
+    )  # fmt: skip
+    built = run.build(params(), *data())
+    before = dict(built.places.specs)
+    first, again = run.report(), run.report()
+    assert built.places.specs == before
+    assert first.rows == again.rows

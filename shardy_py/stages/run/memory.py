@@ -1,0 +1,124 @@
+"""What the stages of a pipeline hold on a device, and which do not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import Var
+
+from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.run.building import Built
+from shardy_py.stages.run.errors import PipelineError
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What one stage holds.
+
+    Attributes:
+        name: Its name.
+        mesh: The number of its mesh.
+        parameter_bytes: Bytes per device of what microbatches share: parameters, and constants.
+        state_bytes: Bytes per device of what only the update reads: moments of an optimizer.
+        gradient_bytes: Bytes per device of sums over microbatches.
+        activation_bytes: Bytes per device that one microbatch leaves until its backward pass.
+        in_flight: The most microbatches whose activations are held at once.
+    """
+
+    name: str
+    mesh: int
+    parameter_bytes: int
+    state_bytes: int
+    gradient_bytes: int
+    activation_bytes: int
+    in_flight: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of it, per device."""
+        return self.parameter_bytes + self.state_bytes + self.gradient_bytes + self.in_flight * self.activation_bytes
+
+
+def stage_memory(built: Built) -> list[StageMemory]:
+    """What every stage of a pipeline holds."""
+    return [_of(built, s) for s in range(built.places.stages)]
+
+
+def check_memory(stages: Sequence[StageMemory], limit: float) -> None:
+    """Refuses a pipeline with a mesh that needs more than a device has.
+
+    Args:
+        stages: All stages.
+        limit: Bytes of a device.
+
+    Raises:
+        PipelineError: The message says which stages, and by how much.
+    """
+    for mesh in sorted({stage.mesh for stage in stages}):
+        here = [stage for stage in stages if stage.mesh == mesh]
+        need = sum(stage.memory_bytes for stage in here)
+        if need > limit:
+            held = sum(stage.in_flight * stage.activation_bytes for stage in here)
+            raise PipelineError(
+                f"{_listed(here)} {shown_bytes(need)} per device, {shown_bytes(need - limit)} more than there are",
+                where=f"mesh {mesh}, memory_bytes={limit:g}",
+                why=f"activations in flight take {shown_bytes(held)}, the rest is parameters, state and gradients",
+                fix="use more microbatches, more stages, another schedule, jax.checkpoint, or more devices per stage",
+            )
+
+
+def shown_bytes(n: float) -> str:
+    """A number of bytes as reports and messages show it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return ""
+
+
+def _listed(stages: Sequence[StageMemory]) -> str:
+    names = " and ".join(repr(stage.name) for stage in stages)
+    return f"stages {names} need" if len(stages) > 1 else f"stage {names} needs"
+
+
+def _of(built: Built, s: int) -> StageMemory:
+    inputs = built.split.micro.invars
+    is_batch = dict(zip(inputs, built.signature.batch))
+    programs = [program for (_, t), program in built.programs.items() if t == s]
+    read = dict.fromkeys(v for program in programs for v in program.inputs)
+    parts = {v for program in built.parts for v in program.outputs}
+    shared = [v for v in read if (v in is_batch and not is_batch[v]) or v in built.split.micro.consts or v in parts]
+    first = programs[0]
+    made_here = set(first.outputs)
+    late = dict.fromkeys(v for program in programs[1:] for v in program.inputs)
+    kept = [v for v in late if v in made_here or (v in first.inputs and v not in shared)]
+    state = [v for v, owner in built.updates.owner.items() if owner == s and v not in shared]
+    mesh = s % built.schedule.meshes
+    return StageMemory(
+        built.assigned.names[s],
+        mesh,
+        parameter_bytes=sum(_local(built, v, s) for v in shared),
+        state_bytes=sum(_local(built, v, s) for v in state),
+        gradient_bytes=sum(_local(built, v, s) for program in programs for v in program.sums),
+        activation_bytes=sum(_local(built, v, s) for v in kept),
+        in_flight=_held(built.schedule.orders[mesh], s),
+    )
+
+
+def _local(built: Built, v: Var, s: int) -> int:
+    """Bytes of a value on one device of its stage."""
+    shape = built.places.sharding(v, s).shard_shape(shape_of(v)) if shape_of(v) else ()
+    return math.prod(shape) * getattr(dtype_of(v), "itemsize", 4)
+
+
+def _held(order: Any, s: int) -> int:
+    held = peak = 0
+    last = "W" if any(t.kind == "W" and t.stage == s for t in order) else "B"
+    for task in order:
+        if task.stage == s:
+            held += (task.kind == "F") - (task.kind == last)
+            peak = max(peak, held)
+    return peak
