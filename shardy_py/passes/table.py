@@ -46,6 +46,7 @@ from shardy_py.passes.import_ import (
     sharding_group_import,
     symbol_dce,
 )
+from shardy_py.passes.partitioner import pad_for_divisibility
 from shardy_py.passes.pass_info import Option, Pass
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation import (
@@ -234,7 +235,9 @@ _EXPORT = {
     "sdy-export-pipeline": Pass(pipelines.export_pipeline, "make shardings final and insert reshards", _EXPORT_OPTIONS),
 }
 
-_PARTITIONER: dict[str, Pass] = {}
+_PARTITIONER: dict[str, Pass] = {
+    pad_for_divisibility.NAME: Pass(pad_for_divisibility.run, "pad tensors until their shardings divide them", anchor=FUNCTION),
+}
 
 PASSES: Mapping[str, Pass] = _merged(_IMPORT, _PROPAGATION, _EXPORT, _PARTITIONER)
 """Name -> pass, those of the import first."""

@@ -25,6 +25,14 @@ def jaxlib_program(text: str, pipeline: str) -> Program:
     return from_mlir(module)
 
 
+def jaxlib_text(text: str, pipeline: str) -> str:
+    """Runs passes of jaxlib on a module and prints the outcome."""
+    module = parse_module(text)
+    with module.context:
+        passmanager.PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+    return str(module)
+
+
 def dump(program: Program, *, uses: bool = True) -> str:
     """Text of a program: ops in order, attributes, shardings and, for every value, its uses in order."""
     lines: list[str] = [f"mesh {name} = {mesh}" for name, mesh in program.meshes.items()]

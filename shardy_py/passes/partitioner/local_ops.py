@@ -1,0 +1,110 @@
+"""StableHLO ops that the partitioner inserts, and changes to attributes of ops that are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Op, Program, TensorType, Value
+from shardy_py.ir.attribute_text import KEPT, AttributeText, constant_text
+from shardy_py.ir.type_text import type_text
+
+Ints = tuple[int, ...]
+
+
+def resized(type_: TensorType, shape: Sequence[int]) -> TensorType:
+    """The type with another shape."""
+    return TensorType(tuple(shape), type_.dtype)
+
+
+def tensor_type(value: Value) -> TensorType:
+    """The type of a value that is a tensor with a static shape."""
+    assert isinstance(value.type, TensorType), value
+    return value.type
+
+
+def constant(number: int, dtype: str, like: Op) -> Op:
+    """A scalar constant."""
+    type_ = TensorType((), dtype)
+    value = AttributeText(f"{constant_text(number, type_)} : {type_text(type_)}")
+    return Op("stablehlo.constant", (), (type_,), {"value": value}, location=like.location)
+
+
+def pad(value: Value, filler: Value, low: Ints, high: Ints, like: Op, sharding: TensorSharding | None, interior: Ints = ()) -> Op:
+    """`stablehlo.pad`; without `interior` only the edges are padded."""
+    type_ = tensor_type(value)
+    interior = interior or (0,) * type_.rank
+    shape = [a + n + max(n - 1, 0) * i + b for n, a, b, i in zip(type_.shape, low, high, interior, strict=True)]
+    attributes = {"edge_padding_low": low, "edge_padding_high": high, "interior_padding": interior}
+    return _made("stablehlo.pad", (value, filler), resized(type_, shape), attributes, like, sharding)
+
+
+def slice_(value: Value, start: Ints, limit: Ints, like: Op, sharding: TensorSharding | None) -> Op:
+    """`stablehlo.slice` with stride 1."""
+    type_ = tensor_type(value)
+    attributes = {"start_indices": start, "limit_indices": limit, "strides": (1,) * type_.rank}
+    shape = [b - a for a, b in zip(start, limit, strict=True)]
+    return _made("stablehlo.slice", (value,), resized(type_, shape), attributes, like, sharding)
+
+
+def concatenate(values: Sequence[Value], dim: int, like: Op, sharding: TensorSharding | None) -> Op:
+    """`stablehlo.concatenate`."""
+    type_ = tensor_type(values[0])
+    shape = list(type_.shape)
+    shape[dim] = sum(tensor_type(value).shape[dim] for value in values)
+    return _made("stablehlo.concatenate", values, resized(type_, shape), {"dimension": dim}, like, sharding)
+
+
+def collective_permute(value: Value, pairs: Sequence[tuple[int, int]], like: Op, sharding: TensorSharding | None) -> Op:
+    """`stablehlo.collective_permute` without a channel."""
+    listed = ", ".join(f"[{source}, {target}]" for source, target in pairs)
+    text = f"dense<{f'[{listed}]' if pairs else ''}> : tensor<{len(pairs)}x2xi64>"
+    attributes = {"source_target_pairs": AttributeText(text)}
+    return _made("stablehlo.collective_permute", (value,), tensor_type(value), attributes, like, sharding)
+
+
+def below(type_: TensorType, dim: int, size: int, like: Op) -> list[Op]:
+    """Ops the last of which says for each element of a type whether its index in a dimension is less than `size`."""
+    indices = _made("stablehlo.iota", (), TensorType(type_.shape, "int32"), {"iota_dimension": dim}, like, None)
+    limit = constant(size, "int32", like)
+    limits = broadcast(limit.result, type_.shape, like)
+    attributes = {"comparison_direction": AttributeText("#stablehlo<comparison_direction LT>")}
+    compared = _made("stablehlo.compare", (indices.result, limits.result), TensorType(type_.shape, "bool"), attributes, like, None)
+    return [indices, limit, limits, compared]
+
+
+def broadcast(scalar: Value, shape: Ints, like: Op) -> Op:
+    """`stablehlo.broadcast_in_dim` of a scalar."""
+    return _made("stablehlo.broadcast_in_dim", (scalar,), resized(tensor_type(scalar), shape), {"broadcast_dimensions": ()}, like, None)
+
+
+def elementwise(name: str, operands: Sequence[Value], type_: TensorType, like: Op) -> Op:
+    """An op without attributes."""
+    return _made(f"stablehlo.{name}", operands, type_, {}, like, None)
+
+
+def set_arrays(op: Op, arrays: Mapping[str, Ints]) -> None:
+    """Changes attributes of an op that are arrays of integers, also in the text that it was read from."""
+    attributes = {**op.attributes, **arrays}
+    if KEPT in attributes:
+        text = str(attributes[KEPT])
+        for name, values in arrays.items():
+            array = f"array<i64: {', '.join(map(str, values))}>" if values else "array<i64>"
+            text = re.sub(rf"\b{name} = array<i64[^>]*>", f"{name} = {array}", text, count=1)
+        attributes[KEPT] = AttributeText(text)
+    op.attributes = attributes
+
+
+def place(program: Program, op: Op) -> str:
+    """Where an op was written and what it is, for an error."""
+    location = program.locate(op.location)
+    return f"'{op.name}'" if location is None else f"{location.place}, '{op.name}'"
+
+
+def _made(
+    name: str, operands: Sequence[Value], type_: TensorType, attributes: Mapping[str, object], like: Op, sharding: TensorSharding | None
+) -> Op:
+    made = Op(name, operands, (type_,), dict(attributes), location=like.location)
+    made.result.sharding = sharding
+    return made

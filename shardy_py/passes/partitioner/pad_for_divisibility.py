@@ -1,0 +1,62 @@
+"""Pads tensors until their shardings cut them into equal parts."""
+
+from __future__ import annotations
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Block, Function, Program, TensorType
+from shardy_py.passes.partitioner.padding.ops import CONVERSIONS, generic
+from shardy_py.passes.partitioner.padding.padder import Padder
+
+NAME = "sdy-pad-for-divisibility"
+
+
+def run(program: Program, **_: object) -> None:
+    """Enlarges every dimension, at its high end, to the next multiple of the number of its shards.
+
+    All-slices and other collectives that shard a dimension pad with zeros, those that gather it slice the padding off again, and
+    other ops take and make larger tensors. What they leave in the padding is not known, so a dot sets that of its contracting
+    dimensions to zero first. As in Shardy, no other op does: a reduction over padding gives what was computed there.
+
+    Args:
+        program: Changed in place; it must hold collectives, not reshards.
+
+    Raises:
+        ShardyError: If an argument or result of a function is not a multiple of its shards, or an op cannot work on padded tensors
+            without communication.
+
+    Source: Shardy's pad_for_divisibility.cc, as of jaxlib 0.10.2; all-to-alls, reduce-scatters and pads as in later versions.
+    """
+    padder = Padder(program)
+    for function in program.functions:
+        _check(padder, function)
+        for op in function.body.walk():
+            for value in (*op.results, *(argument for region in op.regions for argument in region.arguments)):
+                padder.resize_by_sharding(value)
+        _convert(padder, function.body)
+
+
+def _convert(padder: Padder, block: Block) -> None:
+    outer, padder.made = padder.made, []
+    for op in list(block.ops):
+        for region in op.regions:
+            _convert(padder, region)
+        CONVERSIONS.get(op.name, generic)(padder, op)
+    block.set_ops(padder.made)
+    padder.made = outer
+
+
+def _check(padder: Padder, function: Function) -> None:
+    """Raises where an argument or result of a function would have to be padded."""
+    stated: list[tuple[str, int, TensorSharding | None, object]] = []
+    stated += [("argument", i, argument.sharding, argument.type) for i, argument in enumerate(function.arguments)]
+    results = zip(function.result_shardings, function.result_types, strict=True)
+    stated += [("result", i, sharding, type_) for i, (sharding, type_) in enumerate(results)]
+    for kind, i, sharding, type_ in stated:
+        if isinstance(type_, TensorType) and padder.shape(type_.shape, sharding) != type_.shape:
+            raise ShardyError(
+                f"{kind} #{i} has a non-divisible sharding",
+                where=f"function '{function.name}', {type_} under {sharding}",
+                why="failed to legalize operation 'func.func': the types of a function stay, so its arguments and results cannot be padded",
+                fix="run sdy-update-non-divisible-input-output-shardings first, or use sizes that the mesh divides",
+            )

@@ -1,0 +1,197 @@
+"""Which ops change how when their operands and results are padded."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+from shardy_py.dialect import OpShardingRule
+from shardy_py.dialect.rule import factor_symbol
+from shardy_py.ir import Op, TensorType, Value
+from shardy_py.ir.attribute_text import AttributeText
+from shardy_py.ir.type_text import type_text
+from shardy_py.passes.partitioner import local_ops
+from shardy_py.passes.partitioner.padding import collectives, slicing
+from shardy_py.passes.partitioner.padding.padder import Padder
+from shardy_py.rules import rule_for
+
+Conversion = Callable[[Padder, Op], None]
+
+_SPLAT = re.compile(r"dense<[^\[\"]*>")
+
+
+def generic(padder: Padder, op: Op) -> None:
+    """An op that works on padded values as on others; what it puts into the padding is not known."""
+    tensors = [value for value in (*op.operands, *op.results) if isinstance(value.type, TensorType)]
+    if any(map(padder.padded_dims, tensors)):
+        rule = op.rule if op.rule_known else rule_for(op)
+        if rule is not None and not rule.is_custom:
+            for result in op.results:
+                if result.sharding is None:
+                    padder.resize(result, _inferred(padder, op, rule, result))
+            _check(padder, op, rule)
+    padder.made.append(op)
+
+
+def concatenate(padder: Padder, op: Op) -> None:
+    """A concatenate, whose operands must not be padded where they are put together.
+
+    Raises:
+        ShardyError: If one is.
+    """
+    dim = op.attributes["dimension"]
+    if any(dim in padder.padded_dims(value) for value in (*op.operands, *op.results)):
+        raise padder.error(
+            f"dimension {dim} is padded, so it cannot be concatenated",
+            op,
+            "the padding of one operand would come before the next operand",
+            "run sdy-resolve-permutation-factors before this pass",
+        )
+    generic(padder, op)
+
+
+def dot_general(padder: Padder, op: Op) -> None:
+    """Sets the padding of contracting dimensions to zero, where it is not known to be."""
+    for i, side in enumerate(("lhs", "rhs")):
+        operand = op.operands[i]
+        padded = padder.padded_dims(operand)
+        dims = [dim for dim in op.attributes[f"{side}_contracting_dimensions"] if dim in padded]
+        if dims and not padder.is_zero(operand, dims):
+            op.set_operand(i, padder.mask(operand, dims, op))
+    generic(padder, op)
+
+
+def constant(padder: Padder, op: Op) -> None:
+    """Makes a constant of one number larger; another one is padded with zeros."""
+    result = op.result
+    if result.type.shape == padder.before(result):
+        padder.made.append(op)
+        return
+    value = op.attributes.get("value")
+    type_ = local_ops.tensor_type(result)
+    if isinstance(value, str) and _SPLAT.match(value):
+        text = value.rpartition(" : ")[0] or value
+        op.attributes = {**op.attributes, "value": AttributeText(f"{text} : {type_text(type_)}")}
+        padder.made.append(op)
+        return
+    shape = type_.shape
+    result.type = local_ops.resized(type_, padder.before(result))
+    padder.made.append(op)
+    sharding, result.sharding = result.sharding, None
+    filled = padder.fill(result, shape, op)
+    filled.sharding = sharding
+    made = filled.defining_op
+    result.replace_uses(filled, lambda user, _: user is made)
+
+
+def reshape(padder: Padder, op: Op) -> None:
+    """A reshape, which must have as many elements on both sides.
+
+    Raises:
+        ShardyError: If it has not.
+    """
+    source, target = op.operands[0].type.shape, op.result.type.shape
+    if math.prod(source) != math.prod(target):
+        raise padder.error(
+            f"padding a reshape gives shapes of different sizes: {source} and {target}",
+            op,
+            f"the shardings of {padder.before(op.operands[0])} and {padder.before(op.result)} ask for these",
+            "run sdy-resolve-permutation-factors before this pass",
+        )
+    padder.made.append(op)
+
+
+def sized(padder: Padder, op: Op) -> None:
+    """An op that states how much of its operand it takes: of a dimension that it takes whole it takes the padding too."""
+    sizes = tuple(op.attributes["slice_sizes"])
+    before, after = padder.before(op.operands[0]), op.operands[0].type.shape
+    taken = tuple(new if size == old else size for size, old, new in zip(sizes, before, after, strict=True))
+    if taken != sizes:
+        local_ops.set_arrays(op, {"slice_sizes": taken})
+    generic(padder, op)
+
+
+def unsupported(padder: Padder, op: Op) -> None:
+    """An op between shardings, which no padded value may reach."""
+    if not any(padder.padded_dims(value) for value in (*op.operands, *op.results) if isinstance(value.type, TensorType)):
+        padder.made.append(op)
+        return
+    raise padder.error(
+        f"'{op.name}' cannot be padded",
+        op,
+        "a dimension is not a multiple of its shards",
+        "run sdy-reshard-to-collectives before this pass, or use sizes that the mesh divides",
+    )
+
+
+def returned(padder: Padder, op: Op) -> None:
+    """A return from a function, whose values must not be padded.
+
+    Raises:
+        ShardyError: If one is.
+    """
+    for i, value in enumerate(op.operands):
+        if isinstance(value.type, TensorType) and value.type.shape != padder.before(value):
+            raise padder.error(
+                f"the function returns value #{i} padded from {padder.before(value)} to {value.type.shape}",
+                op,
+                "the type of the function stays",
+                "state the sharding of the result, and run sdy-insert-explicit-reshards before this pass",
+            )
+    padder.made.append(op)
+
+
+def _inferred(padder: Padder, op: Op, rule: OpShardingRule, result: Value) -> tuple[int, ...]:
+    """The shape of a result without a sharding: dimensions are as large as those of the operands they follow."""
+    shape = list(result.type.shape)
+    for dim, factors in enumerate(rule.result_mappings[result.index]):
+        for operand, mapping in zip(op.operands, rule.operand_mappings, strict=True):
+            if len(factors) == 1 and factors in mapping:
+                at = mapping.index(factors)
+                if padder.before(operand)[at] == shape[dim]:
+                    shape[dim] = operand.type.shape[at]
+                    break
+    return tuple(shape)
+
+
+def _check(padder: Padder, op: Op, rule: OpShardingRule) -> None:
+    """Raises where dimensions that belong together are padded differently."""
+    sizes: dict[tuple[int, int], int] = {}
+    for value, mapping in zip((*op.operands, *op.results), rule.mappings, strict=True):
+        for dim, factors in enumerate(mapping):
+            if len(factors) != 1 or rule.is_permutation(factors[0]):
+                continue
+            key, size = (factors[0], padder.before(value)[dim]), value.type.shape[dim]
+            if sizes.setdefault(key, size) != size:
+                raise padder.error(
+                    f"dimensions of size {key[1]} are padded to {sizes[key]} and to {size}",
+                    op,
+                    f"operands and results are sharded differently along factor {factor_symbol(factors[0])}",
+                    "run sdy-insert-explicit-reshards{enable-full-version=true} before this pass",
+                )
+
+
+CONVERSIONS: Mapping[str, Conversion] = {
+    "func.return": returned,
+    "sdy.all_gather": collectives.gather,
+    "sdy.all_reduce": collectives.keep,
+    "sdy.all_slice": collectives.shard,
+    "sdy.all_to_all": collectives.exchange,
+    "sdy.collective_permute": collectives.keep,
+    "sdy.manual_computation": unsupported,
+    "sdy.reduce_scatter": collectives.shard,
+    "sdy.replicated_to_unreduced": collectives.keep,
+    "sdy.reshard": unsupported,
+    "sdy.sharded_to_unreduced": collectives.gather,
+    "sdy.sharding_constraint": unsupported,
+    "stablehlo.concatenate": concatenate,
+    "stablehlo.constant": constant,
+    "stablehlo.dot_general": dot_general,
+    "stablehlo.dynamic_slice": sized,
+    "stablehlo.gather": sized,
+    "stablehlo.pad": slicing.pad,
+    "stablehlo.reshape": reshape,
+    "stablehlo.slice": slicing.slice_,
+}
+"""Name of an op -> how it is converted; others as `generic` does."""
