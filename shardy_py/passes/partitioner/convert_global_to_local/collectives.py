@@ -1,0 +1,118 @@
+"""`sdy.all_gather`, `sdy.all_slice`, `sdy.all_reduce` and `sdy.reduce_scatter`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.ir import Op, TensorType, Value
+from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_part
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, scalar_body
+from shardy_py.passes.partitioner.convert_global_to_local.groups import collective_attributes, flat
+
+
+def all_gather(op: Op, out: Emitter) -> Sequence[Value]:
+    """One gather where one dimension is gathered, else one per dimension or one over a new leading dimension."""
+    sharding = result_sharding(op)
+    mesh = out.world.mesh(sharding)
+    axes = [dim.axes for dim in op.attributes["gathering_axes"].lists]
+    gathered = [dim for dim, listed in enumerate(axes) if listed]
+    if not gathered:
+        raise out.error("gathers along no axis", fix="run canonicalize, which removes it, before sdy-convert-global-to-local")
+    (value,) = op.operands
+    if len(gathered) == 1 or out.world.options.per_dim_all_gather:
+        for dim in reversed(gathered):
+            value = _gather(out, value, dim, axes[dim], sharding)
+        return (value,)
+    counts = [math.prod(axis.size_in(mesh) for axis in axes[dim]) for dim in gathered]
+    shape = value.type.shape
+    value = _gather(out, out.reshape(value, (1, *shape)), 0, flat(axes), sharding)
+    value = out.reshape(value, (*counts, *shape))
+    place = {dim: i for i, dim in enumerate(gathered)}
+    order: list[int] = []
+    for dim in range(len(shape)):
+        order += (place[dim], len(gathered) + dim) if dim in place else (len(gathered) + dim,)
+    value = out.transpose(value, order)
+    return (out.reshape(value, out.facts.results[0].local.shape),)
+
+
+def _gather(out: Emitter, value: Value, dim: int, axes: Sequence[AxisRef], sharding: TensorSharding) -> Value:
+    mesh = out.world.mesh(sharding)
+    count = math.prod(axis.size_in(mesh) for axis in axes)
+    shape = tuple(n * count if i == dim else n for i, n in enumerate(value.type.shape))
+    attributes = {"all_gather_dim": dim, **collective_attributes(out, axes, sharding)}
+    return out.value("all_gather", (value,), TensorType(shape, value.type.dtype), attributes)
+
+
+def all_slice(op: Op, out: Emitter) -> Sequence[Value]:
+    """A slice that starts at an offset of the device's own."""
+    axes = [dim.axes for dim in op.attributes["slicing_axes"].lists]
+    return (emit_part(out, op.operands[0], axes, out.world.mesh(result_sharding(op)), out.facts.results[0].local.shape),)
+
+
+def all_reduce(op: Op, out: Emitter) -> Sequence[Value]:
+    """An all-reduce over groups of devices."""
+    return (_reduce(out, op.operands[0], op.attributes["reduction_axes"].axes),)
+
+
+def _reduce(out: Emitter, value: Value, axes: Sequence[AxisRef]) -> Value:
+    attributes = collective_attributes(out, axes, result_sharding(out.op))
+    return out.value("all_reduce", (value,), value.type, attributes, (_body(out, value),))
+
+
+_BODIES = ("add", "maximum", "minimum")
+"""What the numbers of `reduction_op` stand for."""
+
+
+def _body(out: Emitter, value: Value):
+    return scalar_body(_BODIES[out.op.attributes.get("reduction_op", 0)], value.type.dtype)
+
+
+def reduce_scatter(op: Op, out: Emitter) -> Sequence[Value]:
+    """One reduce-scatter where one dimension is cut, else an all-reduce and a slice, or one over a new leading dimension."""
+    sharding = result_sharding(op)
+    mesh = out.world.mesh(sharding)
+    axes = [dim.axes for dim in op.attributes["reduce_scatter_axes"].lists]
+    cut = [dim for dim, listed in enumerate(axes) if listed]
+    if not cut:
+        raise out.error("scatters along no axis", fix="run canonicalize, which removes it, before sdy-convert-global-to-local")
+    (value,) = op.operands
+    local = out.facts.results[0].local
+    if len(cut) == 1:
+        return (_scatter(out, value, cut[0], axes[cut[0]], local.shape),)
+    if not out.world.options.combine_multi_dimension_reduce_scatter:
+        return (emit_part(out, _reduce(out, value, flat(axes)), axes, mesh, local.shape),)
+    split: list[int] = []
+    major: list[int] = []
+    minor: list[int] = []
+    for dim, size in enumerate(local.shape):
+        if axes[dim]:
+            major.append(len(split))
+            split.append(math.prod(axis.size_in(mesh) for axis in axes[dim]))
+        minor.append(len(split))
+        split.append(size)
+    value = out.transpose(out.reshape(value, split), (*major, *minor))
+    value = out.reshape(value, (math.prod(split[i] for i in major), *local.shape))
+    value = _scatter(out, value, 0, flat(axes), (1, *local.shape))
+    return (out.reshape(value, local.shape),)
+
+
+def _scatter(out: Emitter, value: Value, dim: int, axes: Sequence[AxisRef], shape: Sequence[int]) -> Value:
+    attributes = {"scatter_dimension": dim, **collective_attributes(out, axes, result_sharding(out.op))}
+    return out.value("reduce_scatter", (value,), TensorType(tuple(shape), value.type.dtype), attributes, (_body(out, value),))
+
+
+def result_sharding(op: Op) -> TensorSharding:
+    """The sharding of a collective's result."""
+    sharding = op.results[0].sharding
+    assert sharding is not None
+    return sharding
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "sdy.all_gather": all_gather,
+    "sdy.all_reduce": all_reduce,
+    "sdy.all_slice": all_slice,
+    "sdy.reduce_scatter": reduce_scatter,
+}

@@ -1,0 +1,82 @@
+"""The pass itself: goes through the program and lets the table convert op by op."""
+
+from __future__ import annotations
+
+from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
+from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal
+from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
+
+NAME = "sdy-convert-global-to-local"
+
+
+def run(
+    program: Program,
+    *,
+    per_dim_all_gather: bool = False,
+    combine_multi_dimension_reduce_scatter: bool = False,
+    enable_rgv3: bool = False,
+    **_: object,
+) -> None:
+    """Gives every value the type of one device's part and replaces SDY's collectives by StableHLO's.
+
+    Shardings and meshes stay; manual computations become part of what is around them.
+
+    Args:
+        program: Changed in place; every sharding must cut evenly, and ops must run on parts alone or be followed by the collective
+            that they need, as after `sdy-insert-explicit-reshards{enable-full-version=true}` and `sdy-reshard-to-collectives`.
+        per_dim_all_gather: Whether a gather of several dimensions becomes one all-gather per dimension.
+        combine_multi_dimension_reduce_scatter: Whether a reduce-scatter of several dimensions stays one; else it becomes an
+            all-reduce and a slice.
+        enable_rgv3: Whether replica groups are written as axes of a mesh.
+
+    Raises:
+        ShardyError: If a dimension is not cut evenly, or an op cannot run on parts.
+
+    Source: Shardy's convert_global_to_local.cc.
+    """
+    options = Options(per_dim_all_gather, combine_multi_dimension_reduce_scatter, enable_rgv3)
+    world = World(program, options)
+    for value, tensor in world.tensors.items():
+        value.type = tensor.local
+    for function in program.functions:
+        types = zip(function.result_types, function.result_shardings, strict=True)
+        function.result_types = [world.local_type(type_, sharding) for type_, sharding in types]
+        _convert_block(function.body, world)
+
+
+def _convert_block(block: Block, world: World) -> None:
+    pending = block.ops[::-1]
+    done: list[Op] = []
+    while pending:
+        op = pending.pop()
+        if op not in world.facts:
+            done.append(op)
+            continue
+        made = _convert(op, world)
+        if made is None:
+            done.append(op)
+            for region in op.regions:
+                _convert_block(region, world)
+        else:
+            pending += reversed(made)
+    block.set_ops(done)
+
+
+def _convert(op: Op, world: World) -> list[Op] | None:
+    """The ops that replace an op, those from the body of a manual computation still to be converted; None where it stays."""
+    conversion = ALWAYS.get(op.name) or (WHERE_CUT.get(op.name) if world.facts[op].is_cut else None)
+    if conversion is None:
+        if op.name.startswith("sdy.") and op.name not in KEPT_SDY:
+            fix = "run the passes that replace it, such as sdy-reshard-to-collectives, before sdy-convert-global-to-local"
+            raise illegal(world, op, "has no local form", fix=fix)
+        return None
+    out = Emitter(world, op)
+    values = conversion(op, out)
+    if values is None:
+        return None
+    op.drop_uses()
+    op.block = None
+    for old, new in zip(op.results, values, strict=True):
+        old.replace_uses(new)
+    return out.ops

@@ -1,0 +1,82 @@
+"""Which part of a tensor each device has: tables over devices, and the entry of the device that runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect.axis import bounds
+from shardy_py.ir import TensorType, Value
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
+
+
+def device_ids(mesh: Mesh) -> tuple[int, ...]:
+    """Device of each position in a mesh."""
+    return mesh.device_ids or tuple(range(mesh.size))
+
+
+def along(position: int, name: str, mesh: Mesh) -> int:
+    """Where a position in a mesh lies along an axis."""
+    index = mesh.axis_index(name)
+    return position // math.prod(other.size for other in mesh.axes[index + 1 :]) % mesh.axes[index].size
+
+
+def coordinate(position: int, axis: AxisRef, mesh: Mesh) -> int:
+    """Which part along an axis or a part of one the device at a position has.
+
+    A part of an axis counts from minor to major here: `"x":(1)2` alternates from one device along x to the next. That is how
+    Shardy's partitioner numbers parts, though its replica groups take `"x":(1)2` for the major half.
+    """
+    begin, end = bounds(axis, mesh)
+    return along(position, axis.name, mesh) // begin % (end // begin)
+
+
+def shard_index(position: int, axes: Sequence[AxisRef], mesh: Mesh) -> int:
+    """Which part of a dimension, cut by axes from major to minor, a position in a mesh has."""
+    index = 0
+    for axis in axes:
+        index = index * axis.size_in(mesh) + coordinate(position, axis, mesh)
+    return index
+
+
+def shard_table(axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> list[int]:
+    """`entries[i]` for each device, by its id, where `i` is the part of the dimension that it has."""
+    table = [0] * mesh.size
+    for position, device in enumerate(device_ids(mesh)):
+        table[device] = entries[shard_index(position, axes, mesh)]
+    return table
+
+
+def emit_lookup(out: Emitter, table: Sequence[int], dtype: str = "int64") -> Value:
+    """Adds what gives the running device's entry of a table, as a vector of one element."""
+    partition = out.value("partition_id", (), TensorType((), "uint32"))
+    device = out.convert(partition, "int64")
+    texts = [str(bool(entry)).lower() if dtype == "bool" else str(entry) for entry in table]
+    entries = out.constant(f"[{', '.join(texts)}]", TensorType((len(table),), dtype))
+    return out.dynamic_slice(entries, (device,), (1,))
+
+
+def emit_entry(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> Value:
+    """Adds what gives `entries[i]`, where `i` is the part of a dimension that the running device has."""
+    return out.reshape(emit_lookup(out, shard_table(axes, mesh, entries)), ())
+
+
+def emit_offset(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, size: int) -> Value:
+    """Adds what gives the first index of the running device's part of a dimension; `size` is that of a part."""
+    parts = math.prod(axis.size_in(mesh) for axis in axes)
+    return emit_entry(out, axes, mesh, range(0, parts * size, size) if size else [0] * parts)
+
+
+def emit_part(out: Emitter, value: Value, axes: Sequence[Sequence[AxisRef]], mesh: Mesh, sizes: Sequence[int]) -> Value:
+    """Adds a slice of the running device's part of a value.
+
+    Args:
+        out: Where ops are added.
+        value: What is sliced.
+        axes: Per dimension, the axes that cut it.
+        mesh: The mesh of the axes.
+        sizes: Shape of the part.
+    """
+    starts = [emit_offset(out, dim, mesh, size) if dim else out.integer(0) for dim, size in zip(axes, sizes, strict=True)]
+    return out.dynamic_slice(value, starts, sizes)

@@ -1,0 +1,133 @@
+"""Pads, slices, concatenations and windows: what an op does at the edges of the whole is not what it does at the edges of a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Op, TensorType, Value
+from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_entry
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, array_text, with_kept
+from shardy_py.passes.partitioner.convert_global_to_local.facts import Tensor
+
+_FIX = "run sdy-resolve-permutation-factors before sdy-convert-global-to-local"
+
+
+def pad(op: Op, out: Emitter) -> Sequence[Value]:
+    """A pad of the part; where devices need different amounts, the largest, of which each slices its own."""
+    source, result = out.facts.operands[0], out.facts.results[0]
+    _check_same_axes(out, source, result)
+    interior = op.attributes["interior_padding"]
+    low, high = list(op.attributes["edge_padding_low"]), list(op.attributes["edge_padding_high"])
+    starts: dict[int, list[int]] = {}
+    for dim in range(source.rank):
+        if not source.axes(dim):
+            continue
+        size, wanted = source.local.shape[dim], result.local.shape[dim]
+        span = max(0, (size - 1) * (interior[dim] + 1) + 1) if size else 0
+        lows = [low[dim] + i * (size * (interior[dim] + 1) - wanted) for i in range(source.type.shape[dim] // size)]
+        if len(set(lows)) == 1:
+            low[dim], high[dim] = lows[0], wanted - span - lows[0]
+            continue
+        low[dim] = max(0, *lows)
+        high[dim] = max(0, *(wanted - span - each for each in lows))
+        starts[dim] = [low[dim] - each for each in lows]
+    sizes = [
+        start + max(0, (n - 1) * (step + 1) + 1) + end for n, start, end, step in zip(source.local.shape, low, high, interior, strict=True)
+    ]
+    attributes = {"edge_padding_low": tuple(low), "edge_padding_high": tuple(high), "interior_padding": tuple(interior)}
+    value = out.value("pad", op.operands, TensorType(tuple(sizes), result.type.dtype), attributes)
+    if not starts:
+        return (value,)
+    assert source.sharding is not None
+    mesh = out.world.mesh(source.sharding)
+    offsets = [emit_entry(out, source.axes(dim), mesh, starts[dim]) if dim in starts else out.integer(0) for dim in range(source.rank)]
+    return (out.dynamic_slice(value, offsets, result.local.shape),)
+
+
+def slice_(op: Op, out: Emitter) -> Sequence[Value]:
+    """A slice of the part; dimensions that are cut are kept whole."""
+    source, result = out.facts.operands[0], out.facts.results[0]
+    _check_same_axes(out, source, result)
+    starts, strides = op.attributes["start_indices"], op.attributes["strides"]
+    limits = list(op.attributes["limit_indices"])
+    for dim in range(source.rank):
+        if not source.axes(dim):
+            continue
+        size = source.type.shape[dim]
+        if (starts[dim], limits[dim], strides[dim]) != (0, size, 1):
+            what = f"dimension {dim} is sharded but the slice is not a full slice and requires device communication."
+            raise out.error(what, why=f"it takes {starts[dim]}:{limits[dim]}:{strides[dim]} of {size}", fix=_FIX)
+        limits[dim] = source.local.shape[dim]
+    attributes = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": tuple(strides)}
+    return (out.value("slice", op.operands, result.local, attributes),)
+
+
+def concatenate(op: Op, out: Emitter) -> None:
+    """Stays as it is, unless the dimension is cut along which it joins."""
+    dim = op.attributes["dimension"]
+    if out.facts.results[0].axes(dim):
+        raise out.error(f"dimension {dim} is sharded but the concatenation is on this dimension.", fix=_FIX)
+    for i, operand in enumerate(out.facts.operands):
+        if operand.axes(dim):
+            raise out.error(f"operand {i} is sharded on concatenation dimension {dim}. This is not supported.", fix=_FIX)
+
+
+def window(op: Op, out: Emitter) -> None:
+    """Stays as it is, unless a dimension is cut along which windows are more than single elements."""
+    attributes = op.attributes
+    rank = out.facts.operands[0].rank
+    ones = (1,) * rank
+    for dim in range(rank):
+        if not any(tensor.axes(dim) for tensor in (*out.facts.operands, *out.facts.results)):
+            continue
+        single = attributes["window_dimensions"][dim] == attributes["window_strides"][dim] == 1
+        if not single or attributes["padding"][dim] != (0, 0) or attributes.get("base_dilations", ones)[dim] != 1:
+            raise out.error(f"In op {op.name} dimension {dim} is sharded but is not a pass-through dimension.", fix=_FIX)
+
+
+def dynamic_slice(op: Op, out: Emitter) -> Sequence[Value]:
+    """A slice of the part; dimensions that are cut are kept whole."""
+    source, result = out.facts.operands[0], out.facts.results[0]
+    _check_same_axes(out, source, result)
+    for dim in range(source.rank):
+        if source.axes(dim) and source.type.shape[dim] != result.type.shape[dim]:
+            raise _not_whole(out, dim)
+    sizes = result.local.shape
+    return out.again(with_kept(op.attributes, {"slice_sizes": array_text(sizes)}, {"slice_sizes": sizes})).results
+
+
+def dynamic_update_slice(op: Op, out: Emitter) -> None:
+    """Stays as it is, unless it updates less than all of a dimension that is cut."""
+    source, update = out.facts.operands[:2]
+    for dim in range(source.rank):
+        if source.axes(dim) and source.type.shape[dim] != update.type.shape[dim]:
+            raise _not_whole(out, dim)
+
+
+def _not_whole(out: Emitter, dim: int) -> ShardyError:
+    return out.error(f"dimension {dim} is sharded but the slice is not a full slice and requires device communication.", fix=_FIX)
+
+
+def _check_same_axes(out: Emitter, source: Tensor, result: Tensor) -> None:
+    """Sees to it that an operand and the result are cut along the same axes."""
+    for dim in range(source.rank):
+        before, after = source.axes(dim), result.axes(dim)
+        if before != after:
+            texts = (f"[{', '.join(f'axis_ref{axis}' for axis in axes)}]" for axes in (before, after))
+            raise out.error(
+                f"dimension {dim} has mismatched sharding axes ({' vs '.join(texts)}).",
+                why="This requires a reshard which should have been handled by previous passes.",
+                fix="run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local",
+            )
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "stablehlo.concatenate": concatenate,
+    "stablehlo.dynamic_slice": dynamic_slice,
+    "stablehlo.dynamic_update_slice": dynamic_update_slice,
+    "stablehlo.pad": pad,
+    "stablehlo.reduce_window": window,
+    "stablehlo.select_and_scatter": window,
+    "stablehlo.slice": slice_,
+}

@@ -1,0 +1,164 @@
+"""Makes the ops that take the place of one op, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Block, Op, TensorType, Type, Value
+from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.ir.type_text import type_text
+from shardy_py.passes.partitioner.convert_global_to_local.facts import Facts, World, illegal
+
+I64 = TensorType((), "int64")
+
+
+class Emitter:
+    """Ops in place of `op`.
+
+    Attributes:
+        world: The program that is converted.
+        op: The op to replace; its operands are converted already.
+        facts: Its operands and results before the conversion.
+        ops: What has been made so far.
+    """
+
+    def __init__(self, world: World, op: Op) -> None:
+        self.world = world
+        self.op = op
+        self.facts: Facts = world.facts[op]
+        self.ops: list[Op] = []
+
+    def error(self, what: str, *, why: str | None = None, fix: str | None = None) -> ShardyError:
+        """The error that says that the op has no local form."""
+        return illegal(self.world, self.op, what, why=why, fix=fix)
+
+    def make(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        types: Sequence[Type],
+        attributes: dict[str, Any] | None = None,
+        regions: Sequence[Block] = (),
+    ) -> Op:
+        """Adds an op."""
+        made = Op(name, operands, types, attributes, regions, location=self.op.location)
+        self.ops.append(made)
+        return made
+
+    def value(
+        self, name: str, operands: Sequence[Value], type_: Type, attributes: dict[str, Any] | None = None, regions: Sequence[Block] = ()
+    ) -> Value:
+        """Adds a StableHLO op with one result and returns that."""
+        return self.make(f"stablehlo.{name}", operands, (type_,), attributes, regions).result
+
+    def again(self, attributes: dict[str, Any] | None = None, operands: Sequence[Value] | None = None) -> Op:
+        """Adds the op anew over local types: with its regions, other attributes or operands, and the shardings of its results."""
+        old = self.op
+        regions, old.regions = old.regions, ()
+        made = self.make(
+            old.name,
+            old.operands if operands is None else operands,
+            [tensor.local for tensor in self.facts.results],
+            old.attributes if attributes is None else attributes,
+            regions,
+        )
+        for result, tensor in zip(made.results, self.facts.results, strict=True):
+            result.sharding = tensor.sharding if old.results[result.index].sharding is not None else None
+        return made
+
+    def constant(self, text: str, type_: TensorType) -> Value:
+        """Adds a constant: `text` is what stands in `dense<...>`."""
+        return self.value("constant", (), type_, {"value": AttributeText(f"dense<{text}> : {type_text(type_)}")})
+
+    def integer(self, value: int, shape: tuple[int, ...] = (), dtype: str = "int64") -> Value:
+        """Adds a constant all of whose elements are one integer."""
+        return self.constant(str(value), TensorType(shape, dtype))
+
+    def integers(self, values: Sequence[int], dtype: str = "int64") -> Value:
+        """Adds a vector of integers."""
+        return self.constant(f"[{', '.join(map(str, values))}]", TensorType((len(values),), dtype))
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        """Adds a reshape."""
+        return self.value("reshape", (value,), TensorType(tuple(shape), value.type.dtype))
+
+    def transpose(self, value: Value, permutation: Sequence[int]) -> Value:
+        """Adds a transpose."""
+        shape = tuple(value.type.shape[i] for i in permutation)
+        return self.value("transpose", (value,), TensorType(shape, value.type.dtype), {"permutation": tuple(permutation)})
+
+    def broadcast(self, value: Value, shape: Sequence[int], dims: Sequence[int] = ()) -> Value:
+        """Adds a `broadcast_in_dim`."""
+        return self.value("broadcast_in_dim", (value,), TensorType(tuple(shape), value.type.dtype), {"broadcast_dimensions": tuple(dims)})
+
+    def convert(self, value: Value, dtype: str) -> Value:
+        """Adds a conversion, also to the type that the value has already."""
+        return self.value("convert", (value,), TensorType(value.type.shape, dtype))
+
+    def dynamic_slice(self, value: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
+        """Adds a slice whose starts are values."""
+        return self.value("dynamic_slice", (value, *starts), TensorType(tuple(sizes), value.type.dtype), {"slice_sizes": tuple(sizes)})
+
+    def compare(self, direction: str, left: Value, right: Value) -> Value:
+        """Adds a comparison; `direction` is EQ, GE, LE, ..."""
+        attributes = {"comparison_direction": AttributeText(f"#stablehlo<comparison_direction {direction}>")}
+        return self.value("compare", (left, right), TensorType(left.type.shape, "bool"), attributes)
+
+
+Conversion = Callable[[Op, Emitter], "Sequence[Value] | None"]
+"""`conversion(op, emitter)`: adds what replaces an op and returns the values that replace its results; None keeps the op as it is."""
+
+
+def scalar_body(name: str, dtype: str) -> Block:
+    """The region of a reduction: one StableHLO op over two scalars."""
+    scalar = TensorType((), dtype)
+    block = Block((scalar, scalar))
+    made = block.append(Op(f"stablehlo.{name}", block.arguments, (scalar,)))
+    block.append(Op("stablehlo.return", made.results, ()))
+    return block
+
+
+def with_kept(attributes: Mapping[str, Any], texts: Mapping[str, str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Attributes of an op in which some have other values.
+
+    Args:
+        attributes: Of the op; where it was read from MLIR, they hold the text of all that MLIR knows.
+        texts: Name in MLIR -> text; entries that are not there yet are added.
+        values: Name in the program -> value.
+    """
+    changed = {**attributes, **(values or {})}
+    kept = attributes.get(KEPT)
+    if kept is not None:
+        entries = dict(_entries(kept[1:-1]))
+        entries.update(texts)
+        changed[KEPT] = AttributeText(f"{{{', '.join(f'{name} = {text}' for name, text in entries.items())}}}")
+    return changed
+
+
+def array_text(values: Sequence[int]) -> str:
+    """`array<i64: 1, 2>`."""
+    return f"array<i64: {', '.join(map(str, values))}>" if values else "array<i64>"
+
+
+def _entries(text: str) -> list[tuple[str, str]]:
+    """Splits `a = 1, b = [2, 3]` at the commas outside of brackets and strings."""
+    found: list[str] = []
+    depth = start = 0
+    quoted = False
+    for i, char in enumerate(text):
+        if char == '"' and text[i - 1 : i] != "\\":
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif char in "<({[":
+            depth += 1
+        elif char in ")}]" or (char == ">" and text[i - 1 : i] != "-"):
+            depth -= 1
+        elif char == "," and depth == 0:
+            found.append(text[start:i])
+            start = i + 1
+    found.append(text[start:])
+    pairs = [entry.strip().partition(" = ") for entry in found if entry.strip()]
+    return [(name, value or "unit") for name, _, value in pairs]

@@ -1,0 +1,145 @@
+"""What the conversion knows of a program before it changes it: types and shardings of whole tensors, and types of their parts."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.errors import DialectError, ShardyError
+from shardy_py.ir import Op, Program, TensorType, Type, Value
+from shardy_py.ir.attribute_text import KEPT
+from shardy_py.passes.dataflow import get_sharding
+
+_HANDLE = re.compile(r"#stablehlo\.channel_handle<handle = (\d+)")
+
+
+class Options(NamedTuple):
+    """Options of the pass.
+
+    Attributes:
+        per_dim_all_gather: Whether every dimension has an all-gather of its own.
+        combine_multi_dimension_reduce_scatter: Whether several dimensions share one reduce-scatter; else they are all-reduced and sliced.
+        enable_rgv3: Whether replica groups are axes of a mesh instead of lists of devices.
+    """
+
+    per_dim_all_gather: bool = False
+    combine_multi_dimension_reduce_scatter: bool = False
+    enable_rgv3: bool = False
+
+
+class Tensor(NamedTuple):
+    """A value as it was before the conversion.
+
+    Attributes:
+        type: Its type as a whole.
+        local: The type of one device's part.
+        sharding: None where it has none.
+    """
+
+    type: Type
+    local: Type
+    sharding: TensorSharding | None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part is smaller than the whole."""
+        return self.type != self.local
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return self.type.rank
+
+    def axes(self, dim: int) -> tuple[AxisRef, ...]:
+        """The axes that cut a dimension."""
+        return () if self.sharding is None or dim >= self.sharding.rank else self.sharding.dims[dim].axes
+
+
+class Facts(NamedTuple):
+    """The operands and results of an op before the conversion."""
+
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the type of any operand or result changes."""
+        return any(tensor.is_cut for tensor in (*self.operands, *self.results))
+
+
+class World:
+    """The program, its options, the facts of each of its ops, and the channel that the next collective gets."""
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self.program = program
+        self.options = options
+        self.tensors: dict[Value, Tensor] = {}
+        self.facts: dict[Op, Facts] = {}
+        self._last_channel = 0
+        for function in program.functions:
+            for value in function.arguments:
+                self.tensor(value)
+            for op in function.body.walk():
+                self._collect(op)
+
+    def _collect(self, op: Op) -> None:
+        for region in op.regions:
+            for value in region.arguments:
+                self.tensor(value)
+        self.facts[op] = Facts(tuple(map(self.tensor, op.operands)), tuple(map(self.tensor, op.results)))
+        found = _HANDLE.search(op.attributes.get(KEPT) or str(op.attributes.get("channel_handle", "")))
+        if found is not None:
+            self._last_channel = max(self._last_channel, int(found[1]))
+
+    def tensor(self, value: Value) -> Tensor:
+        """The facts of a value that the program has had from the start."""
+        found = self.tensors.get(value)
+        if found is None:
+            sharding = get_sharding(value)
+            found = self.tensors[value] = Tensor(value.type, self.local_type(value.type, sharding), sharding)
+        return found
+
+    def mesh(self, sharding: TensorSharding) -> Mesh:
+        """The mesh of a sharding."""
+        return sharding.mesh_in(self.program.meshes)
+
+    def local_type(self, type_: Type, sharding: TensorSharding | None) -> Type:
+        """The type of one device's part.
+
+        Raises:
+            ShardyError: If the parts would differ in size.
+        """
+        if sharding is None or sharding.is_fully_replicated or not isinstance(type_, TensorType) or sharding.rank != type_.rank:
+            return type_
+        try:
+            return TensorType(sharding.local_shape(type_.shape, self.mesh(sharding), allow_uneven=False), type_.dtype)
+        except DialectError as error:
+            raise ShardyError(
+                "Failed to compute local type due to non-divisible sharding",
+                where=error.where,
+                why=error.what,
+                fix="run sdy-pad-for-divisibility before sdy-convert-global-to-local",
+            ) from None
+
+    def next_channel(self) -> int:
+        """A channel that no collective of the program has."""
+        self._last_channel += 1
+        return self._last_channel
+
+
+def where(world: World, op: Op) -> str:
+    """The op for an error: its name and its place in the source, where that is known."""
+    location = world.program.locate(op.location)
+    return f"'{op.name}'" if location is None else f"'{op.name}' at {location.place}"
+
+
+def illegal(world: World, op: Op, what: str, *, why: str | None = None, fix: str | None = None) -> ShardyError:
+    """The error for an op that has no local form."""
+    return ShardyError(
+        f"'{op.name}' op {what}",
+        where=where(world, op),
+        why=why,
+        fix=fix,
+        notes=(f"failed to legalize operation '{op.name}' that was explicitly marked illegal",),
+    )

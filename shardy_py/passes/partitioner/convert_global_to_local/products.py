@@ -1,0 +1,99 @@
+"""Dots and convolutions: they run on parts where a sum over cut dimensions follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.dialect import AxisRef
+from shardy_py.dialect.axis import sort_and_merge
+from shardy_py.ir import Op, Value
+from shardy_py.ir.attribute_text import KEPT
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, with_kept
+from shardy_py.passes.partitioner.convert_global_to_local.facts import Tensor
+
+_ALL_REDUCE = "sdy.all_reduce"
+_FIX = "run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local"
+
+
+def dot(op: Op, out: Emitter) -> None:
+    """Stays as it is, if its operands fit and the sum over devices follows."""
+    lhs, rhs = out.facts.operands
+    _check_sum(out, "dot", _same_axes(out, [(lhs.rank - 1, 0)], lhs, rhs))
+
+
+def dot_general(op: Op, out: Emitter) -> None:
+    """As `dot`."""
+    names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions")
+    pairs = list(zip(*(op.attributes[name] for name in names), strict=True))
+    _check_sum(out, "dot_general", _same_axes(out, pairs, *out.facts.operands))
+
+
+def convolution(op: Op, out: Emitter) -> Sequence[Value]:
+    """A convolution with as many groups as the device has; of a kernel that is cut it applies a part, and a sum must follow."""
+    attributes = op.attributes
+    lhs, rhs = out.facts.operands
+    counts = {
+        "batch_group_count": attributes["input_batch_dimension"],
+        "feature_group_count": attributes["input_feature_dimension"],
+    }
+    grouped = attributes["feature_group_count"] > 1
+    axes = [axis for dim in attributes["kernel_spatial_dimensions"] for axis in rhs.axes(dim)]
+    if not grouped:
+        features = (attributes["input_feature_dimension"], attributes["kernel_input_feature_dimension"])
+        axes += _same_axes(out, [features], lhs, rhs)
+    _check_sum(out, "convolution", axes)
+    values: dict[str, object] = {}
+    for name, dim in counts.items():
+        count = attributes[name]
+        if count > 1 and lhs.axes(dim):
+            parts = lhs.type.shape[dim] // lhs.local.shape[dim]
+            if count % parts:
+                raise out.error(
+                    f"has a {name} of {count} that its sharding does not divide",
+                    why=f"dimension {dim} of its first operand is cut into {parts} parts",
+                    fix="cut the dimension into a number of parts that divides the number of groups",
+                )
+            count //= parts
+        values[name] = count
+    texts = {name: f"{count} : i64" for name, count in values.items()}
+    own = {name: value for name, value in attributes.items() if "." not in name or name == KEPT}
+    made = out.again(with_kept(own, texts, values))
+    made.result.sharding = None
+    return made.results
+
+
+def _same_axes(out: Emitter, pairs: Sequence[tuple[int, int]], lhs: Tensor, rhs: Tensor) -> list[AxisRef]:
+    """The axes of the contracting dimensions, which must be the same in both operands."""
+    for left, right in pairs:
+        if lhs.axes(left) != rhs.axes(right):
+            raise out.error(
+                f"contracts dimension {left} of its first operand with dimension {right} of its second, which are cut along other axes",
+                why=f"the axes are {list(lhs.axes(left))} and {list(rhs.axes(right))}",
+                fix=_FIX,
+            )
+    return [axis for left, _ in pairs for axis in lhs.axes(left)]
+
+
+def _check_sum(out: Emitter, kind: str, axes: Sequence[AxisRef]) -> None:
+    """Sees to it that the result is used by an all-reduce over the axes alone, if there are any."""
+    if not axes:
+        return
+    uses = out.op.results[0].uses
+    if len(uses) != 1 or uses[0][0].name != _ALL_REDUCE:
+        raise out.error(f"Expected sharded contracting {kind} to have one user and the user is an {_ALL_REDUCE}.", fix=_FIX)
+    sharding = next(tensor.sharding for tensor in out.facts.operands if tensor.sharding is not None and tensor.is_cut)
+    mesh = out.world.mesh(sharding)
+    reduced = uses[0][0].attributes["reduction_axes"].axes
+    if sort_and_merge(axes, mesh) != sort_and_merge(reduced, mesh):
+        raise out.error(
+            f"The axes of the {_ALL_REDUCE} should match the sharded contracting dimensions of the {kind}.",
+            why=f"they are {list(reduced)}, and the dimensions are cut along {list(axes)}",
+            fix=_FIX,
+        )
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "stablehlo.convolution": convolution,
+    "stablehlo.dot": dot,
+    "stablehlo.dot_general": dot_general,
+}
