@@ -46,7 +46,7 @@ from shardy_py.passes.import_ import (
     sharding_group_import,
     symbol_dce,
 )
-from shardy_py.passes.partitioner import pad_for_divisibility
+from shardy_py.passes.partitioner import convert_global_to_local, pad_for_divisibility
 from shardy_py.passes.pass_info import Option, Pass
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation import (
@@ -236,6 +236,15 @@ _EXPORT = {
 }
 
 _PARTITIONER: dict[str, Pass] = {
+    convert_global_to_local.NAME: Pass(
+        convert_global_to_local.run,
+        "turn the program over whole tensors into the one that each device runs",
+        (
+            Option("per-dim-all-gather", False, "gather dimension by dimension"),
+            Option("combine-multi-dimension-reduce-scatter", False, "keep a reduce-scatter of several dimensions as one"),
+            Option("enable-rgv3", False, "write replica groups as axes of a mesh"),
+        ),
+    ),
     pad_for_divisibility.NAME: Pass(pad_for_divisibility.run, "pad tensors until their shardings divide them", anchor=FUNCTION),
 }
 
