@@ -46,7 +46,7 @@ from shardy_py.passes.import_ import (
     sharding_group_import,
     symbol_dce,
 )
-from shardy_py.passes.partitioner import convert_global_to_local, pad_for_divisibility
+from shardy_py.passes.partitioner import convert_global_to_local, pad_for_divisibility, resolve_permutation_factors
 from shardy_py.passes.pass_info import Option, Pass
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation import (
@@ -246,6 +246,11 @@ _PARTITIONER: dict[str, Pass] = {
         ),
     ),
     pad_for_divisibility.NAME: Pass(pad_for_divisibility.run, "pad tensors until their shardings divide them", anchor=FUNCTION),
+    resolve_permutation_factors.NAME: Pass(
+        resolve_permutation_factors.run,
+        "reshard around ops whose elements change places along a sharded dimension",
+        (Option("enable-halo-exchange", True, "let reversals exchange parts"),),
+    ),
 }
 
 PASSES: Mapping[str, Pass] = _merged(_IMPORT, _PROPAGATION, _EXPORT, _PARTITIONER)

@@ -1,0 +1,92 @@
+"""Moving the elements of a sharded tensor by less than the part of a device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.ir import Block, Op, TensorType, Value
+from shardy_py.passes.dataflow import without_manual_axes
+from shardy_py.passes.partitioner import local_ops
+
+MANUAL_COMPUTATION = "sdy.manual_computation"
+
+
+def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Sequence[str], mesh: Mesh) -> tuple[int, ...] | None:
+    """The shape of a part inside a manual computation; None where the axes do not divide a dimension."""
+    found: list[int] = []
+    for size, dim in zip(shape, sharding.dims, strict=True):
+        shards = 1
+        for axis in dim.axes:
+            shards *= axis.size_in(mesh) if axis.name in manual else 1
+        if size % shards:
+            return None
+        found.append(size // shards)
+    return tuple(found)
+
+
+def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int], like: Op) -> Op:
+    """A manual computation that moves elements to higher indices; what comes in at the low end is zero.
+
+    Args:
+        value: A tensor whose dimensions the axes divide.
+        sharding: How it is sharded.
+        mesh: The mesh of the sharding.
+        by: Dimension -> by how much, at most the part of a device.
+        like: Gives the location.
+    """
+    names = {axis.name for dim in by for axis in sharding.dims[dim].axes}
+    manual = tuple(name for name in mesh.axis_names if name in names)
+    type_ = local_ops.tensor_type(value)
+    shape = local_shape(type_.shape, sharding, manual, mesh)
+    assert shape is not None
+    body = Block([TensorType(shape, type_.dtype)])
+    inside = without_manual_axes(sharding, manual)
+    moved = body.arguments[0]
+    for dim, amount in by.items():
+        moved = _shift(body, moved, dim, amount, inside, neighbours(sharding.dims[dim].axes, manual, mesh), like)
+    body.append(Op("sdy.return", (moved,), (), location=like.location))
+    attributes = {"in_shardings": (sharding,), "out_shardings": (sharding,), "manual_axes": manual}
+    return Op(MANUAL_COMPUTATION, (value,), (type_,), attributes, (body,), location=like.location)
+
+
+def neighbours(axes: Sequence[AxisRef], manual: Sequence[str], mesh: Mesh) -> list[tuple[int, int]]:
+    """`(device, device with the next part)` along a dimension, by number among the devices of the manual axes.
+
+    Example:
+        >>> neighbours([AxisRef("y"), AxisRef("x")], ("x", "y"), Mesh([("x", 2), ("y", 2)]))
+        [(0, 2), (1, 3), (2, 1)]
+    """
+    sizes = [mesh.shape[name] for name in manual]
+    numbers = {place: i for i, place in enumerate(itertools.product(*map(range, sizes)))}
+    at: dict[tuple[tuple[int, ...], int], int] = {}
+    parts: list[tuple[tuple[int, ...], int]] = []
+    for place in numbers:
+        rest, part = list(place), 0
+        for axis in axes:
+            i = manual.index(axis.name)
+            size = axis.size_in(mesh)
+            after = sizes[i] // ((axis.pre_size or 1) * size)
+            digit = place[i] // after % size
+            rest[i] -= digit * after
+            part = part * size + digit
+        parts.append((tuple(rest), part))
+        at[parts[-1]] = numbers[place]
+    return [(i, at[rest, part + 1]) for i, (rest, part) in enumerate(parts) if (rest, part + 1) in at]
+
+
+def _shift(body: Block, value: Value, dim: int, amount: int, sharding: TensorSharding, pairs: Sequence[tuple[int, int]], like: Op) -> Value:
+    shape = local_ops.tensor_type(value).shape
+    size = shape[dim]
+
+    def part(start: int, limit: int) -> Value:
+        starts = tuple(start if d == dim else 0 for d in range(len(shape)))
+        limits = tuple(limit if d == dim else n for d, n in enumerate(shape))
+        return body.append(local_ops.slice_(value, starts, limits, like, sharding)).result
+
+    sent = value if amount == size else part(size - amount, size)
+    received = body.append(local_ops.collective_permute(sent, pairs, like, sharding)).result
+    if amount == size:
+        return received
+    return body.append(local_ops.concatenate((received, part(0, size - amount)), dim, like, sharding)).result

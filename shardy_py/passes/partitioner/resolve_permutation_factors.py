@@ -1,0 +1,82 @@
+"""Makes dimensions whose elements change places run unsharded, or sends parts to where they are needed."""
+
+from __future__ import annotations
+
+from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.dataflow import get_sharding, set_sharding
+from shardy_py.passes.export.explicit_reshards.decision import Decision
+from shardy_py.passes.export.explicit_reshards.edits import Edits
+from shardy_py.passes.partitioner.permutation.meshes import MeshNames
+from shardy_py.passes.partitioner.permutation.replication import moved_factors, replicated
+from shardy_py.passes.partitioner.permutation.reversal import REVERSE, reverse_parts
+from shardy_py.rules import rule_for
+
+NAME = "sdy-resolve-permutation-factors"
+
+_DIALECT = "stablehlo."
+_RESHARD = "sdy.reshard"
+
+
+def run(program: Program, *, enable_halo_exchange: bool = True, **_: object) -> None:
+    """Resolves the sharding of permutation factors: of windows, slices, pads, reversals.
+
+    Operands and results of an op are resharded so that these factors are not sharded, except where a slice cuts off no more than
+    the end of the last part. A reversal exchanges whole parts instead.
+
+    Args:
+        program: Changed in place; other disagreements between shardings must be settled.
+        enable_halo_exchange: Whether reversals exchange parts.
+
+    Source: Shardy's resolve_permutation_factors.cc, as of jaxlib 0.10.2: pads, slices and reshapes exchange nothing.
+    """
+    resolver = _Resolver(program, enable_halo_exchange)
+    for function in program.functions:
+        resolver.visit(function.body)
+    resolver.edits.apply()
+
+
+class _Resolver:
+    def __init__(self, program: Program, exchange: bool) -> None:
+        self.program = program
+        self.exchange = exchange
+        self.names = MeshNames(program)
+        self.edits = Edits()
+
+    def visit(self, block: Block) -> None:
+        """Visits the ops of a block, those in the regions of an op before it."""
+        for op in block.ops:
+            for region in op.regions:
+                self.visit(region)
+            if op.name.startswith(_DIALECT) and op.results:
+                self.resolve(op)
+
+    def resolve(self, op: Op) -> None:
+        """Inserts what one op needs."""
+        rule = op.rule if op.rule_known else rule_for(op)
+        if rule is None or rule.is_custom or not rule.permutation:
+            return
+        if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits):
+            return
+        shardings = [get_sharding(value) for value in (*op.operands, *op.results)]
+        meshes = self.program.meshes
+        decision = replicated(rule, moved_factors(op, rule, meshes), shardings, meshes)
+        if decision is not None:
+            self.carry_out(op, decision)
+
+    def carry_out(self, op: Op, decision: Decision) -> None:
+        """Inserts reshards before and after an op."""
+        for i, sharding in decision.operands:
+            made = Op(_RESHARD, (op.operands[i],), (op.operands[i].type,), {}, location=op.location)
+            made.result.sharding = sharding
+            self.edits.before(op, made)
+            op.set_operand(i, made.result)
+        back: list[Op] = []
+        for i, sharding in decision.results:
+            result = op.results[i]
+            made = Op(_RESHARD, (result,), (result.type,), {}, location=op.location)
+            made.result.sharding = get_sharding(result) or sharding.fully_closed_like()
+            set_sharding(result, sharding)
+            result.replace_uses(made.result, lambda user, _, made=made: user is made)
+            back.append(made)
+        if back:
+            self.edits.after(op, *back)
