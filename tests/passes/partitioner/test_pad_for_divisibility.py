@@ -261,8 +261,9 @@ def test_padded_value_is_returned() -> None:
 
 
 def test_complex() -> None:
-    with pytest.raises(ShardyError, match="cannot be padded"):
-        run_passes(module([sliced("7xcomplex<f32>", '[{"x"}]')], "%a: tensor<7xcomplex<f32>>"), PIPELINE)
+    """jaxlib ends the process."""
+    found = run_passes(module([sliced("7xcomplex<f32>", '[{"x"}]')], "%a: tensor<7xcomplex<f32>>"), PIPELINE)
+    assert "stablehlo.constant dense<(0.000000e+00,0.000000e+00)> : tensor<complex<f32>>" in found
 
 
 def test_result_that_does_not_divide() -> None:

@@ -70,8 +70,6 @@ class Padder:
         type_ = local_ops.tensor_type(value)
         if type_.shape == shape:
             return value
-        if type_.dtype.startswith("complex"):
-            raise self.error(f"complex tensor {type_} cannot be padded", op, "Shardy has no complex zero", "pad real and imaginary parts")
         zero = self.emit(local_ops.constant(0, type_.dtype, op))
         high = tuple(b - a for a, b in zip(type_.shape, shape, strict=True))
         made = self.emit(local_ops.pad(value, zero, (0,) * type_.rank, high, op, get_sharding(value)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.ir import Block, Op, TensorType, Value
@@ -13,14 +14,16 @@ from shardy_py.passes.partitioner import local_ops
 MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
-def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Sequence[str], mesh: Mesh) -> tuple[int, ...] | None:
-    """The shape of a part inside a manual computation; None where the axes do not divide a dimension."""
+def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Collection[str], mesh: Mesh) -> tuple[int, ...] | None:
+    """The shape of a part inside a manual computation; None where there can be none.
+
+    That is so where the manual axes do not divide a dimension, or come after other axes of it.
+    """
     found: list[int] = []
     for size, dim in zip(shape, sharding.dims, strict=True):
-        shards = 1
-        for axis in dim.axes:
-            shards *= axis.size_in(mesh) if axis.name in manual else 1
-        if size % shards:
+        is_manual = [axis.name in manual for axis in dim.axes]
+        shards = math.prod(axis.size_in(mesh) for axis, inside in zip(dim.axes, is_manual, strict=True) if inside)
+        if size % shards or is_manual != sorted(is_manual, reverse=True):
             return None
         found.append(size // shards)
     return tuple(found)

@@ -26,7 +26,7 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits) -> bool:
         edits: Takes what is inserted.
 
     Returns:
-        Whether the op is dealt with; not where the padding is larger than a part.
+        Whether the op is dealt with; not where the padding is larger than a part, or other dimensions forbid a manual computation.
     """
     value, result = op.operands[0], op.result
     sharding = get_sharding(value)
@@ -74,6 +74,6 @@ def _padding(shape: tuple[int, ...], dims: tuple[int, ...], sharding: TensorShar
     if padding:
         manual = {axis.name for dim in padding for axis in sharding.dims[dim].axes}
         padded = [size + padding.get(dim, 0) for dim, size in enumerate(shape)]
-        if halo.local_shape(padded, sharding, sorted(manual), mesh) is None:
+        if halo.local_shape(padded, sharding, manual, mesh) is None:
             return None
     return padding
