@@ -9,6 +9,10 @@ thread itself computes, and how much it waits: for a core, where there are fewer
 data, for the threads on which JAX starts a program of several CPU devices. CPU seconds are those of the thread. Programs of a few hundred
 operations run in the thread that hands them out, so that both times hold their work.
 
+"With a core of its own" are the same two figures in steps in which that thread has one core to itself and all other threads share the
+rest. That is how it is where devices compute by themselves; on a host whose cores are the devices the thread otherwise takes turns with
+them. It needs two cores, and nothing else running.
+
 "When idle" are the same two figures in steps in which the devices finish every task before the next is handed out, so that nothing but the
 task itself is in its way. What the thread waits for then is that other threads take their part, and what they compute at once. As
 caches are cold after a pause, the thread itself may take longer.
@@ -29,6 +33,7 @@ import contextlib
 import itertools
 import math
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -73,7 +78,7 @@ def run_model(name: str, model: Model, setting: str) -> None:
     jax.block_until_ready(run(state["params"], model.batch(0)))
     first = time.perf_counter() - start
     worst, per_step = 0.0, []
-    busy, idle = Dispatch(), Dispatch()
+    busy, alone_on_core, idle = Dispatch(), Dispatch(), Dispatch()
     for number in range(STEPS.value):
         batch = model.batch(number)
         before = time.process_time()
@@ -81,6 +86,9 @@ def run_model(name: str, model: Model, setting: str) -> None:
         per_step.append(time.process_time() - before)
         busy.add(run.statistics)
         worst = max(worst, largest_gap(got, alone(state["params"], batch)))
+        with own_core():
+            jax.block_until_ready(run(state["params"], batch))
+        alone_on_core.add(run.statistics)
         with waiting(run):
             jax.block_until_ready(run(state["params"], batch))
         idle.add(run.statistics)
@@ -94,7 +102,7 @@ def run_model(name: str, model: Model, setting: str) -> None:
     held = max(row.in_flight * row.activation_bytes for row in run.report().rows)
     print(
         f"{name:16s} {setting:4s} {schedule:9s} loss and gradients within {worst:.1e} over {STEPS.value} steps, "
-        f"{max(run.programs_per_stage)} programs per stage, per task {busy}; when idle {idle}; "
+        f"{max(run.programs_per_stage)} programs per stage, per task {busy}; with a core of its own {alone_on_core}; when idle {idle}; "
         f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards in {arrays} arrays, "
         f"{held / 1024:.0f} KiB held, "
         f"{sent} values of {size / 1024:.0f} KiB sent per microbatch in {crossing(handed)[0]} arrays, "
@@ -118,6 +126,25 @@ class Dispatch:
         clock, cpu = statistics.median(self.clock), statistics.median(self.cpu)
         waits = 1 - sum(self.cpu) / sum(self.clock)
         return f"{clock:.0f} us by the clock ({min(self.clock):.0f} at best), {cpu:.0f} of CPU, {waits:.0%} waiting"
+
+
+@contextlib.contextmanager
+def own_core() -> Iterator[None]:
+    """Leaves one core to this thread and the others to all other threads, as it is where devices are no cores of the host."""
+    cores = sorted(os.sched_getaffinity(0))
+    own = threading.get_native_id()
+
+    def place(first: set[int], others: set[int]) -> None:
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task), first if int(task) == own else others)
+
+    if len(cores) > 1:
+        place({cores[0]}, set(cores[1:]))
+    try:
+        yield
+    finally:
+        place(set(cores), set(cores))
 
 
 @contextlib.contextmanager
