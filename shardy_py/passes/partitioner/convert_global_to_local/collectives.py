@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, TensorSharding
-from shardy_py.ir import Op, TensorType, Value
+from shardy_py.ir import Block, Op, TensorType, Value
 from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_part
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, scalar_body
 from shardy_py.passes.partitioner.convert_global_to_local.groups import collective_attributes, flat

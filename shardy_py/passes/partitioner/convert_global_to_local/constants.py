@@ -18,7 +18,7 @@ def constant(op: Op, out: Emitter) -> Sequence[Value]:
     """A constant with one value is made small; of another the device slices its part."""
     (result,) = out.facts.results
     value = op.attributes["value"]
-    if not result.is_cut:
+    if result.type == result.local:
         return (out.value("constant", (), result.type, {"value": value}),)
     assert result.sharding is not None
     if _SPLAT.match(value):
@@ -43,4 +43,4 @@ def iota(op: Op, out: Emitter) -> Sequence[Value]:
 
 
 ALWAYS: dict[str, Conversion] = {"sdy.constant": constant}
-CONVERSIONS: dict[str, Conversion] = {"stablehlo.iota": iota}
+CONVERSIONS: dict[str, Conversion] = {"stablehlo.constant": constant, "stablehlo.iota": iota}

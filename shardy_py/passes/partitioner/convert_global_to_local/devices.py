@@ -48,10 +48,13 @@ def shard_table(axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> 
     return table
 
 
-def emit_lookup(out: Emitter, table: Sequence[int], dtype: str = "int64") -> Value:
-    """Adds what gives the running device's entry of a table, as a vector of one element."""
-    partition = out.value("partition_id", (), TensorType((), "uint32"))
-    device = out.convert(partition, "int64")
+def emit_device(out: Emitter) -> Value:
+    """Adds what gives the id of the running device."""
+    return out.convert(out.value("partition_id", (), TensorType((), "uint32")), "int64")
+
+
+def emit_lookup(out: Emitter, table: Sequence[int], device: Value, dtype: str = "int64") -> Value:
+    """Adds what gives a device's entry of a table, as a vector of one element."""
     texts = [str(bool(entry)).lower() if dtype == "bool" else str(entry) for entry in table]
     entries = out.constant(f"[{', '.join(texts)}]", TensorType((len(table),), dtype))
     return out.dynamic_slice(entries, (device,), (1,))
@@ -59,7 +62,7 @@ def emit_lookup(out: Emitter, table: Sequence[int], dtype: str = "int64") -> Val
 
 def emit_entry(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> Value:
     """Adds what gives `entries[i]`, where `i` is the part of a dimension that the running device has."""
-    return out.reshape(emit_lookup(out, shard_table(axes, mesh, entries)), ())
+    return out.reshape(emit_lookup(out, shard_table(axes, mesh, entries), emit_device(out)), ())
 
 
 def emit_offset(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, size: int) -> Value:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, TensorType, Value
-from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_entry
+from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, array_text, with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Tensor
+from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 
 _FIX = "run sdy-resolve-permutation-factors before sdy-convert-global-to-local"
 
@@ -18,31 +19,40 @@ def pad(op: Op, out: Emitter) -> Sequence[Value]:
     source, result = out.facts.operands[0], out.facts.results[0]
     _check_same_axes(out, source, result)
     interior = op.attributes["interior_padding"]
-    low, high = list(op.attributes["edge_padding_low"]), list(op.attributes["edge_padding_high"])
-    starts: dict[int, list[int]] = {}
-    for dim in range(source.rank):
-        if not source.axes(dim):
-            continue
-        size, wanted = source.local.shape[dim], result.local.shape[dim]
-        span = max(0, (size - 1) * (interior[dim] + 1) + 1) if size else 0
-        lows = [low[dim] + i * (size * (interior[dim] + 1) - wanted) for i in range(source.type.shape[dim] // size)]
-        if len(set(lows)) == 1:
-            low[dim], high[dim] = lows[0], wanted - span - lows[0]
-            continue
-        low[dim] = max(0, *lows)
-        high[dim] = max(0, *(wanted - span - each for each in lows))
-        starts[dim] = [low[dim] - each for each in lows]
-    sizes = [
-        start + max(0, (n - 1) * (step + 1) + 1) + end for n, start, end, step in zip(source.local.shape, low, high, interior, strict=True)
-    ]
+    spans = [max(0, (size - 1) * (step + 1) + 1) for size, step in zip(source.local.shape, interior, strict=True)]
+    lows = [_lows(op, dim, source, result) for dim in range(source.rank)]
+    low = [each[0] for each in lows]
+    high = [wanted - span - start for wanted, span, start in zip(result.local.shape, spans, low, strict=True)]
+    differ = any(len(set(each)) > 1 for each in lows)
+    if differ:
+        low = [max(0, *each) for each in lows]
+        high = [max(0, wanted - span - min(each)) for wanted, span, each in zip(result.local.shape, spans, lows, strict=True)]
+    shape = tuple(start + span + end for start, span, end in zip(low, spans, high, strict=True))
     attributes = {"edge_padding_low": tuple(low), "edge_padding_high": tuple(high), "interior_padding": tuple(interior)}
-    value = out.value("pad", op.operands, TensorType(tuple(sizes), result.type.dtype), attributes)
-    if not starts:
+    value = out.value("pad", op.operands, TensorType(shape, result.type.dtype), attributes)
+    if not differ:
         return (value,)
     assert source.sharding is not None
     mesh = out.world.mesh(source.sharding)
-    offsets = [emit_entry(out, source.axes(dim), mesh, starts[dim]) if dim in starts else out.integer(0) for dim in range(source.rank)]
+    device = emit_device(out)
+    offsets: list[Value] = []
+    for dim, each in enumerate(lows):
+        starts = [low[dim] - start for start in each]
+        if len(set(starts)) == 1:
+            offsets.append(out.integer(starts[0]))
+        else:
+            offsets.append(out.reshape(emit_lookup(out, shard_table(source.axes(dim), mesh, starts), device), ()))
     return (out.dynamic_slice(value, offsets, result.local.shape),)
+
+
+def _lows(op: Op, dim: int, source: Tensor, result: Tensor) -> list[int]:
+    """What is padded before each part of a dimension."""
+    low = op.attributes["edge_padding_low"][dim]
+    if not source.axes(dim):
+        return [low]
+    size = source.local.shape[dim]
+    ahead = size * (op.attributes["interior_padding"][dim] + 1) - result.local.shape[dim]
+    return [low + i * ahead for i in range(source.type.shape[dim] // size if size else 1)]
 
 
 def slice_(op: Op, out: Emitter) -> Sequence[Value]:
@@ -118,7 +128,7 @@ def _check_same_axes(out: Emitter, source: Tensor, result: Tensor) -> None:
             raise out.error(
                 f"dimension {dim} has mismatched sharding axes ({' vs '.join(texts)}).",
                 why="This requires a reshard which should have been handled by previous passes.",
-                fix="run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local",
+                fix=FULL_RESHARDS,
             )
 
 

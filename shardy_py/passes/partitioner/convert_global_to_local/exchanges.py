@@ -62,9 +62,18 @@ def collective_permute(op: Op, out: Emitter) -> Sequence[Value]:
     """Every device gets the part that the new sharding says, from the device that has it and is its like along all other axes."""
     source, target = out.facts.operands[0].sharding, result_sharding(op)
     assert source is not None
+    if source is target:
+        raise out.error("does not move anything", fix="run canonicalize, which removes it, before sdy-convert-global-to-local")
     pieces = _pieces((*source.dim_axes(), *target.dim_axes()), out.world.mesh(target))
     targets = _devices_by_part(out, target, pieces)
-    pairs = sorted((device, targets[part]) for part, device in _devices_by_part(out, source, pieces).items())
+    sources = _devices_by_part(out, source, pieces)
+    if not len(sources) == len(targets) == out.world.mesh(target).size:
+        raise out.error(
+            "cuts an axis at places that no splitting of the axis has together",
+            why=f"it goes from {source} to {target}",
+            fix="reshard to full axes in between",
+        )
+    pairs = sorted((device, targets[part]) for part, device in sources.items())
     attributes = {"source_target_pairs": matrix(pairs), "channel_handle": channel(out)}
     return (out.value("collective_permute", op.operands, op.operands[0].type, attributes),)
 

@@ -43,8 +43,8 @@ class Tensor(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part is smaller than the whole."""
-        return self.type != self.local
+        """Whether axes cut a dimension, be it into one part."""
+        return self.sharding is not None and not self.sharding.is_fully_replicated
 
     @property
     def rank(self) -> int:
@@ -64,7 +64,7 @@ class Facts(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the type of any operand or result changes."""
+        """Whether any operand or result is cut."""
         return any(tensor.is_cut for tensor in (*self.operands, *self.results))
 
 

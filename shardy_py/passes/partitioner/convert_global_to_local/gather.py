@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardy_py.dialect.axis import sort_and_merge
 from shardy_py.ir import Block, Op, TensorType, Value
 from shardy_py.ir.attribute_text import KEPT, AttributeText
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, array_text, scalar_body, with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.offsets import part_offset, spread
-
-_FIX = "run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local"
+from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS, check_summed
 
 
 def gather(op: Op, out: Emitter) -> Sequence[Value] | None:
@@ -26,16 +24,20 @@ def gather(op: Op, out: Emitter) -> Sequence[Value] | None:
             continue
         if sizes[dim] == operand.type.shape[dim]:
             sizes[dim] = operand.local.shape[dim]
+        elif operand.local.shape[dim] == operand.type.shape[dim]:
+            continue
         elif sizes[dim] == 1:
             looked_up.append(dim)
         else:
             raise out.error(
                 f"takes slices of size {sizes[dim]} from dimension {dim}, which is sharded",
                 why="a device can take single elements of its part, or all of it",
-                fix=_FIX,
+                fix=FULL_RESHARDS,
             )
     if looked_up:
-        _check_sum(out, looked_up)
+        axes = [axis for dim in looked_up for axis in operand.axes(dim)]
+        dims = "sharded collapsed operand dimensions of the gather"
+        check_summed(out, axes, operand.sharding, "a gather from sharded dimensions", dims)
     indices = op.operands[1]
     mask: Value | None = None
     if any(dim in attributes["start_index_map"] for dim in looked_up):
@@ -107,25 +109,6 @@ def _and(out: Emitter, left: Value, right: Value) -> Value:
     if left.type != right.type:
         right = out.broadcast(right, left.type.shape)
     return out.value("and", (left, right), left.type)
-
-
-def _check_sum(out: Emitter, dims: Sequence[int]) -> None:
-    """Sees to it that the result is used by an all-reduce alone, over the axes of the dimensions."""
-    operand = out.facts.operands[0]
-    assert operand.sharding is not None
-    axes = [axis for dim in dims for axis in operand.axes(dim)]
-    uses = out.op.results[0].uses
-    if len(uses) != 1 or uses[0][0].name != "sdy.all_reduce":
-        what = "Expected gather with sharded collapsed operand dimensions to have one user and the user is an sdy.all_reduce."
-        raise out.error(what, fix=_FIX)
-    mesh = out.world.mesh(operand.sharding)
-    reduced = uses[0][0].attributes["reduction_axes"].axes
-    if sort_and_merge(axes, mesh) != sort_and_merge(reduced, mesh):
-        raise out.error(
-            "The axes of the sdy.all_reduce should match the sharded collapsed operand dimensions of the gather.",
-            why=f"they are {list(reduced)}, and the dimensions are cut along {axes}",
-            fix=_FIX,
-        )
 
 
 def zero_text(dtype: str) -> str:

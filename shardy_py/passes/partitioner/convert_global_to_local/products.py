@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef
-from shardy_py.dialect.axis import sort_and_merge
 from shardy_py.ir import Op, Value
 from shardy_py.ir.attribute_text import KEPT
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Tensor
-
-_ALL_REDUCE = "sdy.all_reduce"
-_FIX = "run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local"
+from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS, check_summed
 
 
 def dot(op: Op, out: Emitter) -> None:
     """Stays as it is, if its operands fit and the sum over devices follows."""
     lhs, rhs = out.facts.operands
-    _check_sum(out, "dot", _same_axes(out, [(lhs.rank - 1, 0)], lhs, rhs))
+    _check_summed(out, "dot", _same_axes(out, [(lhs.rank - 1, 0)], lhs, rhs))
 
 
 def dot_general(op: Op, out: Emitter) -> None:
     """As `dot`."""
     names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions")
     pairs = list(zip(*(op.attributes[name] for name in names), strict=True))
-    _check_sum(out, "dot_general", _same_axes(out, pairs, *out.facts.operands))
+    _check_summed(out, "dot_general", _same_axes(out, pairs, *out.facts.operands))
 
 
 def convolution(op: Op, out: Emitter) -> Sequence[Value]:
@@ -41,7 +38,7 @@ def convolution(op: Op, out: Emitter) -> Sequence[Value]:
     if not grouped:
         features = (attributes["input_feature_dimension"], attributes["kernel_input_feature_dimension"])
         axes += _same_axes(out, [features], lhs, rhs)
-    _check_sum(out, "convolution", axes)
+    _check_summed(out, "convolution", axes)
     values: dict[str, object] = {}
     for name, dim in counts.items():
         count = attributes[name]
@@ -69,27 +66,14 @@ def _same_axes(out: Emitter, pairs: Sequence[tuple[int, int]], lhs: Tensor, rhs:
             raise out.error(
                 f"contracts dimension {left} of its first operand with dimension {right} of its second, which are cut along other axes",
                 why=f"the axes are {list(lhs.axes(left))} and {list(rhs.axes(right))}",
-                fix=_FIX,
+                fix=FULL_RESHARDS,
             )
     return [axis for left, _ in pairs for axis in lhs.axes(left)]
 
 
-def _check_sum(out: Emitter, kind: str, axes: Sequence[AxisRef]) -> None:
-    """Sees to it that the result is used by an all-reduce over the axes alone, if there are any."""
-    if not axes:
-        return
-    uses = out.op.results[0].uses
-    if len(uses) != 1 or uses[0][0].name != _ALL_REDUCE:
-        raise out.error(f"Expected sharded contracting {kind} to have one user and the user is an {_ALL_REDUCE}.", fix=_FIX)
-    sharding = next(tensor.sharding for tensor in out.facts.operands if tensor.sharding is not None and tensor.is_cut)
-    mesh = out.world.mesh(sharding)
-    reduced = uses[0][0].attributes["reduction_axes"].axes
-    if sort_and_merge(axes, mesh) != sort_and_merge(reduced, mesh):
-        raise out.error(
-            f"The axes of the {_ALL_REDUCE} should match the sharded contracting dimensions of the {kind}.",
-            why=f"they are {list(reduced)}, and the dimensions are cut along {list(axes)}",
-            fix=_FIX,
-        )
+def _check_summed(out: Emitter, kind: str, axes: Sequence[AxisRef]) -> None:
+    sharding = next((tensor.sharding for tensor in out.facts.operands if tensor.is_cut), None)
+    check_summed(out, axes, sharding, f"sharded contracting {kind}", f"sharded contracting dimensions of the {kind}")
 
 
 CONVERSIONS: dict[str, Conversion] = {

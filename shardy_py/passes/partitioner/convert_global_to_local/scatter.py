@@ -10,7 +10,7 @@ import ml_dtypes
 from shardy_py.dialect import AxisRef
 from shardy_py.ir import Op, TensorType, Value, element_bits
 from shardy_py.ir.attribute_text import KEPT
-from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_lookup, shard_table
+from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.gather import zero_text
 from shardy_py.passes.partitioner.convert_global_to_local.groups import flat
@@ -68,7 +68,7 @@ def _only_on_leaders(out: Emitter, inputs: Sequence[Value], axes: Sequence[AxisR
     assert sharding is not None
     mesh = out.world.mesh(sharding)
     parts = math.prod(axis.size_in(mesh) for axis in axes)
-    leader = emit_lookup(out, shard_table(axes, mesh, [1, *[0] * (parts - 1)]), "bool")
+    leader = emit_lookup(out, shard_table(axes, mesh, [1, *[0] * (parts - 1)]), emit_device(out), "bool")
     chosen: list[Value] = []
     for value, identity in zip(inputs, identities, strict=True):
         shape = value.type.shape

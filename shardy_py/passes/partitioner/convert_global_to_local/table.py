@@ -33,7 +33,7 @@ ALWAYS: Mapping[str, Conversion] = _merged(collectives.CONVERSIONS, exchanges.CO
 WHERE_CUT: Mapping[str, Conversion] = _merged(
     constants.CONVERSIONS, edges.CONVERSIONS, gather.CONVERSIONS, products.CONVERSIONS, scatter.CONVERSIONS
 )
-"""Ops that are converted where the type of an operand or result changes; any other op gets local types and stays as it is."""
+"""Ops that are converted where an operand or result is cut; any other op gets local types and stays as it is."""
 
 KEPT_SDY = frozenset(("sdy.named_computation", "sdy.return"))
 """Ops of the SDY dialect that a local program may have."""
