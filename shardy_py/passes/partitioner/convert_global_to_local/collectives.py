@@ -65,7 +65,7 @@ _BODIES = ("add", "maximum", "minimum")
 """What the numbers of `reduction_op` stand for."""
 
 
-def _body(out: Emitter, value: Value):
+def _body(out: Emitter, value: Value) -> Block:
     return scalar_body(_BODIES[out.op.attributes.get("reduction_op", 0)], value.type.dtype)
 
 

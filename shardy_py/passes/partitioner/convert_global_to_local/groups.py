@@ -65,10 +65,10 @@ def collective_attributes(out: Emitter, axes: Sequence[AxisRef], sharding: Tenso
     """
     mesh = out.world.mesh(sharding)
     attributes: dict[str, object] = {"channel_handle": channel(out)}
-    if out.world.options.enable_rgv3:
-        name = sharding.mesh_text() if isinstance(sharding.mesh, str) else mesh.text()
+    # StableHLO takes SDY's axes of a mesh that has a name alone.
+    if out.world.options.enable_rgv3 and isinstance(sharding.mesh, str):
         listed = ", ".join(f"#sdy<axis_ref{axis}>" for axis in axes)
-        attributes["replica_groups"] = AttributeText(f"{MESH_AXES}mesh = {name}, axes = [{listed}]>")
+        attributes["replica_groups"] = AttributeText(f"{MESH_AXES}mesh = {sharding.mesh_text()}, axes = [{listed}]>")
     else:
         attributes["replica_groups"] = matrix(replica_groups(axes, mesh))
     if global_ids:
