@@ -243,6 +243,7 @@ _PARTITIONER: dict[str, Pass] = {
             Option("per-dim-all-gather", False, "gather dimension by dimension"),
             Option("combine-multi-dimension-reduce-scatter", False, "keep a reduce-scatter of several dimensions as one"),
             Option("enable-rgv3", False, "write replica groups as axes of a mesh"),
+            Option("sub-axes-in-order", False, "number parts of axes as replica groups do, for right results (not in Shardy)"),
         ),
     ),
     pad_for_divisibility.NAME: Pass(pad_for_divisibility.run, "pad tensors until their shardings divide them", anchor=FUNCTION),

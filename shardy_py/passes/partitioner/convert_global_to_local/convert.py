@@ -16,6 +16,7 @@ def run(
     per_dim_all_gather: bool = False,
     combine_multi_dimension_reduce_scatter: bool = False,
     enable_rgv3: bool = False,
+    sub_axes_in_order: bool = False,
     **_: object,
 ) -> None:
     """Gives every value the type of one device's part and replaces SDY's collectives by StableHLO's.
@@ -29,13 +30,15 @@ def run(
         combine_multi_dimension_reduce_scatter: Whether a reduce-scatter of several dimensions stays one; else it becomes an
             all-reduce and a slice.
         enable_rgv3: Whether replica groups are written as axes of a mesh.
+        sub_axes_in_order: Whether devices number parts of axes as replica groups do, from major to minor. Shardy does not, so that its
+            programs over parts of axes may compute something else.
 
     Raises:
         ShardyError: If a dimension is not cut evenly, or an op cannot run on parts.
 
     Source: Shardy's convert_global_to_local.cc.
     """
-    options = Options(per_dim_all_gather, combine_multi_dimension_reduce_scatter, enable_rgv3)
+    options = Options(per_dim_all_gather, combine_multi_dimension_reduce_scatter, enable_rgv3, sub_axes_in_order)
     world = World(program, options)
     for value, tensor in world.tensors.items():
         value.type = tensor.local

@@ -16,36 +16,38 @@ def device_ids(mesh: Mesh) -> tuple[int, ...]:
     return mesh.device_ids or tuple(range(mesh.size))
 
 
-def along(position: int, name: str, mesh: Mesh) -> int:
-    """Where a position in a mesh lies along an axis."""
-    index = mesh.axis_index(name)
-    return position // math.prod(other.size for other in mesh.axes[index + 1 :]) % mesh.axes[index].size
+def shard_index(position: int, axes: Sequence[AxisRef], mesh: Mesh, *, from_minor: bool = False) -> int:
+    """Which part of a dimension, cut by axes from major to minor, a position in a mesh has.
 
-
-def coordinate(position: int, axis: AxisRef, mesh: Mesh) -> int:
-    """Which part along an axis or a part of one the device at a position has.
-
-    A part of an axis counts from minor to major here: `"x":(1)2` alternates from one device along x to the next. That is how
-    Shardy's partitioner numbers parts, though its replica groups take `"x":(1)2` for the major half.
+    Args:
+        position: Counted over all axes of the mesh.
+        axes: Axes and parts of axes.
+        mesh: Their mesh.
+        from_minor: Whether parts of an axis count from its minor end, so that `"x":(1)2` alternates from one device along x to the
+            next. Shardy's partitioner numbers what devices have in this way, though for its replica groups `"x":(1)2` is the major
+            half: programs that mix both compute something else.
     """
-    begin, end = bounds(axis, mesh)
-    return along(position, axis.name, mesh) // begin % (end // begin)
-
-
-def shard_index(position: int, axes: Sequence[AxisRef], mesh: Mesh) -> int:
-    """Which part of a dimension, cut by axes from major to minor, a position in a mesh has."""
     index = 0
     for axis in axes:
-        index = index * axis.size_in(mesh) + coordinate(position, axis, mesh)
+        begin, end = bounds(axis, mesh)
+        size = mesh.shape[axis.name]
+        number = mesh.axis_index(axis.name)
+        along = position // math.prod(other.size for other in mesh.axes[number + 1 :]) % size
+        index = index * (end // begin) + along // (begin if from_minor else size // end) % (end // begin)
     return index
 
 
-def shard_table(axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> list[int]:
+def shard_table(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> list[int]:
     """`entries[i]` for each device, by its id, where `i` is the part of the dimension that it has."""
     table = [0] * mesh.size
     for position, device in enumerate(device_ids(mesh)):
-        table[device] = entries[shard_index(position, axes, mesh)]
+        table[device] = entries[part_of(out, position, axes, mesh)]
     return table
+
+
+def part_of(out: Emitter, position: int, axes: Sequence[AxisRef], mesh: Mesh) -> int:
+    """`shard_index` as the options of the pass say."""
+    return shard_index(position, axes, mesh, from_minor=not out.world.options.sub_axes_in_order)
 
 
 def emit_device(out: Emitter) -> Value:
@@ -62,7 +64,7 @@ def emit_lookup(out: Emitter, table: Sequence[int], device: Value, dtype: str = 
 
 def emit_entry(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> Value:
     """Adds what gives `entries[i]`, where `i` is the part of a dimension that the running device has."""
-    return out.reshape(emit_lookup(out, shard_table(axes, mesh, entries), emit_device(out)), ())
+    return out.reshape(emit_lookup(out, shard_table(out, axes, mesh, entries), emit_device(out)), ())
 
 
 def emit_offset(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, size: int) -> Value:

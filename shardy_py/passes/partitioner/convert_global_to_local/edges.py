@@ -41,7 +41,7 @@ def pad(op: Op, out: Emitter) -> Sequence[Value]:
         if len(set(starts)) == 1:
             offsets.append(out.integer(starts[0]))
         else:
-            offsets.append(out.reshape(emit_lookup(out, shard_table(source.axes(dim), mesh, starts), device), ()))
+            offsets.append(out.reshape(emit_lookup(out, shard_table(out, source.axes(dim), mesh, starts), device), ()))
     return (out.dynamic_slice(value, offsets, result.local.shape),)
 
 

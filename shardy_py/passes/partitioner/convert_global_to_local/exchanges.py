@@ -10,7 +10,7 @@ from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import bounds
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.partitioner.convert_global_to_local.collectives import result_sharding
-from shardy_py.passes.partitioner.convert_global_to_local.devices import device_ids, shard_index
+from shardy_py.passes.partitioner.convert_global_to_local.devices import device_ids, part_of
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.groups import channel, collective_attributes, flat, matrix
 
@@ -97,7 +97,7 @@ def _devices_by_part(out: Emitter, sharding: TensorSharding, pieces: Sequence[Ax
         begin, end = bounds(axis, mesh)
         ordered += (piece for piece in pieces if piece.name == axis.name and begin <= bounds(piece, mesh)[0] < end)
     ordered += (piece for piece in pieces if piece not in ordered)
-    return {shard_index(position, ordered, mesh): device for position, device in enumerate(device_ids(mesh))}
+    return {part_of(out, position, ordered, mesh): device for position, device in enumerate(device_ids(mesh))}
 
 
 CONVERSIONS: dict[str, Conversion] = {"sdy.all_to_all": all_to_all, "sdy.collective_permute": collective_permute}

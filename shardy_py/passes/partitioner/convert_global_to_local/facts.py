@@ -21,11 +21,13 @@ class Options(NamedTuple):
         per_dim_all_gather: Whether every dimension has an all-gather of its own.
         combine_multi_dimension_reduce_scatter: Whether several dimensions share one reduce-scatter; else they are all-reduced and sliced.
         enable_rgv3: Whether replica groups are axes of a mesh instead of lists of devices.
+        sub_axes_in_order: Whether devices number parts of axes as replica groups do, see `devices.shard_index`.
     """
 
     per_dim_all_gather: bool = False
     combine_multi_dimension_reduce_scatter: bool = False
     enable_rgv3: bool = False
+    sub_axes_in_order: bool = False
 
 
 class Tensor(NamedTuple):

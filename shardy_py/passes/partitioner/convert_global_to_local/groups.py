@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import bounds
 from shardy_py.ir.attribute_text import AttributeText
-from shardy_py.passes.partitioner.convert_global_to_local.devices import along, device_ids
+from shardy_py.passes.partitioner.convert_global_to_local.devices import device_ids, shard_index
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
 from shardy_py.passes.replica_groups import MESH_AXES
 
@@ -27,18 +27,8 @@ def replica_groups(axes: Sequence[AxisRef], mesh: Mesh) -> list[list[int]]:
     others = remaining_axes(axes, mesh)
     groups: dict[int, dict[int, int]] = {}
     for position, device in enumerate(device_ids(mesh)):
-        groups.setdefault(_place(position, others, mesh), {})[_place(position, axes, mesh)] = device
+        groups.setdefault(shard_index(position, others, mesh), {})[shard_index(position, axes, mesh)] = device
     return [[group[i] for i in sorted(group)] for _, group in sorted(groups.items())]
-
-
-def _place(position: int, axes: Sequence[AxisRef], mesh: Mesh) -> int:
-    """Where a position in a mesh comes if it is ordered by some axes, parts of axes from major to minor."""
-    place = 0
-    for axis in axes:
-        begin, end = bounds(axis, mesh)
-        size = end // begin
-        place = place * size + along(position, axis.name, mesh) // (mesh.shape[axis.name] // end) % size
-    return place
 
 
 def remaining_axes(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:

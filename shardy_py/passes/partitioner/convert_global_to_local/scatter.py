@@ -68,7 +68,7 @@ def _only_on_leaders(out: Emitter, inputs: Sequence[Value], axes: Sequence[AxisR
     assert sharding is not None
     mesh = out.world.mesh(sharding)
     parts = math.prod(axis.size_in(mesh) for axis in axes)
-    leader = emit_lookup(out, shard_table(axes, mesh, [1, *[0] * (parts - 1)]), emit_device(out), "bool")
+    leader = emit_lookup(out, shard_table(out, axes, mesh, [1, *[0] * (parts - 1)]), emit_device(out), "bool")
     chosen: list[Value] = []
     for value, identity in zip(inputs, identities, strict=True):
         shape = value.type.shape

@@ -1,0 +1,167 @@
+"""Local programs, run on as many devices as the mesh has, compute the parts of what the whole program computes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax._src.lib import xla_client
+
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.frontends.mlir import from_mlir
+from shardy_py.ir import Program
+from shardy_py.opt import run_passes
+
+Array = np.ndarray[Any, Any]
+
+MESH = 'sdy.mesh @m = <["x"=2, "y"=4]>\n'
+TO_LOCAL = (
+    "func.func(sdy-insert-explicit-reshards{enable-full-version=true}),func.func(sdy-reshard-to-collectives),"
+    "func.func(canonicalize{enable-patterns=sdy-collective}),sdy-convert-global-to-local{sub-axes-in-order=true}"
+)
+
+
+def at(dims: str) -> str:
+    """An argument's or a result's sharding."""
+    return f"{{sdy.sharding = #sdy.sharding<@m, {dims}>}}"
+
+
+def per_value(dims: str) -> str:
+    """An op's sharding."""
+    return f"sdy.sharding = #sdy.sharding_per_value<[<@m, {dims}>]>"
+
+
+ROWS_X = at('[{"x"}, {}]')
+COLUMNS_X = at('[{}, {"x"}]')
+ROWS_Y = at('[{"y"}, {}]')
+COLUMNS_Y = at('[{}, {"y"}]')
+BOTH = at('[{"x"}, {"y"}]')
+BOTH_SWAPPED = at('[{"y"}, {"x"}]')
+ONE_XY = at('[{"x", "y"}]')
+ONE_YX = at('[{"y", "x"}]')
+ON_X = per_value('[{"x"}, {}]')
+ON_Y = per_value('[{"y"}, {}]')
+ON_BOTH = per_value('[{"x"}, {"y"}]')
+F = "tensor<8x8xf32>"
+
+PROGRAMS: dict[str, str] = {
+    "a dot over a cut dimension": f"""func.func @main(%a: {F} {COLUMNS_X}, %b: {F} {ROWS_X}) -> ({F} {COLUMNS_Y}) {{
+  %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] {{{per_value("[{}, {}]")}}} : ({F}, {F}) -> {F}
+  return %0 : {F} }}""",
+    "rows of a table": f"""func.func @main(%a: {F} {ROWS_Y}, %i: tensor<4x1xi32> {ROWS_X}) -> (tensor<4x8xf32> {ROWS_X}) {{
+  %0 = "stablehlo.gather"(%a, %i) {{dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0],
+    start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 8>, {ON_X}}} : ({F}, tensor<4x1xi32>) -> tensor<4x8xf32>
+  return %0 : tensor<4x8xf32> }}""",
+    "updates of a table": f"""func.func @main(%a: {F} {ROWS_Y}, %i: tensor<4x1xi32>, %u: tensor<4x8xf32>) -> ({F} {ROWS_Y}) {{
+  %0 = "stablehlo.scatter"(%a, %i, %u) ({{^bb0(%p: tensor<f32>, %q: tensor<f32>):
+      %r = stablehlo.add %p, %q : tensor<f32>
+      stablehlo.return %r : tensor<f32> }}) {{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+    inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>, {ON_Y}}}
+    : ({F}, tensor<4x1xi32>, tensor<4x8xf32>) -> {F}
+  return %0 : {F} }}""",
+    "parts of updates": f"""func.func @main(%a: {F}, %i: tensor<4x1xi32> {ROWS_X}, %u: tensor<4x8xf32> {ROWS_X}) -> ({F} {ROWS_Y}) {{
+  %0 = "stablehlo.scatter"(%a, %i, %u) ({{^bb0(%p: tensor<f32>, %q: tensor<f32>):
+      %r = stablehlo.add %p, %q : tensor<f32>
+      stablehlo.return %r : tensor<f32> }}) {{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+    inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>, {per_value("[{}, {}]")}}}
+    : ({F}, tensor<4x1xi32>, tensor<4x8xf32>) -> {F}
+  return %0 : {F} }}""",
+    "reshards": f"""func.func @main(%a: {F} {BOTH}) -> ({F} {BOTH_SWAPPED}) {{
+  %0 = stablehlo.abs %a {{{ON_BOTH}}} : {F}
+  %1 = stablehlo.sine %0 {{{per_value('[{}, {"x", "y"}]')}}} : {F}
+  %2 = stablehlo.cosine %1 {{{per_value('[{"y", "x"}, {}]')}}} : {F}
+  %3 = stablehlo.tanh %2 {{{per_value("[{}, {}]")}}} : {F}
+  return %3 : {F} }}""",
+    "axes in another order": f"""func.func @main(%a: tensor<16xf32> {ONE_XY}) -> (tensor<16xf32> {ONE_YX}) {{
+  return %a : tensor<16xf32> }}""",
+    "iota, constant and pad": f"""func.func @main(%a: {F} {BOTH}, %p: tensor<f32>) -> (tensor<8x16xf32> {BOTH}) {{
+  %0 = stablehlo.iota dim = 1 {{{ON_BOTH}}} : {F}
+  %1 = sdy.constant {{{ON_BOTH}}} dense<{np.arange(64.0).reshape(8, 8).tolist()}> : {F}
+  %2 = stablehlo.add %a, %0 {{{ON_BOTH}}} : {F}
+  %3 = stablehlo.multiply %2, %1 {{{ON_BOTH}}} : {F}
+  %4 = stablehlo.pad %3, %p, low = [0, 1], high = [0, 0], interior = [0, 1] {{{ON_BOTH}}} : ({F}, tensor<f32>) -> tensor<8x16xf32>
+  return %4 : tensor<8x16xf32> }}""",
+    "a loop": f"""func.func @main(%a: {F} {BOTH}) -> ({F} {BOTH}) {{
+  %n = stablehlo.constant dense<3> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%b = %a, %i = %n) : {F}, tensor<i32> attributes {{{ON_BOTH[:-2]}, <@m, []>]>}}
+   cond {{
+    %1 = stablehlo.compare GE, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %1 : tensor<i1>
+   }} do {{
+    %2 = stablehlo.add %b, %b {{{ON_BOTH}}} : {F}
+    %3 = stablehlo.subtract %i, %one : tensor<i32>
+    stablehlo.return %2, %3 : {F}, tensor<i32>
+   }}
+  return %0#0 : {F} }}""",
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("ids", ["", ", device_ids=[3, 1, 2, 0, 7, 5, 6, 4]"], ids=["in order", "permuted"])
+def test_numbers(text: str, ids: str) -> None:
+    text = MESH.replace("]>", f"]{ids}>") + text
+    program = from_mlir(text)
+    mesh = program.meshes["m"]
+    inputs = [random(value.type.shape, value.type.dtype, seed) for seed, value in enumerate(program.main.arguments)]
+    (whole,) = run(run_passes(text, "sdy-drop-sharding-and-mesh").replace("sdy.constant", "stablehlo.constant"), [inputs])
+    local = run(run_passes(text, f"{TO_LOCAL},sdy-drop-sharding-and-mesh"), parts(inputs, program, mesh))
+    (sharding,) = program.main.result_shardings
+    wanted = by_device(whole, sharding, mesh)
+    for device, got in enumerate(local):
+        np.testing.assert_allclose(got, wanted[device], rtol=1e-5, atol=1e-5)
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
+    """Small numbers; indices into eight rows where they are integers, some of them outside."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, 8, shape).astype(dtype) if dtype.startswith("int") else draw.normal(size=shape).astype(dtype)
+
+
+def parts(inputs: list[Array], program: Program, mesh: Mesh) -> list[list[Array]]:
+    """What each device has of each input."""
+    cut = [by_device(array, value.sharding, mesh) for array, value in zip(inputs, program.main.arguments, strict=True)]
+    return [[each[device] for each in cut] for device in range(mesh.size)]
+
+
+def by_device(array: Array, sharding: TensorSharding | None, mesh: Mesh) -> list[Array]:
+    """The part of an array on each device, for shardings of full axes."""
+    found = [array] * mesh.size
+    for position, device in enumerate(mesh.device_ids or range(mesh.size)):
+        place = dict(zip(mesh.axis_names, np.unravel_index(position, tuple(mesh.shape.values())), strict=True))
+        part = array
+        for dim, axes in enumerate(sharding.dims if sharding is not None else ()):
+            for axis in axes.axes:
+                part = np.split(part, mesh.shape[axis.name], dim)[place[axis.name]]
+        found[device] = part
+    return found
+
+
+def run(text: str, inputs: list[list[Array]]) -> list[Array]:
+    """Runs a module with one result on one device per list of inputs.
+
+    Devices take part as replicas: as partitions, XLA would want to partition the program itself.
+    """
+    text = re.sub(r"channel_handle = #stablehlo.channel_handle<[^>]*>, ", "", text).replace(", use_global_device_ids", "")
+    text = re.sub(
+        r"module (?:attributes \{[^}]*\} )?\{", f"module @jit_main attributes {{mhlo.num_replicas = {len(inputs)} : i32}} {{", text
+    )
+    devices = jax.devices()[: len(inputs)]
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = len(inputs), 1
+    options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(inputs)).reshape(-1, 1))
+    client = devices[0].client
+    executable = client.compile_and_load(text.replace("partition_id", "replica_id"), xla_client.DeviceList(tuple(devices)), options)
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    arguments = []
+    for arrays in zip(*inputs, strict=True):
+        shape = arrays[0].shape
+        spec = jax.sharding.PartitionSpec("d") if shape else jax.sharding.PartitionSpec()
+        shards = [jax.device_put(array, device) for array, device in zip(arrays, devices, strict=True)]
+        whole = (shape[0] * len(inputs), *shape[1:]) if shape else ()
+        arguments.append(jax.make_array_from_single_device_arrays(whole, jax.sharding.NamedSharding(mesh, spec), shards))
+    (results,) = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
+    return [np.asarray(result) for result in results]
