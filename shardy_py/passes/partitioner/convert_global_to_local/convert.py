@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from shardy_py.ir import Block, Op, Program
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Block, Function, Op, Program
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
-from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal
+from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal, where
+from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
+from shardy_py.rules.traits import is_elementwise
 
 NAME = "sdy-convert-global-to-local"
 
@@ -45,6 +48,7 @@ def run(
     for function in program.functions:
         types = zip(function.result_types, function.result_shardings, strict=True)
         function.result_types = [world.local_type(type_, sharding) for type_, sharding in types]
+        _check_returned(function, world)
         _convert_block(function.body, world)
 
 
@@ -73,6 +77,8 @@ def _convert(op: Op, world: World) -> list[Op] | None:
         if op.name.startswith("sdy.") and op.name not in KEPT_SDY:
             fix = "run the passes that replace it, such as sdy-reshard-to-collectives, before sdy-convert-global-to-local"
             raise illegal(world, op, "has no local form", fix=fix)
+        if is_elementwise(op.name):
+            _check_cut_alike(op, world)
         return None
     out = Emitter(world, op)
     values = conversion(op, out)
@@ -83,3 +89,32 @@ def _convert(op: Op, world: World) -> list[Op] | None:
     for old, new in zip(op.results, values, strict=True):
         old.replace_uses(new)
     return out.ops
+
+
+def _check_cut_alike(op: Op, world: World) -> None:
+    """Sees to it that an elementwise op has parts of the same shape wherever it has wholes of the same shape."""
+    facts = world.facts[op]
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for tensor in (*facts.operands, *facts.results):
+        local = known.setdefault(tensor.type.shape, tensor.local.shape)
+        if local != tensor.local.shape:
+            raise illegal(
+                world,
+                op,
+                "has operands and results that are cut along other axes",
+                why=f"their parts have the shapes {local} and {tensor.local.shape}",
+                fix=FULL_RESHARDS,
+            )
+
+
+def _check_returned(function: Function, world: World) -> None:
+    """Sees to it that the values that a function returns are cut as its results are."""
+    returned = function.body.ops[-1].operands if function.body.ops else ()
+    for i, (value, type_) in enumerate(zip(returned, function.result_types, strict=False)):
+        if value.type != type_:
+            raise ShardyError(
+                f"result {i} of function '{function.name}' is cut along other axes than the value that is returned",
+                where=where(world, function.body.ops[-1]),
+                why=f"their parts are {type_} and {value.type}",
+                fix=FULL_RESHARDS,
+            )
