@@ -195,6 +195,14 @@ MORE: dict[str, tuple[str, str]] = {
     "complex updates": (scatter("add", "complex<f32>"), "stablehlo.constant dense<(0.000000e+00,0.000000e+00)> : tensor<complex<f32>>"),
     "unsigned maximum": (scatter("maximum", "ui8"), "stablehlo.constant dense<0> : tensor<ui8>"),
     "maximum of bool": (scatter("maximum", "i1"), "stablehlo.constant dense<false> : tensor<i1>"),
+    "a sum that is scattered": (
+        module(
+            f"%a: {F} {COLUMNS}, %b: {F} {COLUMNS}",
+            DOT,
+            '%1 = sdy.reduce_scatter [{"x"}, {}] %0 out_sharding=<@m, [{"x"}, {}]> : tensor<16x16xf32>',
+        ),
+        "(tensor<16x16xf32>) -> tensor<8x16xf32>",
+    ),
     "axes of a dot in another order": (
         module(
             f"%a: tensor<8x8xf32> {SWAPPED}, %b: tensor<8x8xf32> {SWAPPED}",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.lib import xla_client
+from jax.sharding import PartitionSpec as P
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.mlir import from_mlir
@@ -18,6 +21,8 @@ from shardy_py.opt import run_passes
 Array = np.ndarray[Any, Any]
 
 MESH = 'sdy.mesh @m = <["x"=2, "y"=4]>\n'
+LOCAL = "sdy-convert-global-to-local{sub-axes-in-order=true}"
+SETTLED = "sdy-propagation-pipeline{enable-insert-explicit-collectives=true},func.func(canonicalize{enable-patterns=sdy-collective})"
 TO_LOCAL = (
     "func.func(sdy-insert-explicit-reshards{enable-full-version=true}),func.func(sdy-reshard-to-collectives),"
     "func.func(canonicalize{enable-patterns=sdy-collective}),sdy-convert-global-to-local{sub-axes-in-order=true}"
@@ -128,16 +133,71 @@ def parts(inputs: list[Array], program: Program, mesh: Mesh) -> list[list[Array]
 
 
 def by_device(array: Array, sharding: TensorSharding | None, mesh: Mesh) -> list[Array]:
-    """The part of an array on each device, for shardings of full axes."""
+    """The part of an array on each device."""
     found = [array] * mesh.size
     for position, device in enumerate(mesh.device_ids or range(mesh.size)):
         place = dict(zip(mesh.axis_names, np.unravel_index(position, tuple(mesh.shape.values())), strict=True))
         part = array
         for dim, axes in enumerate(sharding.dims if sharding is not None else ()):
             for axis in axes.axes:
-                part = np.split(part, mesh.shape[axis.name], dim)[place[axis.name]]
+                size, end = mesh.shape[axis.name], axis.next_pre_size or mesh.shape[axis.name]
+                count = axis.size or size
+                part = np.split(part, count, dim)[place[axis.name] // (size // end) % count]
         found[device] = part
     return found
+
+
+def layers(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.maximum(x @ w, 0) @ v)
+
+
+def attention(x: jax.Array, w: jax.Array) -> jax.Array:
+    weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x @ w, x))
+    return jnp.einsum("bqk,bkd->bqd", weights, x)
+
+
+def convolution(x: jax.Array, k: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def lookup(table: jax.Array, i: jax.Array) -> jax.Array:
+    return table[i.astype(jnp.int32) % 8].sum(1)
+
+
+def update(table: jax.Array, i: jax.Array, u: jax.Array) -> jax.Array:
+    return table.at[i.astype(jnp.int32) % 8].add(u)
+
+
+def derivative(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return jax.grad(lambda *xs: (f(*xs) ** 2).sum(), argnums=1)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., jax.Array], list[tuple[int, ...]], list[P]]] = {
+    "layers": (layers, [(16, 32), (32, 64), (64, 32)], [P("x", None), P(None, "y"), P("y", None)]),
+    "layers' derivative": (derivative(layers), [(16, 32), (32, 64), (64, 32)], [P("x", None), P(None, "y"), P("y", None)]),
+    "attention": (attention, [(4, 16, 32), (32, 32)], [P("x", "y"), P(None, "y")]),
+    "attention's derivative": (derivative(attention), [(4, 16, 32), (32, 32)], [P("x", "y"), P(None, "y")]),
+    "convolution": (convolution, [(8, 8, 8, 16), (3, 3, 16, 32)], [P("x", None, None, "y"), P(None, None, "y", None)]),
+    "convolution's derivative": (derivative(convolution), [(8, 8, 8, 16), (3, 3, 16, 32)], [P("x"), P(None, None, None, "y")]),
+    "lookup": (lookup, [(8, 32), (8, 4)], [P("y", None), P("x", None)]),
+    "update": (update, [(8, 32), (8,), (8, 32)], [P("y", None), P("x"), P("x", None)]),
+}
+
+
+@pytest.mark.parametrize(("function", "shapes", "specs"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions(function: Callable[..., jax.Array], shapes: list[tuple[int, ...]], specs: list[P]) -> None:
+    devices = np.array(jax.devices()[:8]).reshape(2, 4)
+    jax_mesh = jax.sharding.Mesh(devices, ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    inputs = [random(shape, "float32", seed) for seed, shape in enumerate(shapes)]
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=jax.sharding.NamedSharding(jax_mesh, s)) for a, s in zip(inputs, specs)]
+    text = run_passes(str(jax.jit(function).lower(*given).compiler_ir("stablehlo")), SETTLED)
+    program = from_mlir(text)
+    (mesh,) = program.meshes.values()
+    local = run(run_passes(text, f"{LOCAL},sdy-drop-sharding-and-mesh"), parts(inputs, program, mesh))
+    whole = np.asarray(jax.jit(function)(*inputs))
+    wanted = by_device(whole, program.main.result_shardings[0], mesh)
+    for device, got in enumerate(local):
+        np.testing.assert_allclose(got, wanted[device], rtol=1e-5, atol=1e-5 * np.abs(whole).max())
 
 
 def run(text: str, inputs: list[list[Array]]) -> list[Array]:
@@ -159,7 +219,7 @@ def run(text: str, inputs: list[list[Array]]) -> list[Array]:
     arguments = []
     for arrays in zip(*inputs, strict=True):
         shape = arrays[0].shape
-        spec = jax.sharding.PartitionSpec("d") if shape else jax.sharding.PartitionSpec()
+        spec = P("d") if shape else P()
         shards = [jax.device_put(array, device) for array, device in zip(arrays, devices, strict=True)]
         whole = (shape[0] * len(inputs), *shape[1:]) if shape else ()
         arguments.append(jax.make_array_from_single_device_arrays(whole, jax.sharding.NamedSharding(mesh, spec), shards))

@@ -1,4 +1,4 @@
-"""Ops over a cut dimension that they sum over: each device has a part of the sum, which an all-reduce must add up."""
+"""Ops over a cut dimension that they sum over: each device has a part of the sum, which must be added up."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, TensorSharding
 from shardy_py.dialect.axis import sort_and_merge
+from shardy_py.ir import Op
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
+from shardy_py.passes.partitioner.convert_global_to_local.groups import flat
 
 _ALL_REDUCE = "sdy.all_reduce"
+_REDUCE_SCATTER = "sdy.reduce_scatter"
 
 FULL_RESHARDS = "run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local"
 """How to fix a program whose ops do not fit their operands."""
 
 
 def check_summed(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding | None, subject: str, dims: str) -> None:
-    """Sees to it that the op's result is used by an all-reduce over some axes alone, if there are any.
+    """Sees to it that what uses the op's result are all-reduces and reduce-scatters over some axes, if there are any.
 
     Args:
         out: The op.
@@ -25,18 +28,25 @@ def check_summed(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding
         dims: What the axes cut, for the error.
 
     Raises:
-        ShardyError: If something else uses the result, or the all-reduce is over other axes.
+        ShardyError: If something else uses the result, or the sum is over other axes.
     """
     if not axes or sharding is None:
         return
-    uses = out.op.results[0].uses
-    if len(uses) != 1 or uses[0][0].name != _ALL_REDUCE:
+    users = [user for user, _ in out.op.results[0].uses]
+    if not users or any(user.name not in (_ALL_REDUCE, _REDUCE_SCATTER) for user in users):
         raise out.error(f"Expected {subject} to have one user and the user is an {_ALL_REDUCE}.", fix=FULL_RESHARDS)
     mesh = out.world.mesh(sharding)
-    reduced = uses[0][0].attributes["reduction_axes"].axes
-    if sort_and_merge(axes, mesh) != sort_and_merge(reduced, mesh):
-        raise out.error(
-            f"The axes of the {_ALL_REDUCE} should match the {dims}.",
-            why=f"they are {list(reduced)}, and the dimensions are cut along {list(axes)}",
-            fix=FULL_RESHARDS,
-        )
+    for user in users:
+        reduced = _reduced_axes(user)
+        if sort_and_merge(axes, mesh) != sort_and_merge(reduced, mesh):
+            raise out.error(
+                f"The axes of the {user.name} should match the {dims}.",
+                why=f"they are {list(reduced)}, and the dimensions are cut along {list(axes)}",
+                fix=FULL_RESHARDS,
+            )
+
+
+def _reduced_axes(op: Op) -> Sequence[AxisRef]:
+    if op.name == _ALL_REDUCE:
+        return op.attributes["reduction_axes"].axes
+    return flat([listed.axes for listed in op.attributes["reduce_scatter_axes"].lists])
