@@ -15,6 +15,7 @@ from shardy_py.passes.partitioner.convert_global_to_local.groups import remainin
 from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, WHERE_CUT
 from tests.passes.oracle import corpus, jaxlib_text
 from tests.passes.partitioner.local_modules import KINDS, OPTIONS, has_reshard, random_module
+from tests.reference import NEEDS_SAME_SHARDY
 
 NAME = convert_global_to_local.NAME
 MESH = 'sdy.mesh @m = <["x"=2, "y"=4, "z"=2]>\n'
@@ -216,17 +217,20 @@ func.func private @f({A}) -> tensor<16x8xf32> {{
 }
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("text", SAME.values(), ids=SAME)
 def test_as_jaxlib(text: str) -> None:
     assert normal(run_passes(text, NAME)) == jaxlib_text(text, NAME)
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", ["branches", "manual and named", "calls and channels in use", "all-to-all of three pairs"])
 def test_options_as_jaxlib(name: str, options: str) -> None:
     assert normal(run_passes(SAME[name], NAME + options)) == jaxlib_text(SAME[name], NAME + options)
 
 
+@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_modules_as_jaxlib(kind: str) -> None:
     compared = 0

@@ -25,7 +25,7 @@ def shard_index(position: int, axes: Sequence[AxisRef], mesh: Mesh, *, from_mino
         mesh: Their mesh.
         from_minor: Whether parts of an axis count from its minor end, so that `"x":(1)2` alternates from one device along x to the
             next. Shardy's partitioner numbers what devices have in this way, though for its replica groups `"x":(1)2` is the major
-            half: programs that mix both compute something else.
+            half: programs that mix both compute something else. Later versions of Shardy have this right.
     """
     index = 0
     for axis in axes:
