@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, PartitionSpec
 
@@ -21,10 +19,9 @@ from shardy_py.backends.local.once import remembering
 from shardy_py.backends.local.passes import as_merged, improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.tidy import as_body
 from shardy_py.backends.local.walk import Place, Reading, Start, Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
-from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.backends.region import region
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
@@ -149,17 +146,15 @@ def partitioned(
         walker.made.clear()  # of tracers, which are not to outlive their trace
         return made
 
-    region = jax.shard_map(
+    traced = region(
         local,
-        mesh=layouts.twin if context is None else context,
-        in_specs=tuple(map(spec, (*at_consts, *at_in))),
-        out_specs=[spec(at) for at in at_out],
-        axis_names=set(layouts.mesh.axis_names),
-        check_vma=False,
+        layouts.twin if context is None else context,
+        layouts.mesh.axis_names,
+        [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)],
+        [v.aval for v in jaxpr.outvars],
+        list(map(spec, (*at_consts, *at_in))),
+        list(map(spec, at_out)),
     )
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in (*jaxpr.constvars, *jaxpr.invars)]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if context is None else contextlib.nullcontext():
-        traced = jax.make_jaxpr(jax.jit(region))(*structs)  # jax.jit: what binds the jaxpr anew does not trace the region again
     sizes = layouts.mesh.shape
     traced = _within(traced, lambda body: improved(body, sizes))
     whole = _with_consts(traced, len(at_consts), closed.consts)
@@ -182,20 +177,11 @@ def fits_inside(
     return cuts_of(used) is None and not any(axis.name in context.manual_axes for axis in used)
 
 
-def _within(traced: ClosedJaxpr, run: Callable[[Jaxpr], Jaxpr]) -> ClosedJaxpr:
+def _within(whole: ClosedJaxpr, run: Callable[[Jaxpr], Jaxpr]) -> ClosedJaxpr:
     """Runs a pass on the jaxpr of the region."""
-    inner = {"jit": lambda body: as_body(enter(open_jaxpr(body)), body), "shard_map": run}
-
-    def enter(jaxpr: Jaxpr) -> Jaxpr:
-        names = [eqn.primitive.name for eqn in jaxpr.eqns]
-        return jaxpr.replace(
-            eqns=[
-                eqn.replace(params={**eqn.params, "jaxpr": inner[name](eqn.params["jaxpr"])}) if name in inner else eqn
-                for name, eqn in zip(names, jaxpr.eqns)
-            ]
-        )
-
-    return ClosedJaxpr(enter(traced.jaxpr), traced.consts)
+    (eqn,) = whole.jaxpr.eqns
+    eqn = eqn.replace(params={**eqn.params, "jaxpr": run(eqn.params["jaxpr"])})
+    return ClosedJaxpr(whole.jaxpr.replace(eqns=[eqn]), whole.consts)
 
 
 def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import lax
 from jax._src import api_util as _api_util
 from jax._src import config as _config
@@ -36,8 +37,8 @@ from jax._src.random import core as _random
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, jaxprs_in_params, new_jaxpr_eqn
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
@@ -131,6 +132,31 @@ def devices_started() -> bool:
 def abstract_argument(aval: Any) -> jax.ShapeDtypeStruct:
     """An argument for `jax.make_jaxpr` that is traced to this abstract value, sharding left out."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def shard_map_equation(
+    jaxpr: Jaxpr,
+    mesh: AbstractMesh,
+    axes: Sequence[str],
+    invars: Sequence[Var],
+    outvars: Sequence[Var],
+    in_specs: Sequence[PartitionSpec],
+    out_specs: Sequence[PartitionSpec],
+) -> JaxprEqn:
+    """The equation that `jax.shard_map(..., check_vma=False)` makes around a jaxpr of local arrays, whose types need not name a mesh."""
+    like = _shard_map_example()
+    given = {"jaxpr": jaxpr, "mesh": mesh, "in_specs": tuple(in_specs), "out_specs": tuple(out_specs), "check_vma": False}
+    (rest,) = like.params.keys() - given.keys()  # later called manual_axes
+    effects = _core.filter_named_axis_effects(jaxpr.effects, axes)
+    return new_jaxpr_eqn(list(invars), list(outvars), like.primitive, {**given, rest: frozenset(axes)}, effects)
+
+
+@functools.cache
+def _shard_map_example() -> JaxprEqn:
+    mesh = AbstractMesh((2,), ("axis",), axis_types=(AxisType.Auto,))
+    run = jax.shard_map(lambda x: x, mesh=mesh, in_specs=PartitionSpec("axis"), out_specs=PartitionSpec("axis"), check_vma=False)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        return jax.make_jaxpr(run)(jax.ShapeDtypeStruct((2,), np.float32)).jaxpr.eqns[0]
 
 
 def is_extended_dtype(dtype: Any) -> bool:

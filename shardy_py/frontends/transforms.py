@@ -21,6 +21,7 @@ from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import abstract_argument as abstract_argument
 from shardy_py.frontends._jax import backward_pass, close_over_nothing, trace_context
 from shardy_py.frontends._jax import checkpoint_rule as checkpoint_rule
+from shardy_py.frontends._jax import shard_map_equation as shard_map_equation
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,0 +1,55 @@
+"""A `jax.shard_map` region of a function of local arrays that is traced by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from shardy_py.frontends.transforms import abstract_argument, hoisted, shard_map_equation
+
+
+def region(
+    local: Callable[..., Sequence[Any]],
+    mesh: AbstractMesh,
+    axes: Sequence[str],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    in_specs: Sequence[PartitionSpec],
+    out_specs: Sequence[PartitionSpec],
+) -> ClosedJaxpr:
+    """As `jax.make_jaxpr(jax.shard_map(local, ..., check_vma=False))`, in two thirds of the time.
+
+    Under `jax.shard_map` the types of all values name the mesh, which has to be looked at for each equation and says nothing where all of
+    its axes are manual. So the function is traced as one of plain arrays, and the equation is made around what comes of it.
+
+    Args:
+        local: From arrays of one device to such; all its collectives are over `axes`.
+        mesh: The mesh, as it is where the region stands.
+        axes: Its axes that become manual.
+        inputs: Types of the whole arguments.
+        outputs: Types of the whole results.
+        in_specs: How arguments lie; the sizes of axes divide those of dimensions.
+        out_specs: How results lie.
+    """
+    sizes = {name: mesh.shape[name] for name in axes}
+    arguments = [abstract_argument(aval).update(shape=_part(aval, spec, sizes)) for aval, spec in zip(inputs, in_specs, strict=True)]
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        traced = jax.make_jaxpr(local, axis_env=list(sizes.items()))(*arguments)
+    for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
+        assert aval.shape == _part(whole, spec, sizes), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
+    consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]
+    invars, outvars = [Var(aval) for aval in inputs], [Var(aval) for aval in outputs]
+    inside = hoisted(traced).jaxpr
+    eqn = shard_map_equation(inside, mesh, axes, [*consts, *invars], outvars, [*specs, *in_specs], out_specs)
+    return ClosedJaxpr(Jaxpr(consts, invars, outvars, [eqn], eqn.effects, traced.jaxpr.debug_info), traced.consts)
+
+
+def _part(aval: Any, spec: PartitionSpec, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The shape of a device's part."""
+    ways = [math.prod(sizes[name] for name in ((entry,) if isinstance(entry, str) else entry or ())) for entry in spec]
+    return (*(n // count for n, count in zip(aval.shape, ways)), *aval.shape[len(ways) :])
