@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardy_py.ir import Program
+from shardy_py.ir.tables import merge_tables
 from shardy_py.passes import pipelines
 from shardy_py.passes.debug.recording import recorder, recording
 from shardy_py.passes.export import (
@@ -82,16 +83,6 @@ def _propagation(run: Callable[..., None]) -> Callable[..., None]:
             drop_sharding_rules.run(program)
 
     return propagate
-
-
-def _merged(*tables: Mapping[str, Pass]) -> dict[str, Pass]:
-    merged: dict[str, Pass] = {}
-    for table in tables:
-        for name, pass_ in table.items():
-            if name in merged:
-                raise ValueError(f"pass '{name}' is registered twice")
-            merged[name] = pass_
-    return merged
 
 
 _CONSERVATIVE = Option("conservative-propagation", False, "never propagate parts of axes, nor along dimensions that a factor does not tile")
@@ -254,7 +245,7 @@ _PARTITIONER: dict[str, Pass] = {
     ),
 }
 
-PASSES: Mapping[str, Pass] = _merged(_IMPORT, _PROPAGATION, _EXPORT, _PARTITIONER)
+PASSES: Mapping[str, Pass] = merge_tables((_IMPORT, _PROPAGATION, _EXPORT, _PARTITIONER))
 """Name -> pass, those of the import first."""
 
 OLD_NAMES: Mapping[str, str] = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shardy_py.dialect import OpShardingRule
+from shardy_py.ir.tables import merge_tables
 from shardy_py.ir.types import OpaqueType
 from shardy_py.rules import (
     chlo,
@@ -27,24 +28,6 @@ from shardy_py.rules.builder import Builder, Signature
 
 if TYPE_CHECKING:
     from shardy_py.ir.core import Op
-
-T = TypeVar("T")
-
-
-def merge_tables(tables: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    """Puts tables together.
-
-    Raises:
-        ValueError: If a name is in two of them.
-    """
-    merged: dict[str, T] = {}
-    for table in tables:
-        for name, entry in table.items():
-            if name in merged:
-                raise ValueError(f"'{name}' is registered twice; remove it from one of the tables")
-            merged[name] = entry
-    return merged
-
 
 RULES: dict[str, Builder] = merge_tables(
     (

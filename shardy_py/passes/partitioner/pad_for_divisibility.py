@@ -5,8 +5,9 @@ from __future__ import annotations
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Program, TensorType
-from shardy_py.passes.partitioner.padding.ops import CONVERSIONS, generic
+from shardy_py.passes.partitioner.padding.ops import generic
 from shardy_py.passes.partitioner.padding.padder import Padder
+from shardy_py.passes.partitioner.padding.table import CONVERSIONS
 
 NAME = "sdy-pad-for-divisibility"
 

@@ -8,7 +8,7 @@ from shardy_py.ir import Op
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.partitioner import local_ops
 from shardy_py.passes.partitioner.local_ops import Ints
-from shardy_py.passes.partitioner.padding.padder import Padder
+from shardy_py.passes.partitioner.padding.padder import Conversion, Padder
 from shardy_py.passes.partitioner.padding.slicing import slice_bounds
 
 
@@ -77,3 +77,15 @@ def _gathered(padder: Padder, op: Op, dims: Iterable[int]) -> None:
     padder.exact[sliced.result] = known & padder.padded_dims(sliced.result)
     if operand in padder.zero:
         padder.zero.add(sliced.result)
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "sdy.all_gather": gather,
+    "sdy.all_reduce": keep,
+    "sdy.all_slice": shard,
+    "sdy.all_to_all": exchange,
+    "sdy.collective_permute": keep,
+    "sdy.reduce_scatter": shard,
+    "sdy.replicated_to_unreduced": keep,
+    "sdy.sharded_to_unreduced": gather,
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
 
 from shardy_py.dialect import OpShardingRule
 from shardy_py.dialect.rule import factor_symbol
@@ -12,11 +11,8 @@ from shardy_py.ir import Op, TensorType, Value
 from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.ir.type_text import type_text
 from shardy_py.passes.partitioner import local_ops
-from shardy_py.passes.partitioner.padding import collectives, slicing
-from shardy_py.passes.partitioner.padding.padder import Padder
+from shardy_py.passes.partitioner.padding.padder import Conversion, Padder
 from shardy_py.rules import rule_for
-
-Conversion = Callable[[Padder, Op], None]
 
 _SPLAT = re.compile(r"dense<[^\[\"]*>")
 
@@ -172,26 +168,15 @@ def _check(padder: Padder, op: Op, rule: OpShardingRule) -> None:
                 )
 
 
-CONVERSIONS: Mapping[str, Conversion] = {
+CONVERSIONS: dict[str, Conversion] = {
     "func.return": returned,
-    "sdy.all_gather": collectives.gather,
-    "sdy.all_reduce": collectives.keep,
-    "sdy.all_slice": collectives.shard,
-    "sdy.all_to_all": collectives.exchange,
-    "sdy.collective_permute": collectives.keep,
     "sdy.manual_computation": unsupported,
-    "sdy.reduce_scatter": collectives.shard,
-    "sdy.replicated_to_unreduced": collectives.keep,
     "sdy.reshard": unsupported,
-    "sdy.sharded_to_unreduced": collectives.gather,
     "sdy.sharding_constraint": unsupported,
     "stablehlo.concatenate": concatenate,
     "stablehlo.constant": constant,
     "stablehlo.dot_general": dot_general,
     "stablehlo.dynamic_slice": sized,
     "stablehlo.gather": sized,
-    "stablehlo.pad": slicing.pad,
     "stablehlo.reshape": reshape,
-    "stablehlo.slice": slicing.slice_,
 }
-"""Name of an op -> how it is converted; others as `generic` does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardy_py.dialect import TensorSharding
@@ -100,3 +100,7 @@ class Padder:
     def error(self, what: str, op: Op, why: str, fix: str, **more: Any) -> ShardyError:
         """An error about an op."""
         return ShardyError(what, where=local_ops.place(self.program, op), why=why, fix=fix, **more)
+
+
+Conversion = Callable[[Padder, Op], None]
+"""Changes an op whose operands are padded already, and adds it to the present block."""

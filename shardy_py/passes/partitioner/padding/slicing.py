@@ -7,7 +7,7 @@ from shardy_py.ir import Op
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.partitioner import local_ops
 from shardy_py.passes.partitioner.local_ops import Ints
-from shardy_py.passes.partitioner.padding.padder import Padder
+from shardy_py.passes.partitioner.padding.padder import Conversion, Padder
 
 
 def slice_(padder: Padder, op: Op) -> None:
@@ -77,3 +77,6 @@ def pad(padder: Padder, op: Op) -> None:
             op.set_operand(0, padder.mask(operand, seen, op, filler))
         local_ops.set_arrays(op, {"edge_padding_high": wanted})
     padder.made.append(op)
+
+
+CONVERSIONS: dict[str, Conversion] = {"stablehlo.pad": pad, "stablehlo.slice": slice_}

@@ -1,0 +1,12 @@
+"""Name of an op -> how it is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardy_py.ir.tables import merge_tables
+from shardy_py.passes.partitioner.padding import collectives, ops, slicing
+from shardy_py.passes.partitioner.padding.padder import Conversion
+
+CONVERSIONS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, ops.CONVERSIONS, slicing.CONVERSIONS))
+"""Ops that are converted in a way of their own; others as `ops.generic` does."""
