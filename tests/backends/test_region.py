@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.core import ShapedArray
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -41,8 +42,8 @@ CASES: list[tuple[Callable[..., Any], tuple[int, ...], tuple[P, ...], tuple[tupl
 
 def made(local: Callable[..., Any], shape: tuple[int, ...], ins: Any, outs: Any, mesh: AbstractMesh = MESH) -> Any:
     return region(
-        local, mesh, mesh.axis_names, [jax.core.ShapedArray(shape, jnp.float32)],
-        [jax.core.ShapedArray(s, jnp.float32) for s, _ in outs], ins, [spec for _, spec in outs],
+        local, mesh, mesh.axis_names, [ShapedArray(shape, jnp.float32)],
+        [ShapedArray(s, jnp.float32) for s, _ in outs], ins, [spec for _, spec in outs],
     )  # fmt: skip
 
 
