@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.lib import xla_client
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.ir import Program
 from shardy_py.opt import run_passes
-
-Array = np.ndarray[Any, Any]
+from tests.passes.partitioner.local_runs import at, check, compare, per_value, random
 
 MESH = 'sdy.mesh @m = <["x"=2, "y"=4]>\n'
 LOCAL = "sdy-convert-global-to-local{sub-axes-in-order=true}"
@@ -27,17 +21,6 @@ TO_LOCAL = (
     "func.func(sdy-insert-explicit-reshards{enable-full-version=true}),func.func(sdy-reshard-to-collectives),"
     "func.func(canonicalize{enable-patterns=sdy-collective}),sdy-convert-global-to-local{sub-axes-in-order=true}"
 )
-
-
-def at(dims: str) -> str:
-    """An argument's or a result's sharding."""
-    return f"{{sdy.sharding = #sdy.sharding<@m, {dims}>}}"
-
-
-def per_value(dims: str) -> str:
-    """An op's sharding."""
-    return f"sdy.sharding = #sdy.sharding_per_value<[<@m, {dims}>]>"
-
 
 ROWS_X = at('[{"x"}, {}]')
 COLUMNS_X = at('[{}, {"x"}]')
@@ -108,43 +91,7 @@ PROGRAMS: dict[str, str] = {
 @pytest.mark.parametrize("text", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("ids", ["", ", device_ids=[3, 1, 2, 0, 7, 5, 6, 4]"], ids=["in order", "permuted"])
 def test_numbers(text: str, ids: str) -> None:
-    text = MESH.replace("]>", f"]{ids}>") + text
-    program = from_mlir(text)
-    mesh = program.meshes["m"]
-    inputs = [random(value.type.shape, value.type.dtype, seed) for seed, value in enumerate(program.main.arguments)]
-    (whole,) = run(run_passes(text, "sdy-drop-sharding-and-mesh").replace("sdy.constant", "stablehlo.constant"), [inputs])
-    local = run(run_passes(text, f"{TO_LOCAL},sdy-drop-sharding-and-mesh"), parts(inputs, program, mesh))
-    (sharding,) = program.main.result_shardings
-    wanted = by_device(whole, sharding, mesh)
-    for device, got in enumerate(local):
-        np.testing.assert_allclose(got, wanted[device], rtol=1e-5, atol=1e-5)
-
-
-def random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    """Small numbers; indices into eight rows where they are integers, some of them outside."""
-    draw = np.random.default_rng(seed)
-    return draw.integers(0, 8, shape).astype(dtype) if dtype.startswith("int") else draw.normal(size=shape).astype(dtype)
-
-
-def parts(inputs: list[Array], program: Program, mesh: Mesh) -> list[list[Array]]:
-    """What each device has of each input."""
-    cut = [by_device(array, value.sharding, mesh) for array, value in zip(inputs, program.main.arguments, strict=True)]
-    return [[each[device] for each in cut] for device in range(mesh.size)]
-
-
-def by_device(array: Array, sharding: TensorSharding | None, mesh: Mesh) -> list[Array]:
-    """The part of an array on each device."""
-    found = [array] * mesh.size
-    for position, device in enumerate(mesh.device_ids or range(mesh.size)):
-        place = dict(zip(mesh.axis_names, np.unravel_index(position, tuple(mesh.shape.values())), strict=True))
-        part = array
-        for dim, axes in enumerate(sharding.dims if sharding is not None else ()):
-            for axis in axes.axes:
-                size, end = mesh.shape[axis.name], axis.next_pre_size or mesh.shape[axis.name]
-                count = axis.size or size
-                part = np.split(part, count, dim)[place[axis.name] // (size // end) % count]
-        found[device] = part
-    return found
+    check(MESH.replace("]>", f"]{ids}>") + text, TO_LOCAL)
 
 
 def layers(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
@@ -192,36 +139,4 @@ def test_functions(function: Callable[..., jax.Array], shapes: list[tuple[int, .
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=jax.sharding.NamedSharding(jax_mesh, s)) for a, s in zip(inputs, specs)]
     text = run_passes(str(jax.jit(function).lower(*given).compiler_ir("stablehlo")), SETTLED)
     program = from_mlir(text)
-    (mesh,) = program.meshes.values()
-    local = run(run_passes(text, f"{LOCAL},sdy-drop-sharding-and-mesh"), parts(inputs, program, mesh))
-    whole = np.asarray(jax.jit(function)(*inputs))
-    wanted = by_device(whole, program.main.result_shardings[0], mesh)
-    for device, got in enumerate(local):
-        np.testing.assert_allclose(got, wanted[device], rtol=1e-5, atol=1e-5 * np.abs(whole).max())
-
-
-def run(text: str, inputs: list[list[Array]]) -> list[Array]:
-    """Runs a module with one result on one device per list of inputs.
-
-    Devices take part as replicas: as partitions, XLA would want to partition the program itself.
-    """
-    text = re.sub(r"channel_handle = #stablehlo.channel_handle<[^>]*>, ", "", text).replace(", use_global_device_ids", "")
-    text = re.sub(
-        r"module (?:attributes \{[^}]*\} )?\{", f"module @jit_main attributes {{mhlo.num_replicas = {len(inputs)} : i32}} {{", text
-    )
-    devices = jax.devices()[: len(inputs)]
-    options = xla_client.CompileOptions()
-    options.num_replicas, options.num_partitions = len(inputs), 1
-    options.device_assignment = xla_client.DeviceAssignment.create(np.arange(len(inputs)).reshape(-1, 1))
-    client = devices[0].client
-    executable = client.compile_and_load(text.replace("partition_id", "replica_id"), xla_client.DeviceList(tuple(devices)), options)
-    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-    arguments = []
-    for arrays in zip(*inputs, strict=True):
-        shape = arrays[0].shape
-        spec = P("d") if shape else P()
-        shards = [jax.device_put(array, device) for array, device in zip(arrays, devices, strict=True)]
-        whole = (shape[0] * len(inputs), *shape[1:]) if shape else ()
-        arguments.append(jax.make_array_from_single_device_arrays(whole, jax.sharding.NamedSharding(mesh, spec), shards))
-    (results,) = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
-    return [np.asarray(result) for result in results]
+    compare(run_passes(text, LOCAL), program, inputs, np.asarray(jax.jit(function)(*inputs)))
