@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from shardy_py.frontends.transforms import abstract_argument, hoisted, shard_map_equation
+from shardy_py.frontends.transforms import abstract_argument, axes_bound, hoisted, shard_map_equation
 
 
 def region(
@@ -44,7 +44,8 @@ def region(
         assert aval.shape == _part(whole, spec, sizes), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
     consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]
     invars, outvars = [Var(aval) for aval in inputs], [Var(aval) for aval in outputs]
-    inside = hoisted(traced).jaxpr
+    with axes_bound(sizes):
+        inside = hoisted(traced).jaxpr
     eqn = shard_map_equation(inside, mesh, axes, [*consts, *invars], outvars, [*specs, *in_specs], out_specs)
     return ClosedJaxpr(Jaxpr(consts, invars, outvars, [eqn], eqn.effects, traced.jaxpr.debug_info), traced.consts)
 

@@ -25,6 +25,7 @@ from shardy_py.backends.region import region
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.frontends.transforms import axes_bound
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
@@ -180,7 +181,8 @@ def fits_inside(
 def _within(whole: ClosedJaxpr, run: Callable[[Jaxpr], Jaxpr]) -> ClosedJaxpr:
     """Runs a pass on the jaxpr of the region."""
     (eqn,) = whole.jaxpr.eqns
-    eqn = eqn.replace(params={**eqn.params, "jaxpr": run(eqn.params["jaxpr"])})
+    with axes_bound(eqn.params["mesh"].shape):
+        eqn = eqn.replace(params={**eqn.params, "jaxpr": run(eqn.params["jaxpr"])})
     return ClosedJaxpr(whole.jaxpr.replace(eqns=[eqn]), whole.consts)
 
 

@@ -151,6 +151,11 @@ def shard_map_equation(
     return new_jaxpr_eqn(list(invars), list(outvars), like.primitive, {**given, rest: frozenset(axes)}, effects)
 
 
+def axes_bound(sizes: Mapping[str, int]) -> AbstractContextManager[Any]:
+    """Lets collectives over these axes stand outside of a `jax.shard_map`, for what looks at their jaxprs under `jax_enable_checks`."""
+    return _core.extend_axis_env_nd(list(sizes.items()))
+
+
 @functools.cache
 def _shard_map_example() -> JaxprEqn:
     mesh = AbstractMesh((2,), ("axis",), axis_types=(AxisType.Auto,))

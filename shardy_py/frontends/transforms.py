@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import abstract_argument as abstract_argument
+from shardy_py.frontends._jax import axes_bound as axes_bound
 from shardy_py.frontends._jax import backward_pass, close_over_nothing, trace_context
 from shardy_py.frontends._jax import checkpoint_rule as checkpoint_rule
 from shardy_py.frontends._jax import shard_map_equation as shard_map_equation

@@ -15,6 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import shardy_py as sp
 from shardy_py.backends.region import region
 
 MESH = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
@@ -64,6 +65,22 @@ def test_is_what_shard_map_makes(local: Callable[..., Any], shape: Any, ins: Any
         k: v for k, v in other.params.items() if k not in ("jaxpr", "mesh")
     }
     assert ours.effects == other.effects == got.effects
+
+
+def test_what_jax_checks_of_its_jaxprs_holds() -> None:
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(c: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(c @ w) * jnp.asarray(TABLE[0, 1]), None
+
+        return jnp.mean(lax.scan(jax.checkpoint(layer), x, weights)[0] ** 2) + jnp.sum(jnp.asarray(TABLE))
+
+    step = jax.value_and_grad(loss)
+    sharded = sp.auto_shard(step, mesh={"x": 4, "y": 2}, in_shardings=(P(None, None, "y"), P("x")), lowering="shard_map")
+    args = jnp.full((3, 8, 8), 0.1), jnp.ones((8, 8))
+    with jax.enable_checks(True):
+        got = sharded(*args)
+    for a, b in zip(got, step(*args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_types_inside_name_no_mesh() -> None:

@@ -17,6 +17,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.combine import SMALL
+from shardy_py.backends.local.form import bind
 from shardy_py.backends.local.tidy import (
     COLLECTIVES,
     Atom,
@@ -252,9 +253,18 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: floa
     after: list[JaxprEqn] = []
     final: list[Atom] = list(results)
     for i, tail, given in behind:
-        made, (final[i],) = retraced(lambda *xs, tail=tail: eval_jaxpr(tail, (), *xs), eqn, sizes, given)
+        made, (final[i],) = retraced(lambda *xs, tail=tail: _applied(tail, xs), eqn, sizes, given)
         after += made
     return [*before, loop, *after], final
+
+
+def _applied(jaxpr: Jaxpr, arrays: Sequence[Any]) -> list[Any]:
+    """The results of equations that work along no dimension, on arrays that may be stacked."""
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, arrays, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        env.update(zip(eqn.outvars, bind(eqn, operands, eqn.params), strict=True))
+    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
 
 def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
