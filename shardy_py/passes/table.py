@@ -235,13 +235,17 @@ _PARTITIONER: dict[str, Pass] = {
             Option("combine-multi-dimension-reduce-scatter", False, "keep a reduce-scatter of several dimensions as one"),
             Option("enable-rgv3", False, "write replica groups as axes of a mesh"),
             Option("sub-axes-in-order", False, "number parts of axes as replica groups do, for right results (not in Shardy)"),
+            Option("complete-collectives", False, "add what pads, slices and masks of parts need, for right results (not in Shardy)"),
         ),
     ),
     pad_for_divisibility.NAME: Pass(pad_for_divisibility.run, "pad tensors until their shardings divide them", anchor=FUNCTION),
     resolve_permutation_factors.NAME: Pass(
         resolve_permutation_factors.run,
         "reshard around ops whose elements change places along a sharded dimension",
-        (Option("enable-halo-exchange", True, "let reversals exchange parts"),),
+        (
+            Option("enable-halo-exchange", True, "let reversals exchange parts"),
+            Option("whole-mesh-ids", False, "number devices over the whole mesh, for right results (not in Shardy)"),
+        ),
     ),
 }
 

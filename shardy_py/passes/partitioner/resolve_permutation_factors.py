@@ -17,7 +17,7 @@ _DIALECT = "stablehlo."
 _RESHARD = "sdy.reshard"
 
 
-def run(program: Program, *, enable_halo_exchange: bool = True, **_: object) -> None:
+def run(program: Program, *, enable_halo_exchange: bool = True, whole_mesh_ids: bool = False, **_: object) -> None:
     """Resolves the sharding of permutation factors: of windows, slices, pads, reversals.
 
     Operands and results of an op are resharded so that these factors are not sharded, except where a slice cuts off no more than
@@ -26,19 +26,22 @@ def run(program: Program, *, enable_halo_exchange: bool = True, **_: object) -> 
     Args:
         program: Changed in place; other disagreements between shardings must be settled.
         enable_halo_exchange: Whether reversals exchange parts.
+        whole_mesh_ids: Whether permutes name devices by their ids in the mesh. Shardy numbers them among the manual axes, so that other
+            devices exchange parts where the mesh has more axes or lists its devices in another order.
 
     Source: Shardy's resolve_permutation_factors.cc, as of jaxlib 0.10.2: pads, slices and reshapes exchange nothing.
     """
-    resolver = _Resolver(program, enable_halo_exchange)
+    resolver = _Resolver(program, enable_halo_exchange, whole_mesh_ids)
     for function in program.functions:
         resolver.visit(function.body)
     resolver.edits.apply()
 
 
 class _Resolver:
-    def __init__(self, program: Program, exchange: bool) -> None:
+    def __init__(self, program: Program, exchange: bool, whole_mesh_ids: bool) -> None:
         self.program = program
         self.exchange = exchange
+        self.whole_mesh_ids = whole_mesh_ids
         self.names = MeshNames(program)
         self.edits = Edits()
 
@@ -55,7 +58,7 @@ class _Resolver:
         rule = op.rule if op.rule_known else rule_for(op)
         if rule is None or rule.is_custom or not rule.permutation:
             return
-        if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits):
+        if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits, whole_mesh_ids=self.whole_mesh_ids):
             return
         shardings = [get_sharding(value) for value in (*op.operands, *op.results)]
         meshes = self.program.meshes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program
+from shardy_py.passes.partitioner.convert_global_to_local.completion import complete
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal, where
 from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS
@@ -20,6 +21,7 @@ def run(
     combine_multi_dimension_reduce_scatter: bool = False,
     enable_rgv3: bool = False,
     sub_axes_in_order: bool = False,
+    complete_collectives: bool = False,
     **_: object,
 ) -> None:
     """Gives every value the type of one device's part and replaces SDY's collectives by StableHLO's.
@@ -35,6 +37,8 @@ def run(
         enable_rgv3: Whether replica groups are written as axes of a mesh.
         sub_axes_in_order: Whether devices number parts of axes as replica groups do, from major to minor. Shardy does not, so that its
             programs over parts of axes may compute something else.
+        complete_collectives: Whether pads and slices that move elements between parts, and masks without a sharding, get the
+            collectives that they need. Shardy takes the pads as if nothing moved and refuses the others.
 
     Raises:
         ShardyError: If a dimension is not cut evenly, or an op cannot run on parts.
@@ -42,6 +46,8 @@ def run(
     Source: Shardy's convert_global_to_local.cc.
     """
     options = Options(per_dim_all_gather, combine_multi_dimension_reduce_scatter, enable_rgv3, sub_axes_in_order)
+    if complete_collectives:
+        complete(program)
     world = World(program, options)
     for value, tensor in world.tensors.items():
         value.type = tensor.local

@@ -42,7 +42,7 @@ def concatenate(padder: Padder, op: Op) -> None:
             f"dimension {dim} is padded, so it cannot be concatenated",
             op,
             "the padding of one operand would come before the next operand",
-            "run sdy-resolve-permutation-factors before this pass",
+            "reshard the operands before this pass so that the dimension is whole",
         )
     generic(padder, op)
 

@@ -29,7 +29,7 @@ def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Collecti
     return tuple(found)
 
 
-def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int], like: Op) -> Op:
+def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int], like: Op, *, whole_mesh_ids: bool) -> Op:
     """A manual computation that moves elements to higher indices; what comes in at the low end is zero.
 
     Args:
@@ -38,6 +38,7 @@ def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int]
         mesh: The mesh of the sharding.
         by: Dimension -> by how much, at most the part of a device.
         like: Gives the location.
+        whole_mesh_ids: Whether permutes name devices by their ids in the mesh, not by their numbers among the manual axes.
     """
     names = {axis.name for dim in by for axis in sharding.dims[dim].axes}
     manual = tuple(name for name in mesh.axis_names if name in names)
@@ -48,27 +49,31 @@ def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int]
     inside = without_manual_axes(sharding, manual)
     moved = body.arguments[0]
     for dim, amount in by.items():
-        moved = _shift(body, moved, dim, amount, inside, neighbours(sharding.dims[dim].axes, manual, mesh), like)
+        axes = sharding.dims[dim].axes
+        pairs = neighbours(axes, mesh.axis_names if whole_mesh_ids else manual, mesh)
+        if whole_mesh_ids and mesh.device_ids:
+            pairs = sorted((mesh.device_ids[a], mesh.device_ids[b]) for a, b in pairs)
+        moved = _shift(body, moved, dim, amount, inside, pairs, like)
     body.append(Op("sdy.return", (moved,), (), location=like.location))
     attributes = {"in_shardings": (sharding,), "out_shardings": (sharding,), "manual_axes": manual}
     return Op(MANUAL_COMPUTATION, (value,), (type_,), attributes, (body,), location=like.location)
 
 
-def neighbours(axes: Sequence[AxisRef], manual: Sequence[str], mesh: Mesh) -> list[tuple[int, int]]:
-    """`(device, device with the next part)` along a dimension, by number among the devices of the manual axes.
+def neighbours(axes: Sequence[AxisRef], names: Sequence[str], mesh: Mesh) -> list[tuple[int, int]]:
+    """`(device, device with the next part)` along a dimension, by number among the devices of some axes.
 
     Example:
         >>> neighbours([AxisRef("y"), AxisRef("x")], ("x", "y"), Mesh([("x", 2), ("y", 2)]))
         [(0, 2), (1, 3), (2, 1)]
     """
-    sizes = [mesh.shape[name] for name in manual]
+    sizes = [mesh.shape[name] for name in names]
     numbers = {place: i for i, place in enumerate(itertools.product(*map(range, sizes)))}
     at: dict[tuple[tuple[int, ...], int], int] = {}
     parts: list[tuple[tuple[int, ...], int]] = []
     for place in numbers:
         rest, part = list(place), 0
         for axis in axes:
-            i = manual.index(axis.name)
+            i = names.index(axis.name)
             size = axis.size_in(mesh)
             after = sizes[i] // ((axis.pre_size or 1) * size)
             digit = place[i] // after % size

@@ -13,7 +13,7 @@ from shardy_py.passes.partitioner.permutation.meshes import MeshNames, reversed_
 REVERSE = "stablehlo.reverse"
 
 
-def reverse_parts(op: Op, names: MeshNames, edits: Edits) -> bool:
+def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: bool) -> bool:
     """Makes every device reverse its own part, after a reshard that exchanges the parts.
 
     The operand goes to a mesh with its devices in reverse order along the axes of reversed dimensions. A dimension that the axes do not
@@ -24,6 +24,7 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits) -> bool:
         op: The reversal.
         names: Names the reversed mesh.
         edits: Takes what is inserted.
+        whole_mesh_ids: Whether permutes name devices by their ids in the mesh.
 
     Returns:
         Whether the op is dealt with; not where the padding is larger than a part, or other dimensions forbid a manual computation.
@@ -43,7 +44,7 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits) -> bool:
         zero = local_ops.constant(0, local_ops.tensor_type(value).dtype, op)
         high = tuple(padding.get(dim, 0) for dim in range(len(shape)))
         padded = local_ops.pad(value, zero.result, (0,) * len(shape), high, op, sharding)
-        moved = halo.shift(padded.result, sharding, mesh, padding, op)
+        moved = halo.shift(padded.result, sharding, mesh, padding, op, whole_mesh_ids=whole_mesh_ids)
         made += (zero, padded, moved)
         value = moved.result
         result.type = local_ops.tensor_type(value)
