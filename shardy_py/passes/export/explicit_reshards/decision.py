@@ -126,18 +126,26 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
     found: tuple[str | Mesh, Mesh] | None = None
     counts: dict[str | Mesh, int] = {}
     most = 0
+    for sharding, mesh in matching_meshes(shardings, meshes):
+        name = sharding.mesh
+        count = counts[name] = counts.get(name, 0) + (not sharding.is_fully_replicated)
+        if found is None or count > most:
+            found, most = (name, mesh), count
+    return found
+
+
+def matching_meshes(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> list[tuple[TensorSharding, Mesh]]:
+    """Shardings with their meshes, but for empty ones; nothing where these are over different axes or one device."""
+    found: list[tuple[TensorSharding, Mesh]] = []
     for sharding in shardings:
         if sharding is None:
             continue
         mesh = sharding.mesh_in(meshes)
         if mesh.is_empty:
             continue
-        if mesh.is_maximal or (found is not None and not mesh.same_axes(found[1])):
-            return None
-        name = sharding.mesh
-        count = counts[name] = counts.get(name, 0) + (not sharding.is_fully_replicated)
-        if found is None or count > most:
-            found, most = (name, mesh), count
+        if mesh.is_maximal or (found and not mesh.same_axes(found[0][1])):
+            return []
+        found.append((sharding, mesh))
     return found
 
 

@@ -16,10 +16,7 @@ def all_gather(op: Op, out: Emitter) -> Sequence[Value]:
     """One gather where one dimension is gathered, else one per dimension or one over a new leading dimension."""
     sharding = result_sharding(op)
     mesh = out.world.mesh(sharding)
-    axes = [dim.axes for dim in op.attributes["gathering_axes"].lists]
-    gathered = [dim for dim, listed in enumerate(axes) if listed]
-    if not gathered:
-        raise out.error("gathers along no axis", fix="run canonicalize, which removes it, before sdy-convert-global-to-local")
+    axes, gathered = _dims(op, out, "gathering_axes", "gathers")
     (value,) = op.operands
     if len(gathered) == 1 or out.world.options.per_dim_all_gather:
         for dim in reversed(gathered):
@@ -73,10 +70,7 @@ def reduce_scatter(op: Op, out: Emitter) -> Sequence[Value]:
     """One reduce-scatter where one dimension is cut, else an all-reduce and a slice, or one over a new leading dimension."""
     sharding = result_sharding(op)
     mesh = out.world.mesh(sharding)
-    axes = [dim.axes for dim in op.attributes["reduce_scatter_axes"].lists]
-    cut = [dim for dim, listed in enumerate(axes) if listed]
-    if not cut:
-        raise out.error("scatters along no axis", fix="run canonicalize, which removes it, before sdy-convert-global-to-local")
+    axes, cut = _dims(op, out, "reduce_scatter_axes", "scatters")
     (value,) = op.operands
     local = out.facts.results[0].local
     if len(cut) == 1:
@@ -101,6 +95,15 @@ def reduce_scatter(op: Op, out: Emitter) -> Sequence[Value]:
 def _scatter(out: Emitter, value: Value, dim: int, axes: Sequence[AxisRef], shape: Sequence[int]) -> Value:
     attributes = {"scatter_dimension": dim, **collective_attributes(out, axes, result_sharding(out.op))}
     return out.value("reduce_scatter", (value,), TensorType(tuple(shape), value.type.dtype), attributes, (_body(out, value),))
+
+
+def _dims(op: Op, out: Emitter, attribute: str, does: str) -> tuple[list[tuple[AxisRef, ...]], list[int]]:
+    """The axes of each dimension, and the dimensions that have any."""
+    axes = [dim.axes for dim in op.attributes[attribute].lists]
+    dims = [dim for dim, listed in enumerate(axes) if listed]
+    if not dims:
+        raise out.error(f"{does} along no axis", fix="run canonicalize, which removes it, before sdy-convert-global-to-local")
+    return axes, dims
 
 
 def result_sharding(op: Op) -> TensorSharding:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
 from shardy_py.ir import Op
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.passes.export.explicit_reshards.decision import Decision
+from shardy_py.passes.export.explicit_reshards.decision import Decision, matching_meshes
 from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, project, unproject
 
 _SLICE = "stablehlo.slice"
@@ -54,14 +54,7 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
     The last of those whose devices are in order, else the first.
     """
     found: tuple[str | Mesh, Mesh] | None = None
-    for sharding in shardings:
-        if sharding is None:
-            continue
-        mesh = sharding.mesh_in(meshes)
-        if mesh.is_empty:
-            continue
-        if mesh.is_maximal or (found is not None and not mesh.same_axes(found[1])):
-            return None
+    for sharding, mesh in matching_meshes(shardings, meshes):
         if found is None or not mesh.device_ids:
             found = sharding.mesh, mesh
     return found
