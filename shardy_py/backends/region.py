@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardy_py.frontends.transforms import abstract_argument, axes_bound, hoisted, shard_map_equation
 
@@ -37,11 +36,11 @@ def region(
         out_specs: How results lie.
     """
     sizes = {name: mesh.shape[name] for name in axes}
-    arguments = [abstract_argument(aval).update(shape=_part(aval, spec, sizes)) for aval, spec in zip(inputs, in_specs, strict=True)]
+    arguments = [abstract_argument(aval).update(shape=_part(aval, mesh, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         traced = jax.make_jaxpr(local, axis_env=list(sizes.items()))(*arguments)
     for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
-        assert aval.shape == _part(whole, spec, sizes), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
+        assert aval.shape == _part(whole, mesh, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
     consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]
     invars, outvars = [Var(aval) for aval in inputs], [Var(aval) for aval in outputs]
     with axes_bound(sizes):
@@ -50,7 +49,6 @@ def region(
     return ClosedJaxpr(Jaxpr(consts, invars, outvars, [eqn], eqn.effects, traced.jaxpr.debug_info), traced.consts)
 
 
-def _part(aval: Any, spec: PartitionSpec, sizes: dict[str, int]) -> tuple[int, ...]:
+def _part(aval: Any, mesh: AbstractMesh, spec: PartitionSpec) -> tuple[int, ...]:
     """The shape of a device's part."""
-    ways = [math.prod(sizes[name] for name in ((entry,) if isinstance(entry, str) else entry or ())) for entry in spec]
-    return (*(n // count for n, count in zip(aval.shape, ways)), *aval.shape[len(ways) :])
+    return NamedSharding(mesh, spec).shard_shape(aval.shape)

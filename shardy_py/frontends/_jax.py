@@ -146,9 +146,9 @@ def shard_map_equation(
     """The equation that `jax.shard_map(..., check_vma=False)` makes around a jaxpr of local arrays, whose types need not name a mesh."""
     like = _shard_map_example()
     given = {"jaxpr": jaxpr, "mesh": mesh, "in_specs": tuple(in_specs), "out_specs": tuple(out_specs), "check_vma": False}
-    (rest,) = like.params.keys() - given.keys()  # later called manual_axes
+    (manual,) = like.params.keys() - given.keys()
     effects = _core.filter_named_axis_effects(jaxpr.effects, axes)
-    return new_jaxpr_eqn(list(invars), list(outvars), like.primitive, {**given, rest: frozenset(axes)}, effects)
+    return new_jaxpr_eqn(list(invars), list(outvars), like.primitive, {**given, manual: frozenset(axes)}, effects)
 
 
 def axes_bound(sizes: Mapping[str, int]) -> AbstractContextManager[Any]:

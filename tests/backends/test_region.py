@@ -90,4 +90,9 @@ def test_types_inside_name_no_mesh() -> None:
 
 def test_results_of_another_shape_are_not_taken() -> None:
     with pytest.raises(AssertionError, match="a result is"):
-        made(mean, (8, 4), (P("x", "y"),), (((2, 2), P("x")), ((8, 4), P("x", "y"))))
+        made(mean, (8, 4), (P("x", "y"),), (((8, 2), P()), ((8, 4), P("x", "y"))))
+
+
+def test_arguments_that_axes_do_not_divide_are_not_taken() -> None:
+    with pytest.raises(ValueError, match="evenly divide"):
+        made(mean, (6, 4), (P("x", "y"),), (((2, 2), P()), ((6, 4), P("x", "y"))))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from shardy_py.backends.local import (
     annotations,
@@ -30,19 +29,9 @@ from shardy_py.backends.local import (
     sorting,
     windows,
 )
+from shardy_py.ir.tables import merge_tables
 
-
-def _joined(tables: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    joined: dict[str, Any] = {}
-    for table in tables:
-        for name, builder in table.items():
-            if name in joined:
-                raise ValueError(f"primitive '{name}' stands in two tables; remove one")
-            joined[name] = builder
-    return joined
-
-
-FORMS = _joined(
+FORMS = merge_tables(
     (
         argminmax.FORMS,
         convolution.FORMS,
@@ -65,7 +54,7 @@ FORMS = _joined(
 )
 """Primitive -> builder of its form."""
 
-HANDLERS = _joined((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, rolling.HANDLERS))
+HANDLERS = merge_tables((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, rolling.HANDLERS))
 """Primitive -> what runs it, for equations that hold jaxprs or speak of shardings."""
 
 _WHOLE: Mapping[str, str] = {
