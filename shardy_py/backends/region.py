@@ -36,11 +36,12 @@ def region(
         out_specs: How results lie.
     """
     sizes = {name: mesh.shape[name] for name in axes}
-    arguments = [abstract_argument(aval).update(shape=_part(aval, mesh, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
+    own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another
+    arguments = [abstract_argument(aval).update(shape=_part(aval, own, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         traced = jax.make_jaxpr(local, axis_env=list(sizes.items()))(*arguments)
     for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
-        assert aval.shape == _part(whole, mesh, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
+        assert aval.shape == _part(whole, own, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
     consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]
     invars, outvars = [Var(aval) for aval in inputs], [Var(aval) for aval in outputs]
     with axes_bound(sizes):
