@@ -222,8 +222,9 @@ class Choice:
     last: Walker
 
 
-STEPS = 300
-"""Equations to be looked at for improving a choice afterwards."""
+STEPS = 100
+"""Equations to be looked at for improving a choice afterwards: with 100 small programs send up to two thirds less than with none. 300 would
+spare 0.01 % more of what a set of small programs sends, and cost 1 % of the time to compile one."""
 
 PASSES = 3
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""

@@ -21,7 +21,7 @@ def cell_name(file: str) -> str:
         >>> cell_name("/home/me/train.py")
         '/home/me/train.py'
     """
-    if _CELL.fullmatch(file) is None or "IPython" not in sys.modules:
+    if "IPython" not in sys.modules or _CELL.fullmatch(file) is None:
         return file
     shell = sys.modules["IPython"].get_ipython()
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)

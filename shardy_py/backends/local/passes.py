@@ -26,8 +26,8 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of the region.
         sizes: Its axes.
     """
-    tidy = tidied(unrolled(jaxpr, sizes))
-    jaxpr = without_idle_carries(transposed_products(tidy), sizes)
+    tidy = transposed_products(tidied(unrolled(jaxpr, sizes)))
+    jaxpr = without_idle_carries(tidy, sizes)
     jaxpr = jaxpr if jaxpr is tidy else tidied(jaxpr)
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
     return combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)

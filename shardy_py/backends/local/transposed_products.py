@@ -17,8 +17,6 @@ from shardy_py.backends.local.tidy import Rewritten, everywhere, rewrite
 def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr, in bodies too, with `transpose(dot_general(a, b))` as `dot_general(b, a)` wherever that is the same.
 
-    The products that it stood behind are left as dead code.
-
     Args:
         jaxpr: The jaxpr of a region.
     """
@@ -29,6 +27,7 @@ def _swapped(jaxpr: Jaxpr) -> Jaxpr:
     uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal))
     uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
     products: dict[Any, JaxprEqn] = {}
+    gone: set[int] = set()
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
         if eqn.primitive.name == "dot_general":
@@ -46,10 +45,12 @@ def _swapped(jaxpr: Jaxpr) -> Jaxpr:
             "dimension_numbers": (contracting[::-1], batch[::-1]),
             "precision": precision[::-1] if isinstance(precision, tuple) else precision,
         }
+        gone.add(id(product))
         out = Var(eqn.outvars[0].aval)
         return [product.replace(invars=product.invars[::-1], outvars=[out], params=params)], [out]
 
-    return rewrite(jaxpr, replace)
+    made = rewrite(jaxpr, replace)
+    return made if made is jaxpr else made.replace(eqns=[eqn for eqn in made.eqns if id(eqn) not in gone])
 
 
 def _is_swap(product: JaxprEqn, permutation: tuple[int, ...]) -> bool:

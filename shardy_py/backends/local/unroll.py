@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax import lax
-from jax.core import eval_jaxpr
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.source_info_util import new_name_stack
 
-from shardy_py.backends.local.tidy import Rewritten, everywhere, retraced, rewrite
+from shardy_py.backends.local.tidy import Atom, Rewritten, as_body, copied, everywhere, part, retraced, rewrite
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.loops import scan_counts
 
@@ -39,32 +39,95 @@ def _unrolled(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     if body.constvars or not length or (unroll == 1 and trips):
         return None
     n_consts, n_carry = scan_counts(eqn)
-    first_rest = 0 if reverse else trips * unroll
-    first_main = rest if reverse else 0
+    consts, carry, stacked = _divided(eqn.invars, n_consts, n_carry)
+    eqns: list[JaxprEqn] = []
+    parts: list[list[Atom]] = []
+    if trips:
+        start, stop = (rest, length) if reverse else (0, length - rest)
+        cut, blocks = retraced(lambda *xs: [_blocks(lax.slice_in_dim(x, start, stop), trips) for x in xs], eqn, sizes, stacked)
+        loop = _loop(eqn, trips, [*consts, *carry, *blocks], sizes)
+        carry = list(loop.outvars[:n_carry])
+        eqns += [*cut, loop]
+        parts.append(list(loop.outvars[n_carry:]))
+    if rest:
+        made, carry, ys = _copies(eqn, range(rest) if reverse else range(length - rest, length), consts, carry, stacked, sizes)
+        eqns += made
+        parts.insert(0 if reverse else 1, ys)
+    if not trips:
+        return eqns, [*carry, *parts[0]]
+    looped = len(parts) - 1 if reverse else 0
+    joined, ys = _joined(eqn, parts, sizes, lambda y, i: lax.reshape(y, (trips * unroll, *y.shape[2:])) if i == looped else y)
+    return [*eqns, *joined], [*carry, *ys]
 
-    def run(*operands: Any) -> list[Any]:
-        consts, carry, stacked = operands[:n_consts], list(operands[n_consts : n_consts + n_carry]), operands[n_consts + n_carry :]
 
-        def copies(count: int, state: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            made: list[list[Any]] = []
-            state = list(state)
-            for i in reversed(range(count)) if reverse else range(count):
-                results = eval_jaxpr(body, (), *consts, *state, *(lax.index_in_dim(x, i, keepdims=False) for x in slices))
-                state = results[:n_carry]
-                made.append(results[n_carry:])
-            if reverse:
-                made.reverse()
-            return state, [lax.concatenate([lax.expand_dims(y, (0,)) for y in ys], 0) for ys in zip(*made)]
+def _divided(values: Sequence[Atom], n_consts: int, n_carry: int) -> tuple[list[Atom], list[Atom], list[Atom]]:
+    """Constants, carries and what is scanned."""
+    return list(values[:n_consts]), list(values[n_consts : n_consts + n_carry]), list(values[n_consts + n_carry :])
 
-        parts: list[list[Any]] = []
-        if trips:
-            main = [lax.slice_in_dim(x, first_main, first_main + trips * unroll) for x in stacked]
-            blocks = [lax.reshape(x, (trips, unroll, *x.shape[1:])) for x in main]
-            carry, ys = lax.scan(lambda state, slices: copies(unroll, state, slices), carry, blocks, length=trips, reverse=reverse)
-            parts.append([lax.reshape(y, (trips * unroll, *y.shape[2:])) for y in ys])
-        if rest:
-            carry, ys = copies(rest, carry, [lax.slice_in_dim(x, first_rest, first_rest + rest) for x in stacked])
-            parts.insert(0 if reverse else 1, ys)
-        return [*carry, *(lax.concatenate(pieces, 0) for pieces in zip(*parts))]
 
-    return retraced(run, eqn, sizes)
+def _blocks(x: Any, count: int) -> Any:
+    return lax.reshape(x, (count, x.shape[0] // count, *x.shape[1:]))
+
+
+def _loop(eqn: JaxprEqn, trips: int, operands: Sequence[Atom], sizes: Mapping[str, int]) -> JaxprEqn:
+    """The scan over blocks of slices, each trip of which is as many trips of a scan as a block has slices.
+
+    Args:
+        eqn: The scan.
+        trips: How many blocks there are.
+        operands: Its operands, with blocks in place of what is scanned.
+        sizes: The axes of the region.
+    """
+    n_consts, n_carry = scan_counts(eqn)
+    count, body = eqn.params["unroll"], open_jaxpr(eqn.params["jaxpr"])
+    arguments: list[Any] = [Var(v.aval) for v in body.invars[: n_consts + n_carry]]
+    arguments += [Var(block.aval.update(shape=block.aval.shape[1:])) for block in operands[n_consts + n_carry :]]
+    inside = eqn.replace(source_info=eqn.source_info.replace(name_stack=new_name_stack()))
+    eqns, carry, ys = _copies(inside, range(count), *_divided(arguments, n_consts, n_carry), sizes)
+    jaxpr = as_body(part(body, eqns, arguments, [*carry, *ys]), eqn.params["jaxpr"])
+    types: list[Any] = [v.aval for v in eqn.outvars]
+    types[n_carry:] = [aval.update(shape=(trips, count, *aval.shape[1:])) for aval in types[n_carry:]]
+    params = {**eqn.params, "jaxpr": jaxpr, "length": trips, "unroll": 1}
+    return eqn.replace(invars=list(operands), outvars=list(map(Var, types)), params=params)
+
+
+def _copies(
+    eqn: JaxprEqn, trips: range, consts: Sequence[Atom], carry: Sequence[Atom], stacked: Sequence[Atom], sizes: Mapping[str, int]
+) -> tuple[list[JaxprEqn], list[Atom], list[Atom]]:
+    """Some trips of a scan written out: the equations, the last carry, and what is stacked of them.
+
+    Args:
+        eqn: The scan.
+        trips: Which trips.
+        consts: Its constants.
+        carry: What the first of them starts from.
+        stacked: What slices are taken of.
+        sizes: The axes of the region.
+    """
+    body, n_carry = open_jaxpr(eqn.params["jaxpr"]), len(carry)
+    eqns, slices = retraced(lambda *xs: [lax.index_in_dim(x, i, keepdims=False) for i in trips for x in xs], eqn, sizes, stacked)
+    made: list[list[Atom]] = [[] for _ in trips]
+    for i in reversed(range(len(trips))) if eqn.params["reverse"] else range(len(trips)):
+        here = slices[i * len(stacked) : (i + 1) * len(stacked)]
+        new, results = copied(body, eqn, [*consts, *carry, *here])
+        eqns += new
+        carry, made[i] = results[:n_carry], results[n_carry:]
+    joined, ys = _joined(eqn, made, sizes, lambda y, _: lax.expand_dims(y, (0,)))
+    return [*eqns, *joined], list(carry), ys
+
+
+def _joined(eqn: JaxprEqn, rows: Sequence[Sequence[Atom]], sizes: Mapping[str, int], shaped: Callable[[Any, int], Any]) -> Rewritten:
+    """The columns of rows of values: those in a column behind each other, once they are shaped.
+
+    Args:
+        eqn: The scan.
+        rows: As many values in each.
+        sizes: The axes of the region.
+        shaped: Given a value and the number of its row.
+    """
+    count = len(rows[0])
+
+    def run(*xs: Any) -> list[Any]:
+        return [lax.concatenate([shaped(x, i) for i, x in enumerate(xs[k::count])], 0) for k in range(count)]
+
+    return retraced(run, eqn, sizes, [x for row in rows for x in row]) if count else ([], [])
