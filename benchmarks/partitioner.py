@@ -47,7 +47,7 @@ PROGRAMS = flags.DEFINE_string("programs", "", "A file with PROGS, a dict of nam
 SEEDS = flags.DEFINE_integer("seeds", 2, "Sets of annotations drawn for each of these programs.", lower_bound=1)
 ONLY = flags.DEFINE_string("only", "", "Take programs whose name has this in it.")
 WAYS = flags.DEFINE_list("ways", "jit,ours,shard_map", "What to compare; the first is what the others are measured against.")
-ROUNDS = flags.DEFINE_integer("rounds", 2, "How often each is compiled; times are means. Who goes first takes turns.", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 2, "How often each is compiled; times are medians. Who goes first takes turns.", lower_bound=1)
 BLOCKS = flags.DEFINE_integer("blocks", 5, "Blocks of steps that are timed; 0 to compile only.", lower_bound=0)
 STEPS = flags.DEFINE_integer("block_steps", 3, "Steps in a block.", lower_bound=1)
 COLLECTIVES = flags.DEFINE_bool("collectives", False, "List the collectives of each compiled program.")
@@ -114,12 +114,12 @@ def make_all(ways: Sequence[str], program: programs.Program, turn: int) -> dict[
                 rounds[way].append(make(way, program))
             except Exception as error:
                 print(f"  {program.name}: {way} failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}", flush=True)
-    return {way: mean(made) for way, made in rounds.items() if made}
+    return {way: typical(made) for way, made in rounds.items() if made}
 
 
-def mean(made: Sequence[Made]) -> Made:
-    """The last of several that are alike, with the means of their times."""
-    times = {name: statistics.mean(getattr(one, name) for one in made) for name in ("compiling", "xla", "cpu", "planning")}
+def typical(made: Sequence[Made]) -> Made:
+    """The last of several that are alike, with the medians of their times."""
+    times = {name: statistics.median(getattr(one, name) for one in made) for name in ("compiling", "xla", "cpu", "planning")}
     return dataclasses.replace(made[-1], **times)
 
 

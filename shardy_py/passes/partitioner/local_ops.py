@@ -1,13 +1,12 @@
-"""StableHLO ops that the partitioner inserts, and changes to attributes of ops that are there."""
+"""StableHLO ops that the partitioner inserts; each stands where another op is written."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, TensorType, Value
-from shardy_py.ir.attribute_text import KEPT, AttributeText, constant_text
+from shardy_py.ir.attribute_text import AttributeText, constant_text
 from shardy_py.ir.type_text import type_text
 
 Ints = tuple[int, ...]
@@ -27,8 +26,12 @@ def tensor_type(value: Value) -> TensorType:
 def constant(number: int, dtype: str, like: Op) -> Op:
     """A scalar constant."""
     type_ = TensorType((), dtype)
-    value = AttributeText(f"{constant_text(number, type_)} : {type_text(type_)}")
-    return Op("stablehlo.constant", (), (type_,), {"value": value}, location=like.location)
+    return dense(constant_text(number, type_), type_, like)
+
+
+def dense(text: str, type_: TensorType, like: Op) -> Op:
+    """A constant; `text` is `dense<...>`."""
+    return _made("stablehlo.constant", (), type_, {"value": AttributeText(f"{text} : {type_text(type_)}")}, like, None)
 
 
 def pad(value: Value, filler: Value, low: Ints, high: Ints, like: Op, sharding: TensorSharding | None, interior: Ints = ()) -> Op:
@@ -69,14 +72,19 @@ def below(type_: TensorType, dim: int, size: int, like: Op) -> list[Op]:
     indices = _made("stablehlo.iota", (), TensorType(type_.shape, "int32"), {"iota_dimension": dim}, like, None)
     limit = constant(size, "int32", like)
     limits = broadcast(limit.result, type_.shape, like)
-    attributes = {"comparison_direction": AttributeText("#stablehlo<comparison_direction LT>")}
-    compared = _made("stablehlo.compare", (indices.result, limits.result), TensorType(type_.shape, "bool"), attributes, like, None)
-    return [indices, limit, limits, compared]
+    return [indices, limit, limits, compare("LT", indices.result, limits.result, like)]
 
 
-def broadcast(scalar: Value, shape: Ints, like: Op) -> Op:
-    """`stablehlo.broadcast_in_dim` of a scalar."""
-    return _made("stablehlo.broadcast_in_dim", (scalar,), resized(tensor_type(scalar), shape), {"broadcast_dimensions": ()}, like, None)
+def compare(direction: str, left: Value, right: Value, like: Op) -> Op:
+    """`stablehlo.compare`; `direction` is EQ, GE, LE, ..."""
+    attributes = {"comparison_direction": AttributeText(f"#stablehlo<comparison_direction {direction}>")}
+    return _made("stablehlo.compare", (left, right), TensorType(tensor_type(left).shape, "bool"), attributes, like, None)
+
+
+def broadcast(value: Value, shape: Sequence[int], like: Op, dims: Sequence[int] = ()) -> Op:
+    """`stablehlo.broadcast_in_dim`."""
+    attributes = {"broadcast_dimensions": tuple(dims)}
+    return _made("stablehlo.broadcast_in_dim", (value,), resized(tensor_type(value), shape), attributes, like, None)
 
 
 def elementwise(name: str, operands: Sequence[Value], type_: TensorType, like: Op) -> Op:
@@ -84,22 +92,10 @@ def elementwise(name: str, operands: Sequence[Value], type_: TensorType, like: O
     return _made(f"stablehlo.{name}", operands, type_, {}, like, None)
 
 
-def set_arrays(op: Op, arrays: Mapping[str, Ints]) -> None:
-    """Changes attributes of an op that are arrays of integers, also in the text that it was read from."""
-    attributes = {**op.attributes, **arrays}
-    if KEPT in attributes:
-        text = str(attributes[KEPT])
-        for name, values in arrays.items():
-            array = f"array<i64: {', '.join(map(str, values))}>" if values else "array<i64>"
-            text = re.sub(rf"\b{name} = array<i64[^>]*>", f"{name} = {array}", text, count=1)
-        attributes[KEPT] = AttributeText(text)
-    op.attributes = attributes
-
-
 def place(program: Program, op: Op) -> str:
-    """Where an op was written and what it is, for an error."""
+    """The op for an error: its name and its place in the source, where that is known."""
     location = program.locate(op.location)
-    return f"'{op.name}'" if location is None else f"{location.place}, '{op.name}'"
+    return f"'{op.name}'" if location is None else f"'{op.name}' at {location.place}"
 
 
 def _made(

@@ -6,9 +6,10 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program
 from shardy_py.passes.partitioner.convert_global_to_local.completion import complete
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
-from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal, where
+from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal
 from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
+from shardy_py.passes.partitioner.local_ops import place
 from shardy_py.rules.traits import is_elementwise
 
 NAME = "sdy-convert-global-to-local"
@@ -120,7 +121,7 @@ def _check_returned(function: Function, world: World) -> None:
         if value.type != type_:
             raise ShardyError(
                 f"result {i} of function '{function.name}' is cut along other axes than the value that is returned",
-                where=where(world, function.body.ops[-1]),
+                where=place(world.program, function.body.ops[-1]),
                 why=f"their parts are {type_} and {value.type}",
                 fix=FULL_RESHARDS,
             )

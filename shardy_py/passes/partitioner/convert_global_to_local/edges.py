@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, TensorType, Value
+from shardy_py.passes.partitioner.attributes import with_arrays
 from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
-from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, array_text, with_kept
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Tensor
 from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 
@@ -103,8 +104,7 @@ def dynamic_slice(op: Op, out: Emitter) -> Sequence[Value]:
     for dim in range(source.rank):
         if source.axes(dim) and source.type.shape[dim] != result.type.shape[dim]:
             raise _not_whole(out, dim)
-    sizes = result.local.shape
-    return out.again(with_kept(op.attributes, {"slice_sizes": array_text(sizes)}, {"slice_sizes": sizes})).results
+    return out.again(with_arrays(op.attributes, {"slice_sizes": result.local.shape})).results
 
 
 def dynamic_update_slice(op: Op, out: Emitter) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Op, TensorType, Type, Value
-from shardy_py.ir.attribute_text import KEPT, AttributeText
-from shardy_py.ir.type_text import type_text
+from shardy_py.passes.partitioner import local_ops
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Facts, World, illegal
 
 I64 = TensorType((), "int64")
@@ -33,6 +32,11 @@ class Emitter:
     def error(self, what: str, *, why: str | None = None, fix: str | None = None) -> ShardyError:
         """The error that says that the op has no local form."""
         return illegal(self.world, self.op, what, why=why, fix=fix)
+
+    def add(self, made: Op) -> Value:
+        """Adds an op with one result and returns that."""
+        self.ops.append(made)
+        return made.result
 
     def make(
         self,
@@ -70,7 +74,7 @@ class Emitter:
 
     def constant(self, text: str, type_: TensorType) -> Value:
         """Adds a constant: `text` is what stands in `dense<...>`."""
-        return self.value("constant", (), type_, {"value": AttributeText(f"dense<{text}> : {type_text(type_)}")})
+        return self.add(local_ops.dense(f"dense<{text}>", type_, self.op))
 
     def integer(self, value: int, shape: tuple[int, ...] = (), dtype: str = "int64") -> Value:
         """Adds a constant all of whose elements are one integer."""
@@ -91,7 +95,7 @@ class Emitter:
 
     def broadcast(self, value: Value, shape: Sequence[int], dims: Sequence[int] = ()) -> Value:
         """Adds a `broadcast_in_dim`."""
-        return self.value("broadcast_in_dim", (value,), TensorType(tuple(shape), value.type.dtype), {"broadcast_dimensions": tuple(dims)})
+        return self.add(local_ops.broadcast(value, shape, self.op, dims))
 
     def convert(self, value: Value, dtype: str) -> Value:
         """Adds a conversion, also to the type that the value has already."""
@@ -103,8 +107,7 @@ class Emitter:
 
     def compare(self, direction: str, left: Value, right: Value) -> Value:
         """Adds a comparison; `direction` is EQ, GE, LE, ..."""
-        attributes = {"comparison_direction": AttributeText(f"#stablehlo<comparison_direction {direction}>")}
-        return self.value("compare", (left, right), TensorType(left.type.shape, "bool"), attributes)
+        return self.add(local_ops.compare(direction, left, right, self.op))
 
 
 Conversion = Callable[[Op, Emitter], "Sequence[Value] | None"]
@@ -118,47 +121,3 @@ def scalar_body(name: str, dtype: str) -> Block:
     made = block.append(Op(f"stablehlo.{name}", block.arguments, (scalar,)))
     block.append(Op("stablehlo.return", made.results, ()))
     return block
-
-
-def with_kept(attributes: Mapping[str, Any], texts: Mapping[str, str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Attributes of an op in which some have other values.
-
-    Args:
-        attributes: Of the op; where it was read from MLIR, they hold the text of all that MLIR knows.
-        texts: Name in MLIR -> text; entries that are not there yet are added.
-        values: Name in the program -> value.
-    """
-    changed = {**attributes, **(values or {})}
-    kept = attributes.get(KEPT)
-    if kept is not None:
-        entries = dict(_entries(kept[1:-1]))
-        entries.update(texts)
-        changed[KEPT] = AttributeText(f"{{{', '.join(f'{name} = {text}' for name, text in entries.items())}}}")
-    return changed
-
-
-def array_text(values: Sequence[int]) -> str:
-    """`array<i64: 1, 2>`."""
-    return f"array<i64: {', '.join(map(str, values))}>" if values else "array<i64>"
-
-
-def _entries(text: str) -> list[tuple[str, str]]:
-    """Splits `a = 1, b = [2, 3]` at the commas outside of brackets and strings."""
-    found: list[str] = []
-    depth = start = 0
-    quoted = False
-    for i, char in enumerate(text):
-        if char == '"' and text[i - 1 : i] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif char in "<({[":
-            depth += 1
-        elif char in ")}]" or (char == ">" and text[i - 1 : i] != "-"):
-            depth -= 1
-        elif char == "," and depth == 0:
-            found.append(text[start:i])
-            start = i + 1
-    found.append(text[start:])
-    pairs = [entry.strip().partition(" = ") for entry in found if entry.strip()]
-    return [(name, value or "unit") for name, _, value in pairs]

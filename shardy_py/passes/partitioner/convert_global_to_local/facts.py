@@ -10,6 +10,7 @@ from shardy_py.errors import DialectError, ShardyError
 from shardy_py.ir import Op, Program, TensorType, Type, Value
 from shardy_py.ir.attribute_text import KEPT
 from shardy_py.passes.dataflow import get_sharding
+from shardy_py.passes.partitioner.local_ops import place
 
 _HANDLE = re.compile(r"#stablehlo\.channel_handle<handle = (\d+)")
 
@@ -130,17 +131,11 @@ class World:
         return self._last_channel
 
 
-def where(world: World, op: Op) -> str:
-    """The op for an error: its name and its place in the source, where that is known."""
-    location = world.program.locate(op.location)
-    return f"'{op.name}'" if location is None else f"'{op.name}' at {location.place}"
-
-
 def illegal(world: World, op: Op, what: str, *, why: str | None = None, fix: str | None = None) -> ShardyError:
     """The error for an op that has no local form."""
     return ShardyError(
         f"'{op.name}' op {what}",
-        where=where(world, op),
+        where=place(world.program, op),
         why=why,
         fix=fix,
         notes=(f"failed to legalize operation '{op.name}' that was explicitly marked illegal",),

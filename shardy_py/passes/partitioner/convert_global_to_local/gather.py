@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from shardy_py.ir import Block, Op, TensorType, Value
 from shardy_py.ir.attribute_text import KEPT, AttributeText
-from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, array_text, scalar_body, with_kept
+from shardy_py.passes.partitioner.attributes import with_arrays, with_kept
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, scalar_body
 from shardy_py.passes.partitioner.convert_global_to_local.offsets import part_offset, spread
 from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS, check_summed
 
@@ -46,10 +47,9 @@ def gather(op: Op, out: Emitter) -> Sequence[Value] | None:
         if dim not in attributes["start_index_map"]:
             first = out.compare("EQ", part_offset(out, operand, dim), out.integer(0))
             mask = first if mask is None else _and(out, mask, first)
-    texts = {"slice_sizes": array_text(sizes)}
+    changed = with_arrays(attributes, {"slice_sizes": sizes})
     if "indices_are_sorted = " not in attributes.get(KEPT, ""):
-        texts["indices_are_sorted"] = "false"
-    changed = with_kept(attributes, texts, {"slice_sizes": tuple(sizes)})
+        changed = with_kept(changed, {"indices_are_sorted": "false"})
     made = out.again(changed, (op.operands[0], indices)).result
     return (made,) if mask is None else (_masked(out, made, mask),)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from shardy_py.dialect import AxisRef
 from shardy_py.ir import Op, Value
 from shardy_py.ir.attribute_text import KEPT
-from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, with_kept
+from shardy_py.passes.partitioner.attributes import with_kept
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Tensor
 from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS, check_summed
 

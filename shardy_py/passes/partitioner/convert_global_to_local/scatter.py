@@ -10,8 +10,9 @@ import ml_dtypes
 from shardy_py.dialect import AxisRef
 from shardy_py.ir import Op, TensorType, Value, element_bits
 from shardy_py.ir.attribute_text import KEPT
+from shardy_py.passes.partitioner.attributes import with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
-from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, with_kept
+from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.gather import zero_text
 from shardy_py.passes.partitioner.convert_global_to_local.groups import flat
 from shardy_py.passes.partitioner.convert_global_to_local.offsets import part_offset, spread

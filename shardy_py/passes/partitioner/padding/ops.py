@@ -11,6 +11,7 @@ from shardy_py.ir import Op, TensorType, Value
 from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.ir.type_text import type_text
 from shardy_py.passes.partitioner import local_ops
+from shardy_py.passes.partitioner.attributes import set_arrays
 from shardy_py.passes.partitioner.padding.padder import Conversion, Padder
 from shardy_py.rules import rule_for
 
@@ -104,7 +105,7 @@ def sized(padder: Padder, op: Op) -> None:
     before, after = padder.before(op.operands[0]), op.operands[0].type.shape
     taken = tuple(new if size == old else size for size, old, new in zip(sizes, before, after, strict=True))
     if taken != sizes:
-        local_ops.set_arrays(op, {"slice_sizes": taken})
+        set_arrays(op, {"slice_sizes": taken})
     generic(padder, op)
 
 

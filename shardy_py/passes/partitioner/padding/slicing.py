@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.passes.partitioner import local_ops
+from shardy_py.passes.partitioner.attributes import set_arrays
 from shardy_py.passes.partitioner.local_ops import Ints
 from shardy_py.passes.partitioner.padding.padder import Conversion, Padder
 
@@ -17,7 +17,7 @@ def slice_(padder: Padder, op: Op) -> None:
     shapes = (padder.before(result), result.type.shape)
     limits = slice_bounds(padder, op, get_sharding(operand), operand.type.shape, shapes, bounds)
     if limits != bounds[1]:
-        local_ops.set_arrays(op, {"limit_indices": limits})
+        set_arrays(op, {"limit_indices": limits})
     padder.made.append(op)
 
 
@@ -75,7 +75,7 @@ def pad(padder: Padder, op: Op) -> None:
         ]
         if seen:
             op.set_operand(0, padder.mask(operand, seen, op, filler))
-        local_ops.set_arrays(op, {"edge_padding_high": wanted})
+        set_arrays(op, {"edge_padding_high": wanted})
     padder.made.append(op)
 
 
