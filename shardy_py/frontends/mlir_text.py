@@ -13,8 +13,8 @@ from typing import Any
 
 from shardy_py.frontends._jax import ir
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
-from shardy_py.frontends.mlir_entries import attribute_text, split_entries
-from shardy_py.ir.attribute_text import AttributeText
+from shardy_py.frontends.mlir_entries import attribute_text
+from shardy_py.ir.attribute_text import AttributeText, split_entries
 
 PROPERTIES = "mlir.properties"
 """Name under which an op of an unknown dialect keeps the text of its properties."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cmath
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -78,6 +78,35 @@ def dictionary_text(attributes: Mapping[str, Any]) -> str:
 def entries_text(entries: Iterable[tuple[str, str]]) -> str:
     """As `dictionary_text`, of values that are texts already."""
     return f"{{{', '.join(f'{name if _BARE.match(name) else _quoted(name)} = {value}' for name, value in sorted(entries))}}}"
+
+
+def split_entries(text: str) -> Iterator[str]:
+    """Splits at commas outside of brackets and strings, up to the first bracket that closes what is open around the text.
+
+    Example:
+        >>> list(split_entries('array<i64: 1, 2>, "a,b" }>'))
+        ['array<i64: 1, 2>', '"a,b"']
+    """
+    depth = start = 0
+    for token in _TOKEN.finditer(text):
+        found = token[0]
+        if found in _OPEN:
+            depth += 1
+        elif found in _CLOSE:
+            depth -= 1
+            if depth < 0:
+                yield text[start : token.start()].strip()
+                return
+        elif found == "," and depth == 0:
+            yield text[start : token.start()].strip()
+            start = token.end()
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[<>(){}\[\],]')
+_OPEN = frozenset("<({[")
+_CLOSE = frozenset(">)}]")
 
 
 def constant_text(value: Any, type_: Type) -> str:

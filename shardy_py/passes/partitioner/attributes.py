@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardy_py.ir import Op
-from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.ir.attribute_text import KEPT, AttributeText, split_entries
 
 
 def set_arrays(op: Op, arrays: Mapping[str, Sequence[int]]) -> None:
@@ -31,29 +31,6 @@ def with_kept(attributes: Mapping[str, Any], texts: Mapping[str, str], values: M
     changed = {**attributes, **(values or {})}
     kept = attributes.get(KEPT)
     if kept is not None:
-        entries = dict(_entries(kept[1:-1]))
-        entries.update(texts)
-        changed[KEPT] = AttributeText(f"{{{', '.join(f'{name} = {text}' for name, text in entries.items())}}}")
+        entries = {name: text or "unit" for name, _, text in (entry.partition(" = ") for entry in split_entries(kept[1:-1]))}
+        changed[KEPT] = AttributeText(f"{{{', '.join(f'{name} = {text}' for name, text in {**entries, **texts}.items())}}}")
     return changed
-
-
-def _entries(text: str) -> list[tuple[str, str]]:
-    """Splits `a = 1, b = [2, 3]` at the commas outside of brackets and strings."""
-    found: list[str] = []
-    depth = start = 0
-    quoted = False
-    for i, char in enumerate(text):
-        if char == '"' and text[i - 1 : i] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif char in "<({[":
-            depth += 1
-        elif char in ")}]" or (char == ">" and text[i - 1 : i] != "-"):
-            depth -= 1
-        elif char == "," and depth == 0:
-            found.append(text[start:i])
-            start = i + 1
-    found.append(text[start:])
-    pairs = [entry.strip().partition(" = ") for entry in found if entry.strip()]
-    return [(name, value or "unit") for name, _, value in pairs]
