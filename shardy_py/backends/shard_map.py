@@ -257,6 +257,8 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
             if not walker.region.spent or (before is not None and before.region.cost == walker.region.cost):
                 break
             before = walker
+        if best is not None and not best.last.region.spent:
+            break
     assert best is not None
     return _improved_choice(best, walk, STEPS // max(sum(map(len, best.last.made.values())), 1))
 

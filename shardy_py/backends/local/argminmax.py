@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local.emit import gathered
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, make_rule
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, line, make_rule, positions
+
+Pair = tuple[Any, Any]
+"""A value and where it stands."""
 
 
 def argminmax(equation: Equation) -> Form | None:
@@ -22,8 +28,8 @@ def argminmax(equation: Equation) -> Form | None:
     rank = range(len(shape))
     kept = [d for d in rank if d != axis]
     rule = make_rule(shape, [rank], [kept], permutation=[axis])
-    fills = dtype.kind in "biuf" or dtype == jnp.bfloat16
-    fill = identity_fill("max" if equation.name == "argmax" else "min", dtype) if fills else None
+    better = _larger if equation.name == "argmax" else _smaller
+    worst = _worst("max" if equation.name == "argmax" else "min", dtype)
 
     def moved(ways: Sequence[int]) -> int:
         return (ways[axis] - 1) * math.prod(-(-shape[d] // ways[d]) for d in kept) * (dtype.itemsize + index.itemsize)
@@ -33,17 +39,33 @@ def argminmax(equation: Equation) -> Form | None:
         names = local.names(axis)
         if not names:
             return local.bind(x)
-        if fills:
-            x = local.mask(x, axis, axis, fill)
-        (at,) = local.bind(x)
-        spread = jnp.expand_dims(at, axis)
-        value = jnp.take_along_axis(x, spread, axis, mode="promise_in_bounds")
-        spread = spread + (local.index(axis) * local.block(axis)).astype(index)
-        values, places = (gathered(part, names, axis, local.platform) for part in (value, spread))
-        (first,) = local.bind(values)
-        return [jnp.squeeze(jnp.take_along_axis(places, jnp.expand_dims(first, axis), axis, mode="promise_in_bounds"), axis)]
+        x = local.mask(x, axis, axis, worst)
+        place = positions(x.shape, axis, line(local.index(axis), local.block(axis)), index)
+        start = np.array(worst, dtype), np.array(0, index)
+        best = lax.reduce((x, place), start, better, (axis,))
+        best = tuple([gathered(lax.expand_dims(part, (0,)), names, 0, local.platform) for part in best])
+        return [lax.reduce(best, start, better, (0,))[1]]
 
-    return Form(rule, run, uneven=frozenset(rank) if fills else frozenset(kept), moved=moved)
+    return Form(rule, run, uneven=frozenset(rank), moved=moved)
+
+
+def _worst(combine: str, dtype: Any) -> Any:
+    """What no element is worse than."""
+    infinite = dtype.kind in "biuf" or not np.isnan(np.array(np.inf, dtype))
+    return identity_fill(combine, dtype) if infinite else getattr(jnp.finfo(dtype), "min" if combine == "max" else "max")
+
+
+def _better(precedes: Callable[[Any, Any], Any]) -> Callable[[Pair, Pair], Pair]:
+    def better(a: Pair, b: Pair) -> Pair:
+        wins = lax.bitwise_or(precedes(a[0], b[0]), lax.ne(a[0], a[0]))
+        first = lax.bitwise_and(lax.eq(a[0], b[0]), lax.lt(a[1], b[1]))
+        return lax.select(wins, a[0], b[0]), lax.select(lax.bitwise_or(wins, first), a[1], b[1])
+
+    return better
+
+
+_larger, _smaller = _better(lax.gt), _better(lax.lt)
+"""The better of two, as JAX has it: NaN before anything else, and the one that stands first of equals."""
 
 
 FORMS: dict[str, Builder] = {"argmax": argminmax, "argmin": argminmax}

@@ -32,11 +32,11 @@ def dynamic_slice(equation: Equation) -> Form | None:
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         x, *starts = arrays
-        at = [_clamped(starts[d], shape[d] - out[d]) if d in cuts else 0 for d in rank]
         lengths = [out[d] if d in cuts else x.shape[d] for d in rank]
         split = [d for d in cuts if local.names(d)]
         if not split:
-            return [lax.dynamic_slice(x, at, lengths, allow_negative_indices=False)]
+            return local.bind(*arrays, slice_sizes=tuple(lengths))
+        at = [_clamped(starts[d], shape[d] - out[d]) if d in cuts else 0 for d in rank]
         begins = list(at)
         shifts: dict[int, Array] = {}
         for d in split:
@@ -72,10 +72,10 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         x, new, *starts = arrays
-        at = [_clamped(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
         split = [d for d in cuts if local.names(d)]
         if not split:
-            return [lax.dynamic_update_slice(x, new, at, allow_negative_indices=False)]
+            return local.bind(*arrays)
+        at = [_clamped(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
         begins, lengths = list(at), list(new.shape)
         shifts: dict[int, Array] = {}
         for d in split:

@@ -80,20 +80,20 @@ def gather(equation: Equation) -> Form | None:
         bounds = [shape[d] - sizes[d] for d in numbers.start_index_map]
         valid = _inside(i, bounds) if fills else None
         i = _wide(_clamped(i, bounds))
-        owned: Array = lax.full(i.shape[:-1], True)
+        owned: list[Array] = []
         columns = []
         for at, d in enumerate(numbers.start_index_map):
             column = lax.index_in_dim(i, at, -1, keepdims=False)
             if d in cut:
                 column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
-                owned = lax.bitwise_and(owned, _lies_in(column, local.block(cut[d])))
+                owned.append(_lies_in(column, local.block(cut[d])))
             columns.append(column)
         i = _side_by_side(columns)
         clip = lax.GatherScatterMode.CLIP
         (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
         nothing = lax.full(y.shape, _zero(y.dtype), y.dtype)
         spread = functools.partial(lax.broadcast_in_dim, shape=y.shape, broadcast_dimensions=batch_out)
-        y = lax.select(spread(owned), y, nothing)
+        y = lax.select(spread(functools.reduce(lax.bitwise_and, owned)), y, nothing)
         if valid is None:
             return [y]
         fill = lax.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
@@ -152,7 +152,9 @@ def _at_least(indices: Array, least: int) -> Array:
 
 
 def _lies_in(indices: Array, length: int) -> Array:
-    return lax.bitwise_and(_at_least(indices, 0), lax.lt(indices, indices.dtype.type(length)))
+    """Which indices lie between zero and a length; without a sign, those below zero lie beyond it."""
+    unsigned = lax.convert_element_type(indices, f"uint{8 * indices.dtype.itemsize}")
+    return lax.lt(unsigned, unsigned.dtype.type(length))
 
 
 def _side_by_side(columns: Sequence[Array]) -> Array:
@@ -270,9 +272,10 @@ def _shifted(
     for at, d in enumerate(numbers.scatter_dims_to_operand_dims):
         column = _wide(lax.index_in_dim(i, at, -1, keepdims=False))
         if d in cut:
-            inside = _inside(lax.slice_in_dim(i, at, at + 1, axis=-1), [shape[d] - 1])
+            inside = _lies_in(column, shape[d]) if local.is_padded(cut[d]) else None
             column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
-            column = lax.select(lax.bitwise_and(inside, _at_least(column, 0)), column, lax.full_like(column, -1))
+            if inside is not None:  # otherwise it could lie in the padding
+                column = lax.select(inside, column, lax.full_like(column, -1))
         columns.append(column)
     dropped = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
     return _side_by_side(columns), dropped

@@ -79,10 +79,18 @@ def cost(source: Layout, target: Layout, shape: tuple[int, ...], bits: int, mesh
         shape: The global shape.
         bits: Bits of an element.
         mesh: The region's mesh.
-        starting: What each collective counts as: `STARTING` where ways are compared, 0 where bytes are told.
+        starting: What each collective counts as, and each piece of an all-to-all: `STARTING` where ways are compared, 0 where bytes are
+            told.
     """
     way = _moves(source, target, shape, mesh)
-    return sum(move_bytes(move, shape, bits, mesh) + (starting if move.kind != "all_slice" else 0) for move in way)
+    return sum(move_bytes(move, shape, bits, mesh) + starting * _starts(move, mesh) for move in way)
+
+
+def _starts(move: Move, mesh: Mesh) -> int:
+    """How many collectives a step counts as to start; an all-to-all cuts out a piece for each device of a group each of which is sent."""
+    if move.kind == "all_slice":
+        return 0
+    return ways(move.axes, mesh) if move.kind == "all_to_all" else 1
 
 
 def move_bytes(move: Move, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:

@@ -84,7 +84,7 @@ def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Ja
         return v if isinstance(v, Literal) else now.get(v, v)
 
     for eqn in jaxpr.eqns:
-        if now:
+        if now and any(not isinstance(v, Literal) and v in now for v in eqn.invars):
             eqn = eqn.replace(invars=[use(v) for v in eqn.invars])
         found = replace(eqn)
         if found is None:

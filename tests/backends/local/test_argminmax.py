@@ -18,7 +18,7 @@ def test_argminmax(dtype: str) -> None:
     if dtype in ("float32", "bfloat16"):
         x = x.at[0].set(-jnp.inf).at[1].set(jnp.inf).at[2, 5].set(jnp.nan).at[2, 11].set(jnp.nan)
     if dtype == "float8_e4m3fn":
-        x = x[:, :12]
+        x = x.at[0].set(jnp.finfo(dtype).min).at[1].set(jnp.finfo(dtype).max)
     if dtype == "int32":
         x = x.at[0].set(-(2**31)).at[1].set(2**31 - 1)
     check_together("argmax", [(lambda x: jnp.argmax(x, 1), (x,))])
