@@ -137,7 +137,7 @@ def partitioned(
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
 
-    reading = Reading(FORMS, handlers)
+    reading = Reading(FORMS, handlers, layouts.mesh)
     choice = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
     walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks)
 

@@ -19,8 +19,9 @@ from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
 from shardy_py.backends.local.form import Equation, Form, Local, bind, bits_of
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, names, replicated, ways
+from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.frontends.context import current_settings, settings, under_settings
+from shardy_py.frontends.context import current_settings, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.passes.propagation.factors import project
@@ -43,20 +44,40 @@ class Start(enum.Enum):
     FORWARD = "what moves the fewest bytes of its operands"
 
 
+Known = dict[Any, dict[Any, Any]]
+"""What was found out about equations, by all that it depends on."""
+
+SHARED = 2048
+"""How many kinds of equations are remembered after a walk, under one configuration of JAX and on one mesh."""
+
+
+@functools.lru_cache(maxsize=4)
+def _known_under(context: Hashable, mesh: Mesh) -> Known:
+    """What earlier walks found out, which a program finds that is lowered again, as in a notebook, or that is much like another."""
+    return {}
+
+
+def _is_plain(eqn: JaxprEqn) -> bool:
+    """Whether an equation's parameters hold no functions or jaxprs, and so no arrays."""
+    return not bodies(eqn) and not any(callable(value) and not isinstance(value, type) for value in eqn.params.values())
+
+
 class Reading:
     """What walks over the same jaxprs know of them: forms of equations, and how often variables are used.
 
     Args:
         forms: Primitive -> builder of its form.
         handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
+        mesh: The region's mesh.
     """
 
-    def __init__(self, forms: Builders, handlers: dict[str, Handler]) -> None:
+    def __init__(self, forms: Builders, handlers: dict[str, Handler], mesh: Mesh) -> None:
         self.forms = forms
         self.handlers = handlers
         self._settings = current_settings()
         self._equations: dict[int, Equation] = {}
-        self._known: dict[Any, dict[Any, Any]] = {}
+        self._known: Known = {}
+        self._shared = _known_under(trace_context(), mesh)
         self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
         self._used: dict[int, tuple[bool, ...]] = {}
         self._live: dict[int, list[tuple[int, JaxprEqn]]] = {}
@@ -89,9 +110,9 @@ class Reading:
             return
         eqn = equation.eqn
         types = (*equation.shapes, *equation.dtypes)
-        key = (equation.name, *equation.params.items(), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
+        key = (build, equation.name, *equation.params.items(), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
         try:
-            known = self._known.get(key)
+            known = self._shared.get(key) or self._known.get(key)
         except TypeError as error:
             if "hash" not in str(error):
                 raise
@@ -100,7 +121,7 @@ class Reading:
             with self.settings_of(eqn):
                 known = {"form": build(equation)}
             if key is not None:
-                self._known[key] = known
+                (self._shared if _is_plain(eqn) and len(self._shared) < SHARED else self._known)[key] = known
         equation.known = known
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from shardy_py.backends.local.table import FORMS, HANDLERS
 from shardy_py.backends.local.walk import Reading
+from shardy_py.dialect import Mesh
 
 
 def test_what_makes_no_result_is_left_out_unless_it_does_something_else() -> None:
@@ -17,7 +18,7 @@ def test_what_makes_no_result_is_left_out_unless_it_does_something_else() -> Non
         return x * 2.0
 
     jaxpr = jax.make_jaxpr(f)(jnp.ones(4)).jaxpr
-    reading = Reading(FORMS, HANDLERS)
+    reading = Reading(FORMS, HANDLERS, Mesh((("x", 2),)))
     names = [eqn.primitive.name for _, eqn in reading.live(jaxpr)]
     assert {"cos", "mul"} <= {*names}
     assert not {"sin", "exp"} & {*names}
