@@ -40,9 +40,10 @@ def everywhere(jaxpr: Jaxpr, run: Pass, last: Pass | None = None) -> Jaxpr:
         run: Gives a jaxpr with the same arguments and results; the same object where nothing changes.
         last: What to run on the jaxpr itself in place of it.
     """
-    eqns = [_with_bodies(eqn, run) for eqn in jaxpr.eqns]
-    if any(new is not old for new, old in zip(eqns, jaxpr.eqns)):
-        jaxpr = jaxpr.replace(eqns=eqns)
+    if any(eqn.primitive.name in BODIES for eqn in jaxpr.eqns):
+        eqns = [_with_bodies(eqn, run) for eqn in jaxpr.eqns]
+        if any(new is not old for new, old in zip(eqns, jaxpr.eqns)):
+            jaxpr = jaxpr.replace(eqns=eqns)
     return (last or run)(jaxpr)
 
 

@@ -310,7 +310,7 @@ class Walker:
         if equation.is_empty:
             return [self._empty(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
         if form is None:
-            form = self.reading.form(equation)
+            form = equation.known.get("form") or self.reading.form(equation)
             if form is None:
                 return self.whole(equation, operands)
         for held in operands:
