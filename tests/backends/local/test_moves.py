@@ -69,6 +69,7 @@ def test_every_collective_that_is_started_counts() -> None:
         (at("", ""), at("a", "b"), 0),  # slices send nothing
         (at("ab", ""), at("", ""), 1),
         (at("", "", partial="ab"), at("a", ""), 2),
+        (at("ab", ""), at("", "ab"), 4),  # a piece for each device of a group
     ):
         assert cost(source, target, (8, 8), 32, MESH, STARTING) == cost(source, target, (8, 8), 32, MESH) + started * STARTING
 
