@@ -19,8 +19,9 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.backends.inlining import without_calls
+from shardy_py.backends.lowering_in_place import seldom_alike
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.frontends.context import no_context_devices
+from shardy_py.frontends.context import lowered_in_place, no_context_devices
 from shardy_py.frontends.transforms import batch_jaxpr, checkpoint_rule, hoisted, jvp_jaxpr, split_jaxpr, transpose_jaxpr, used_part
 
 Shardings = tuple[TensorSharding | None, ...]
@@ -226,17 +227,18 @@ def _lower(
         module = ctx.module_context if ctx.platforms is None else ctx.module_context.replace(platforms=ctx.platforms)
         known = ctx.const_lowering
         consts = [mlir.ir_constants(c, const_lowering=known, aval=v.aval) for c, v in zip(whole.consts, whole.jaxpr.constvars, strict=True)]
-        made, tokens = mlir.jaxpr_subcomp(
-            module,
-            whole.jaxpr,
-            ctx.name_stack.extend(f"jit({name})"),
-            ctx.tokens_in,
-            [c[0] if len(c) == 1 else c for c in consts],
-            *args,
-            dim_var_values=ctx.dim_var_values,
-            const_lowering=known,
-            outer_traceback=None,
-        )
+        with lowered_in_place(seldom_alike(whole.jaxpr)):
+            made, tokens = mlir.jaxpr_subcomp(
+                module,
+                whole.jaxpr,
+                ctx.name_stack.extend(f"jit({name})"),
+                ctx.tokens_in,
+                [c[0] if len(c) == 1 else c for c in consts],
+                *args,
+                dim_var_values=ctx.dim_var_values,
+                const_lowering=known,
+                outer_traceback=None,
+            )
     ctx.set_tokens_out(tokens)
     return made
 

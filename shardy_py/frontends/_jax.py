@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_partitioning_sharding_rule as _sharding_rules
 from jax._src import distributed as _distributed
+from jax._src import dtypes as _dtypes
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
@@ -117,6 +118,23 @@ def context_devices() -> Mesh | None:
 def no_context_devices() -> AbstractContextManager[Any]:
     """As if no mesh had been set by `jax.set_mesh`: lowering takes its axes for those of any region over an abstract mesh."""
     return _sharding_impls._internal_use_concrete_mesh(_mesh.empty_concrete_mesh)
+
+
+_lowered_in_place: set[Primitive] = getattr(_mlir, "_uncacheable_primitives", set())
+
+
+@contextmanager
+def lowered_in_place(primitives: Iterable[Primitive]) -> Iterator[None]:
+    """Inside, equations of these primitives are lowered where they stand, instead of as functions that all that are alike call.
+
+    It only changes how long lowering takes; so it does no harm that other threads which lower see it, or end it early.
+    """
+    fresh = set(primitives) - _lowered_in_place
+    _lowered_in_place.update(fresh)
+    try:
+        yield
+    finally:
+        _lowered_in_place.difference_update(fresh)
 
 
 def coordination_client() -> Any:
@@ -251,6 +269,42 @@ def current_settings() -> Settings:
 def current_trace() -> object:
     """What equations are recorded by here."""
     return _core.trace_ctx.trace
+
+
+def recorded(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> list[Any] | None:
+    """What `primitive.bind` gives under a trace that records a jaxpr, where the types of the results are known.
+
+    The equation is written down as it is: nothing is derived, checked or looked for, which takes most of the time of `bind`.
+
+    Args:
+        primitive: One that has no jaxprs among its parameters and no effects.
+        operands: At least one of them a tracer.
+        params: As the equation is to have them.
+        types: Of the results.
+
+    Returns:
+        The results; None where `bind` has to be asked, as what it does here is not only to record.
+    """
+    trace = _core.trace_ctx.trace
+    if type(trace) is not _partial_eval.DynamicJaxprTrace or not any(isinstance(x, _core.Tracer) for x in operands):
+        return None
+    if not _mesh.get_abstract_mesh().empty:
+        return None  # types name the mesh
+    info = _source_info_util.current()
+    tracers = [trace.to_jaxpr_tracer(x if isinstance(x, _core.Tracer) else _canonical(x), info) for x in operands]
+    if types[0].weak_type and not all(getattr(t.aval, "weak_type", False) for t in tracers):
+        return None  # another type comes out
+    if primitive in _partial_eval.forwarding_rules and tracers[0].aval == types[0]:
+        return None  # the operand may come out
+    return trace.emit_eqn(tracers, types, primitive, params, _core.no_effects, info)
+
+
+_canonical: Callable[[Any], Any] = _dtypes.canonicalize_value
+
+
+def local_type(aval: Any, shape: Sequence[int]) -> Any:
+    """The type of a part of an array, on no mesh."""
+    return _core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type, memory_space=aval.memory_space)
 
 
 @contextmanager

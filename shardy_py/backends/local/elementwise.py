@@ -60,7 +60,7 @@ def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> F
 
 
 def _run(local: Local, arrays: list) -> list:
-    return local.bind(*arrays)
+    return local.apply(*arrays)
 
 
 POINTWISE = """

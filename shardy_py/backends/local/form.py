@@ -16,6 +16,7 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local.once import once
 from shardy_py.dialect import OpShardingRule
+from shardy_py.frontends.context import local_type, recorded
 
 Array = Any
 Dim = int | Sequence[int]
@@ -200,6 +201,16 @@ class Local:
         position = positions(x.shape, dim, line(self.index(factor), x.shape[dim]))
         return lax.select(before(position, self.rule.factor_sizes[factor]), x, lax.full(x.shape, fill, x.dtype))
 
+    def apply(self, *arrays: Array, **params: Any) -> list[Array]:
+        """The equation's primitive on its operands as they lie, with some parameters replaced; results lie as the rule says."""
+        known, key = self.equation.known, ("types", id(self.form), tuple(self.axes))
+        types = known.get(key)
+        if types is None:
+            types = known[key] = [local_type(v.aval, self.result_shape(i)) for i, v in enumerate(self.eqn.outvars)]
+        given = _without_places({**self.params, **params} if params else self.params)
+        made = recorded(self.eqn.primitive, arrays, given, types)
+        return bind(self.eqn, arrays, given) if made is None else made
+
     def bind(self, *arrays: Array, **params: Any) -> list[Array]:
         """The equation's primitive on other arrays, with some parameters replaced."""
         return bind(self.eqn, arrays, {**self.params, **params} if params else self.params)
@@ -207,13 +218,20 @@ class Local:
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list[Array]:
     """Binds an equation's primitive; always a list."""
-    clean = {name: None if name in _PLACES else value for name, value in params.items()}
-    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(clean))
+    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(_without_places(params)))
     return list(made) if eqn.primitive.multiple_results else [made]
 
 
+def _without_places(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as they are inside of a region, where there are no shardings of the global program."""
+    for name in _PLACES:
+        if params.get(name) is not None:
+            return {name: None if name in _PLACES else value for name, value in params.items()}
+    return params
+
+
 _PLACES = frozenset({"sharding", "out_sharding"})
-"""Parameters that name shardings of the global program; inside a region there are none."""
+"""Parameters that name shardings of the global program."""
 
 
 # Arithmetic on local arrays is written as primitives, which take scalars too: an operator of a traced array, and any function of jnp, is a

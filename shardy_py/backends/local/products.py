@@ -37,7 +37,7 @@ def dot_general(equation: Equation) -> Form | None:
         for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
             x = local.mask(x, a, lhs[a], 0)
             y = local.mask(y, b, rhs[b], 0)
-        return local.bind(x, y)
+        return local.apply(x, y)
 
     linear = ((0,), (1,)) if is_inexact(equation.result_dtypes[0]) else ()
     return Form(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.002)

@@ -26,7 +26,7 @@ def broadcast_in_dim(equation: Equation) -> Form | None:
             dims.append(len(sizes) - 1)
 
     def run(local: Local, arrays: list) -> list:
-        return [lax.broadcast_in_dim(arrays[0], local.result_shape(0), equation.params["broadcast_dimensions"])]
+        return local.apply(*arrays, shape=local.result_shape(0))
 
     return Form(make_rule(sizes, [dims], [range(len(out))], whole=whole), run, uneven=frozenset(range(len(out))), linear=((0,),))
 
@@ -40,7 +40,7 @@ def transpose(equation: Equation) -> Form | None:
 
 
 def _run(local: Local, arrays: list) -> list:
-    return local.bind(*arrays)
+    return local.apply(*arrays)
 
 
 def squeeze(equation: Equation) -> Form | None:
@@ -69,7 +69,9 @@ def reshape(equation: Equation) -> Form | None:
     rule = make_rule(rule.factor_sizes, [back], [made], whole=sorted({*rule.need_replication, *(before ^ after)}))
 
     def run(local: Local, arrays: list) -> list:
-        return [lax.reshape(lax.transpose(arrays[0], order), local.result_shape(0))]
+        (x,), made = arrays, local.result_shape(0)
+        x = lax.transpose(x, order)
+        return [x] if x.shape == made else local.apply(x, new_sizes=made, dimensions=None)
 
     alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]
     shared = {f for mapping in rule.mappings for dim in mapping if len(dim) > 1 for f in dim}
