@@ -62,7 +62,6 @@ KEPT = 3
 """How many ways to run an equation are remembered."""
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def decide(
     rule: OpShardingRule,
     operands: tuple[Tensor, ...],
@@ -87,6 +86,25 @@ def decide(
         moved: See `Form`.
         weight: See `Form`.
     """
+    agreed = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight).agreed() if moved is None else None
+    if agreed is not None:
+        return (agreed,)
+    return _decide(rule, operands, results, mesh, combine, uneven, linear, moved, weight)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _decide(
+    rule: OpShardingRule,
+    operands: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    mesh: Mesh,
+    combine: str,
+    uneven: frozenset[int],
+    linear: tuple[tuple[int, ...], ...],
+    moved: Callable[[Sequence[int]], int] | None,
+    weight: float,
+) -> tuple[Decision, ...]:
+    """`decide`, where tensors may differ."""
     setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
     rated: list[tuple[float, int, int, Decision]] = []
     for waiting, group in setting.delays(linear):
@@ -119,6 +137,44 @@ class _Setting(NamedTuple):
     uneven: frozenset[int]
     moved: Callable[[Sequence[int]], int] | None
     weight: float
+
+    def agreed(self) -> Decision | None:
+        """The first proposal, where it is plain that nothing moves: all tensors are where one of them is. None where that is not plain."""
+        rule, mesh = self.rule, self.mesh
+        if rule.has_compound_dims:
+            return None
+        axes: list[Axes | None] = [None] * rule.num_factors
+        for mapping, tensor in zip(rule.mappings, (*self.operands, *self.results)):
+            versions = tensor.versions
+            if not versions:
+                continue
+            at, *more = versions
+            if more or at.unreduced:
+                return None
+            for (factor,), dim in zip(mapping, at.dims):
+                given = axes[factor]
+                if given is None:
+                    axes[factor] = dim.axes
+                elif given != dim.axes:
+                    return None
+        used: list[AxisRef] = []
+        work, types = math.prod(rule.factor_sizes), rule.factor_types
+        counts = 1
+        for factor, given in enumerate(axes):
+            if not given:
+                continue
+            count = ways(given, mesh)
+            if types[factor] is not FactorType.PASS_THROUGH or (rule.factor_sizes[factor] % count and factor not in self.uneven):
+                return None
+            used += given
+            counts *= count
+        if len(used) > 1 and len(set(used)) < len(used):
+            return None
+        chosen = tuple([given or () for given in axes])
+        placed = self.layouts(chosen)
+        count = len(self.operands)
+        work = self.weight * work / counts
+        return Decision(chosen, tuple(placed[:count]), tuple(placed[count:]), (), 0, work, work)
 
     def count_axes(self) -> int:
         """How many axes any of the tensors is cut over, or waits for."""
