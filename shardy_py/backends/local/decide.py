@@ -62,6 +62,7 @@ KEPT = 3
 """How many ways to run an equation are remembered."""
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def decide(
     rule: OpShardingRule,
     operands: tuple[Tensor, ...],
@@ -86,26 +87,10 @@ def decide(
         moved: See `Form`.
         weight: See `Form`.
     """
-    agreed = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight).agreed() if moved is None else None
+    setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
+    agreed = setting.agreed()
     if agreed is not None:
         return (agreed,)
-    return _decide(rule, operands, results, mesh, combine, uneven, linear, moved, weight)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _decide(
-    rule: OpShardingRule,
-    operands: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
-    mesh: Mesh,
-    combine: str,
-    uneven: frozenset[int],
-    linear: tuple[tuple[int, ...], ...],
-    moved: Callable[[Sequence[int]], int] | None,
-    weight: float,
-) -> tuple[Decision, ...]:
-    """`decide`, where tensors may differ."""
-    setting = _Setting(rule, operands, results, mesh, combine, uneven, moved, weight)
     rated: list[tuple[float, int, int, Decision]] = []
     for waiting, group in setting.delays(linear):
         for axes in setting.proposals(waiting):
@@ -141,7 +126,7 @@ class _Setting(NamedTuple):
     def agreed(self) -> Decision | None:
         """The first proposal, where it is plain that nothing moves: all tensors are where one of them is. None where that is not plain."""
         rule, mesh = self.rule, self.mesh
-        if rule.has_compound_dims:
+        if rule.has_compound_dims or self.moved is not None:
             return None
         axes: list[Axes | None] = [None] * rule.num_factors
         for mapping, tensor in zip(rule.mappings, (*self.operands, *self.results)):
@@ -157,24 +142,17 @@ class _Setting(NamedTuple):
                     axes[factor] = dim.axes
                 elif given != dim.axes:
                     return None
-        used: list[AxisRef] = []
-        work, types = math.prod(rule.factor_sizes), rule.factor_types
-        counts = 1
-        for factor, given in enumerate(axes):
-            if not given:
-                continue
-            count = ways(given, mesh)
-            if types[factor] is not FactorType.PASS_THROUGH or (rule.factor_sizes[factor] % count and factor not in self.uneven):
-                return None
-            used += given
-            counts *= count
-        if len(used) > 1 and len(set(used)) < len(used):
-            return None
         chosen = tuple([given or () for given in axes])
-        placed = self.layouts(chosen)
-        count = len(self.operands)
-        work = self.weight * work / counts
-        return Decision(chosen, tuple(placed[:count]), tuple(placed[count:]), (), 0, work, work)
+        counts = [ways(given, mesh) if given else 1 for given in chosen]
+        for factor, (given, size, kind, count) in enumerate(zip(chosen, rule.factor_sizes, rule.factor_types, counts)):
+            if given and (kind is not FactorType.PASS_THROUGH or (size % count and factor not in self.uneven)):
+                return None
+        used = [axis for given in chosen for axis in given]
+        if len(set(used)) < len(used):
+            return None
+        placed, operands = self.layouts(chosen), len(self.operands)
+        work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
+        return Decision(chosen, tuple(placed[:operands]), tuple(placed[operands:]), (), 0, work, work)
 
     def count_axes(self) -> int:
         """How many axes any of the tensors is cut over, or waits for."""

@@ -109,7 +109,8 @@ class Reading:
             equation.known["form"] = None
             return
         eqn = equation.eqn
-        types = (*equation.shapes, *equation.dtypes)
+        weak = tuple([getattr(v.aval, "weak_type", False) for v in eqn.outvars])
+        types = (*equation.shapes, *equation.dtypes, weak)
         key = (build, equation.name, *equation.params.items(), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
         try:
             known = self._shared.get(key) or self._known.get(key)

@@ -12,8 +12,8 @@ from shardy_py.backends.local.form import make_rule
 from shardy_py.backends.local.layouts import Layout, layout
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
 
-MESH = Mesh([("x", 2), ("y", 2)])
-AXES = [(), (AxisRef("x"),), (AxisRef("y"),), (AxisRef("x"), AxisRef("y")), (AxisRef("y"), AxisRef("x"))]
+MESH = Mesh([("x", 2), ("y", 2), ("one", 1)])
+AXES = [(), (AxisRef("x"),), (AxisRef("y"),), (AxisRef("x"), AxisRef("y")), (AxisRef("y"), AxisRef("x")), (AxisRef("one"),)]
 M, N, K = range(3)
 RULES = {
     "add": make_rule((4, 6), [[M, N], [M, N]], [[M, N]]),

@@ -37,6 +37,7 @@ def _keys(x: jax.Array) -> Any:
 CASES: dict[str, Callable[[jax.Array], Any]] = {
     "scalars": lambda x: jnp.maximum(x * 2 + 1.5, 0) ** 2 / (x - 3),
     "weak types": lambda x: (lax.full((8, 16), 2.0) * 3, jnp.where(x > 0, 1, 2), jnp.arange(8) * 2.5),
+    "weak types after strong ones": lambda x: (lax.mul(x, 3.0), lax.sub(x, lax.mul(lax.full((8, 16), 2.0), 3.0))),
     "casts to what it is": lambda x: lax.convert_element_type(x, jnp.float32) + lax.broadcast_in_dim(x, (8, 16), (0, 1)),
     "casts": lambda x: (x.astype(jnp.bfloat16) * 2).astype(jnp.int8),
     "shapes": lambda x: (x.T.reshape(4, 4, 8), x[None], x.reshape(-1), jnp.broadcast_to(x[:, :, None], (8, 16, 4)), x[:1, 0]),
