@@ -271,27 +271,31 @@ def current_trace() -> object:
     return _core.trace_ctx.trace
 
 
-def recorded(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> list[Any] | None:
+def recorded(
+    primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], types: Sequence[Any], source: Any = None
+) -> list[Any] | None:
     """What `primitive.bind` gives under a trace that records a jaxpr, where the types of the results are known.
 
     The equation is written down as it is: nothing is derived, checked or looked for, which takes most of the time of `bind`.
 
     Args:
         primitive: One that has no jaxprs among its parameters and no effects.
-        operands: At least one of them a tracer.
+        operands: Arrays of the trace, or constants.
         params: As the equation is to have them.
         types: Of the results.
+        source: The source info of the equation; that of here where nothing is said.
 
     Returns:
         The results; None where `bind` has to be asked, as what it does here is not only to record.
     """
     trace = _core.trace_ctx.trace
-    if type(trace) is not _partial_eval.DynamicJaxprTrace or not any(isinstance(x, _core.Tracer) for x in operands):
-        return None
-    if not _mesh.get_abstract_mesh().empty:
-        return None  # types name the mesh
-    info = _source_info_util.current()
-    tracers = [trace.to_jaxpr_tracer(x if isinstance(x, _core.Tracer) else _canonical(x), info) for x in operands]
+    if type(trace) is not _partial_eval.DynamicJaxprTrace or not _mesh.get_abstract_mesh().empty:
+        return None  # where there is a mesh, types name it
+    info = source or _source_info_util.current()
+    tracers = [
+        x if type(x) is _partial_eval.DynamicJaxprTracer and x._trace is trace else trace.to_jaxpr_tracer(_to_record(x), info)
+        for x in operands
+    ]
     if types[0].weak_type and not all(getattr(t.aval, "weak_type", False) for t in tracers):
         return None  # another type comes out
     if primitive in _partial_eval.forwarding_rules and tracers[0].aval == types[0]:
@@ -299,7 +303,8 @@ def recorded(primitive: Primitive, operands: Sequence[Any], params: dict[str, An
     return trace.emit_eqn(tracers, types, primitive, params, _core.no_effects, info)
 
 
-_canonical: Callable[[Any], Any] = _dtypes.canonicalize_value
+def _to_record(x: Any) -> Any:
+    return x if isinstance(x, _core.Tracer) else _dtypes.canonicalize_value(x)
 
 
 def local_type(aval: Any, shape: Sequence[int]) -> Any:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -130,9 +130,10 @@ class Local:
         axes: Names of the mesh axes of each factor, major to minor.
         sizes: Size of every mesh axis, in the order of the mesh.
         platform: What is compiled for.
+        applied: What was recorded of the equation's primitive.
     """
 
-    __slots__ = ("axes", "equation", "form", "platform", "sizes")
+    __slots__ = ("applied", "axes", "equation", "form", "platform", "sizes")
 
     def __init__(self, equation: Equation, form: Form, axes: Sequence[tuple[str, ...]], sizes: dict[str, int], platform: str) -> None:
         self.equation = equation
@@ -140,6 +141,7 @@ class Local:
         self.axes = axes
         self.sizes = sizes
         self.platform = platform
+        self.applied: list[Applied] = []
 
     @property
     def eqn(self) -> JaxprEqn:
@@ -207,22 +209,41 @@ class Local:
         types = known.get(key)
         if types is None:
             types = known[key] = [local_type(v.aval, self.result_shape(i)) for i, v in enumerate(self.eqn.outvars)]
-        given = _without_places({**self.params, **params} if params else self.params)
+        given = without_places({**self.params, **params} if params else self.params)
         made = recorded(self.eqn.primitive, arrays, given, types)
-        return bind(self.eqn, arrays, given) if made is None else made
+        if made is None:
+            return bind(self.eqn, arrays, given)
+        self.applied.append(Applied(arrays, params, types, made))
+        return made
 
     def bind(self, *arrays: Array, **params: Any) -> list[Array]:
         """The equation's primitive on other arrays, with some parameters replaced."""
         return bind(self.eqn, arrays, {**self.params, **params} if params else self.params)
 
 
+class Applied(NamedTuple):
+    """An application of an equation's primitive to local arrays that was recorded.
+
+    Attributes:
+        arrays: The local arrays.
+        params: The parameters that are not the equation's.
+        types: The types of the results.
+        made: The results.
+    """
+
+    arrays: Sequence[Array]
+    params: dict[str, Any]
+    types: Sequence[Any]
+    made: list[Array]
+
+
 def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list[Array]:
     """Binds an equation's primitive; always a list."""
-    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(_without_places(params)))
+    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(without_places(params)))
     return list(made) if eqn.primitive.multiple_results else [made]
 
 
-def _without_places(params: dict[str, Any]) -> dict[str, Any]:
+def without_places(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters as they are inside of a region, where there are no shardings of the global program."""
     for name in _PLACES:
         if params.get(name) is not None:

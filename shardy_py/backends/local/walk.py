@@ -16,12 +16,12 @@ from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
 from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
-from shardy_py.backends.local.form import Equation, Form, Local, bind, bits_of
+from shardy_py.backends.local.form import Applied, Equation, Form, Local, bind, bits_of, without_places
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, names, replicated, ways
 from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.frontends.context import current_settings, settings, trace_context, under_settings
+from shardy_py.frontends.context import current_settings, recorded, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.passes.propagation.factors import project
@@ -47,8 +47,8 @@ class Start(enum.Enum):
 Known = dict[Any, dict[Any, Any]]
 """What was found out about equations, by all that it depends on."""
 
-SHARED = 2048
-"""How many kinds of equations are remembered after a walk, under one configuration of JAX and on one mesh."""
+SHARED = 4096
+"""How many kinds of equations are remembered after a walk, the last ones met, under one configuration of JAX and on one mesh."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -122,7 +122,10 @@ class Reading:
             with self.settings_of(eqn):
                 known = {"form": build(equation)}
             if key is not None:
-                (self._shared if _is_plain(eqn) and len(self._shared) < SHARED else self._known)[key] = known
+                shared = _is_plain(eqn)
+                if shared and len(self._shared) >= SHARED:
+                    self._shared.pop(next(iter(self._shared)))
+                (self._shared if shared else self._known)[key] = known
         equation.known = known
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
@@ -257,14 +260,16 @@ class Walker:
             held.uses = uses.get(v, 0) if held.uses == 1 else max(held.uses, 2)
             env[v] = held
         count = len(env)
-        dry, literals = self.region.dry, self._literal
+        dry, literals, prefix = self.region.dry, self._literal, current_name_stack()
         for index, eqn, known, reads, literal, results in self.reading.steps(jaxpr):
             operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
             if dry:
                 out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
             else:
-                with self.place(eqn):
-                    out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
+                out = None if known is None else self.again(known, operands, scope, prefix)
+                if out is None:
+                    with self.place(eqn):
+                        out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
             for (v, used), held in zip(results, out, strict=True):
                 if held.uses < 2:
                     held.uses = used
@@ -314,12 +319,8 @@ class Walker:
             form = equation.known.get("form") or self.reading.form(equation)
             if form is None:
                 return self.whole(equation, operands)
-        for held in operands:
-            if held.remake is None and (held.shape or next(iter(held.versions)).unreduced):
-                break
-        else:
-            if self._is_remakable(equation, form):
-                return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
+        if self._is_remakable(equation, form, operands):
+            return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
         form, decision = self.decide(equation, form, operands, scope)
         shapes, dtypes = equation.result_shapes, equation.result_dtypes
         region = self.region
@@ -339,17 +340,64 @@ class Walker:
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
             self.gathers(eqn, operands, "runs-whole", *why, severity="info")
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
-        made = self.run(equation, form, decision.axes, arrays)
+        made, only = self.run(equation, form, decision.axes, arrays)
+        if only is not None and not decision.reduced:
+            equation.known["recorded", id(form), id(decision), region.platform] = only.params, only.types
         if decision.reduced:
             made = [all_reduce(x, in_mesh_order(decision.reduced, self.mesh), form.combine, region.platform) for x in made]
         return [self.hold(x, at, s, d) for x, at, s, d in zip(made, decision.results, shapes, dtypes, strict=True)]
 
-    def run(self, equation: Equation, form: Form, axes: Sequence[Any], arrays: list[Array]) -> list[Array]:
-        """Runs a form under the axes of its factors."""
-        if self.region.dry:
-            return [None] * len(equation.result_shapes)
-        with self.reading.settings_of(equation.eqn):
-            return form.run(Local(equation, form, [names(a) for a in axes], self._sizes, self.region.platform), arrays)
+    def again(self, equation: Equation, operands: list[Held], scope: Scope | None, prefix: Any) -> list[Held] | None:
+        """Runs an equation as it or one alike ran before; None where that is not known, or something has to be moved for it.
+
+        Args:
+            equation: The equation.
+            operands: Its operands.
+            scope: Where it stands.
+            prefix: The name stack there.
+        """
+        form = equation.known.get("form")
+        if form is None or equation.is_empty or self._is_remakable(equation, form, operands):
+            return None
+        form, decision = self.decide(equation, form, operands, scope)
+        found = equation.known.get(("recorded", id(form), id(decision), self.region.platform))
+        if found is None:
+            return None
+        arrays = []
+        for held, at in zip(operands, decision.operands):
+            if at not in held.versions:
+                return None
+            arrays.append(held.versions[at])
+        params, types = found
+        eqn = equation.eqn
+        source = eqn.source_info.replace(name_stack=prefix + eqn.source_info.name_stack) if len(prefix) else eqn.source_info
+        made = recorded(eqn.primitive, arrays, without_places({**eqn.params, **params} if params else eqn.params), types, source)
+        if made is None:
+            return None
+        shapes, dtypes, region = equation.result_shapes, equation.result_dtypes, self.region
+        return [Held(region, s, d, at, x) for x, at, s, d in zip(made, decision.results, shapes, dtypes)]
+
+    def run(self, equation: Equation, form: Form, axes: Sequence[Any], arrays: list[Array]) -> tuple[list[Array], Applied | None]:
+        """Runs a form under the axes of its factors.
+
+        Args:
+            equation: The equation.
+            form: Its form.
+            axes: The axes of each factor.
+            arrays: The operands.
+
+        Returns:
+            The results, and the one application of the primitive that gives them, if the form does nothing else.
+        """
+        usual = self.reading.settings_of(equation.eqn)
+        local = Local(equation, form, [names(a) for a in axes], self._sizes, self.region.platform)
+        with usual:
+            made = form.run(local, arrays)
+        if usual is not _NOWHERE or len(local.applied) != 1:
+            return made, None
+        (only,) = local.applied
+        same = only.made is made and len(only.arrays) == len(arrays) and all(x is y for x, y in zip(only.arrays, arrays))
+        return made, only if same else None
 
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""
@@ -433,8 +481,11 @@ class Walker:
         held.remake = lambda target: None if self.region.dry else lax.full(local_shape(shape, target, self.mesh), 0, dtype)
         return held
 
-    def _is_remakable(self, equation: Equation, form: Form) -> bool:
+    def _is_remakable(self, equation: Equation, form: Form, operands: Sequence[Held]) -> bool:
         """Whether results can be computed where they are needed, of operands that can be had anywhere."""
+        for held in operands:
+            if held.remake is None and (held.shape or next(iter(held.versions)).unreduced):
+                return False
         return not (equation.eqn.effects or form.rule.reduction or form.moved is not None or not any(equation.result_shapes))
 
     def _remakable(self, equation: Equation, form: Form, operands: Sequence[Held], i: int) -> Held:
@@ -457,7 +508,7 @@ class Walker:
                 return None
             with self.place(eqn):
                 arrays = [operand.get(where) for operand, where in zip(operands, layouts, strict=True)]
-                made = self.run(equation, form, axes, arrays)[i]
+                made = self.run(equation, form, axes, arrays)[0][i]
                 return made if at is target else moved(made, at, target, shape, self.mesh, self.region.platform)
 
         held.remake = make

@@ -16,8 +16,10 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.backends import shard_map
 from shardy_py.backends.local import form
+from shardy_py.backends.local.walk import Walker
 from shardy_py.backends.region import region
 from shardy_py.frontends.context import recorded
+from shardy_py.frontends.locations import locate
 from tests.backends.local.running import eqns
 
 
@@ -29,9 +31,16 @@ def _loops(x: jax.Array) -> Any:
     return lax.scan(body, x[0], x), lax.cond(x.sum() > 0, jnp.sin, lambda y: -y, x)
 
 
+def _scopes(x: jax.Array) -> Any:
+    with jax.named_scope("first"):
+        y = jnp.sin(x)
+    with jax.named_scope("second"):
+        return lax.map(jnp.sin, y) + jnp.sin(y)
+
+
 def _keys(x: jax.Array) -> Any:
     key = jax.random.key(3)
-    return jax.random.normal(jax.random.fold_in(key, 1), x.shape) + x, jax.random.split(key, 8)
+    return jax.random.normal(jax.random.fold_in(key, 1), x.shape) + x * x, jax.random.split(key, 8)
 
 
 CASES: dict[str, Callable[[jax.Array], Any]] = {
@@ -45,12 +54,13 @@ CASES: dict[str, Callable[[jax.Array], Any]] = {
     "products": lambda x: (x @ x.T, jnp.einsum("ij,kj->ik", x.astype(jnp.bfloat16), x.astype(jnp.bfloat16), preferred_element_type=float)),
     "loops": _loops,
     "keys": _keys,
+    "scopes": _scopes,
     "gradients": jax.grad(lambda x: jnp.sum(jax.nn.softmax(x @ x.T) ** 2)),
 }
 
 
-def region_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Any]]:
-    """The region of a case, before any pass, and the types in it."""
+def region_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Any], list[Any]]:
+    """The region of a case, before any pass, the types in it, and where its equations come from."""
     traced: list[ClosedJaxpr] = []
 
     def kept(*args: Any) -> ClosedJaxpr:
@@ -61,7 +71,9 @@ def region_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Any
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     sp.auto_shard(lambda x: CASES[name](x), mesh=mesh, in_shardings=(P("x", "y"),), lowering="shard_map").lower(jnp.ones((8, 16)))
     (made,) = traced
-    return str(made), [(v.aval.shape, v.aval.dtype, v.aval.weak_type) for eqn in eqns(made.jaxpr) for v in (*eqn.invars, *eqn.outvars)]
+    inner = list(eqns(made.jaxpr))
+    types = [(v.aval.shape, v.aval.dtype, v.aval.weak_type) for eqn in inner for v in (*eqn.invars, *eqn.outvars)]
+    return str(made), types, [locate(eqn.source_info) for eqn in inner]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -87,8 +99,29 @@ def test_what_is_not_recorded_is_left_to_bind() -> None:
     assert recorded(lax.sin_p, [x], {"accuracy": None}, [jax.typeof(x)]) is None
 
     def f(x: jax.Array) -> jax.Array:
-        assert recorded(lax.add_p, [1.0, 2.0], {}, [jax.typeof(1.0)]) is None  # no tracer
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((8,), ("x",))):
+            assert recorded(lax.add_p, [x, x], {}, [jax.typeof(x)]) is None  # types name the mesh
         assert recorded(lax.add_p, [x, x], {}, [jax.typeof(x).update(weak_type=True)]) is None  # another type
         return x
 
     jax.make_jaxpr(f)(x)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_equation_is_recorded_again_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it comes from, which is where the equation at hand does and not the one that it is like."""
+    again = Walker.again
+    count = 0
+
+    def counted(*args: Any) -> list[Any] | None:
+        nonlocal count
+        made = again(*args)
+        count += made is not None
+        return made
+
+    monkeypatch.setattr(Walker, "again", lambda *_: None)
+    first = region_of(name, monkeypatch)
+    monkeypatch.setattr(Walker, "again", counted)
+    with jax.enable_checks(True):
+        assert first == region_of(name, monkeypatch) == region_of(name, monkeypatch)
+    assert count
