@@ -272,18 +272,24 @@ def current_trace() -> object:
 
 
 def recorded(
-    primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], types: Sequence[Any], source: Any = None
+    primitive: Primitive,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+    types: Sequence[Any],
+    source: Any = None,
+    effects: Any = _core.no_effects,
 ) -> list[Any] | None:
     """What `primitive.bind` gives under a trace that records a jaxpr, where the types of the results are known.
 
     The equation is written down as it is: nothing is derived, checked or looked for, which takes most of the time of `bind`.
 
     Args:
-        primitive: One that has no jaxprs among its parameters and no effects.
+        primitive: One that has no jaxprs among its parameters.
         operands: Arrays of the trace, or constants.
         params: As the equation is to have them.
         types: Of the results.
         source: The source info of the equation; that of here where nothing is said.
+        effects: Its effects.
 
     Returns:
         The results; None where `bind` has to be asked, as what it does here is not only to record.
@@ -292,24 +298,66 @@ def recorded(
     if type(trace) is not _partial_eval.DynamicJaxprTrace or not _mesh.get_abstract_mesh().empty:
         return None  # where there is a mesh, types name it
     info = source or _source_info_util.current()
-    tracers = [
-        x if type(x) is _partial_eval.DynamicJaxprTracer and x._trace is trace else trace.to_jaxpr_tracer(_to_record(x), info)
-        for x in operands
-    ]
+    tracers = [x if type(x) is _partial_eval.DynamicJaxprTracer and x._trace is trace else _tracer(trace, x, info) for x in operands]
     if types[0].weak_type and not all(getattr(t.aval, "weak_type", False) for t in tracers):
         return None  # another type comes out
     if primitive in _partial_eval.forwarding_rules and tracers[0].aval == types[0]:
         return None  # the operand may come out
-    return trace.emit_eqn(tracers, types, primitive, params, _core.no_effects, info)
+    return trace.emit_eqn(tracers, types, primitive, params, effects, info)
 
 
-def _to_record(x: Any) -> Any:
-    return x if isinstance(x, _core.Tracer) else _dtypes.canonicalize_value(x)
+class Written(NamedTuple):
+    """An equation that gives one result of one operand, but for the two."""
+
+    primitive: Primitive
+    params: dict[str, Any]
+    effects: Any
+
+
+def written(result: Any, operand: Any) -> Written | None:
+    """The equation of a trace that gives a result of an operand, where one does."""
+    eqn = getattr(result, "parent", None)
+    if eqn is None or len(eqn.outvars) != 1 or len(eqn.in_tracers) != 1 or eqn.in_tracers[0] is not operand:
+        return None
+    return Written(eqn.primitive, eqn.params, eqn.effects)
+
+
+def axis_sizes(names: Sequence[str]) -> tuple[int, ...]:
+    """As `jax.lax.axis_size` of each."""
+    sizes = _core.get_axis_env().axis_sizes
+    return tuple([sizes[name] for name in names])
+
+
+def _tracer(trace: _partial_eval.DynamicJaxprTrace, x: Any, info: Any) -> _partial_eval.DynamicJaxprTracer:
+    """An operand as a trace has it; scalars that have been operands before are not looked at again."""
+    if not isinstance(x, _SCALARS) or getattr(x, "shape", ()):
+        return trace.to_jaxpr_tracer(x if isinstance(x, _core.Tracer) else _dtypes.canonicalize_value(x), info)
+    value = x.tobytes() if isinstance(x, np.ndarray | np.generic) else repr(x)
+    key = (type(x), getattr(x, "dtype", None), value, _config.enable_x64.value)
+    literal = _LITERALS.get(key)
+    if literal is None:
+        made = trace.to_jaxpr_tracer(_dtypes.canonicalize_value(x), info)
+        if isinstance(made.val, _core.Literal):
+            if len(_LITERALS) > 4096:
+                _LITERALS.clear()
+            _LITERALS[key] = made.val
+        return made
+    return _partial_eval.DynamicJaxprTracer(trace, literal.aval, literal, info)
+
+
+_SCALARS = (bool, int, float, complex, np.ndarray, np.generic)
+
+_LITERALS: dict[Any, _core.Literal] = {}
 
 
 def local_type(aval: Any, shape: Sequence[int]) -> Any:
     """The type of a part of an array, on no mesh."""
-    return _core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type, memory_space=aval.memory_space)
+    return _array_type(tuple(shape), aval.dtype, aval.weak_type, aval.memory_space)
+
+
+@functools.lru_cache(maxsize=4096)
+def _array_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, memory_space: Any) -> Any:
+    return _core.ShapedArray(shape, dtype, weak_type=weak_type, memory_space=memory_space)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 
 from shardy_py.frontends import _jax
+from shardy_py.frontends._jax import Written as Written
+from shardy_py.frontends._jax import axis_sizes as axis_sizes
 from shardy_py.frontends._jax import context_devices as context_devices
 from shardy_py.frontends._jax import coordination_client as coordination_client
 from shardy_py.frontends._jax import current_settings as current_settings
@@ -22,6 +24,7 @@ from shardy_py.frontends._jax import recorded as recorded
 from shardy_py.frontends._jax import settings as settings
 from shardy_py.frontends._jax import trace_context as trace_context
 from shardy_py.frontends._jax import under_settings as under_settings
+from shardy_py.frontends._jax import written as written
 
 
 def explicit_sharding(tracer: Any) -> Any:

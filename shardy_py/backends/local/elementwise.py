@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_inexact, make_rule
+from shardy_py.backends.local.form import Builder, Equation, Form, as_is, is_inexact, make_rule
 
 
 def pointwise(equation: Equation) -> Form | None:
@@ -56,11 +56,7 @@ def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> F
         return out
 
     operands, results = [dims(s) for s in given], [dims(s) for s in made]
-    return Form(make_rule(sizes, operands, results, whole=single), _run, uneven=frozenset(range(rank)), linear=linear)
-
-
-def _run(local: Local, arrays: list) -> list:
-    return local.apply(*arrays)
+    return Form(make_rule(sizes, operands, results, whole=single), as_is, uneven=frozenset(range(rank)), linear=linear)
 
 
 POINTWISE = """

@@ -12,12 +12,14 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local.collectives import all_gather, all_to_all, pmax, pmin, ppermute, psum, psum_scatter
 from shardy_py.backends.local.form import all_gathered, block_index, is_key, line, unsharded_along
 from shardy_py.backends.local.layouts import Axes, Layout, block, local_shape, names, ways
 from shardy_py.backends.local.moves import Move, moves
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
 from shardy_py.frontends.all_reduces import product
+from shardy_py.frontends.context import axis_sizes
 
 Array = Any
 
@@ -64,14 +66,14 @@ def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: st
 def _all_to_all(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, s, t = ways(move.axes, mesh), move.dim, move.to
     x = _padded(x, t, k * block(shape[t], ways(move.after.dims[t].axes, mesh)))
-    x = as_bits(x, lambda y: lax.all_to_all(y, names(move.axes), split_axis=t, concat_axis=s, tiled=True), platform)
+    x = as_bits(x, lambda y: all_to_all(y, names(move.axes), t, s), platform)
     length = block(shape[s], ways(move.after.dims[s].axes, mesh))
     return lax.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
 
 
 def _permute(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     pairs = permutation(move.before, move.after, mesh)
-    return as_bits(x, lambda y: lax.ppermute(y, mesh.axis_names, pairs), platform)
+    return as_bits(x, lambda y: ppermute(y, mesh.axis_names, pairs), platform)
 
 
 def _reduce(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -82,7 +84,7 @@ def _scatter(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: s
     k, d = ways(move.axes, mesh), move.dim
     x = _padded(x, d, k * block(shape[d], ways(move.after.dims[d].axes, mesh)))
     wide, back = summable(x, platform)
-    return back(lax.psum_scatter(wide, names(move.axes), scatter_dimension=d, tiled=True))
+    return back(psum_scatter(wide, names(move.axes), d))
 
 
 _STEPS = {
@@ -109,11 +111,11 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
         return _truth(x, over, combine)
     if combine == "add" or (combine == "mul" and (platform == "cpu" or x.dtype.kind != "c")):
         wide, back = summable(x, platform)
-        made = lax.psum(wide, over) if combine == "add" else product(wide, over)
+        made = psum(wide, over) if combine == "add" else product(wide, over)
         if made is not None:
             return back(made)
     if combine in ("max", "min") and x.dtype.kind != "c":
-        reduce = lax.pmax if combine == "max" else lax.pmin
+        reduce = pmax if combine == "max" else pmin
         if jnp.issubdtype(x.dtype, jnp.floating):
             return from_ordered(reduce(as_ordered(x, combine == "max"), over), x.dtype)
         return reduce(x, over)
@@ -123,16 +125,16 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
 def _truth(x: Array, over: tuple[str, ...], combine: str) -> Array:
     """Truth values combined in one byte each, all by the same reduction, so that they can be sent together."""
     if combine == "xor":
-        count = lax.psum(lax.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
+        count = psum(lax.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
         return lax.eq(lax.bitwise_and(count, np.uint8(1)), np.uint8(1))
     if combine in ("and", "min", "mul"):
-        return lax.bitwise_not(lax.pmax(lax.bitwise_not(x), over))
-    return lax.pmax(x, over)
+        return lax.bitwise_not(pmax(lax.bitwise_not(x), over))
+    return pmax(x, over)
 
 
 def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Array:
     """What back ends have no all-reduce for: each device combines a part and sends the result around, or all of it where it is small."""
-    group = lax.axis_size(over)
+    group = math.prod(axis_sizes(over))
     block = -(-x.size // group)
 
     def fold(parts: Array) -> Array:
@@ -140,9 +142,9 @@ def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Arr
         return lax.reduce(parts, start, combined, (0,))
 
     if 2 * block >= x.size:
-        return fold(as_bits(x, lambda y: lax.all_gather(y, over, axis=0, tiled=False), platform))
+        return fold(as_bits(x, lambda y: all_gather(y, over, 0, tiled=False), platform))
     parts = _padded(lax.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
-    mine = fold(as_bits(parts, lambda y: lax.all_to_all(y, over, split_axis=0, concat_axis=0, tiled=True), platform))
+    mine = fold(as_bits(parts, lambda y: all_to_all(y, over, 0, 0), platform))
     return lax.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
 
 

@@ -14,9 +14,10 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from shardy_py.backends.local.collectives import all_gather
 from shardy_py.backends.local.once import once
 from shardy_py.dialect import OpShardingRule
-from shardy_py.frontends.context import local_type, recorded
+from shardy_py.frontends.context import axis_sizes, local_type, recorded
 
 Array = Any
 Dim = int | Sequence[int]
@@ -130,7 +131,7 @@ class Local:
         axes: Names of the mesh axes of each factor, major to minor.
         sizes: Size of every mesh axis, in the order of the mesh.
         platform: What is compiled for.
-        applied: What was recorded of the equation's primitive.
+        applied: How the equation's primitive was recorded, of what and what came of it.
     """
 
     __slots__ = ("applied", "axes", "equation", "form", "platform", "sizes")
@@ -141,7 +142,7 @@ class Local:
         self.axes = axes
         self.sizes = sizes
         self.platform = platform
-        self.applied: list[Applied] = []
+        self.applied: list[tuple[Recorded, Sequence[Array], list[Array]]] = []
 
     @property
     def eqn(self) -> JaxprEqn:
@@ -209,41 +210,60 @@ class Local:
         types = known.get(key)
         if types is None:
             types = known[key] = [local_type(v.aval, self.result_shape(i)) for i, v in enumerate(self.eqn.outvars)]
-        given = without_places({**self.params, **params} if params else self.params)
-        made = recorded(self.eqn.primitive, arrays, given, types)
+        way = Recorded(params, types)
+        made = way.run(self.eqn, arrays)
         if made is None:
-            return bind(self.eqn, arrays, given)
-        self.applied.append(Applied(arrays, params, types, made))
+            return self.bind(*arrays, **params)
+        self.applied.append((way, arrays, made))
         return made
+
+    def only(self, arrays: Sequence[Array], made: list[Array]) -> Recorded | None:
+        """How the equation was recorded, where nothing else was done to arrays to make others of them."""
+        if len(self.applied) != 1:
+            return None
+        way, given, results = self.applied[0]
+        return way if results is made and len(given) == len(arrays) and all(x is y for x, y in zip(given, arrays)) else None
 
     def bind(self, *arrays: Array, **params: Any) -> list[Array]:
         """The equation's primitive on other arrays, with some parameters replaced."""
         return bind(self.eqn, arrays, {**self.params, **params} if params else self.params)
 
 
-class Applied(NamedTuple):
-    """An application of an equation's primitive to local arrays that was recorded.
+def as_is(local: Local, arrays: list[Array]) -> list[Array]:
+    """The `run` of forms whose equations run on local arrays as they are."""
+    return local.apply(*arrays)
+
+
+class Recorded(NamedTuple):
+    """An equation on local arrays that is its own primitive, on the operands as they lie.
 
     Attributes:
-        arrays: The local arrays.
         params: The parameters that are not the equation's.
         types: The types of the results.
-        made: The results.
     """
 
-    arrays: Sequence[Array]
     params: dict[str, Any]
     types: Sequence[Any]
-    made: list[Array]
+
+    def run(self, eqn: JaxprEqn, arrays: Sequence[Array], source: Any = None) -> list[Array] | None:
+        """Records it; None where it cannot be, and has to be bound.
+
+        Args:
+            eqn: The equation, or one alike.
+            arrays: The local operands.
+            source: Its source info; that of here where nothing is said.
+        """
+        params = _without_places({**eqn.params, **self.params} if self.params else eqn.params)
+        return recorded(eqn.primitive, arrays, params, self.types, source)
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list[Array]:
     """Binds an equation's primitive; always a list."""
-    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(without_places(params)))
+    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(_without_places(params)))
     return list(made) if eqn.primitive.multiple_results else [made]
 
 
-def without_places(params: dict[str, Any]) -> dict[str, Any]:
+def _without_places(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters as they are inside of a region, where there are no shardings of the global program."""
     for name in _PLACES:
         if params.get(name) is not None:
@@ -265,7 +285,7 @@ def block_index(names: tuple[str, ...]) -> Array:
     if not names:
         return 0
     last = lax.axis_index(names[-1])
-    return lax.add(line(block_index(names[:-1]), lax.axis_size(names[-1])), last) if names[:-1] else last
+    return lax.add(line(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
 
 
 @once
@@ -309,8 +329,8 @@ def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> A
         platform: What is compiled for.
     """
     if not dim or is_key(x.dtype) or platform != "cpu":
-        return lax.all_gather(x, names, axis=dim, tiled=True)
-    blocks = lax.all_gather(x, names, axis=0, tiled=False)
+        return all_gather(x, names, dim, tiled=True)
+    blocks = all_gather(x, names, 0, tiled=False)
     blocks = lax.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
     return lax.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
 

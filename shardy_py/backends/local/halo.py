@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local.collectives import ppermute
 from shardy_py.backends.local.emit import as_bits, gathered
 from shardy_py.backends.local.form import Local, before, block_index, line, positions
 from shardy_py.backends.local.once import once
@@ -286,8 +287,8 @@ def _sent(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchan
         return part
     ordered = tuple(name for name in local.sizes if name in names)
     places = _in_mesh_order(names, tuple(local.sizes[name] for name in names), ordered)
-    pairs = [(places[p.source], places[p.target]) for p in slot.pieces]
-    return as_bits(part, lambda y: lax.ppermute(y, ordered, pairs), local.platform)
+    pairs = tuple([(places[p.source], places[p.target]) for p in slot.pieces])
+    return as_bits(part, lambda y: ppermute(y, ordered, pairs), local.platform)
 
 
 @functools.lru_cache(maxsize=1024)

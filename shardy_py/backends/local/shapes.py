@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax import lax
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, as_is, make_rule
 from shardy_py.ir import Block, Op, TensorType
 from shardy_py.rules import rule_for
 
@@ -36,11 +36,7 @@ def transpose(equation: Equation) -> Form | None:
     (shape,) = equation.shapes
     out = equation.params["permutation"]
     rank = range(len(shape))
-    return Form(make_rule(shape, [rank], [out]), _run, uneven=frozenset(rank), linear=((0,),))
-
-
-def _run(local: Local, arrays: list) -> list:
-    return local.apply(*arrays)
+    return Form(make_rule(shape, [rank], [out]), as_is, uneven=frozenset(rank), linear=((0,),))
 
 
 def squeeze(equation: Equation) -> Form | None:
@@ -49,7 +45,7 @@ def squeeze(equation: Equation) -> Form | None:
     dropped = {d % len(shape) for d in equation.params["dimensions"]}
     rank = range(len(shape))
     rule = make_rule(shape, [rank], [[d for d in rank if d not in dropped]], whole=sorted(dropped))
-    return Form(rule, _run, uneven=frozenset(rank) - dropped, linear=((0,),))
+    return Form(rule, as_is, uneven=frozenset(rank) - dropped, linear=((0,),))
 
 
 def reshape(equation: Equation) -> Form | None:

@@ -16,12 +16,12 @@ from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
 from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
-from shardy_py.backends.local.form import Applied, Equation, Form, Local, bind, bits_of, without_places
+from shardy_py.backends.local.form import Equation, Form, Local, Recorded, as_is, bind, bits_of
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, names, replicated, ways
 from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.frontends.context import current_settings, recorded, settings, trace_context, under_settings
+from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.passes.propagation.factors import project
@@ -340,9 +340,7 @@ class Walker:
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
             self.gathers(eqn, operands, "runs-whole", *why, severity="info")
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
-        made, only = self.run(equation, form, decision.axes, arrays)
-        if only is not None and not decision.reduced:
-            equation.known["recorded", id(form), id(decision), region.platform] = only.params, only.types
+        made = self.run(equation, form, id(decision), decision.axes, arrays)
         if decision.reduced:
             made = [all_reduce(x, in_mesh_order(decision.reduced, self.mesh), form.combine, region.platform) for x in made]
         return [self.hold(x, at, s, d) for x, at, s, d in zip(made, decision.results, shapes, dtypes, strict=True)]
@@ -360,44 +358,55 @@ class Walker:
         if form is None or equation.is_empty or self._is_remakable(equation, form, operands):
             return None
         form, decision = self.decide(equation, form, operands, scope)
-        found = equation.known.get(("recorded", id(form), id(decision), self.region.platform))
-        if found is None:
+        if decision.reduced:
+            return None
+        known = equation.known.get(("recorded", id(form), id(decision), self.region.platform)) or self._as_is(equation, form, decision)
+        if known is None:
             return None
         arrays = []
         for held, at in zip(operands, decision.operands):
             if at not in held.versions:
                 return None
             arrays.append(held.versions[at])
-        params, types = found
-        eqn = equation.eqn
-        source = eqn.source_info.replace(name_stack=prefix + eqn.source_info.name_stack) if len(prefix) else eqn.source_info
-        made = recorded(eqn.primitive, arrays, without_places({**eqn.params, **params} if params else eqn.params), types, source)
+        info = equation.eqn.source_info
+        made = known.run(equation.eqn, arrays, info.replace(name_stack=prefix + info.name_stack) if len(prefix) else info)
         if made is None:
             return None
         shapes, dtypes, region = equation.result_shapes, equation.result_dtypes, self.region
         return [Held(region, s, d, at, x) for x, at, s, d in zip(made, decision.results, shapes, dtypes)]
 
-    def run(self, equation: Equation, form: Form, axes: Sequence[Any], arrays: list[Array]) -> tuple[list[Array], Applied | None]:
+    def _as_is(self, equation: Equation, form: Form, decision: Decision) -> Recorded | None:
+        """How an equation is recorded that runs as it is; None where it does not."""
+        if form.run is not as_is or self.reading.settings_of(equation.eqn) is not _NOWHERE:
+            return None
+        avals, mesh = [v.aval for v in equation.eqn.outvars], self.mesh
+        types = [local_type(a, local_shape(s, at, mesh)) for a, s, at in zip(avals, equation.result_shapes, decision.results)]
+        found = equation.known["recorded", id(form), id(decision), self.region.platform] = Recorded({}, types)
+        return found
+
+    def run(self, equation: Equation, form: Form, way: Hashable, axes: Sequence[Any], arrays: list[Array]) -> list[Array]:
         """Runs a form under the axes of its factors.
 
         Args:
             equation: The equation.
             form: Its form.
+            way: What tells the axes from others.
             axes: The axes of each factor.
             arrays: The operands.
-
-        Returns:
-            The results, and the one application of the primitive that gives them, if the form does nothing else.
         """
+        key = ("recorded", id(form), way, self.region.platform)
+        known = equation.known.get(key)
+        made = None if known is None else known.run(equation.eqn, arrays)
+        if made is not None:
+            return made
         usual = self.reading.settings_of(equation.eqn)
         local = Local(equation, form, [names(a) for a in axes], self._sizes, self.region.platform)
         with usual:
             made = form.run(local, arrays)
-        if usual is not _NOWHERE or len(local.applied) != 1:
-            return made, None
-        (only,) = local.applied
-        same = only.made is made and len(only.arrays) == len(arrays) and all(x is y for x, y in zip(only.arrays, arrays))
-        return made, only if same else None
+        only = local.only(arrays, made)
+        if usual is _NOWHERE and only is not None:
+            equation.known[key] = only
+        return made
 
     def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
         """How an equation runs, under which axes, and where its operands and results lie then."""
@@ -508,7 +517,7 @@ class Walker:
                 return None
             with self.place(eqn):
                 arrays = [operand.get(where) for operand, where in zip(operands, layouts, strict=True)]
-                made = self.run(equation, form, axes, arrays)[0][i]
+                made = self.run(equation, form, (i, target), axes, arrays)[i]
                 return made if at is target else moved(made, at, target, shape, self.mesh, self.region.platform)
 
         held.remake = make

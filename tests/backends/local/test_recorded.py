@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends import shard_map
-from shardy_py.backends.local import form
+from shardy_py.backends.local import collectives, form
 from shardy_py.backends.local.walk import Walker
 from shardy_py.backends.region import region
 from shardy_py.frontends.context import recorded
@@ -80,16 +80,18 @@ def region_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Any
 def test_the_same_equations_as_with_bind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
 
-    def counted(*args: Any) -> list[Any] | None:
+    def counted(*args: Any, **more: Any) -> list[Any] | None:
         nonlocal count
-        made = recorded(*args)
+        made = recorded(*args, **more)
         count += made is not None
         return made
 
-    monkeypatch.setattr(form, "recorded", counted)
+    for module in (collectives, form):
+        monkeypatch.setattr(module, "recorded", counted)
     with jax.enable_checks(True):
         fast = region_of(name, monkeypatch)
-    monkeypatch.setattr(form, "recorded", lambda *_: None)
+    for module in (collectives, form):
+        monkeypatch.setattr(module, "recorded", lambda *_, **__: None)
     assert fast == region_of(name, monkeypatch)
     assert count
 
