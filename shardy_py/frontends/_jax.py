@@ -303,7 +303,10 @@ def recorded(
         return None  # another type comes out
     if primitive in _partial_eval.forwarding_rules and tracers[0].aval == types[0]:
         return None  # the operand may come out
-    return trace.emit_eqn(tracers, types, primitive, params, effects, info)
+    outs = [_core.Var(aval) for aval in types]
+    eqn = _partial_eval.TracingEqn(tracers, outs, primitive, params, effects, info, _core.current_jaxpr_eqn_context())
+    trace.frame.add_eqn(eqn)
+    return [_partial_eval.DynamicJaxprTracer(trace, v.aval, v, info, eqn) for v in outs]
 
 
 class Written(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.emit import gathered
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, line, make_rule, positions
 
@@ -43,7 +44,7 @@ def argminmax(equation: Equation) -> Form | None:
         place = positions(x.shape, axis, line(local.index(axis), local.block(axis)), index)
         start = np.array(worst, dtype), np.array(0, index)
         best = lax.reduce((x, place), start, better, (axis,))
-        best = tuple([gathered(lax.expand_dims(part, (0,)), names, 0, local.platform) for part in best])
+        best = tuple([gathered(ops.expand_dims(part, 0), names, 0, local.platform) for part in best])
         return [lax.reduce(best, start, better, (0,))[1]]
 
     return Form(rule, run, uneven=frozenset(rank), moved=moved)
@@ -58,8 +59,8 @@ def _worst(combine: str, dtype: Any) -> Any:
 def _better(precedes: Callable[[Any, Any], Any]) -> Callable[[Pair, Pair], Pair]:
     def better(a: Pair, b: Pair) -> Pair:
         wins = lax.bitwise_or(precedes(a[0], b[0]), lax.ne(a[0], a[0]))
-        first = lax.bitwise_and(lax.eq(a[0], b[0]), lax.lt(a[1], b[1]))
-        return lax.select(wins, a[0], b[0]), lax.select(lax.bitwise_or(wins, first), a[1], b[1])
+        first = lax.bitwise_and(lax.eq(a[0], b[0]), ops.lt(a[1], b[1]))
+        return ops.select(wins, a[0], b[0]), ops.select(lax.bitwise_or(wins, first), a[1], b[1])
 
     return better
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, before, line, make_rule, positions
 from shardy_py.backends.local.slicing import refuses
 
@@ -42,15 +43,15 @@ def dynamic_slice(equation: Equation) -> Form | None:
         for d in split:
             lengths[d] = min(out[d], x.shape[d])
             begins[d], shifts[d] = _own(at[d], line(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
-        part = lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False)
+        part = ops.dynamic_slice(x, begins, lengths)
         room = [out[d] if d in cuts else part.shape[d] for d in rank]
         for d in split:
-            part = lax.select(_within(part.shape, d, shifts[d], out[d]), part, lax.full_like(part, 0))
+            part = ops.select(_within(part.shape, d, shifts[d], out[d]), part, ops.full_like(part, 0))
         if all(out[d] == 1 for d in split):
             return [part]
-        wide = lax.pad(part, np.zeros((), dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
+        wide = ops.pad(part, np.zeros((), dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
         moved = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else 0 for d in rank]
-        return [lax.dynamic_slice(wide, moved, room, allow_negative_indices=False)]
+        return [ops.dynamic_slice(wide, moved, room)]
 
     rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts, whole=[result[d] for d in cuts])
     combine = "or" if dtype == jnp.bool_ else "add"
@@ -81,7 +82,7 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         for d in split:
             lengths[d] = min(update[d], x.shape[d])
             begins[d], shifts[d] = _own(at[d], line(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
-        old = lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False)
+        old = ops.dynamic_slice(x, begins, lengths)
         inside = None
         for d in split:
             here = _within(old.shape, d, shifts[d], update[d])
@@ -89,11 +90,11 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         moving = [d for d in split if update[d] > 1]
         if moving:
             room = [lengths[d] if d in moving else 0 for d in rank]
-            wide = lax.pad(new, np.zeros((), new.dtype), [(room[d], room[d], 0) for d in rank])
-            first = [_between(lax.add(shifts[d], np.int32(room[d])), update[d] + room[d]) if d in moving else 0 for d in rank]
-            new = lax.dynamic_slice(wide, first, lengths, allow_negative_indices=False)
+            wide = ops.pad(new, np.zeros((), new.dtype), [(room[d], room[d], 0) for d in rank])
+            first = [_between(ops.add(shifts[d], np.int32(room[d])), update[d] + room[d]) if d in moving else 0 for d in rank]
+            new = ops.dynamic_slice(wide, first, lengths)
         assert inside is not None
-        return [lax.dynamic_update_slice(x, lax.select(inside, new, old), begins, allow_negative_indices=False)]
+        return [ops.dynamic_update_slice(x, ops.select(inside, new, old), begins)]
 
     rule = make_rule(sizes, [rank, given, *[()] * len(scalars)], [rank], whole=[given[d] for d in cuts])
     return Form(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)
@@ -120,7 +121,7 @@ def _clamped(start: Array, most: int) -> Array:
     """A start as XLA takes it: so that the slice lies within the dimension."""
     dtype = lax.dtype(start)
     most = min(most, jnp.iinfo(dtype).max)
-    return lax.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(most, dtype)), jnp.int32)
+    return ops.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(most, dtype)), jnp.int32)
 
 
 _INT32 = (1 << 31) - 1

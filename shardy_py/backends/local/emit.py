@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather, all_to_all, pmax, pmin, ppermute, psum, psum_scatter
 from shardy_py.backends.local.form import all_gathered, block_index, is_key, line, unsharded_along
 from shardy_py.backends.local.layouts import Axes, Layout, block, local_shape, names, ways
@@ -36,7 +37,7 @@ def moved(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh
         platform: What is compiled for.
     """
     if 0 in shape:
-        return lax.reshape(x, local_shape(shape, target, mesh))
+        return ops.reshape(x, local_shape(shape, target, mesh))
     for move in moves(source, target, shape, mesh):
         x = _STEPS[move.kind](x, move, shape, mesh, platform)
     return x
@@ -47,15 +48,15 @@ def _padded(x: Array, dim: int, length: int) -> Array:
     if not missing:
         return x
     if is_key(x.dtype):
-        return jnp.concatenate([x, *[lax.slice_in_dim(x, 0, 1, axis=dim)] * missing], axis=dim)
-    return lax.pad(x, np.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
+        return jnp.concatenate([x, *[ops.slice_in_dim(x, 0, 1, axis=dim)] * missing], axis=dim)
+    return ops.pad(x, np.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
 
 
 def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, d = ways(move.axes, mesh), move.dim
     size = block(shape[d], ways(move.after.dims[d].axes, mesh))
     x = _padded(x, d, k * size)
-    return lax.dynamic_slice_in_dim(x, line(block_index(names(move.axes)), size), size, axis=d, allow_negative_indices=False)
+    return ops.dynamic_slice_in_dim(x, line(block_index(names(move.axes)), size), size, axis=d)
 
 
 def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -68,7 +69,7 @@ def _all_to_all(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform
     x = _padded(x, t, k * block(shape[t], ways(move.after.dims[t].axes, mesh)))
     x = as_bits(x, lambda y: all_to_all(y, names(move.axes), t, s), platform)
     length = block(shape[s], ways(move.after.dims[s].axes, mesh))
-    return lax.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
+    return ops.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
 
 
 def _permute(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -125,7 +126,7 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
 def _truth(x: Array, over: tuple[str, ...], combine: str) -> Array:
     """Truth values combined in one byte each, all by the same reduction, so that they can be sent together."""
     if combine == "xor":
-        count = psum(lax.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
+        count = psum(ops.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
         return lax.eq(lax.bitwise_and(count, np.uint8(1)), np.uint8(1))
     if combine in ("and", "min", "mul"):
         return lax.bitwise_not(pmax(lax.bitwise_not(x), over))
@@ -143,9 +144,9 @@ def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Arr
 
     if 2 * block >= x.size:
         return fold(as_bits(x, lambda y: all_gather(y, over, 0, tiled=False), platform))
-    parts = _padded(lax.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
+    parts = _padded(ops.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
     mine = fold(as_bits(parts, lambda y: all_to_all(y, over, 0, 0), platform))
-    return lax.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
+    return ops.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
 
 
 _FOLDS = {
@@ -166,7 +167,7 @@ def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
 def summable(x: Array, platform: str) -> tuple[Array, Any]:
     """What is sent in place of `x` where sums are formed, and the way back: XLA on CPU adds bfloat16 up in 32 bits and sends those."""
     if platform == "cpu" and x.dtype == jnp.bfloat16:
-        return lax.convert_element_type(x, jnp.float32), lambda y: lax.convert_element_type(y, x.dtype)
+        return ops.convert_element_type(x, jnp.float32), lambda y: ops.convert_element_type(y, x.dtype)
     return x, lambda y: y
 
 

@@ -14,6 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather
 from shardy_py.backends.local.once import once
 from shardy_py.dialect import OpShardingRule
@@ -202,7 +203,7 @@ class Local:
         if not self.is_padded(factor):
             return x
         position = positions(x.shape, dim, line(self.index(factor), x.shape[dim]))
-        return lax.select(before(position, self.rule.factor_sizes[factor]), x, lax.full(x.shape, fill, x.dtype))
+        return ops.select(before(position, self.rule.factor_sizes[factor]), x, ops.full(x.shape, fill, x.dtype))
 
     def apply(self, *arrays: Array, **params: Any) -> list[Array]:
         """The equation's primitive on its operands as they lie, with some parameters replaced; results lie as the rule says."""
@@ -285,7 +286,7 @@ def block_index(names: tuple[str, ...]) -> Array:
     if not names:
         return 0
     last = lax.axis_index(names[-1])
-    return lax.add(line(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
+    return ops.add(line(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
 
 
 @once
@@ -294,8 +295,8 @@ def line(index: Array, step: int, start: int = 0) -> Array:
     if isinstance(index, int):
         return start + step * index
     if start:
-        return lax.add(line(index, step), np.int32(start))
-    return index if step == 1 else lax.mul(index, np.int32(step))
+        return ops.add(line(index, step), np.int32(start))
+    return index if step == 1 else ops.mul(index, np.int32(step))
 
 
 _INT32 = np.dtype("int32")
@@ -304,16 +305,16 @@ _INT32 = np.dtype("int32")
 @once
 def positions(shape: tuple[int, ...], dim: int, start: Array = 0, dtype: Any = _INT32) -> Array:
     """What stands where along a dimension whose first element stands at `start`, for an array of a shape."""
-    counted = lax.broadcasted_iota(dtype, shape, dim)
+    counted = ops.broadcasted_iota(dtype, shape, dim)
     if isinstance(start, int) and not start:
         return counted
-    return lax.add(counted, lax.convert_element_type(start, dtype))
+    return ops.add(counted, ops.convert_element_type(start, dtype))
 
 
 @once
 def before(position: Array, stop: Array) -> Array:
     """`position < stop` for each of an array of positions, all int32."""
-    return lax.lt(position, np.int32(stop) if isinstance(stop, int) else stop)
+    return ops.lt(position, np.int32(stop) if isinstance(stop, int) else stop)
 
 
 def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> Array:
@@ -331,16 +332,16 @@ def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> A
     if not dim or is_key(x.dtype) or platform != "cpu":
         return all_gather(x, names, dim, tiled=True)
     blocks = all_gather(x, names, 0, tiled=False)
-    blocks = lax.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
-    return lax.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
+    blocks = ops.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
+    return ops.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
 
 
 def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int, platform: str) -> Array:
     """All blocks of a dimension in order, without the padding of the last ones."""
     if not x.size:
-        return lax.reshape(x, tuple(size if d == dim else n for d, n in enumerate(x.shape)))
+        return ops.reshape(x, tuple(size if d == dim else n for d, n in enumerate(x.shape)))
     gathered = all_gathered(x, names, dim, platform)
-    return lax.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
+    return ops.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.form import Array, Builder, Combine, Equation, Form, Local, identity_fill, is_key, line, make_rule
 
 
@@ -83,7 +84,7 @@ def gather(equation: Equation) -> Form | None:
         owned: list[Array] = []
         columns = []
         for at, d in enumerate(numbers.start_index_map):
-            column = lax.index_in_dim(i, at, -1, keepdims=False)
+            column = ops.index_in_dim(i, at, -1)
             if d in cut:
                 column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
                 owned.append(_lies_in(column, local.block(cut[d])))
@@ -91,13 +92,13 @@ def gather(equation: Equation) -> Form | None:
         i = _side_by_side(columns)
         clip = lax.GatherScatterMode.CLIP
         (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
-        nothing = lax.full(y.shape, _zero(y.dtype), y.dtype)
-        spread = functools.partial(lax.broadcast_in_dim, shape=y.shape, broadcast_dimensions=batch_out)
-        y = lax.select(spread(functools.reduce(lax.bitwise_and, owned)), y, nothing)
+        nothing = ops.full(y.shape, _zero(y.dtype), y.dtype)
+        spread = functools.partial(ops.broadcast_in_dim, shape=y.shape, dims=batch_out)
+        y = ops.select(spread(functools.reduce(lax.bitwise_and, owned)), y, nothing)
         if valid is None:
             return [y]
-        fill = lax.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
-        return [lax.select(spread(valid), y, lax.select(lax.broadcast(_is_first(local, cut.values()), y.shape), fill, nothing))]
+        fill = ops.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
+        return [ops.select(spread(valid), y, ops.select(lax.broadcast(_is_first(local, cut.values()), y.shape), fill, nothing))]
 
     return Form(
         rule,
@@ -139,12 +140,12 @@ def _limits(indices: Array, bounds: Sequence[int]) -> Array:
     """The bounds of the numbers of each index vector, as far as their type reaches; one where all are the same."""
     most = jnp.iinfo(indices.dtype).max
     limits = np.array([min(bound, most) for bound in bounds], indices.dtype)
-    return limits[0] if len(set(bounds)) == 1 else lax.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))
+    return limits[0] if len(set(bounds)) == 1 else ops.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))
 
 
 def _from(indices: Array, start: Array) -> Array:
     """Indices counted from a start."""
-    return lax.sub(indices, lax.convert_element_type(start, indices.dtype))
+    return lax.sub(indices, ops.convert_element_type(start, indices.dtype))
 
 
 def _at_least(indices: Array, least: int) -> Array:
@@ -153,13 +154,13 @@ def _at_least(indices: Array, least: int) -> Array:
 
 def _lies_in(indices: Array, length: int) -> Array:
     """Which indices lie between zero and a length; without a sign, those below zero lie beyond it."""
-    unsigned = lax.convert_element_type(indices, f"uint{8 * indices.dtype.itemsize}")
-    return lax.lt(unsigned, unsigned.dtype.type(length))
+    unsigned = ops.convert_element_type(indices, f"uint{8 * indices.dtype.itemsize}")
+    return ops.lt(unsigned, unsigned.dtype.type(length))
 
 
 def _side_by_side(columns: Sequence[Array]) -> Array:
     """Index vectors of their numbers."""
-    return lax.concatenate([lax.expand_dims(column, (column.ndim,)) for column in columns], columns[0].ndim)
+    return ops.concatenate([ops.expand_dims(column, column.ndim) for column in columns], columns[0].ndim)
 
 
 def _inside(indices: Array, bounds: Sequence[int]) -> Array:
@@ -174,7 +175,7 @@ def _clamped(indices: Array, bounds: Sequence[int]) -> Array:
 
 def _wide(indices: Array) -> Array:
     """Indices from which an offset may be taken."""
-    return lax.convert_element_type(indices, jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
+    return ops.convert_element_type(indices, jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
 def _is_first(local: Local, factors: Iterable[int]) -> Array:
@@ -244,7 +245,7 @@ def scatter(equation: Equation) -> Form | None:
                     u = local.mask(u, d, f, nothing)
             parts = [f for f in split if local.names(f)]
             if parts and combine in ("add", "mul"):
-                x = lax.select(lax.broadcast(_is_first(local, parts), x.shape), x, lax.full(x.shape, nothing, x.dtype))
+                x = ops.select(lax.broadcast(_is_first(local, parts), x.shape), x, ops.full(x.shape, nothing, x.dtype))
         return local.bind(x, i, u, **changed)
 
     return Form(
@@ -270,12 +271,12 @@ def _shifted(
         i = _clamped(i, [shape[d] - lengths[d] for d in numbers.scatter_dims_to_operand_dims])
     columns = []
     for at, d in enumerate(numbers.scatter_dims_to_operand_dims):
-        column = _wide(lax.index_in_dim(i, at, -1, keepdims=False))
+        column = _wide(ops.index_in_dim(i, at, -1))
         if d in cut:
             inside = _lies_in(column, shape[d]) if local.is_padded(cut[d]) else None
             column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
             if inside is not None:  # otherwise it could lie in the padding
-                column = lax.select(inside, column, lax.full_like(column, -1))
+                column = ops.select(inside, column, ops.full_like(column, -1))
         columns.append(column)
     dropped = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
     return _side_by_side(columns), dropped

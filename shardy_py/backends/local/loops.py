@@ -8,6 +8,7 @@ from typing import Any
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, replicated
@@ -222,7 +223,7 @@ def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:
     mask = which.get(layout([dim.axes for dim in at.dims[:rank]]))
     if which.region.dry:
         return None
-    return lax.select(lax.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
+    return ops.select(ops.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
 
 
 @runs_dry
@@ -260,7 +261,7 @@ def platform_index(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Hel
     platforms = eqn.params["platforms"]
     at = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
     aval: Any = eqn.outvars[0].aval
-    return [walker.constant(None if walker.region.dry else lax.full((), at, aval.dtype), aval)]
+    return [walker.constant(None if walker.region.dry else ops.full((), at, aval.dtype), aval)]
 
 
 HANDLERS: dict[str, Handler] = {"cond": cond, "platform_index": platform_index, "scan": scan, "while": while_loop}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.form import block_index
 from shardy_py.backends.local.held import Held
 from shardy_py.backends.local.layouts import dim_axes, layout, names, ways
@@ -36,9 +37,9 @@ def partial_sums(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held]
         if not axes:
             x = first_of(x, parts)
         else:
-            x = lax.expand_dims(x, (0,))
+            x = ops.expand_dims(x, 0)
             if left:
-                x = lax.select(lax.broadcast(block_index(names(left)) == 0, x.shape), x, lax.full_like(x, 0))
+                x = ops.select(lax.broadcast(block_index(names(left)) == 0, x.shape), x, ops.full_like(x, 0))
     made.versions = {layout((axes, *rest)): x}
     return [made]
 

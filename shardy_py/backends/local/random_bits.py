@@ -14,6 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.random import threefry2x32_p
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
 from shardy_py.backends.local.iota import linear_index
@@ -44,8 +45,8 @@ def _hashed(local: Local, keys: Array, shape: tuple[int, ...], result: tuple[int
     data = jax.random.key_data(keys)
     lead = keys.ndim
     high, low = linear_index(local, shape, tuple(range(lead, lead + len(shape))), result[lead:])
-    spread = [lax.broadcast_in_dim(lax.index_in_dim(data, i, lead, keepdims=False), result, tuple(range(lead))) for i in range(2)]
-    counts = [lax.broadcast_in_dim(half, result, tuple(range(lead, len(result)))) for half in (high, low)]
+    spread = [ops.broadcast_in_dim(ops.index_in_dim(data, i, lead), result, tuple(range(lead))) for i in range(2)]
+    counts = [ops.broadcast_in_dim(half, result, tuple(range(lead, len(result)))) for half in (high, low)]
     first, second = threefry2x32_p.bind(*spread, *counts)
     return first, second
 
@@ -77,9 +78,9 @@ def random_bits(equation: Equation) -> Form | None:
 
     def draws(first: Array, second: Array) -> Array:
         if width == 64:
-            high, low = (lax.convert_element_type(half, dtype) for half in (first, second))
+            high, low = (ops.convert_element_type(half, dtype) for half in (first, second))
             return lax.bitwise_or(lax.shift_left(high, dtype.type(32)), low)
-        return lax.convert_element_type(lax.bitwise_xor(first, second), dtype)
+        return ops.convert_element_type(lax.bitwise_xor(first, second), dtype)
 
     return _drawn(equation, draws)
 

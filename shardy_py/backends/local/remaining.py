@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jax import lax
 from jax import numpy as jnp
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import psum
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
@@ -66,7 +67,7 @@ def rng_uniform(equation: Equation) -> Form | None:
         if not names:
             return [x]
         first = jnp.broadcast_to(lax.axis_index(names) == 0, x.shape)
-        return [psum(lax.select(first, x, lax.full_like(x, 0)), names)]
+        return [psum(ops.select(first, x, ops.full_like(x, 0)), names)]
 
     return Form(make_rule(shape, [()] * len(equation.shapes), [rank], whole=rank), run, moved=moved)
 

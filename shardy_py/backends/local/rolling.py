@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from shardy_py.backends.local import halo
+from shardy_py.backends.local import halo, ops
 from shardy_py.backends.local.form import Equation, Form, Local, is_key, make_rule
 from shardy_py.backends.local.held import Held
 from shardy_py.backends.local.walk import Handler, Walker, runs_dry
@@ -64,7 +63,7 @@ def _form(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> Form:
         names = local.names(dim)
         if names:
             return [halo.run(x, dim, names, local, picked(shape[dim], runs, local.ways(dim)))]
-        return [lax.concatenate([lax.slice_in_dim(x, start, start + length, axis=dim) for start, length in runs], dim)]
+        return [ops.concatenate([ops.slice_in_dim(x, start, start + length, axis=dim) for start, length in runs], dim)]
 
     return Form(make_rule(shape, [rank], [rank], permutation=[dim]), run, uneven=frozenset(rank), linear=((0,),), moved=moved)
 

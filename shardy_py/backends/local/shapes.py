@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from jax import lax
-
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, as_is, make_rule
 from shardy_py.ir import Block, Op, TensorType
 from shardy_py.rules import rule_for
@@ -66,7 +65,7 @@ def reshape(equation: Equation) -> Form | None:
 
     def run(local: Local, arrays: list) -> list:
         (x,), made = arrays, local.result_shape(0)
-        x = lax.transpose(x, order)
+        x = ops.transpose(x, order)
         return [x] if x.shape == made else local.apply(x, new_sizes=made, dimensions=None)
 
     alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]

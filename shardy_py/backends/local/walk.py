@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
+from shardy_py.backends.local import ops
 from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
 from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
 from shardy_py.backends.local.form import Equation, Form, Local, Recorded, as_is, bind, bits_of
@@ -487,7 +487,7 @@ class Walker:
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Held:
         """A value without elements."""
         held = Held(self.region, shape, dtype, uses=2)
-        held.remake = lambda target: None if self.region.dry else lax.full(local_shape(shape, target, self.mesh), 0, dtype)
+        held.remake = lambda target: None if self.region.dry else ops.full(local_shape(shape, target, self.mesh), 0, dtype)
         return held
 
     def _is_remakable(self, equation: Equation, form: Form, operands: Sequence[Held]) -> bool:
