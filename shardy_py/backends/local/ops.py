@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
 from shardy_py.frontends.context import local_type, recorded
 
 Array = Any
-Shape = tuple[int, ...]
+Shape = Sequence[int]
 
 
 def _aval(x: Any) -> Any:
@@ -252,4 +252,4 @@ def pad(x: Array, value: Any, config: Sequence[tuple[int, int, int]]) -> Array:
 
 
 def _plain(dtype: Any, shape: Shape) -> Any:
-    return local_type(jax.core.ShapedArray((), dtype), shape)
+    return local_type(ShapedArray((), dtype), shape)

@@ -260,23 +260,63 @@ class Walker:
             held.uses = uses.get(v, 0) if held.uses == 1 else max(held.uses, 2)
             env[v] = held
         count = len(env)
-        dry, literals, prefix = self.region.dry, self._literal, current_name_stack()
-        for index, eqn, known, reads, literal, results in self.reading.steps(jaxpr):
+        steps = self.reading.steps(jaxpr)
+        if self.region.dry:
+            self._foresee(steps, env, scope)
+        else:
+            self._trace(steps, env, scope)
+        if scope is not None:
+            self.made.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
+        return [self._literal(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def _trace(self, steps: Sequence[_Step], env: dict[Any, Held], scope: Scope | None) -> None:
+        """Runs equations."""
+        literals, prefix = self._literal, current_name_stack()
+        for index, eqn, known, reads, literal, results in steps:
             operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
-            if dry:
-                out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
-            else:
-                out = None if known is None else self.again(known, operands, scope, prefix)
-                if out is None:
-                    with self.place(eqn):
-                        out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
+            out = None if known is None else self.again(known, operands, scope, prefix)
+            if out is None:
+                with self.place(eqn):
+                    out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
             for (v, used), held in zip(results, out, strict=True):
                 if held.uses < 2:
                     held.uses = used
                 env[v] = held
-        if scope is not None:
-            self.made.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
-        return [literals(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def _foresee(self, steps: Sequence[_Step], env: dict[Any, Held], scope: Scope | None) -> None:
+        """Runs equations dry."""
+        literals, region, way = self._literal, self.region, self.way
+        for index, eqn, known, reads, literal, results in steps:
+            operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
+            form = None if known is None or known.is_empty else known.known.get("form")
+            found = None if form is None else way(known, form, operands, scope)
+            if found is None:
+                out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
+                for (v, used), held in zip(results, out, strict=True):
+                    if held.uses < 2:
+                        held.uses = used
+                    env[v] = held
+            else:
+                decision = found[1]
+                self._count(eqn, operands, decision, scope)
+                for (v, used), at, shape, dtype in zip(results, decision.results, known.result_shapes, known.result_dtypes):
+                    env[v] = Held(region, shape, dtype, at, uses=used)
+
+    def _count(self, eqn: JaxprEqn, operands: Sequence[Held], decision: Decision, scope: Scope | None) -> None:
+        """Counts what an equation costs in a dry run."""
+        region = self.region
+        spent = region.spent
+        for held, at in zip(operands, decision.operands):
+            if at in held.versions:
+                held.asked[at] = None
+            else:
+                held.get(at)
+        trips = region.trips
+        region.work += decision.work * trips
+        if decision.inside:
+            region.spent += decision.inside * trips
+        if region.spent > spent:
+            self.charges[id(scope), id(eqn)] = region.spent - spent
 
     def note(self, v: Var, held: Held, scope: Scope | None) -> None:
         """Makes known to walks after this one a value that no equation makes."""
@@ -319,22 +359,14 @@ class Walker:
             form = equation.known.get("form") or self.reading.form(equation)
             if form is None:
                 return self.whole(equation, operands)
-        if self._is_remakable(equation, form, operands):
+        found = self.way(equation, form, operands, scope)
+        if found is None:
             return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
-        form, decision = self.decide(equation, form, operands, scope)
+        form, decision = found
         shapes, dtypes = equation.result_shapes, equation.result_dtypes
         region = self.region
         if region.dry:
-            spent = region.spent
-            for held, at in zip(operands, decision.operands):
-                if at in held.versions:
-                    held.asked[at] = None
-                else:
-                    held.get(at)
-            region.spent += decision.inside * region.trips
-            region.work += decision.work * region.trips
-            if region.spent > spent:
-                self.charges[id(scope), id(eqn)] = region.spent - spent
+            self._count(eqn, operands, decision, scope)
             return [Held(region, s, d, at) for at, s, d in zip(decision.results, shapes, dtypes)]
         if not any(decision.axes) and any(form.rule.factor_sizes[f] > 1 for f in form.rule.need_replication):
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
@@ -355,11 +387,10 @@ class Walker:
             prefix: The name stack there.
         """
         form = equation.known.get("form")
-        if form is None or equation.is_empty or self._is_remakable(equation, form, operands):
+        found = None if form is None or equation.is_empty else self.way(equation, form, operands, scope)
+        if found is None or found[1].reduced:
             return None
-        form, decision = self.decide(equation, form, operands, scope)
-        if decision.reduced:
-            return None
+        form, decision = found
         known = equation.known.get(("recorded", id(form), id(decision), self.region.platform)) or self._as_is(equation, form, decision)
         if known is None:
             return None
@@ -408,24 +439,54 @@ class Walker:
             equation.known[key] = only
         return made
 
-    def decide(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision]:
-        """How an equation runs, under which axes, and where its operands and results lie then."""
-        has = tuple([held.state for held in operands])
-        outvars = equation.eqn.outvars
-        if len(outvars) == 1:
-            wanted: Any = (self.asked(outvars[0], scope) if equation.used[0] else (),)
-        else:
-            wanted = tuple([self.asked(v, scope) if used else () for v, used in zip(outvars, equation.used, strict=True)])
-        key = (id(form), has, wanted)
-        found = equation.known.get(key)
+    def way(self, equation: Equation, form: Form, operands: Sequence[Held], scope: Scope | None) -> tuple[Form, Decision] | None:
+        """How an equation runs, under which axes, and where its operands and results lie then.
+
+        Args:
+            equation: The equation.
+            form: Its form.
+            operands: Its operands.
+            scope: Where it stands.
+
+        Returns:
+            The form, or one of its alternatives, and how it runs; None where results can be computed where they are needed, of operands
+            that can be had anywhere.
+        """
+        trips, anywhere = self.region.trips, True
+        key: list[Any] = [id(form)]
+        for held in operands:
+            if held.remake is None:
+                at = next(iter(held.versions))
+                if held.shape or at.unreduced:
+                    anywhere = False
+                key.append(at if len(held.versions) == 1 and not at.unreduced and trips == held.trips else held.state)
+            else:
+                key.append(held.state)
+        if anywhere and self._is_remakable(equation, form):
+            return None
+        asks = self._asks.get(id(scope))
+        for v, used in zip(equation.eqn.outvars, equation.used):
+            if not used:
+                key.append(())
+            else:
+                known = None if asks is None else asks.get(v)
+                key.append(self.asked(v, scope) if known is None else known)
+        found = equation.known.get(tuple(key))
         if found is None:
-            tensors = tuple([Tensor(s, bits_of(d), *state) for s, d, state in zip(equation.shapes, equation.dtypes, has, strict=True)])
-            results = tuple(map(Tensor, equation.result_shapes, map(bits_of, equation.result_dtypes), wanted))
-            found = equation.known[key] = self._ways(form, tensors, results)
+            found = equation.known[tuple(key)] = self._ways(equation, form, [held.state for held in operands], key[1 + len(operands) :])
         return found[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(found) - 1)] if self.ranks else found[0]
 
-    def _ways(self, form: Form, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> list[tuple[Form, Decision]]:
-        """Ways to run an equation, the cheapest first."""
+    def _ways(self, equation: Equation, form: Form, has: Sequence[Any], wanted: Sequence[Any]) -> list[tuple[Form, Decision]]:
+        """Ways to run an equation, the cheapest first.
+
+        Args:
+            equation: The equation.
+            form: Its form.
+            has: The states of its operands.
+            wanted: Where its results will be asked for.
+        """
+        operands = tuple([Tensor(s, bits_of(d), *state) for s, d, state in zip(equation.shapes, equation.dtypes, has, strict=True)])
+        results = tuple(map(Tensor, equation.result_shapes, map(bits_of, equation.result_dtypes), wanted))
         found = [
             (way, decision)
             for way in (form, *form.alternatives)
@@ -490,11 +551,8 @@ class Walker:
         held.remake = lambda target: None if self.region.dry else ops.full(local_shape(shape, target, self.mesh), 0, dtype)
         return held
 
-    def _is_remakable(self, equation: Equation, form: Form, operands: Sequence[Held]) -> bool:
-        """Whether results can be computed where they are needed, of operands that can be had anywhere."""
-        for held in operands:
-            if held.remake is None and (held.shape or next(iter(held.versions)).unreduced):
-                return False
+    def _is_remakable(self, equation: Equation, form: Form) -> bool:
+        """Whether results can be computed anywhere, as far as the equation is concerned."""
         return not (equation.eqn.effects or form.rule.reduction or form.moved is not None or not any(equation.result_shapes))
 
     def _remakable(self, equation: Equation, form: Form, operands: Sequence[Held], i: int) -> Held:
