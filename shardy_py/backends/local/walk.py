@@ -289,8 +289,8 @@ class Walker:
         for index, eqn, known, reads, literal, results in steps:
             operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
             form = None if known is None or known.is_empty else known.known.get("form")
-            found = None if form is None else way(known, form, operands, scope)
-            if found is None:
+            found = None if known is None or form is None else way(known, form, operands, scope)
+            if known is None or found is None:
                 out = self.handled(eqn, index, operands, scope) if known is None else self.formed(known, operands, scope)
                 for (v, used), held in zip(results, out, strict=True):
                     if held.uses < 2:
