@@ -80,6 +80,8 @@ def _sent(x: Array, function: Callable[..., Array], names: Names, shape: Sequenc
     made = function(x, names, **given)
     equation = written(made, x)
     if equation is not None:
+        if len(_KNOWN) >= 4096:
+            _KNOWN.clear()
         _KNOWN[key] = equation, jax.typeof(made)
     return made
 

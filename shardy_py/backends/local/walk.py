@@ -124,7 +124,7 @@ class Reading:
             if key is not None:
                 shared = _is_plain(eqn)
                 if shared and len(self._shared) >= SHARED:
-                    self._shared.pop(next(iter(self._shared)))
+                    self._shared.pop(next(iter(self._shared)), None)
                 (self._shared if shared else self._known)[key] = known
         equation.known = known
 
