@@ -303,6 +303,8 @@ def recorded(
         return None  # another type comes out
     if primitive in _partial_eval.forwarding_rules and tracers[0].aval == types[0]:
         return None  # the operand may come out
+    if primitive in _partial_eval.const_fold_rules and any(t.get_const() is not None for t in tracers):
+        return None  # a constant may come out
     outs = [_core.Var(aval) for aval in types]
     eqn = _partial_eval.TracingEqn(tracers, outs, primitive, params, effects, info, _core.current_jaxpr_eqn_context())
     trace.frame.add_eqn(eqn)

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.emit import gathered
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, line, make_rule, positions
+from shardy_py.backends.local.moves import gather_costs
 
 Pair = tuple[Any, Any]
 """A value and where it stands."""
@@ -33,7 +34,8 @@ def argminmax(equation: Equation) -> Form | None:
     worst = _worst("max" if equation.name == "argmax" else "min", dtype)
 
     def moved(ways: Sequence[int]) -> int:
-        return (ways[axis] - 1) * math.prod(-(-shape[d] // ways[d]) for d in kept) * (dtype.itemsize + index.itemsize)
+        kept_here = math.prod(-(-shape[d] // ways[d]) for d in kept)
+        return gather_costs(ways[axis], kept_here * dtype.itemsize, kept_here * index.itemsize)
 
     def run(local: Local, arrays: list) -> list:
         (x,) = arrays

@@ -12,6 +12,7 @@ from jax import numpy as jnp
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.emit import gathered
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, make_rule
+from shardy_py.backends.local.moves import gather_costs
 
 Array = Any
 
@@ -38,7 +39,7 @@ def cumulative(equation: Equation) -> Form | None:
 
     def moved(ways: Sequence[int]) -> int:
         row = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(shape, ways, strict=True)) if d != axis)
-        return (ways[axis] - 1) * row * item
+        return gather_costs(ways[axis], row * item)
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         names, index = local.names(axis), local.index(axis)

@@ -276,8 +276,7 @@ class _Setting(NamedTuple):
             total += _later(has, of, result, mesh)
         counts = [ways(a, mesh) if a else 1 for a in axes]
         if self.moved is not None:
-            exchanged = self.moved(counts)
-            inside += exchanged + STARTING if exchanged else 0
+            inside += self.moved(counts)
         work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
         return Decision(axes, tuple(needed), tuple(made), at_once, inside, work, total + inside + work)
 

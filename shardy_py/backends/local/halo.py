@@ -20,6 +20,7 @@ from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import ppermute
 from shardy_py.backends.local.emit import as_bits, gathered
 from shardy_py.backends.local.form import Local, before, block_index, line, positions
+from shardy_py.backends.local.moves import STARTING
 from shardy_py.backends.local.once import once
 
 Array = Any
@@ -112,6 +113,15 @@ class Exchange:
     slots: tuple[Slot, ...]
     is_gathered: bool
     received: int
+
+    def cost(self, row: int) -> int:
+        """Bytes that a device receives, and `STARTING` for each collective.
+
+        Args:
+            row: Bytes of all that a device has at a position.
+        """
+        sends = 1 if self.is_gathered else sum(not slot.is_own for slot in self.slots)
+        return self.received * row + STARTING * sends
 
 
 def blocks(size: int, count: int) -> tuple[Have, ...]:

@@ -93,6 +93,16 @@ def _starts(move: Move, mesh: Mesh) -> int:
     return ways(move.axes, mesh) if move.kind == "all_to_all" else 1
 
 
+def gather_costs(group: int, *pieces: int) -> int:
+    """Bytes a device receives in gathers, and `STARTING` for each.
+
+    Args:
+        group: How many devices gather.
+        pieces: For each gather, bytes that a device has.
+    """
+    return sum((group - 1) * piece + STARTING for piece in pieces) if group > 1 else 0
+
+
 def move_bytes(move: Move, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:
     """Bytes a device receives in one step, with the padding of blocks that are cut unevenly."""
     k = ways(move.axes, mesh)

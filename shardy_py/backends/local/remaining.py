@@ -12,6 +12,7 @@ from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import psum
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.moves import STARTING
 
 
 def bitcast_convert_type(equation: Equation) -> Form | None:
@@ -59,7 +60,7 @@ def rng_uniform(equation: Equation) -> Form | None:
     rank = range(len(shape))
 
     def moved(ways: Sequence[int]) -> int:
-        return 2 * math.prod(shape) * dtype.itemsize
+        return 2 * math.prod(shape) * dtype.itemsize + STARTING
 
     def run(local: Local, arrays: list) -> list:
         (x,) = local.bind(*arrays)

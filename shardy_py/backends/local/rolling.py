@@ -56,7 +56,7 @@ def _form(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> Form:
         if ways[dim] == 1:
             return 0
         others = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(shape, ways, strict=True)) if d != dim)
-        return picked(shape[dim], runs, ways[dim]).received * others * dtype.itemsize
+        return picked(shape[dim], runs, ways[dim]).cost(others * dtype.itemsize)
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         (x,) = arrays

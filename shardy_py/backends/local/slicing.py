@@ -134,7 +134,7 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
             for d in moving:
                 if ways[d] > 1:
                     at = steps(shape[d], starts[d], strides[d], out[d], ways[d])
-                    total += at.exchange.received * math.prod(n for i, n in enumerate(local) if i != d) * dtype.itemsize
+                    total += at.exchange.cost(math.prod(n for i, n in enumerate(local) if i != d) * dtype.itemsize)
                     local[d] = -(-out[d] // ways[d])
         return total
 
@@ -214,7 +214,7 @@ def concatenate(equation: Equation) -> Form | None:
         if ways[dim] == 1:
             return 0
         others = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(out, ways, strict=True)) if d != dim)
-        return joined(tuple(sizes), ways[dim]).received * others * row
+        return joined(tuple(sizes), ways[dim]).cost(others * row)
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         names = local.names(dim)
@@ -254,7 +254,7 @@ def rev(equation: Equation) -> Form | None:
 
     def moved(ways: Sequence[int]) -> int:
         total = math.prod(-(-n // k) for n, k in zip(shape, ways, strict=True)) * row
-        return sum(mirror(shape[d], ways[d]).received * total // -(-shape[d] // ways[d]) for d in dims if ways[d] > 1)
+        return sum(mirror(shape[d], ways[d]).cost(total // -(-shape[d] // ways[d])) for d in dims if ways[d] > 1)
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         (x,) = local.bind(*arrays)

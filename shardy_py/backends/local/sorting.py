@@ -9,6 +9,7 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local.emit import gathered
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.moves import gather_costs
 
 
 def sort(equation: Equation) -> Form | None:
@@ -33,13 +34,14 @@ def top_k(equation: Equation) -> Form | None:
     k = equation.params["k"]
     axis = equation.params.get("axis", len(shape) - 1) % len(shape)
     rank = list(range(len(shape)))
-    bits = (equation.dtypes[0].itemsize + equation.result_dtypes[1].itemsize) * 8
+    items = equation.dtypes[0].itemsize, equation.result_dtypes[1].itemsize
     result = [len(shape) if d == axis else d for d in rank]
     rule = make_rule([*shape, k], [rank], [result, result], whole=[len(shape)], permutation=[axis])
 
     def moved(ways: Sequence[int]) -> int:
         block = math.prod(-(-n // ways[d]) for d, n in enumerate(shape) if d != axis)
-        return (ways[axis] - 1) * min(k, shape[axis] // ways[axis]) * block * bits // 8
+        count = min(k, shape[axis] // ways[axis]) * block
+        return gather_costs(ways[axis], *[count * item for item in items])
 
     def run(local: Local, arrays: list) -> list:
         (x,) = arrays

@@ -124,7 +124,7 @@ class Windowed:
             if count == 1:
                 continue
             plan = cut(window, count).exchange
-            total += plan.received * math.prod(n for i, n in enumerate(local) if i != d) * self.bytes
+            total += plan.cost(math.prod(n for i, n in enumerate(local) if i != d) * self.bytes)
             local[d] = plan.length
         return total
 
@@ -235,7 +235,7 @@ def select_and_scatter_add(equation: Equation) -> Form | None:
                 if ways[d] > 1:
                     plan = touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], ways[d])
                     part = (plan.source, plan.operand)[which]
-                    total += part.received * math.prod(n for i, n in enumerate(local) if i != d) * bytes_[which]
+                    total += part.cost(math.prod(n for i, n in enumerate(local) if i != d) * bytes_[which])
                     local[d] = part.length
         return total
 

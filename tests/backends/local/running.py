@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from shardy_py.backends.local.form import Equation, Form, Local
+from shardy_py.backends.local.moves import STARTING
 from shardy_py.backends.local.table import FORMS
 from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same
 
@@ -47,14 +48,14 @@ def check_together(name: str, cases: Sequence[Case], *, count: int = 2, toleranc
         for axes, got in zip(ways, made, strict=True):
             checked += 1
             expected = 0 if form.moved is None else form.moved([math.prod(SIZES[a] for a in names) for names in axes])
-            assert received_inside(equation, form, axes) == expected, f"{name} of {equation.shapes} with {equation.params} under {axes}"
+            assert cost_inside(equation, form, axes) == expected, f"{name} of {equation.shapes} with {equation.params} under {axes}"
             for g, w in zip(got, want, strict=True):
                 same(g, w, tolerance, f"{name} of {equation.shapes} with {equation.params} under {axes}")
     assert checked
 
 
-def received_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ...]]) -> int:
-    """Bytes that a device receives in a form's `run`, read off its trace."""
+def cost_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ...]]) -> int:
+    """Bytes that a device receives in a form's `run`, and what starting its collectives counts as, read off its trace."""
     local = Local(equation, form, axes, SIZES, "cpu")
     shapes = [jax.ShapeDtypeStruct(local.operand_shape(i), d) for i, d in enumerate(equation.dtypes)]
     specs: Any = jax.sharding.PartitionSpec()
@@ -69,6 +70,7 @@ def received_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ..
             assert eqn.primitive.name in ("ppermute", "all_gather")
             (before,), (after,) = eqn.invars, eqn.outvars
             total += (after.aval.size - (before.aval.size if eqn.primitive.name == "all_gather" else 0)) * after.aval.dtype.itemsize
+            total += STARTING
     return total
 
 

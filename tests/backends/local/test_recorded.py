@@ -104,6 +104,10 @@ def test_what_is_not_recorded_is_left_to_bind() -> None:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((8,), ("x",))):
             assert recorded(lax.add_p, [x, x], {}, [jax.typeof(x)]) is None  # types name the mesh
         assert recorded(lax.add_p, [x, x], {}, [jax.typeof(x).update(weak_type=True)]) is None  # another type
+        cast = {"new_dtype": jnp.dtype("bfloat16"), "weak_type": False, "sharding": None}
+        assert (
+            recorded(lax.convert_element_type_p, [np.float32(1)], cast, [jax.typeof(x).update(dtype=cast["new_dtype"], shape=())]) is None
+        )
         return x
 
     jax.make_jaxpr(f)(x)
