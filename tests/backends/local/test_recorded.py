@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr
@@ -104,10 +105,8 @@ def test_what_is_not_recorded_is_left_to_bind() -> None:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((8,), ("x",))):
             assert recorded(lax.add_p, [x, x], {}, [jax.typeof(x)]) is None  # types name the mesh
         assert recorded(lax.add_p, [x, x], {}, [jax.typeof(x).update(weak_type=True)]) is None  # another type
-        cast = {"new_dtype": jnp.dtype("bfloat16"), "weak_type": False, "sharding": None}
-        assert (
-            recorded(lax.convert_element_type_p, [np.float32(1)], cast, [jax.typeof(x).update(dtype=cast["new_dtype"], shape=())]) is None
-        )
+        cast, integer = {"new_dtype": jnp.dtype("int32"), "weak_type": False, "sharding": None}, jax.typeof(np.int32(0))
+        assert recorded(lax.convert_element_type_p, [np.float32(1)], cast, [integer]) is None  # a constant
         return x
 
     jax.make_jaxpr(f)(x)
