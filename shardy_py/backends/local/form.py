@@ -72,8 +72,8 @@ class Form:
         uneven: Factors that may be cut unevenly; what lies behind the end of a dimension is arbitrary, and `run` masks it where it matters.
         linear: Groups of operands in which the results are linear: all of a group may be partial sums over the same axes while the others
             are not, and the results are partial sums then.
-        moved: Bytes that a device receives inside `run`, and `STARTING` for each collective, given the ways every factor is cut; for
-            permutation factors.
+        moved: Bytes that a device receives inside `run`, and `STARTING` for each collective that cannot go with another, given the
+            ways every factor is cut; for permutation factors.
         alternatives: Other ways to run the equation, of which the cheapest is taken.
         weight: How much one point of the iteration space costs, in bytes that could be sent meanwhile.
     """

@@ -94,13 +94,13 @@ def _starts(move: Move, mesh: Mesh) -> int:
 
 
 def gather_costs(group: int, *pieces: int) -> int:
-    """Bytes a device receives in gathers, and `STARTING` for each.
+    """Bytes a device receives in gathers that do not wait for each other, and `STARTING` for all, as they can be sent together.
 
     Args:
         group: How many devices gather.
         pieces: For each gather, bytes that a device has.
     """
-    return sum((group - 1) * piece + STARTING for piece in pieces) if group > 1 else 0
+    return (group - 1) * sum(pieces) + STARTING if group > 1 else 0
 
 
 def move_bytes(move: Move, shape: tuple[int, ...], bits: int, mesh: Mesh) -> int:

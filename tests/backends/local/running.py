@@ -65,12 +65,16 @@ def cost_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ...]])
 
     traced = jax.make_jaxpr(jax.shard_map(inside, mesh=mesh(), in_specs=specs, out_specs=specs, check_vma=False))(*shapes)
     total = 0
+    started = set()
     for eqn in eqns(traced.jaxpr):
         if eqn.primitive.name in SENDS:
             assert eqn.primitive.name in ("ppermute", "all_gather")
             (before,), (after,) = eqn.invars, eqn.outvars
             total += (after.aval.size - (before.aval.size if eqn.primitive.name == "all_gather" else 0)) * after.aval.dtype.itemsize
-            total += STARTING
+            alike = (eqn.primitive.name, before.aval.shape, after.aval.shape)
+            if alike not in started or eqn.primitive.name == "ppermute":  # gathers of one shape are sent together
+                total += STARTING
+            started.add(alike)
     return total
 
 
