@@ -44,7 +44,7 @@ class Decision(NamedTuple):
         operands: The layouts the operands have to be in.
         results: The layouts the results come out in.
         reduced: Axes over which results have to be combined at once.
-        inside: What is received while it runs, to combine results at once and inside of the form, with `STARTING` for each of the two.
+        inside: What is received while it runs, to combine results at once and inside of the form, with `STARTING` for each collective.
         work: What computing costs, in bytes that could be sent meanwhile.
         cost: What is received in all until the results are as wanted, `STARTING` for each collective, and the work.
     """

@@ -116,7 +116,7 @@ class Windowed:
     windows: tuple[tuple[int, Window], ...]
 
     def moved(self, ways: Sequence[int]) -> int:
-        """Bytes a device receives, given the ways of every factor."""
+        """Bytes a device receives, and `STARTING` for each collective, given the ways of every factor."""
         local = [-(-n // math.prod(ways[f] for f in dim)) for n, dim in zip(self.shape, self.dims, strict=True)]
         total = 0
         for d, window in self.windows:
