@@ -137,6 +137,18 @@ def lowered_in_place(primitives: Iterable[Primitive]) -> Iterator[None]:
         _lowered_in_place.difference_update(fresh)
 
 
+def location_of(eqn: JaxprEqn, module: Any, stack: Any) -> Any:
+    """The MLIR location of the op that an equation is.
+
+    Args:
+        eqn: The equation.
+        module: The `ModuleContext` it is lowered in.
+        stack: The names around the jaxpr that it is in.
+    """
+    info = eqn.source_info
+    return _mlir.source_info_to_location(module, eqn.primitive, stack + info.name_stack, info.traceback)
+
+
 def coordination_client() -> Any:
     """The client of `jax.distributed`'s key-value store; None where `jax.distributed.initialize` was not called."""
     return _distributed.global_state.client

@@ -17,11 +17,13 @@ from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
 from shardy_py.frontends._jax import is_tracing as is_tracing
 from shardy_py.frontends._jax import local_type as local_type
+from shardy_py.frontends._jax import location_of as location_of
 from shardy_py.frontends._jax import lowered_in_place as lowered_in_place
 from shardy_py.frontends._jax import no_context_devices as no_context_devices
 from shardy_py.frontends._jax import put_shards as put_shards
 from shardy_py.frontends._jax import recorded as recorded
 from shardy_py.frontends._jax import settings as settings
+from shardy_py.frontends._jax import stablehlo as stablehlo
 from shardy_py.frontends._jax import trace_context as trace_context
 from shardy_py.frontends._jax import under_settings as under_settings
 from shardy_py.frontends._jax import written as written
