@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, new_jaxpr_eqn
 from jax.interpreters import mlir
 
 from shardy_py.backends.single_ops import RULES, Value, Writer
-from shardy_py.frontends.context import location_of, settings
+from shardy_py.frontends.context import Locations, is_plain
 
 BODIES = {"jit": ("jaxpr",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
 """Primitives the bodies of which are lowered in this way as well -> the parameters that hold them."""
@@ -59,38 +58,27 @@ def _wrapped(body: Any, known: dict[int, Any]) -> Any:
 
 
 def _one_equation(body: Any, known: dict[int, Any]) -> Any:
-    if isinstance(body, ClosedJaxpr) and body.jaxpr is not body:
-        return body if body.consts else ClosedJaxpr(_wrapped(body.jaxpr, known), [])
-    if body.constvars or not body.eqns:
-        return body
-    wanted = {v for v in body.outvars if not isinstance(v, Literal)}
-    made = [v for eqn in body.eqns for v in eqn.outvars if v in wanted]
-    info = body.debug_info.with_unknown_names()
-    inner = body.replace(eqns=[_with_bodies(eqn, known) for eqn in body.eqns], outvars=made, debug_info=info)
-    return body.replace(eqns=[new_jaxpr_eqn(list(body.invars), made, equations_p, {"jaxpr": inner}, body.effects)])
-
-
-def _is_plain(eqn: Any) -> bool:
-    """Whether an equation is on arrays of numbers, and was traced under no settings for the compiler."""
-    if (
-        eqn.effects
-        or not all(isinstance(v.aval.dtype, np.dtype) for v in eqn.invars)
-        or not isinstance(eqn.outvars[0].aval.dtype, np.dtype)
-    ):
-        return False
-    compute, _, metadata = settings(eqn)
-    return not (compute or metadata)
+    jaxpr: Any = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+    if jaxpr is not body:  # later versions of JAX have one class for both
+        return body if body.consts else ClosedJaxpr(_wrapped(jaxpr, known), [])
+    if jaxpr.constvars or not jaxpr.eqns:
+        return jaxpr
+    wanted = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    made = [v for eqn in jaxpr.eqns for v in eqn.outvars if v in wanted]
+    info = jaxpr.debug_info.with_unknown_names()
+    inner = jaxpr.replace(eqns=[_with_bodies(eqn, known) for eqn in jaxpr.eqns], outvars=made, debug_info=info)
+    return jaxpr.replace(eqns=[new_jaxpr_eqn(list(jaxpr.invars), made, equations_p, {"jaxpr": inner}, jaxpr.effects)])
 
 
 def _lower(context: mlir.LoweringRuleContext, *arguments: Value, jaxpr: Jaxpr) -> list[Value]:
     writer, module = Writer(context), context.module_context
     env: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
-    tokens, stack = context.tokens_in, context.name_stack
+    tokens, locations = context.tokens_in, Locations(module, context.name_stack)
     for eqn in jaxpr.eqns:
         rule = RULES.get(eqn.primitive.name)
-        if rule is not None and _is_plain(eqn):
+        if rule is not None and is_plain(eqn):
             operands = [writer.literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            made = rule(writer, eqn, operands, location_of(eqn, module, stack))
+            made = rule(writer, eqn, operands, locations(eqn))
             if made is not None:
                 env[eqn.outvars[0]] = made
                 continue
@@ -99,7 +87,7 @@ def _lower(context: mlir.LoweringRuleContext, *arguments: Value, jaxpr: Jaxpr) -
         results, tokens = mlir.jaxpr_subcomp(
             module,
             alone,
-            stack,
+            context.name_stack,
             tokens,
             (),
             *(env[v] for v in reads),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
+from jax.extend.core import Literal
 from jax.interpreters import mlir
 
 from shardy_py.frontends.context import stablehlo
@@ -28,12 +29,25 @@ class Writer:
         self.context = context
         self._types: dict[tuple[tuple[int, ...], Any], Any] = {}
         self._scalars: dict[tuple[Any, bytes], Value] = {}
+        self._attributes: dict[Any, Any] = {}
+        self._filled: dict[tuple[Any, bytes, tuple[int, ...]], Value] = {}
 
     def type(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """The MLIR type of an array of numbers."""
         found = self._types.get((shape, dtype))
         if found is None:
             found = self._types[shape, dtype] = mlir.aval_to_ir_type(self.context.module_context, ShapedArray(shape, dtype))
+        return found
+
+    def integers(self, values: Sequence[int]) -> Any:
+        """An attribute of several integers."""
+        return self.attribute(tuple(values), mlir.dense_int_array)
+
+    def attribute(self, value: Any, make: Callable[[Any], Any]) -> Any:
+        """An attribute, made once."""
+        found = self._attributes.get(value)
+        if found is None:
+            found = self._attributes[value] = make(value)
         return found
 
     def literal(self, literal: Any) -> Value:
@@ -49,6 +63,16 @@ class Writer:
         found = self._scalars.get(key)
         if found is None:
             found = self._scalars[key] = mlir.ir_constant(value)
+        return found
+
+    def filled(self, literal: Any, shape: tuple[int, ...], loc: Any) -> Value:
+        """An array all of whose elements are a scalar; those that are equal are one."""
+        value = np.asarray(literal.val, literal.aval.dtype)
+        key = (value.dtype, value.tobytes(), shape)
+        found = self._filled.get(key)
+        if found is None:
+            type_ = self.type(shape, value.dtype)
+            found = self._filled[key] = stablehlo.broadcast_in_dim(type_, self.scalar(value), mlir.dense_int_array([]), loc=loc)
         return found
 
 
@@ -67,7 +91,10 @@ def _elementwise(op: Callable[..., Value]) -> Rule:
         for i, v in enumerate(eqn.invars):
             aval = v.aval
             if aval.shape != shape:
-                dims = mlir.dense_int_array(range(len(shape) - len(aval.shape), len(shape)))
+                if isinstance(v, Literal) and not aval.shape:
+                    found[i] = writer.filled(v, shape, loc)
+                    continue
+                dims = writer.integers(range(len(shape) - len(aval.shape), len(shape)))
                 found[i] = stablehlo.broadcast_in_dim(writer.type(shape, aval.dtype), found[i], dims, loc=loc)
         return op(*found, loc=loc)
 
@@ -112,7 +139,7 @@ def _broadcast_in_dim(writer: Writer, eqn: Any, operands: Sequence[Value], loc: 
     if len(operands) != 1:
         return None
     aval = eqn.outvars[0].aval
-    dims = mlir.dense_int_array(eqn.params["broadcast_dimensions"])
+    dims = writer.integers(eqn.params["broadcast_dimensions"])
     return stablehlo.broadcast_in_dim(writer.type(aval.shape, aval.dtype), operands[0], dims, loc=loc)
 
 
@@ -124,17 +151,17 @@ def _reshape(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> V
 
 
 def _transpose(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
-    return stablehlo.transpose(operands[0], mlir.dense_int_array(eqn.params["permutation"]), loc=loc)
+    return stablehlo.transpose(operands[0], writer.integers(eqn.params["permutation"]), loc=loc)
 
 
 def _slice(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
-    return stablehlo.slice(*operands, *map(mlir.dense_int_array, (starts, limits, strides)), loc=loc)
+    return stablehlo.slice(*operands, *map(writer.integers, (starts, limits, strides)), loc=loc)
 
 
 def _pad(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
-    low, high, inner = (mlir.dense_int_array(part) for part in zip(*eqn.params["padding_config"]))
+    low, high, inner = (writer.integers(part) for part in zip(*eqn.params["padding_config"]))
     return stablehlo.pad(operands[0], operands[1], low, high, inner, loc=loc)
 
 
@@ -142,7 +169,7 @@ def _dynamic_slice(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any
     sizes = eqn.params["slice_sizes"]
     if len(operands) != 1 + len(sizes):
         return None
-    return stablehlo.dynamic_slice(operands[0], operands[1:], mlir.dense_int_array(sizes), loc=loc)
+    return stablehlo.dynamic_slice(operands[0], operands[1:], writer.integers(sizes), loc=loc)
 
 
 def _dynamic_update_slice(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
@@ -150,7 +177,7 @@ def _dynamic_update_slice(writer: Writer, eqn: Any, operands: Sequence[Value], l
 
 
 def _rev(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
-    return stablehlo.reverse(operands[0], mlir.dense_int_array(eqn.params["dimensions"]), loc=loc)
+    return stablehlo.reverse(operands[0], writer.integers(eqn.params["dimensions"]), loc=loc)
 
 
 def _iota(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
@@ -183,11 +210,25 @@ def _reduce_sum(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -
     aval = eqn.outvars[0].aval
     scalar = writer.type((), aval.dtype)
     zero = writer.scalar(np.zeros((), aval.dtype))
-    op = stablehlo.ReduceOp([writer.type(aval.shape, aval.dtype)], operands, [zero], mlir.dense_int_array(eqn.params["axes"]), loc=loc)
+    op = stablehlo.ReduceOp([writer.type(aval.shape, aval.dtype)], operands, [zero], writer.integers(eqn.params["axes"]), loc=loc)
     block = op.regions[0].blocks.append(scalar, scalar)
     with mlir.ir.InsertionPoint(block):
         stablehlo.return_([stablehlo.add(*block.arguments, loc=loc)], loc=loc)
     return op.result
+
+
+def _dot_dimension_numbers(numbers: Any) -> Any:
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = numbers
+    return stablehlo.DotDimensionNumbers.get(
+        lhs_batching_dimensions=list(lhs_batch),
+        rhs_batching_dimensions=list(rhs_batch),
+        lhs_contracting_dimensions=list(lhs_contracting),
+        rhs_contracting_dimensions=list(rhs_contracting),
+    )
+
+
+def _precision_config(precision: Sequence[Any]) -> Any:
+    return mlir.ir.ArrayAttr.get([stablehlo.PrecisionAttr.get(str(each)) for each in precision])
 
 
 def _dot_general(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
@@ -195,14 +236,8 @@ def _dot_general(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) 
     if lhs != rhs or not isinstance(precision, tuple):  # operands are converted, by rules of each platform, or there is an algorithm
         return None
     aval = eqn.outvars[0].aval
-    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
-    numbers = stablehlo.DotDimensionNumbers.get(
-        lhs_batching_dimensions=list(lhs_batch),
-        rhs_batching_dimensions=list(rhs_batch),
-        lhs_contracting_dimensions=list(lhs_contracting),
-        rhs_contracting_dimensions=list(rhs_contracting),
-    )
-    config = mlir.ir.ArrayAttr.get([stablehlo.PrecisionAttr.get(str(each)) for each in precision])
+    numbers = writer.attribute(eqn.params["dimension_numbers"], _dot_dimension_numbers)
+    config = writer.attribute(precision, _precision_config)
     type_ = writer.type(aval.shape, aval.dtype)
     return stablehlo.dot_general(type_, operands[0], operands[1], numbers, precision_config=config, loc=loc)
 

@@ -137,16 +137,50 @@ def lowered_in_place(primitives: Iterable[Primitive]) -> Iterator[None]:
         _lowered_in_place.difference_update(fresh)
 
 
-def location_of(eqn: JaxprEqn, module: Any, stack: Any) -> Any:
-    """The MLIR location of the op that an equation is.
+class Locations:
+    """The MLIR locations that JAX gives to the ops of equations.
 
     Args:
-        eqn: The equation.
-        module: The `ModuleContext` it is lowered in.
-        stack: The names around the jaxpr that it is in.
+        module: The `ModuleContext` that they are lowered in.
+        stack: The names around their jaxpr.
     """
-    info = eqn.source_info
-    return _mlir.source_info_to_location(module, eqn.primitive, stack + info.name_stack, info.traceback)
+
+    def __init__(self, module: Any, stack: Any) -> None:
+        self._module = module
+        self._stack = stack
+        self._prefixes: dict[int, str] = {}
+        self._lines: dict[int, Any] = {}
+
+    def __call__(self, eqn: JaxprEqn) -> Any:
+        """That of an equation, which lives as long as this."""
+        info, name = eqn.source_info, eqn.primitive.name
+        line = self._lines.get(id(info.traceback))
+        if line is None:
+            line = _mlir.source_info_to_location(self._module, None, _source_info_util.new_name_stack(), info.traceback)
+            self._lines[id(info.traceback)] = line
+        prefix = self._prefixes.get(id(info.name_stack))
+        if prefix is None:
+            stack = self._stack + info.name_stack
+            prefix = self._prefixes[id(info.name_stack)] = f"{stack}/" if stack.stack else ""
+        return ir.Location.name(f"{name}:", childLoc=ir.Location.name(prefix + name, childLoc=line))
+
+
+_ANY_LAYOUT = getattr(_core.ShapedArray((), np.dtype("float32")), "layout", None)
+
+
+def is_plain(eqn: JaxprEqn) -> bool:
+    """Whether an equation with one result only computes numbers from numbers, and lowering is told nothing about how."""
+    context = eqn.ctx
+    if eqn.effects or context.compute_type or context.xla_metadata:
+        return False
+    aval: Any = eqn.outvars[0].aval
+    if not isinstance(aval.dtype, np.dtype) or getattr(aval, "layout", None) is not _ANY_LAYOUT:
+        return False
+    for v in eqn.invars:
+        aval = v.aval
+        if not isinstance(aval.dtype, np.dtype):
+            return False
+    return True
 
 
 def coordination_client() -> Any:
