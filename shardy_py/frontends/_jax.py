@@ -38,7 +38,7 @@ from jax._src.random import core as _random
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, jaxprs_in_params, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, new_jaxpr_eqn
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo
@@ -419,25 +419,10 @@ def under_settings(eqn: JaxprEqn) -> Iterator[None]:
         yield
 
 
-class Loop(NamedTuple):
-    """The jaxpr that the lowering of a scan is made from, and the source infos of its equations outside of the scan's body."""
-
-    jaxpr: ClosedJaxpr
-    made: frozenset[int]
-
-
-def scan_as_loop(eqn: JaxprEqn) -> Loop:
-    """The while loop that a scan is lowered to."""
-    key = (tuple(eqn.params.items()), tuple(v.aval for v in eqn.invars), eqn.ctx)
-    found = _LOOPS.get(key)
-    if found is None:
-        with eqn.ctx.manager:
-            jaxpr = traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
-        found = Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, eqn.params["jaxpr"].jaxpr)))
-        if len(_LOOPS) > 256:
-            _LOOPS.clear()
-        _LOOPS[key] = found
-    return found
+def traced_scan(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The jaxpr that the lowering of a scan is made from."""
+    with eqn.ctx.manager:
+        return traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
@@ -447,57 +432,6 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # jax >= 0.12
     return len(list(consts)), len(list(carry))
-
-
-class ScanStyle(NamedTuple):
-    """How this version of JAX lowers scans that are not unrolled.
-
-    Attributes:
-        called: Whether the body is a function of its own.
-        counter: The element type of the counter.
-    """
-
-    called: bool
-    counter: str
-
-
-def scan_style() -> ScanStyle | None:
-    """Read off a small scan; None where it is not the loop that `readers.scans` writes down."""
-    context = trace_context()
-    if context not in _STYLES:
-        if len(_STYLES) > 256:
-            _STYLES.clear()
-        _STYLES[context] = _scan_style()
-    return _STYLES[context]
-
-
-_STYLES: dict[Any, ScanStyle | None] = {}
-_LOOP = ["empty2", "broadcast_in_dim", "while"]
-_LOOP_BODY = [["jit", name, "jit", "add"] for name in ("closed_call", "eval_jaxpr")]
-
-
-def _scan_style() -> ScanStyle | None:
-    x = jax.ShapeDtypeStruct((2, 3), "float32")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + x[0], y * c), x[0], x))(x)
-        (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
-        loop = scan_as_loop(eqn).jaxpr
-    if [e.primitive.name for e in loop.eqns] != _LOOP:
-        return None
-    (*_, eqn) = loop.eqns
-    body = eqn.params["body_jaxpr"]
-    made = [e.primitive.name for e in getattr(body, "jaxpr", body).eqns]
-    if made not in _LOOP_BODY or eqn.params["body_nconsts"] != 2 or eqn.params["cond_nconsts"] != 0:
-        return None
-    return ScanStyle(made[1] == "closed_call", str(_aval(eqn.outvars[0]).dtype))
-
-
-def _source_infos(jaxpr: Jaxpr, without: Jaxpr) -> Iterator[int]:
-    for eqn in jaxpr.eqns:
-        yield id(eqn.source_info)
-        for inner in jaxprs_in_params(eqn.params):
-            if inner is not without:
-                yield from _source_infos(inner, without)
 
 
 def without_references(eqn: JaxprEqn) -> ClosedJaxpr:
@@ -523,9 +457,6 @@ def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, lower=True)
     closed = ClosedJaxpr(jaxpr, consts)
     return discharged(closed) if has_references(closed) else closed
-
-
-_LOOPS: dict[Any, Loop] = {}
 
 
 def scoped_sharding(sharding: Any, aval: Any, rank: int, manual: ManualContext | None) -> Any:

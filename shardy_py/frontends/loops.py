@@ -1,5 +1,88 @@
-"""How the equations of loops divide their operands."""
+"""How JAX lowers scans: as while loops."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.sharding import AbstractMesh
+
 from shardy_py.frontends._jax import scan_counts as scan_counts
+from shardy_py.frontends._jax import trace_context, traced_scan
+
+
+class Loop(NamedTuple):
+    """The jaxpr that the lowering of a scan is made from, and the source infos of its equations outside of the scan's body."""
+
+    jaxpr: ClosedJaxpr
+    made: frozenset[int]
+
+
+def scan_as_loop(eqn: JaxprEqn) -> Loop:
+    """The while loop that a scan is lowered to."""
+    key = (tuple(eqn.params.items()), tuple(v.aval for v in eqn.invars), eqn.ctx)
+    found = _LOOPS.get(key)
+    if found is None:
+        jaxpr = traced_scan(eqn)
+        found = Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, eqn.params["jaxpr"].jaxpr)))
+        if len(_LOOPS) > 256:
+            _LOOPS.clear()
+        _LOOPS[key] = found
+    return found
+
+
+_LOOPS: dict[Any, Loop] = {}
+
+
+class ScanStyle(NamedTuple):
+    """How this version of JAX lowers scans that are not unrolled.
+
+    Attributes:
+        called: Whether the body is a function of its own.
+        counter: The element type of the counter.
+    """
+
+    called: bool
+    counter: str
+
+
+def scan_style() -> ScanStyle | None:
+    """Read off a small scan; None where it is not the loop that `readers.scans` writes down."""
+    context = trace_context()
+    if context not in _STYLES:
+        if len(_STYLES) > 256:
+            _STYLES.clear()
+        _STYLES[context] = _scan_style()
+    return _STYLES[context]
+
+
+_STYLES: dict[Any, ScanStyle | None] = {}
+_LOOP = ["empty2", "broadcast_in_dim", "while"]
+_LOOP_BODY = [["jit", name, "jit", "add"] for name in ("closed_call", "eval_jaxpr")]
+
+
+def _scan_style() -> ScanStyle | None:
+    x = jax.ShapeDtypeStruct((2, 3), "float32")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + x[0], y * c), x[0], x))(x)
+        (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
+        loop = scan_as_loop(eqn).jaxpr
+    if [e.primitive.name for e in loop.eqns] != _LOOP:
+        return None
+    (*_, eqn) = loop.eqns
+    body = eqn.params["body_jaxpr"]
+    made = [e.primitive.name for e in getattr(body, "jaxpr", body).eqns]
+    if made not in _LOOP_BODY or eqn.params["body_nconsts"] != 2 or eqn.params["cond_nconsts"] != 0:
+        return None
+    counter: Any = eqn.outvars[0].aval
+    return ScanStyle(made[1] == "closed_call", str(counter.dtype))
+
+
+def _source_infos(jaxpr: Jaxpr, without: Jaxpr) -> Iterator[int]:
+    for eqn in jaxpr.eqns:
+        yield id(eqn.source_info)
+        for inner in jaxprs_in_params(eqn.params):
+            if inner is not without:
+                yield from _source_infos(inner, without)

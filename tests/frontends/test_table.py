@@ -31,7 +31,7 @@ OPTIONAL_MODULES = (
     "shardy_py.frontends.partial_sums",
 )
 
-MADE_AFTERWARDS = {"pmul"}
+MADE_AFTERWARDS = {"pmul", "equations"}
 """What stands only in what a plan is made to, which is not read again."""
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from jax.extend.core import JaxprEqn
 
-from shardy_py.frontends import _jax
 from shardy_py.frontends.inline import named_computation
+from shardy_py.frontends.loops import ScanStyle, scan_as_loop, scan_counts, scan_style
 from shardy_py.frontends.primitives.avals import is_extended, type_of_aval
 from shardy_py.frontends.readers.calls import call
 from shardy_py.frontends.readers.common import ReaderTable, bind
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """Written down or traced; the scopes of the body are the equation's children."""
-    style = None if importer.typed or eqn.params["unroll"] != 1 else _jax.scan_style()
-    n_consts, n_carry = _jax.scan_counts(eqn)
+    style = None if importer.typed or eqn.params["unroll"] != 1 else scan_style()
+    n_consts, n_carry = scan_counts(eqn)
     stacked = (*eqn.invars[n_consts + n_carry :], *eqn.outvars[n_carry:])
     if style is None or any(is_extended(v.aval) for v in stacked):
         _traced(importer, index, eqn, scope, block)
@@ -38,7 +38,7 @@ def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Blo
 
 
 def _traced(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    traced = _jax.scan_as_loop(eqn)
+    traced = scan_as_loop(eqn)
     operands = importer.read(eqn, scope, block)
     start = len(block.ops)
     results, loop = importer.body(traced.jaxpr, operands, block)
@@ -61,7 +61,7 @@ def _scopes(scope: Scope) -> list[Scope]:
 class _Loop:
     """Writes one loop: `xs`, constants, counter, carry and stacked results are carried, in this order."""
 
-    def __init__(self, importer: Importer, eqn: JaxprEqn, style: _jax.ScanStyle) -> None:
+    def __init__(self, importer: Importer, eqn: JaxprEqn, style: ScanStyle) -> None:
         self.importer = importer
         self.eqn = eqn
         self.style = style
@@ -71,7 +71,7 @@ class _Loop:
 
     def append(self, operands: Sequence[Value], block: Block) -> tuple[list[Value], Scope]:
         """Appends the loop to a block; returns its results and the scope of its body."""
-        n_consts, n_carry = _jax.scan_counts(self.eqn)
+        n_consts, n_carry = scan_counts(self.eqn)
         consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
         stacked = [self.importer.splat(type_of_aval(v.aval), 0, block, self.eqn) for v in self.eqn.outvars[n_carry:]]
         start = self.scalar(0, block)
