@@ -11,6 +11,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, new_jaxpr_eqn
 from jax.interpreters import mlir
 
+from shardy_py.backends.collective_ops import COLLECTIVES
+from shardy_py.backends.scan_ops import scan
 from shardy_py.backends.single_ops import RULES, Value, Writer
 from shardy_py.frontends.context import Locations, is_plain
 
@@ -75,12 +77,18 @@ def _lower(context: mlir.LoweringRuleContext, *arguments: Value, jaxpr: Jaxpr) -
     env: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
     tokens, locations = context.tokens_in, Locations(module, context.name_stack)
     for eqn in jaxpr.eqns:
-        rule = RULES.get(eqn.primitive.name)
+        name = eqn.primitive.name
+        rule = COLLECTIVES.get(name) or (None if eqn.effects else RULES.get(name))
         if rule is not None and is_plain(eqn):
             operands = [writer.literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
             made = rule(writer, eqn, operands, locations(eqn))
             if made is not None:
                 env[eqn.outvars[0]] = made
+                continue
+        if name == "scan":
+            results = scan(writer, eqn, [writer.literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars], locations)
+            if results is not None:
+                env.update(zip(eqn.outvars, results, strict=True))
                 continue
         reads = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
         alone = jaxpr.replace(eqns=[eqn], invars=reads, outvars=eqn.outvars)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from jax.extend.core import Jaxpr, Primitive, jaxprs_in_params
 
+from shardy_py.backends.collective_ops import COLLECTIVES
 from shardy_py.backends.single_ops import RULES
 
 
@@ -22,7 +23,7 @@ def never_alike(jaxpr: Jaxpr) -> list[Primitive]:
     for each in inner:
         for eqn in each.eqns:
             primitive = eqn.primitive
-            if primitive.name in RULES:
+            if primitive.name in RULES or primitive.name in COLLECTIVES:
                 continue
             counts[primitive] = counts.get(primitive, 0) + 1
             key = tuple([v.aval for v in eqn.invars]), tuple(eqn.params.items())

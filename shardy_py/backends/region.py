@@ -9,7 +9,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from shardy_py.frontends.transforms import abstract_argument, axes_bound, hoisted, shard_map_equation
+from shardy_py.frontends.context import local_type
+from shardy_py.frontends.transforms import axes_bound, hoisted, shard_map_equation, traced_locally
 
 
 def region(
@@ -37,9 +38,9 @@ def region(
     """
     sizes = {name: mesh.shape[name] for name in axes}
     own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another
-    arguments = [abstract_argument(aval).update(shape=_part(aval, own, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        traced = jax.make_jaxpr(local, axis_env=list(sizes.items()))(*arguments)
+    arguments = [local_type(aval, _part(aval, own, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), axes_bound(sizes):
+        traced = traced_locally(local, arguments)
     for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
         assert aval.shape == _part(whole, own, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
     consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]

@@ -65,15 +65,21 @@ class Writer:
             found = self._scalars[key] = mlir.ir_constant(value)
         return found
 
-    def filled(self, literal: Any, shape: tuple[int, ...], loc: Any) -> Value:
+    def filled(self, value: Any, shape: tuple[int, ...], loc: Any) -> Value:
         """An array all of whose elements are a scalar; those that are equal are one."""
-        value = np.asarray(literal.val, literal.aval.dtype)
         key = (value.dtype, value.tobytes(), shape)
         found = self._filled.get(key)
         if found is None:
             type_ = self.type(shape, value.dtype)
             found = self._filled[key] = stablehlo.broadcast_in_dim(type_, self.scalar(value), mlir.dense_int_array([]), loc=loc)
         return found
+
+    def combining(self, op: Any, combine: Callable[..., Value], dtype: Any, loc: Any) -> None:
+        """Fills the region of a reduction: two elements, combined by an op."""
+        scalar = self.type((), dtype)
+        block = op.regions[0].blocks.append(scalar, scalar)
+        with mlir.ir.InsertionPoint(block):
+            stablehlo.return_([combine(*block.arguments, loc=loc)], loc=loc)
 
 
 Rule = Callable[[Writer, Any, Sequence[Value], Any], Value | None]
@@ -92,7 +98,7 @@ def _elementwise(op: Callable[..., Value]) -> Rule:
             aval = v.aval
             if aval.shape != shape:
                 if isinstance(v, Literal) and not aval.shape:
-                    found[i] = writer.filled(v, shape, loc)
+                    found[i] = writer.filled(np.asarray(v.val, aval.dtype), shape, loc)
                     continue
                 dims = writer.integers(range(len(shape) - len(aval.shape), len(shape)))
                 found[i] = stablehlo.broadcast_in_dim(writer.type(shape, aval.dtype), found[i], dims, loc=loc)
@@ -106,12 +112,14 @@ def _real(rule: Rule) -> Rule:
     return lambda writer, eqn, operands, loc: None if eqn.invars[0].aval.dtype.kind == "c" else rule(writer, eqn, operands, loc)
 
 
-def _compare(direction: str) -> Rule:
-    def op(x: Value, y: Value, *, loc: Any, kind: str) -> Value:
-        types = stablehlo.ComparisonTypeAttr.get(kind)
-        return stablehlo.compare(x, y, stablehlo.ComparisonDirectionAttr.get(direction), compare_type=types, loc=loc)
+def compared(direction: str, kind: str, x: Value, y: Value, *, loc: Any) -> Value:
+    """A comparison, such as `LT` of `SIGNED` integers."""
+    types = stablehlo.ComparisonTypeAttr.get(kind)
+    return stablehlo.compare(x, y, stablehlo.ComparisonDirectionAttr.get(direction), compare_type=types, loc=loc)
 
-    rules = {kind: _elementwise(functools.partial(op, kind=kind)) for kind in ("FLOAT", "SIGNED", "UNSIGNED")}
+
+def _compare(direction: str) -> Rule:
+    rules = {kind: _elementwise(functools.partial(compared, direction, kind)) for kind in ("FLOAT", "SIGNED", "UNSIGNED")}
 
     def rule(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
         dtype = eqn.invars[0].aval.dtype
@@ -206,15 +214,35 @@ def _integer_pow(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) 
     return made
 
 
-def _reduce_sum(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
-    aval = eqn.outvars[0].aval
-    scalar = writer.type((), aval.dtype)
-    zero = writer.scalar(np.zeros((), aval.dtype))
-    op = stablehlo.ReduceOp([writer.type(aval.shape, aval.dtype)], operands, [zero], writer.integers(eqn.params["axes"]), loc=loc)
-    block = op.regions[0].blocks.append(scalar, scalar)
-    with mlir.ir.InsertionPoint(block):
-        stablehlo.return_([stablehlo.add(*block.arguments, loc=loc)], loc=loc)
-    return op.result
+def _reduce(combine: Callable[..., Value], start: Callable[[Any], Any]) -> Rule:
+    """A reduction by an op on two elements, from a start that changes nothing."""
+
+    def rule(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
+        aval = eqn.outvars[0].aval
+        first = writer.scalar(np.asarray(start(aval.dtype), aval.dtype))
+        op = stablehlo.ReduceOp([writer.type(aval.shape, aval.dtype)], operands, [first], writer.integers(eqn.params["axes"]), loc=loc)
+        writer.combining(op, combine, aval.dtype, loc)
+        return op.result
+
+    return rule
+
+
+def _lowest(dtype: Any) -> Any:
+    return False if dtype.kind == "b" else jnp.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
+
+
+def _highest(dtype: Any) -> Any:
+    return True if dtype.kind == "b" else jnp.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+
+
+def _common(rule: Rule) -> Rule:
+    """For the usual types of numbers: some floats have no infinities, and complex numbers are not compared by one op."""
+
+    def checked(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
+        dtype = eqn.outvars[0].aval.dtype
+        return rule(writer, eqn, operands, loc) if dtype.kind in "biuf" or dtype == jnp.bfloat16 else None
+
+    return checked
 
 
 def _dot_dimension_numbers(numbers: Any) -> Any:
@@ -280,7 +308,13 @@ RULES: Mapping[str, Rule] = {
     "or": _elementwise(stablehlo.or_),
     "pad": _pad,
     "real": _elementwise(stablehlo.real),
-    "reduce_sum": _reduce_sum,
+    "reduce_and": _reduce(stablehlo.and_, lambda dtype: ~dtype.type(0)),
+    "reduce_max": _common(_reduce(stablehlo.maximum, _lowest)),
+    "reduce_min": _common(_reduce(stablehlo.minimum, _highest)),
+    "reduce_or": _reduce(stablehlo.or_, lambda dtype: 0),
+    "reduce_prod": _reduce(stablehlo.multiply, lambda dtype: 1),
+    "reduce_sum": _reduce(stablehlo.add, lambda dtype: 0),
+    "reduce_xor": _reduce(stablehlo.xor, lambda dtype: 0),
     "rem": _elementwise(stablehlo.remainder),
     "reshape": _reshape,
     "rev": _rev,

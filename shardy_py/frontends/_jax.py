@@ -153,25 +153,39 @@ class Locations:
 
     def __call__(self, eqn: JaxprEqn) -> Any:
         """That of an equation, which lives as long as this."""
-        info, name = eqn.source_info, eqn.primitive.name
+        return self.inside(eqn, "", eqn.primitive.name)
+
+    def inside(self, eqn: JaxprEqn, names: str, name: str) -> Any:
+        """That of an op that an equation has inside.
+
+        Args:
+            eqn: The equation.
+            names: What stands around the op in it; ends with a slash, or is empty.
+            name: The op.
+        """
+        info = eqn.source_info
         line = self._lines.get(id(info.traceback))
         if line is None:
             line = _mlir.source_info_to_location(self._module, None, _source_info_util.new_name_stack(), info.traceback)
             self._lines[id(info.traceback)] = line
         prefix = self._prefixes.get(id(info.name_stack))
         if prefix is None:
-            stack = self._stack + info.name_stack
+            stack = self.stack(eqn)
             prefix = self._prefixes[id(info.name_stack)] = f"{stack}/" if stack.stack else ""
-        return ir.Location.name(f"{name}:", childLoc=ir.Location.name(prefix + name, childLoc=line))
+        return ir.Location.name(f"{name}:", childLoc=ir.Location.name(prefix + names + name, childLoc=line))
+
+    def stack(self, eqn: JaxprEqn) -> Any:
+        """The names around what is in an equation."""
+        return self._stack + eqn.source_info.name_stack
 
 
 _ANY_LAYOUT = getattr(_core.ShapedArray((), np.dtype("float32")), "layout", None)
 
 
 def is_plain(eqn: JaxprEqn) -> bool:
-    """Whether an equation with one result only computes numbers from numbers, and lowering is told nothing about how."""
+    """Whether an equation with one result makes numbers of numbers, its effects aside, and lowering is told nothing about how."""
     context = eqn.ctx
-    if eqn.effects or context.compute_type or context.xla_metadata:
+    if context.compute_type or context.xla_metadata:
         return False
     aval: Any = eqn.outvars[0].aval
     if not isinstance(aval.dtype, np.dtype) or getattr(aval, "layout", None) is not _ANY_LAYOUT:
@@ -181,6 +195,11 @@ def is_plain(eqn: JaxprEqn) -> bool:
         if not isinstance(aval.dtype, np.dtype):
             return False
     return True
+
+
+def only_names_axes(eqn: JaxprEqn) -> bool:
+    """Whether an equation has no effects but that of naming axes, which does nothing."""
+    return all(isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)
 
 
 def coordination_client() -> Any:
@@ -453,10 +472,19 @@ def discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     """The jaxpr of a function, traced as `mlir.lower_fun` does."""
-    wrapped = _linear_util.wrap_init(fun, debug_info=_api_util.debug_info("lower_fun", fun, avals, {}))
-    jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, lower=True)
-    closed = ClosedJaxpr(jaxpr, consts)
+    closed = _traced("lower_fun", fun, avals, lower=True)
     return discharged(closed) if has_references(closed) else closed
+
+
+def traced_locally(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+    """As `jax.make_jaxpr(fun)(*avals)` for a function from arrays to a sequence of arrays, without a look at its signature."""
+    return _traced("make_jaxpr", fun, avals)
+
+
+def _traced(why: str, fun: Callable[..., Any], avals: Sequence[Any], **how: bool) -> ClosedJaxpr:
+    wrapped = _linear_util.wrap_init(fun, debug_info=_api_util.debug_info(why, fun, avals, {}))
+    jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, **how)
+    return ClosedJaxpr(jaxpr, consts)
 
 
 def scoped_sharding(sharding: Any, aval: Any, rank: int, manual: ManualContext | None) -> Any:

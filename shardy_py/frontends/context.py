@@ -21,6 +21,7 @@ from shardy_py.frontends._jax import is_tracing as is_tracing
 from shardy_py.frontends._jax import local_type as local_type
 from shardy_py.frontends._jax import lowered_in_place as lowered_in_place
 from shardy_py.frontends._jax import no_context_devices as no_context_devices
+from shardy_py.frontends._jax import only_names_axes as only_names_axes
 from shardy_py.frontends._jax import put_shards as put_shards
 from shardy_py.frontends._jax import recorded as recorded
 from shardy_py.frontends._jax import settings as settings

@@ -23,6 +23,7 @@ from shardy_py.frontends._jax import axes_bound as axes_bound
 from shardy_py.frontends._jax import backward_pass, close_over_nothing, trace_context
 from shardy_py.frontends._jax import checkpoint_rule as checkpoint_rule
 from shardy_py.frontends._jax import shard_map_equation as shard_map_equation
+from shardy_py.frontends._jax import traced_locally as traced_locally
 
 P = ParamSpec("P")
 R = TypeVar("R")

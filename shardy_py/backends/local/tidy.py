@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import user_context
 from jax.interpreters import partial_eval
 
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends.context import settings
+from shardy_py.frontends.transforms import axes_bound, traced_locally
 
 Atom = Any
 Rewritten = tuple[list[JaxprEqn], list[Atom]]
@@ -109,10 +109,8 @@ def retraced(
         operands: Other operands than those of the equation.
     """
     given: Sequence[Atom] = like.invars if operands is None else operands
-    types: list[Any] = [v.aval for v in given]
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in types]
-    with like.ctx.manager, user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
-        traced = jax.make_jaxpr(function, axis_env=list(sizes.items()))(*avals)
+    with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
+        traced = traced_locally(function, [v.aval for v in given])
     if traced.consts:
         raise AssertionError(f"what stands for {like.primitive.name} has constants")
     return _placed(traced.jaxpr, given, lambda source: source)
