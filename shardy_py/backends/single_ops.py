@@ -52,10 +52,13 @@ class Writer:
 
     def literal(self, literal: Any) -> Value:
         """A constant; scalars that are equal are one."""
-        aval = literal.aval
+        return self.constant(literal.val, literal.aval)
+
+    def constant(self, value: Any, aval: Any) -> Value:
+        """The same of a value."""
         if aval.shape:
-            return mlir.ir_constant(literal.val, const_lowering=self.context.const_lowering, aval=aval)
-        return self.scalar(np.asarray(literal.val, aval.dtype))
+            return mlir.ir_constant(value, const_lowering=self.context.const_lowering, aval=aval)
+        return self.scalar(np.asarray(value, aval.dtype))
 
     def scalar(self, value: Any) -> Value:
         """A constant scalar."""

@@ -143,11 +143,13 @@ class Locations:
     Args:
         module: The `ModuleContext` that they are lowered in.
         stack: The names around their jaxpr.
+        traceback: Where that stands; counts for equations that do not say where they stand.
     """
 
-    def __init__(self, module: Any, stack: Any) -> None:
+    def __init__(self, module: Any, stack: Any, traceback: Any) -> None:
         self._module = module
         self._stack = stack
+        self._traceback = traceback
         self._prefixes: dict[int, str] = {}
         self._lines: dict[int, Any] = {}
 
@@ -166,7 +168,7 @@ class Locations:
         info = eqn.source_info
         line = self._lines.get(id(info.traceback))
         if line is None:
-            line = _mlir.source_info_to_location(self._module, None, _source_info_util.new_name_stack(), info.traceback)
+            line = _mlir.source_info_to_location(self._module, None, _source_info_util.new_name_stack(), self.traceback(eqn))
             self._lines[id(info.traceback)] = line
         prefix = self._prefixes.get(id(info.name_stack))
         if prefix is None:
@@ -178,14 +180,18 @@ class Locations:
         """The names around what is in an equation."""
         return self._stack + eqn.source_info.name_stack
 
+    def traceback(self, eqn: JaxprEqn) -> Any:
+        """Where an equation stands, and what called that."""
+        own = eqn.source_info.traceback
+        return self._traceback if own is None else own if self._traceback is None else own + self._traceback
+
 
 _ANY_LAYOUT = getattr(_core.ShapedArray((), np.dtype("float32")), "layout", None)
 
 
 def is_plain(eqn: JaxprEqn) -> bool:
     """Whether an equation with one result makes numbers of numbers, its effects aside, and lowering is told nothing about how."""
-    context = eqn.ctx
-    if context.compute_type or context.xla_metadata:
+    if not is_bare(eqn):
         return False
     aval: Any = eqn.outvars[0].aval
     if not isinstance(aval.dtype, np.dtype) or getattr(aval, "layout", None) is not _ANY_LAYOUT:
@@ -195,6 +201,16 @@ def is_plain(eqn: JaxprEqn) -> bool:
         if not isinstance(aval.dtype, np.dtype):
             return False
     return True
+
+
+def is_bare(eqn: JaxprEqn) -> bool:
+    """Whether nothing was set by context managers that lowering writes down beside an equation's ops."""
+    return not (eqn.ctx.compute_type or eqn.ctx.xla_metadata)
+
+
+def is_lowered_in_place(primitive: Primitive) -> bool:
+    """Whether equations of a primitive are lowered where they stand, now."""
+    return primitive in _lowered_in_place
 
 
 def only_names_axes(eqn: JaxprEqn) -> bool:
@@ -442,6 +458,11 @@ def traced_scan(eqn: JaxprEqn) -> ClosedJaxpr:
     """The jaxpr that the lowering of a scan is made from."""
     with eqn.ctx.manager:
         return traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
+
+
+def with_more_consts(params: Mapping[str, Any], count: int) -> dict[str, Any] | None:
+    """The parameters of a scan that has more constants, in front of those it has; None where this version of JAX says more of them."""
+    return {**params, "num_consts": params["num_consts"] + count} if "num_consts" in params else None
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

@@ -16,6 +16,8 @@ from shardy_py.frontends._jax import current_settings as current_settings
 from shardy_py.frontends._jax import current_trace as current_trace
 from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
+from shardy_py.frontends._jax import is_bare as is_bare
+from shardy_py.frontends._jax import is_lowered_in_place as is_lowered_in_place
 from shardy_py.frontends._jax import is_plain as is_plain
 from shardy_py.frontends._jax import is_tracing as is_tracing
 from shardy_py.frontends._jax import local_type as local_type

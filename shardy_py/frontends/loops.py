@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh
 
 from shardy_py.frontends._jax import scan_counts as scan_counts
 from shardy_py.frontends._jax import trace_context, traced_scan
+from shardy_py.frontends._jax import with_more_consts as with_more_consts
 
 
 class Loop(NamedTuple):

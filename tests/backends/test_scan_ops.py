@@ -103,7 +103,7 @@ def test_what_is_more_than_a_loop_over_numbers_is_left_to_jax(name: str, written
     f, args = LEFT_TO_JAX[name]
     theirs, ours = (jax.jit(jaxpr_as_fun(each)).lower(*args).compile() for each in region(f, *args))
     jax.tree.map(np.testing.assert_array_equal, ours(*args), theirs(*args))
-    assert written == [False]
+    assert not written[0]  # there may be loops in its body that are
 
 
 def test_the_loop_says_where_it_comes_from() -> None:

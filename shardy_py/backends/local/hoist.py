@@ -32,7 +32,7 @@ from shardy_py.backends.local.tidy import (
     rewrite,
 )
 from shardy_py.backends.rewriting import open_jaxpr
-from shardy_py.frontends.loops import scan_counts
+from shardy_py.frontends.loops import scan_counts, with_more_consts
 
 LARGEST_PARTIAL = 16 << 20
 """Bytes that a sum may take on each device while its scattering waits for the end of a loop."""
@@ -113,9 +113,9 @@ def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
 
 
 def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewritten | None:
-    """A scan in which what was computed in front of it takes the places of constants that only that needs; None where these are too few.
+    """A scan in which what was computed in front of it takes the places of constants that only that needs, as far as there are such.
 
-    So the rest of the body need not be traced again.
+    So the rest of the body need not be traced again. None where constants would have to be added and cannot be.
 
     Args:
         eqn: The scan.
@@ -127,14 +127,17 @@ def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewri
     arguments: list[Any] = rest.invars[len(values) :]
     used = _uses(rest)
     free = [i for i, v in enumerate(arguments[:n_consts]) if v not in used]
-    if len(values) > len(free):
+    new = max(len(values) - len(free), 0)
+    params = with_more_consts(eqn.params, new) if new else eqn.params
+    if params is None:
         return None
     moved, made = copied(before, eqn, eqn.invars[:n_consts])
     operands = list(eqn.invars)
-    for i, value, now in zip(free, values, made):
+    for i, value, now in zip(free, values[new:], made[new:]):
         arguments[i], operands[i] = value, now
-    params = {**eqn.params, "jaxpr": as_body(part(rest, rest.eqns, arguments, rest.outvars), eqn.params["jaxpr"])}
-    return [*moved, eqn.replace(invars=operands, params=params)], list(eqn.outvars)
+    body = part(rest, rest.eqns, [*values[:new], *arguments], rest.outvars)
+    params = {**params, "jaxpr": as_body(body, eqn.params["jaxpr"])}
+    return [*moved, eqn.replace(invars=[*made[:new], *operands], params=params)], list(eqn.outvars)
 
 
 def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any], n_carry: int) -> list[Any]:
