@@ -72,14 +72,15 @@ def _axis_index(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -
 
 def _ppermute(writer: Writer, eqn: Any, operands: Sequence[Value], loc: Any) -> Value | None:
     perm, names = tuple(eqn.params["perm"]), _names(eqn.params["axis_name"])
+    if list(names) != [name for name in _mesh(writer).axis_names if name in names]:
+        return None  # versions of JAX differ in how they number the members of a group then
     pairs = writer.attribute(("pairs", names, perm), lambda _: _pairs(_mesh(writer), names, perm))
     channel = _among_devices(writer)["channel_handle"]
     return stablehlo.collective_permute(operands[0], pairs, channel_handle=channel, loc=loc)
 
 
 def _pairs(mesh: Any, names: tuple[str, ...], perm: Sequence[tuple[int, int]]) -> Any:
-    groups = np.sort(_members(mesh, names))  # as JAX numbers the members of a group here
-    found = [(group[source], group[target]) for group in groups for source, target in perm]
+    found = [(group[source], group[target]) for group in _members(mesh, names) for source, target in perm]
     return mlir.dense_int_elements(np.asarray(found, np.int64).reshape(-1, 2))
 
 

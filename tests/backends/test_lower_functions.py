@@ -71,6 +71,7 @@ def test_a_function_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.jit(lambda *xs: jaxpr_as_fun(ours)(*xs)).lower(*args).as_text().count("stablehlo") == first.count("stablehlo")
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="later versions of JAX lower what is called in place")
 @pytest.mark.parametrize(("f", "calls"), [(lax.logistic, 0), (lambda x: lax.igamma(x, x), 2)], ids=["short", "long"])
 def test_what_is_long_is_a_function_that_equations_alike_call(f: Callable[[Any], Any], calls: int) -> None:
     _, ours = region(lambda x: f(f(x)), X)
