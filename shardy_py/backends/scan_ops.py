@@ -48,9 +48,7 @@ def scan(writer: Writer, eqn: JaxprEqn, operands: Sequence[Value], locations: Lo
     return list(loop.results)[counter + 1 :]
 
 
-def _trip(
-    writer: Writer, eqn: JaxprEqn, fixed: list[Value], stacked: list[Value], state: list[Value], locations: Locations
-) -> list[Value]:
+def _trip(writer: Writer, eqn: JaxprEqn, fixed: list[Value], stacked: list[Value], state: list[Value], locations: Locations) -> list[Value]:
     """The counter, what is carried, and what is stacked, after a trip.
 
     Args:

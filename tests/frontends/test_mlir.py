@@ -300,11 +300,11 @@ def test_pipelines_run_on_text() -> None:
 def test_kinds_of_reductions(kind: str, number: int | None) -> None:
     if kind and SAME_SHARDY:
         pytest.skip("only later versions of Shardy have reductions other than sums")
-    text = f'''{MESH}func.func @f(%x: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}) -> tensor<8x8xf32> {{
+    text = f"""{MESH}func.func @f(%x: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}) -> tensor<8x8xf32> {{
       %0 = sdy.all_reduce {kind}{{"b"}} %x out_sharding=<@mesh, [{{"a"}}, {{}}]> : tensor<8x8xf32>
       %1 = sdy.reduce_scatter {kind}[{{}}, {{"b"}}] %0 out_sharding=<@mesh, [{{"a"}}, {{"b"}}]> : tensor<8x8xf32>
       return %1 : tensor<8x8xf32>
-    }}'''
+    }}"""
     program = from_mlir(text, keep=True)
     assert [op.attributes.get("reduction_op") for op in program.walk()][:2] == [number, number]
     assert to_mlir(program) == str(parse_module(text))
