@@ -133,10 +133,10 @@ def _block(writer: Writer, jaxpr: Jaxpr, arguments: Sequence[Value], stack: Any,
         elif name not in BODIES:
             function = _function(eqn, context.module_context.platforms)
             if function is not None:
-                operands, place = [read(v) for v in eqn.invars], (locations.stack(eqn), locations.traceback(eqn))
+                consts = [writer.constant(c, v.aval) for c, v in zip(function.consts, function.written.invars)]
+                operands, place = [*consts, *(read(v) for v in eqn.invars)], (locations.stack(eqn), locations.traceback(eqn))
                 if function.length <= SHORT or is_lowered_in_place(eqn.primitive):
-                    consts = [writer.constant(c, v.aval) for c, v in zip(function.consts, function.written.invars)]
-                    results = _block(writer, function.written, [*consts, *operands], *place, tokens)
+                    results = _block(writer, function.written, operands, *place, tokens)
                 else:
                     results = _alone(writer, function.called, operands, *place, tokens)
         if results is None:
@@ -172,14 +172,14 @@ class _Function(NamedTuple):
     """What JAX traces to lower equations that are alike.
 
     Attributes:
-        written: Its equations, of its constants and then its arguments.
-        consts: Its constants.
-        called: A call of it, without the constants.
+        consts: Its constants, which are arguments in front of its own in both of these, for JAX shares no function that has any.
+        written: Its equations.
+        called: A call of it.
         length: How many equations it has.
     """
 
-    written: Jaxpr
     consts: Sequence[Any]
+    written: Jaxpr
     called: Jaxpr
     length: int
 
@@ -194,12 +194,13 @@ def _function(eqn: JaxprEqn, platforms: Sequence[str]) -> _Function | None:
     made = _FUNCTIONS.get(found.jaxpr)
     if made is None:
         whole, known = _in_bodies(without_calls(found.jaxpr)), dict[int, Any]()
-        jaxpr = hoisted(whole).jaxpr
+        closed = hoisted(whole)
+        jaxpr = closed.jaxpr
         written = jaxpr.replace(eqns=[_with_bodies(each, known) for each in jaxpr.eqns])
-        invars, outvars = (list(map(Var, avals)) for avals in (whole.in_avals, whole.out_avals))
-        call = new_jaxpr_eqn(invars, outvars, closed_call_p, {"call_jaxpr": _wrapped(whole, known)}, jaxpr.effects)
+        invars, outvars = (list(map(Var, avals)) for avals in (closed.in_avals, closed.out_avals))
+        call = new_jaxpr_eqn(invars, outvars, closed_call_p, {"call_jaxpr": _wrapped(closed, known)}, jaxpr.effects)
         called = jaxpr.replace(eqns=[call], invars=invars, outvars=outvars, debug_info=jaxpr.debug_info.with_unknown_names())
-        made = _FUNCTIONS[found.jaxpr] = _Function(written, whole.consts, called, _count(jaxpr))
+        made = _FUNCTIONS[found.jaxpr] = _Function(whole.consts, written, called, _count(jaxpr))
     return made
 
 

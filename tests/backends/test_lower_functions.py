@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core.primitives import closed_call_p
+from jax.extend.random import threefry2x32_p
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.backends import lower_equations
-from shardy_py.backends.lower_equations import SHORT, as_equations
+from shardy_py.backends.lower_equations import as_equations
 from shardy_py.backends.lowering_in_place import never_alike
 from shardy_py.frontends.context import lowered_in_place
 
@@ -71,14 +73,34 @@ def test_a_function_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.jit(lambda *xs: jaxpr_as_fun(ours)(*xs)).lower(*args).as_text().count("stablehlo") == first.count("stablehlo")
 
 
-@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="later versions of JAX lower what is called in place")
-@pytest.mark.parametrize(("f", "calls"), [(lax.logistic, 0), (lambda x: lax.igamma(x, x), 2)], ids=["short", "long"])
-def test_what_is_long_is_a_function_that_equations_alike_call(f: Callable[[Any], Any], calls: int) -> None:
-    _, ours = region(lambda x: f(f(x)), X)
-    text = jax.jit(jaxpr_as_fun(ours)).lower(X).as_text()
-    assert len(re.findall(r"call @closed_call\w*\(", text)) == calls
-    assert len(re.findall(r"func private @closed_call", text)) == (calls > 0)
-    assert SHORT < 30
+def curved(x: jax.Array) -> jax.Array:
+    return lax.logistic(x.astype(jnp.float32))
+
+
+def hashed(x: jax.Array) -> jax.Array:
+    return threefry2x32_p.bind(x, x, x, x)[0]
+
+
+@pytest.mark.parametrize(("f", "calls"), [(curved, 0), (hashed, 2)])
+def test_equations_alike_call_what_is_long(f: Callable[[Any], Any], calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same jaxpr, of which JAX makes one function where its version makes functions of calls."""
+    called: list[Any] = []
+    alone = lower_equations._alone
+
+    def noted(writer: Any, jaxpr: Any, *rest: Any) -> Any:
+        called.extend(jaxpr for eqn in jaxpr.eqns if eqn.primitive is closed_call_p)
+        return alone(writer, jaxpr, *rest)
+
+    monkeypatch.setattr(lower_equations, "_alone", noted)
+    x = X.astype(np.uint32)
+    functions = []
+    for twice in (False, True):
+        _, ours = region(lambda x, twice=twice: f(f(x)) if twice else f(x), x)
+        called.clear()
+        functions.append(jax.jit(jaxpr_as_fun(ours)).lower(x).as_text().count("func private @"))
+    assert len(called) == calls
+    assert all(jaxpr is called[0] for jaxpr in called)
+    assert functions[0] == functions[1]
 
 
 def test_equations_alike_are_where_they_stand() -> None:
