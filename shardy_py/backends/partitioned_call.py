@@ -19,10 +19,8 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.backends.inlining import without_calls
-from shardy_py.backends.lower_equations import as_equations
-from shardy_py.backends.lowering_in_place import never_alike
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.frontends.context import lowered_in_place, no_context_devices
+from shardy_py.frontends.context import no_context_devices
 from shardy_py.frontends.transforms import batch_jaxpr, checkpoint_rule, hoisted, jvp_jaxpr, split_jaxpr, transpose_jaxpr, used_part
 
 Shardings = tuple[TensorSharding | None, ...]
@@ -228,20 +226,19 @@ def _lower(
         module = ctx.module_context if ctx.platforms is None else ctx.module_context.replace(platforms=ctx.platforms)
         known = ctx.const_lowering
         consts = [mlir.ir_constants(c, const_lowering=known, aval=v.aval) for c, v in zip(whole.consts, whole.jaxpr.constvars, strict=True)]
-        with lowered_in_place(never_alike(whole.jaxpr)):
-            made, tokens = mlir.jaxpr_subcomp(
-                module,
-                as_equations(whole.jaxpr),
-                ctx.name_stack.extend(f"jit({name})"),
-                ctx.tokens_in,
-                [c[0] if len(c) == 1 else c for c in consts],
-                *args,
-                dim_var_values=ctx.dim_var_values,
-                const_lowering=known,
-                outer_traceback=None,
-            )
+        results, tokens = mlir.jaxpr_subcomp(
+            module,
+            whole.jaxpr,
+            ctx.name_stack.extend(f"jit({name})"),
+            ctx.tokens_in,
+            [c[0] if len(c) == 1 else c for c in consts],
+            *args,
+            dim_var_values=ctx.dim_var_values,
+            const_lowering=known,
+            outer_traceback=None,
+        )
     ctx.set_tokens_out(tokens)
-    return made
+    return results
 
 
 mlir.register_lowering(partitioned_call_p, _lower, cacheable=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -118,104 +118,6 @@ def context_devices() -> Mesh | None:
 def no_context_devices() -> AbstractContextManager[Any]:
     """As if no mesh had been set by `jax.set_mesh`: lowering takes its axes for those of any region over an abstract mesh."""
     return _sharding_impls._internal_use_concrete_mesh(_mesh.empty_concrete_mesh)
-
-
-_lowered_in_place: set[Primitive] = getattr(_mlir, "_uncacheable_primitives", set())
-
-
-@contextmanager
-def lowered_in_place(primitives: Iterable[Primitive]) -> Iterator[None]:
-    """Inside, equations of these primitives are lowered where they stand, instead of as functions that all that are alike call.
-
-    It only changes how long lowering takes; so it does no harm that other threads which lower see it, or end it early.
-    """
-    fresh = set(primitives) - _lowered_in_place
-    _lowered_in_place.update(fresh)
-    try:
-        yield
-    finally:
-        _lowered_in_place.difference_update(fresh)
-
-
-class Locations:
-    """The MLIR locations that JAX gives to the ops of equations.
-
-    Args:
-        module: The `ModuleContext` that they are lowered in.
-        stack: The names around their jaxpr.
-        traceback: Where that stands; counts for equations that do not say where they stand.
-    """
-
-    def __init__(self, module: Any, stack: Any, traceback: Any) -> None:
-        self._module = module
-        self._stack = stack
-        self._traceback = traceback
-        self._prefixes: dict[int, str] = {}
-        self._lines: dict[int, Any] = {}
-
-    def __call__(self, eqn: JaxprEqn) -> Any:
-        """That of an equation, which lives as long as this."""
-        return self.inside(eqn, "", eqn.primitive.name)
-
-    def inside(self, eqn: JaxprEqn, names: str, name: str) -> Any:
-        """That of an op that an equation has inside.
-
-        Args:
-            eqn: The equation.
-            names: What stands around the op in it; ends with a slash, or is empty.
-            name: The op.
-        """
-        info = eqn.source_info
-        line = self._lines.get(id(info.traceback))
-        if line is None:
-            line = _mlir.source_info_to_location(self._module, None, _source_info_util.new_name_stack(), self.traceback(eqn))
-            self._lines[id(info.traceback)] = line
-        prefix = self._prefixes.get(id(info.name_stack))
-        if prefix is None:
-            stack = self.stack(eqn)
-            prefix = self._prefixes[id(info.name_stack)] = f"{stack}/" if stack.stack else ""
-        return ir.Location.name(f"{name}:", childLoc=ir.Location.name(prefix + names + name, childLoc=line))
-
-    def stack(self, eqn: JaxprEqn) -> Any:
-        """The names around what is in an equation."""
-        return self._stack + eqn.source_info.name_stack
-
-    def traceback(self, eqn: JaxprEqn) -> Any:
-        """Where an equation stands, and what called that."""
-        own = eqn.source_info.traceback
-        return self._traceback if own is None else own if self._traceback is None else own + self._traceback
-
-
-_ANY_LAYOUT = getattr(_core.ShapedArray((), np.dtype("float32")), "layout", None)
-
-
-def is_plain(eqn: JaxprEqn) -> bool:
-    """Whether an equation with one result makes numbers of numbers, its effects aside, and lowering is told nothing about how."""
-    if not is_bare(eqn):
-        return False
-    aval: Any = eqn.outvars[0].aval
-    if not isinstance(aval.dtype, np.dtype) or getattr(aval, "layout", None) is not _ANY_LAYOUT:
-        return False
-    for v in eqn.invars:
-        aval = v.aval
-        if not isinstance(aval.dtype, np.dtype):
-            return False
-    return True
-
-
-def is_bare(eqn: JaxprEqn) -> bool:
-    """Whether nothing was set by context managers that lowering writes down beside an equation's ops."""
-    return not (eqn.ctx.compute_type or eqn.ctx.xla_metadata)
-
-
-def is_lowered_in_place(primitive: Primitive) -> bool:
-    """Whether equations of a primitive are lowered where they stand, now."""
-    return primitive in _lowered_in_place
-
-
-def only_names_axes(eqn: JaxprEqn) -> bool:
-    """Whether an equation has no effects but that of naming axes, which does nothing."""
-    return all(isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)
 
 
 def coordination_client() -> Any:

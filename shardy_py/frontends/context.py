@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from shardy_py.frontends import _jax
-from shardy_py.frontends._jax import Locations as Locations
 from shardy_py.frontends._jax import Written as Written
 from shardy_py.frontends._jax import axis_sizes as axis_sizes
 from shardy_py.frontends._jax import context_devices as context_devices
@@ -16,18 +15,12 @@ from shardy_py.frontends._jax import current_settings as current_settings
 from shardy_py.frontends._jax import current_trace as current_trace
 from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
-from shardy_py.frontends._jax import is_bare as is_bare
-from shardy_py.frontends._jax import is_lowered_in_place as is_lowered_in_place
-from shardy_py.frontends._jax import is_plain as is_plain
 from shardy_py.frontends._jax import is_tracing as is_tracing
 from shardy_py.frontends._jax import local_type as local_type
-from shardy_py.frontends._jax import lowered_in_place as lowered_in_place
 from shardy_py.frontends._jax import no_context_devices as no_context_devices
-from shardy_py.frontends._jax import only_names_axes as only_names_axes
 from shardy_py.frontends._jax import put_shards as put_shards
 from shardy_py.frontends._jax import recorded as recorded
 from shardy_py.frontends._jax import settings as settings
-from shardy_py.frontends._jax import stablehlo as stablehlo
 from shardy_py.frontends._jax import trace_context as trace_context
 from shardy_py.frontends._jax import under_settings as under_settings
 from shardy_py.frontends._jax import written as written

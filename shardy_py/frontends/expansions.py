@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends.primitives.avals import is_extended
@@ -64,84 +64,8 @@ def _expand(eqn: JaxprEqn, platform: str, key: Hashable) -> Expansion | None:
         function, called = _jax.lowering_function(eqn.primitive, eqn.params, platform)
     if function is None:
         return None
-    jaxpr = _of_another_shape(eqn, platform)
-    if jaxpr is None:
-        with eqn.ctx.manager:
-            jaxpr = _jax.traced(function, avals)
-    return Expansion(jaxpr, called, key)
-
-
-_TRACED_FOR = (7,)
-"""The shape that a hash of numbers is traced for."""
-
-
-def _of_another_shape(eqn: JaxprEqn, platform: str) -> ClosedJaxpr | None:
-    """The jaxpr of a hash of numbers, one by one, from that for arrays of another shape; None for other equations.
-
-    Each array of random numbers has a hash of its own shape, which takes 5 ms to trace.
-    """
-    if eqn.primitive.name != "threefry2x32":
-        return None
-    types: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    shapes = {aval.shape for aval in types if aval.shape}
-    if len(shapes) != 1 or _TRACED_FOR in shapes or any(map(_jax.has_explicit_axes, types)):
-        return None
-    now: list[Any] = [Var(_jax.local_type(aval, _TRACED_FOR if aval.shape else ())) for aval in types]
-    like = expansion_of(eqn.replace(invars=now[: len(eqn.invars)], outvars=now[len(eqn.invars) :]), platform)
-    return None if like is None else with_shape(like.jaxpr, _TRACED_FOR, *shapes)
-
-
-ELEMENTWISE = frozenset("add and convert_element_type mul not or shift_left shift_right_logical sub xor".split())
-"""Primitives that do the same to arrays of any shape."""
-
-
-def with_shape(closed: ClosedJaxpr, old: tuple[int, ...], new: tuple[int, ...]) -> ClosedJaxpr | None:
-    """A jaxpr for arrays of another shape.
-
-    Args:
-        closed: What works on the elements of arrays of one shape, one by one; arrays of other shapes stay as they are.
-        old: The shape.
-        new: The other shape.
-
-    Returns:
-        The jaxpr; None where it does anything to the arrays of that shape but what is `ELEMENTWISE`, and to broadcast scalars to it.
-    """
-    known: dict[Any, Any] = {}
-
-    def renewed(v: Any) -> Any:
-        if isinstance(v, Literal) or v.aval.shape != old:
-            return v
-        if v not in known:
-            known[v] = Var(_jax.local_type(v.aval, new))
-        return known[v]
-
-    eqns: list[JaxprEqn] = []
-    for eqn in closed.jaxpr.eqns:
-        params = eqn.params
-        variables: list[Any] = [*eqn.invars, *eqn.outvars]
-        if eqn.primitive.name == "scan":
-            body = with_shape(params["jaxpr"], old, new)
-            if body is None or any(v.aval.shape[:1] == (params["length"],) for v in variables):
-                return None
-            params = {**params, "jaxpr": body}
-        elif eqn.primitive.name == "broadcast_in_dim" and params["shape"] == old:
-            if any(v.aval.shape for v in eqn.invars):
-                return None
-            params = {**params, "shape": new}
-        elif eqn.primitive.name not in ELEMENTWISE and any(v.aval.shape == old for v in variables):
-            return None
-        eqns.append(eqn.replace(invars=list(map(renewed, eqn.invars)), outvars=list(map(renewed, eqn.outvars)), params=params))
-    jaxpr = closed.jaxpr
-    return ClosedJaxpr(
-        jaxpr.replace(
-            constvars=list(map(renewed, jaxpr.constvars)),
-            invars=list(map(renewed, jaxpr.invars)),
-            outvars=list(map(renewed, jaxpr.outvars)),
-            eqns=eqns,
-            debug_info=jaxpr.debug_info.with_unknown_names(),
-        ),
-        closed.consts,
-    )
+    with eqn.ctx.manager:
+        return Expansion(_jax.traced(function, avals), called, key)
 
 
 def _gather(eqn: JaxprEqn) -> Callable[..., Any] | None:
