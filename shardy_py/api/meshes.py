@@ -175,6 +175,7 @@ def _view(mesh: JaxMesh | AbstractMesh) -> MeshView:
         )  # fmt: skip
     sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
     names = tuple(str(name) for name in mesh.axis_names)
+    _check_axis_names(names)
     core = Mesh(tuple(zip(names, sizes)))
     twin = mesh.update(axis_types=(AxisType.Auto,) * len(names))
     return MeshView(mesh, core, twin.abstract_mesh if isinstance(twin, JaxMesh) else twin, AxisType.Explicit in mesh.axis_types)
@@ -187,8 +188,25 @@ def _mapping_view(items: tuple[tuple[str, int], ...]) -> MeshView:
             "the mesh has no axes", where="mesh={}", why="there is nothing to shard over", fix='write mesh={"data": 4, "model": 2}'
         )
     names, sizes = tuple(name for name, _ in items), tuple(size for _, size in items)
+    _check_axis_names(names)
     twin = _twin(names, sizes)
     return MeshView(twin, Mesh(items), twin, False, from_mapping=True)
+
+
+def _check_axis_names(names: Iterable[str]) -> None:
+    """Refuses names that XLA cannot read back: it unescapes MLIR's string literals as C would, and aborts where the rules differ."""
+    for name in names:
+        if not name.isascii() or not name.isprintable() or "\\" in name:
+            raise MeshError(
+                f"mesh axis {name!r} has a name that XLA cannot take",
+                where="mesh=",
+                why="XLA reads axis names of printable ASCII characters other than the backslash, and ends the process at others",
+                fix=f"rename it, for instance to {_ascii_name(name)!r}",
+            )
+
+
+def _ascii_name(name: str) -> str:
+    return "".join(c for c in name if c.isascii() and (c.isalnum() or c == "_")) or "data"
 
 
 def _twin(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh:

@@ -18,6 +18,9 @@ from typing import Any
 _NAMES = ("PJRT_NPROC", "NPROC")
 """Where jaxlib looks for the number of threads, in this order."""
 
+SWITCH = "SHARDY_PY_SET_NPROC"
+"""Set to 0, the environment of the process and of its children stays; calls that would need more threads wait for their results."""
+
 _PER_DEVICE = 2
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -25,8 +28,11 @@ _FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 def provide() -> None:
     """Asks for enough threads by `PJRT_NPROC` where several CPU devices are asked for and nobody has said how many threads there are.
 
-    Does nothing where the machine has enough processors, or where the devices have started already: see `too_few`.
+    Does nothing where the machine has enough processors, or where the devices have started already: see `too_few`; nor where the
+    environment has `SHARDY_PY_SET_NPROC=0`.
     """
+    if os.environ.get(SWITCH, "1") == "0":
+        return
     devices = _devices_asked_for()
     if devices > 1 and not any(os.environ.get(name) for name in _NAMES) and too_few(devices) and not _started():
         os.environ[_NAMES[0]] = str(max(64, 4 * devices))

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from shardy_py.cli.command import add_all
 from shardy_py.cli.commands import COMMANDS
 from shardy_py.cli.errors import one_line
-from shardy_py.cli.output import output_of, printable
+from shardy_py.cli.output import output_of
+from shardy_py.dialect.format import printable
 
 WRONG = 2
 """The exit status where a command could not be run."""

@@ -40,6 +40,17 @@ def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argpa
     return group
 
 
+def output_file(text: str) -> str:
+    """The name of a file to write, as a type of `argparse`: an empty one, such as of a variable that is not set, is refused.
+
+    Args:
+        text: The argument.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the file is empty")
+    return text
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Options that say how to print.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from shardy_py.dialect.format import printable
 
 NARROWEST = 40
 
@@ -44,22 +45,6 @@ class Output:
         assert self.console is not None
         for part in parts:
             self.console.print(part)
-
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def printable(text: str) -> str:
-    r"""A text whose control characters are written out, so that the names in a plan cannot steer a terminal.
-
-    Args:
-        text: Of one or several lines.
-
-    Example:
-        >>> printable("plan of \x1b[2Jstep")
-        'plan of \\x1b[2Jstep'
-    """
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class _Console(Console):

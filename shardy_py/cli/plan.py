@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shardy_py.cli.options import TARGET, add_output, add_planning
+from shardy_py.cli.options import TARGET, add_output, add_planning, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.plan_tables import cost_tables, plan_tables
 from shardy_py.cli.progress import progress
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("target", metavar="TARGET", help=TARGET)
-    parser.add_argument("--save", metavar="FILE", help="write the whole plan as JSON; packed where the name ends with .gz")
-    parser.add_argument("--html", metavar="FILE", help="write a page that shows the plan")
+    parser.add_argument(
+        "--save", type=output_file, metavar="FILE", help="write the whole plan as JSON; packed where the name ends with .gz"
+    )
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page that shows the plan")
     parser.add_argument("--hardware", metavar="NAME", help="add costs and memory on this hardware: h100, v5p, ...")
     parser.add_argument("--where", metavar="TEXT", help="only values whose path, primitive, line or module has this; * is anything")
     parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 60 on a terminal, all elsewhere")

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
@@ -47,8 +48,8 @@ def plan_of(target: str, options: Namespace) -> Plan:
         with progress(f"reading {target}"):
             return Plan.load(path)
     if ":" not in target:
-        missing = path.suffix in (".json", ".gz") or os.sep in target
-        raise CommandError(f"there is no file {target}" if missing else f"{target} names no function", fix=HOW)
+        named_as_file = (bool(target) and path.exists()) or path.suffix in (".json", ".gz") or os.sep in target
+        raise CommandError(_not_a_file(path) if named_as_file else f"{target!r} names no function", fix=HOW)
     found = lookup(target, options.flags)
     if isinstance(found, Plan):
         return found
@@ -77,16 +78,17 @@ def lookup(target: str, flags: list[str]) -> Any:
     """
     module, _, name = target.rpartition(":")
     if not module or not name:
-        raise CommandError(f"{target} names no function", fix=HOW)
+        raise CommandError(f"{target!r} names no function", fix=HOW)
     with progress(f"importing {module}"):
         found: Any = _imported(module)
     _parse_flags(flags)
+    owner = module
     for part in name.split("."):
         if not hasattr(found, part):
             public = {known: value for known, value in getattr(found, "__dict__", {}).items() if not known.startswith("_")}
             names = difflib.get_close_matches(part, public) or [known for known, value in public.items() if callable(value)][:8]
-            raise CommandError(f"{module} has no {part}", fix=f"it has {', '.join(names)}" if names else HOW)
-        found = getattr(found, part)
+            raise CommandError(f"{owner} has no {part}", fix=f"it has {', '.join(names)}" if names else HOW)
+        found, owner = getattr(found, part), f"{owner}:{part}" if owner is module else f"{owner}.{part}"
     return found
 
 
@@ -94,25 +96,8 @@ def _imported(module: str) -> ModuleType:
     path = Path(module)
     if path.suffix == ".py" or os.sep in module:
         if not path.is_file():
-            raise CommandError(f"there is no file {module}", fix=HOW)
-        name = path.stem
-        here = str(path.resolve().parent)
-        if here not in sys.path:
-            sys.path.insert(0, here)
-        known = sys.modules.get(name)
-        if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
-            return known
-        spec = importlib.util.spec_from_file_location(name, path.resolve())
-        assert spec is not None
-        assert spec.loader is not None
-        made = importlib.util.module_from_spec(spec)
-        sys.modules[name] = made
-        try:
-            spec.loader.exec_module(made)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return made
+            raise CommandError(_not_a_file(path), fix=HOW)
+        return _imported_file(path.resolve())
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -121,6 +106,45 @@ def _imported(module: str) -> ModuleType:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise
         raise CommandError(f"there is no module {module}", fix=HOW) from None
+
+
+def _not_a_file(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder"
+    return f"{path} is no regular file" if path.exists() else f"there is no file {path}"
+
+
+def _imported_file(path: Path) -> ModuleType:
+    """The module of a file; it never stands in place of another module, whatever the file is called."""
+    name, folder = path.stem, str(path.parent)
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    elsewhere = None if loaded is not None else importlib.util.find_spec(name)
+    taken = loaded is not None or name in sys.stdlib_module_names or (elsewhere is not None and elsewhere.origin != str(path))
+    if folder not in sys.path:
+        # Modules beside the file come before installed ones, as for a script; last where the file itself would hide an installed module.
+        # The standard library is never hidden.
+        sys.path.insert(len(sys.path) if taken else _behind_standard_library(), folder)
+    while name in sys.modules or (taken and name == path.stem):
+        name += "_"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{path} is no Python file", fix=HOW)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _behind_standard_library() -> int:
+    """The first position of `sys.path` from which no entry can hide a module of the standard library."""
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
+    return 1 + max((i for i, entry in enumerate(sys.path) if entry in standard or entry.endswith("lib-dynload")), default=-1)
 
 
 def _parse_flags(flags: list[str]) -> None:
@@ -150,6 +174,7 @@ def _planned(found: Any, target: str, options: Namespace) -> Plan:
     instance = (found.__self__,) if isinstance(found, BoundAutoSharded) else ()
     found = found.__func__ if isinstance(found, BoundAutoSharded) else found
     if not isinstance(found, AutoSharded) and not given:
+        refuse_missing(found, target)
         with progress(f"calling {name}"):
             made = found()
         if isinstance(made, Plan):

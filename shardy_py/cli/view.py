@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from shardy_py.cli.errors import CommandError
-from shardy_py.cli.options import TARGET, add_planning
+from shardy_py.cli.options import TARGET, add_planning, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.targets import plan_of
@@ -22,7 +22,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help=TARGET)
     parser.add_argument("--with", dest="other", metavar="TARGET", help="a plan to show beside it, with what differs marked")
     parser.add_argument("--hardware", metavar="NAME", help="show times and the memory there is on this hardware: h100, v5p, ...")
-    parser.add_argument("--output", "-o", metavar="FILE", help="write the page to a file and stop, in place of serving it")
+    parser.add_argument(
+        "--output", "-o", type=output_file, metavar="FILE", help="write the page to a file and stop, in place of serving it"
+    )
     parser.add_argument("--port", type=int, default=0, metavar="N", help=f"where {HOST} serves the page; by default any port that is free")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     parser.set_defaults(json=False, color="auto")
@@ -56,6 +58,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+def _is_local(host: str) -> bool:
+    """Whether a Host header names this machine: an address of the loopback interface, or `localhost`, with any port."""
+    return host.rpartition(":")[0] in (HOST, "localhost") or host in (HOST, "localhost")
+
+
 def server(content: bytes, port: int) -> http.server.ThreadingHTTPServer:
     """A server of one page, for this machine only.
 
@@ -69,13 +76,14 @@ def server(content: bytes, port: int) -> http.server.ThreadingHTTPServer:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path == "/"
-            self.send_response(200 if found else 404)
+            # A page of another site whose name resolves to this address (DNS rebinding) must not read the plan.
+            status = 403 if not _is_local(self.headers.get("Host", "")) else 200 if self.path == "/" else 404
+            body = content if status == 200 else b""
+            self.send_response(status)
             self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(content) if found else 0))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if found:
-                self.wfile.write(content)
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Requests are not listed."""

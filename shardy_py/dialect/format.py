@@ -8,6 +8,7 @@ An axis name that is not an identifier is quoted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from shardy_py.dialect._quote import quoted
@@ -59,3 +60,19 @@ def format_mesh(mesh: Mesh) -> str:
     if mesh.is_maximal:
         return f"device {mesh.device_ids[0]}"
     return " ".join(f"{format_axis(AxisRef(axis.name))}={axis.size}" for axis in mesh.axes) or "empty"
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    r"""Escapes control characters other than tabs and line ends, so that a name in a plan cannot steer the terminal that shows it.
+
+    Args:
+        text: One or several lines.
+
+    Example:
+        >>> printable("plan of \x1b[2Jstep")
+        'plan of \\x1b[2Jstep'
+    """
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import AxisLinks, levels_of
 from shardy_py.dialect import Mesh
+from shardy_py.dialect.format import printable
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 
@@ -263,7 +264,7 @@ class CostAnalysis(Mapping[str, float]):
         """
         from shardy_py.plan.cost_text import cost_text
 
-        return cost_text(self, limit)
+        return printable(cost_text(self, limit))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with a version."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardy_py.dialect.format import printable
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.matching import partners
@@ -136,7 +137,7 @@ class PlanDiff:
         """
         from shardy_py.plan.diff_text import diff_text
 
-        return diff_text(self, limit)
+        return printable(diff_text(self, limit))
 
     def to_dict(self) -> dict[str, Any]:
         """The differences as dicts, lists, strings and numbers, with a version."""

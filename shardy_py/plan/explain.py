@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardy_py.dialect.format import printable
 from shardy_py.errors import ShardyError
 
 FORMAT = "shardy_py.explanation"
@@ -78,7 +79,7 @@ class Reason:
     def __str__(self) -> str:
         from shardy_py.plan.explain_text import reason_text
 
-        return reason_text(self)
+        return printable(reason_text(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Source:
     def __str__(self) -> str:
         from shardy_py.plan.explain_text import source_text
 
-        return source_text(self)
+        return printable(source_text(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class Missing:
     def __str__(self) -> str:
         from shardy_py.plan.explain_text import missing_text
 
-        return missing_text(self)
+        return printable(missing_text(self))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -190,7 +191,7 @@ class Explanation:
         """
         from shardy_py.plan.explain_text import explanation_text
 
-        return explanation_text(self, full=full, width=width)
+        return printable(explanation_text(self, full=full, width=width))
 
     def __str__(self) -> str:
         return self.as_text()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shardy_py.dialect.format import printable
+
 Severity = Literal["info", "warning", "error"]
 
 
@@ -33,4 +35,4 @@ class Finding:
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.path, self.location) if part)
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{self.severity}: {self.kind}: {self.message}{fix}" + (f" [{where}]" if where else "")
+        return printable(f"{self.severity}: {self.kind}: {self.message}{fix}" + (f" [{where}]" if where else ""))

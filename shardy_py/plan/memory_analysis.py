@@ -12,6 +12,7 @@ from shardy_py.cost.liveness.compilers import Compiler
 from shardy_py.cost.liveness.compilers import compiler as compiler_named
 from shardy_py.cost.liveness.estimate import Estimate, estimate
 from shardy_py.cost.liveness.graph import Node
+from shardy_py.dialect.format import printable
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.memory_graph import local_graph
 from shardy_py.plan.values import location_of
@@ -125,7 +126,7 @@ class MemoryAnalysis:
         """
         from shardy_py.plan.memory_text import memory_text
 
-        return memory_text(self, limit)
+        return printable(memory_text(self, limit))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with a version."""

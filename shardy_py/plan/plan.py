@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardy_py.dialect import Mesh
+from shardy_py.dialect.format import printable
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program, Value
 from shardy_py.plan.collectives import Collective
@@ -237,7 +238,7 @@ class Plan(Views, Costs, Stored):
         """
         from shardy_py.view.text import plan_text
 
-        return plan_text(self, values=values, where=where, depth=depth, limit=limit, width=width)
+        return printable(plan_text(self, values=values, where=where, depth=depth, limit=limit, width=width))
 
     def __str__(self) -> str:
         return self.as_text()
@@ -247,4 +248,4 @@ class Plan(Views, Costs, Stored):
         known = self.__dict__.get("findings", self.noted)  # without partitioning for it
         grave = sum(finding.severity != "info" for finding in known)
         found = f"{grave} findings, {len(known) - grave} notes"
-        return f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {found}>"
+        return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {found}>")

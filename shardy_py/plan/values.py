@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.dialect.format import format_type
+from shardy_py.dialect.format import format_type, printable
 from shardy_py.ir import Op, Program, Type, Value
 from shardy_py.plan.modules import module_path
 
@@ -54,7 +54,7 @@ class PlannedValue:
         return self.type.dtype
 
     def __str__(self) -> str:
-        return f"{self.path}: {typed(self.type, self.sharding)}"
+        return printable(f"{self.path}: {typed(self.type, self.sharding)}")
 
 
 def typed(type: Type, sharding: TensorSharding | None) -> str:

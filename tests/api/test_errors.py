@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceShar
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.api.errors import MeshError
 
 MESH = {"data": 4, "model": 2}
 
@@ -253,3 +254,13 @@ def test_errors_pickle() -> None:
     with pytest.raises(ValueError) as caught:
         plan((P("nope"), None))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["é", "a\\b", "a\nb", "データ"])
+@pytest.mark.parametrize("kind", ["mapping", "abstract"])
+def test_axis_names_that_end_the_process_in_xla(name: str, kind: str) -> None:
+    axis_types = (jax.sharding.AxisType.Auto,)
+    mesh = {name: 4} if kind == "mapping" else jax.sharding.AbstractMesh((4,), (name,), axis_types=axis_types)
+    with pytest.raises(MeshError, match="has a name that XLA cannot take") as caught:
+        sp.auto_shard(jnp.sum, mesh=mesh, in_shardings=P(name)).plan(jax.ShapeDtypeStruct((8,), "float32"))
+    assert "rename it" in (caught.value.fix or "")

@@ -43,6 +43,8 @@ MANY = "--xla_force_host_platform_device_count=1000"
         ("import shardy_py, jax; jax.config.update('jax_num_cpu_devices', 1000); shardy_py.auto_shard", {}, "4000 True"),
         ("import shardy_py", {}, "None False"),
         ("import shardy_py", {"XLA_FLAGS": MANY, "NPROC": "7"}, "None False"),
+        ("import shardy_py", {"XLA_FLAGS": MANY, "SHARDY_PY_SET_NPROC": "0"}, "None False"),
+        ("import shardy_py", {"XLA_FLAGS": MANY, "SHARDY_PY_SET_NPROC": "1"}, "4000 False"),
         ("import shardy_py", {"XLA_FLAGS": MANY, "PJRT_NPROC": "7"}, "7 False"),
         (
             "import jax; jax.config.update('jax_num_cpu_devices', 200); jax.devices(); import shardy_py; shardy_py.auto_shard",

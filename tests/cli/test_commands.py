@@ -135,6 +135,12 @@ def test_view(stored: str, tmp_path: Path, capsys: Captured) -> None:
             with pytest.raises(urllib.error.HTTPError, match="404") as caught:
                 direct.open(url + "../etc/passwd")
             caught.value.close()
+            for host in ("evil.example", f"evil.example:{serving.server_address[1]}", "127.0.0.1.evil.example"):
+                with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+                    direct.open(urllib.request.Request(url, headers={"Host": host}))
+                assert caught.value.read() == b""
+                caught.value.close()
+            assert direct.open(url.replace("127.0.0.1", "localhost")).read() == b"<p>plan</p>"
         finally:
             serving.shutdown()
             thread.join()
@@ -145,9 +151,15 @@ def test_view(stored: str, tmp_path: Path, capsys: Captured) -> None:
     ("arguments", "message"),
     [
         (["plan", "none.json"], "there is no file none.json: write MODULE:FUNCTION"),
-        (["plan", "none"], "none names no function"),
+        (["plan", "none"], "'none' names no function"),
         (["plan", "none_such:step"], "there is no module none_such"),
         (["plan", "none_such.py:step"], "there is no file none_such.py"),
+        (["plan", os.sep], f"{os.sep} is a folder: write MODULE:FUNCTION"),
+        (["plan", f"{os.sep}:step"], f"{os.sep} is a folder"),
+        (["plan", os.devnull], f"{os.devnull} is no regular file"),
+        (["plan", ""], "'' names no function"),
+        (["plan", f"{MODULE}:step.first"], f"{MODULE}:step has no first"),
+        (["plan", f"{MODULE}:layer"], f"{MODULE}:layer takes w, x: say what, --args"),
         (["plan", f"{MODULE}:stap"], "has no stap: it has"),
         (["plan", FILE], "is a module, not a plan: name a function in it"),
         (["plan", f"{MODULE}:NUMBER"], "is of type int, no function"),
@@ -175,7 +187,13 @@ def test_options_that_do_not_fit(stored: str, capsys: Captured) -> None:
     assert "--mesh is for functions" in refused(capsys, "plan", stored, "--mesh", "x=2")
     Path(stored).write_bytes(Path(stored).read_bytes()[:-9])
     assert "cut short" in refused(capsys, "check", stored)
-    for arguments in ([], ["plan"], ["draw"], ["plan", stored, "--limit", "x"]):
+    empty = (
+        ["plan", stored, "--save", ""],
+        ["plan", stored, "--html", ""],
+        ["view", stored, "-o", ""],
+        ["stages", "simulate", "--svg", ""],
+    )
+    for arguments in ([], ["plan"], ["draw"], ["plan", stored, "--limit", "x"], *empty):
         assert main(arguments) == 2
         assert "usage: shardy-py" in capsys.readouterr().err
 

@@ -25,6 +25,9 @@ def test_names_in_a_file_do_not_steer_the_terminal(command: str, color: str, tmp
     assert not err
     assert all(char.isprintable() or char in "\n\t\x1b" for char in out)
     assert "\x1b]" not in out
+    plan = Plan.load(files[0])
+    for text in (str(plan), repr(plan), str(plan.explain("result")), str(plan.diff(plan)), str(plan.memory_analysis())):
+        assert all(char.isprintable() or char in "\n\t" for char in text)
 
 
 def test_errors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

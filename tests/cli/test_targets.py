@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from shardy_py.cli import targets
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.main import parser
 from shardy_py.cli.targets import plan_of
@@ -48,3 +53,26 @@ def test_a_name_that_is_almost_there() -> None:
     assert "it has network" in (caught.value.fix or "")
     with pytest.raises(CommandError, match="has no first"):
         plan(f"{MODULE}:network.weights.shape.first")
+
+
+@pytest.mark.parametrize("name", ["json", "colorsys", "jax", "rich", "some_network"])
+def test_a_file_never_replaces_another_module(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(
+        "import sibling\nimport jax.numpy as jnp\ndef step(w, x):\n    return jnp.sin(x @ w) * sibling.SCALE\n"
+    )
+    (tmp_path / "sibling.py").write_text("SCALE = 2.0\n")
+    command = [sys.executable, "-m", "shardy_py", "plan", f"{tmp_path / name}.py:step", "--json"]
+    done = subprocess.run(
+        [*command, "--mesh", "data=2", "--args", "f32[8,8]", "f32[8@data,8]"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mesh"] == {"data": 2}
+
+
+def test_the_standard_library_comes_before_the_folder_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "colorsys.py").write_text("")
+    (tmp_path / "entry.py").write_text("import colorsys\ndef step(): pass\n")
+    module = targets.lookup(f"{tmp_path / 'entry.py'}:colorsys", [])
+    assert hasattr(module, "rgb_to_hsv")
+    del sys.modules["entry"]

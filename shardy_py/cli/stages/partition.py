@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardy_py.cli.options import add_output
+from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--straight", action="store_true", help="replicate no stage")
     parser.add_argument("--fewer", action="store_true", help="machines may be left unused")
     parser.add_argument("--memory", metavar="BYTES", help="memory of one machine: 80e9, 80GB, 80GiB")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the graph with its stage ids")
+    parser.add_argument("-o", "--output", type=output_file, metavar="FILE", help="write the graph with its stage ids")
     add_output(parser)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardy_py.cli.errors import CommandError
-from shardy_py.cli.options import add_output, add_tracing
+from shardy_py.cli.options import add_output, add_tracing, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
@@ -23,7 +23,9 @@ FILE = "graph.txt"
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="a forward pass, the loss; also file.py:FUNCTION")
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"where to write the graph; by default {FILE}, unless there is one")
+    parser.add_argument(
+        "-o", "--output", type=output_file, metavar="FILE", help=f"where to write the graph; by default {FILE}, unless there is one"
+    )
     parser.add_argument("--by", default="layer", metavar="GRAIN", help="equation, scope or layer (default): what becomes one node")
     parser.add_argument("--parameters", default="0", metavar="N,...", help="which arguments hold parameters, by position; by default 0")
     parser.add_argument("--hardware", default="h100", metavar="NAME", help="what the times are modelled for: h100 (default), v5p, ...")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardy_py.cli.errors import CommandError
-from shardy_py.cli.options import add_output
+from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
@@ -24,8 +24,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=int, metavar="N", help="number of meshes; by default as many as the stages of --graph need")
     parser.add_argument("--microbatches", type=int, required=True, metavar="N", help="number of microbatches")
     parser.add_argument("--virtual", type=int, default=1, metavar="N", help="stages per mesh, for interleaved, circular and auto")
-    parser.add_argument("--perfetto", metavar="FILE", help="write a trace that ui.perfetto.dev opens")
-    parser.add_argument("--svg", metavar="FILE", help="write a picture")
+    parser.add_argument("--perfetto", type=output_file, metavar="FILE", help="write a trace that ui.perfetto.dev opens")
+    parser.add_argument("--svg", type=output_file, metavar="FILE", help="write a picture")
     parser.add_argument("--width", type=int, metavar="N", help="columns of the picture; by default those of the terminal, or 100")
     costs = parser.add_argument_group("times in milliseconds, one or one per stage: 1.5 or 1,2,1.5; or from a graph")
     costs.add_argument("--forward", metavar="T", help="of a forward pass; by default 1")
