@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from shardy_py.backends.mlir import to_mlir
+from shardy_py.files import write_file
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Program
 from shardy_py.passes.pass_info import Option
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(result)
     else:
         try:
-            pathlib.Path(options.output).write_text(result, encoding="utf-8")
+            write_file(options.output, result)
         except OSError as error:
             print(f"error: cannot write '{options.output}': {error}", file=sys.stderr)
             return 1

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "shardy_py"
 # A room may import itself and the rooms before it. Rooms up to and including "view" must not need jax.
 ORDER = (
     "errors",
+    "files",
     "dialect",
     "ir",
     "rules",

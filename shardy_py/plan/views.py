@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
+
+from shardy_py.files import write_file
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
@@ -41,7 +42,7 @@ class Views:
         """
         from shardy_py.view.html.page import page
 
-        pathlib.Path(path).write_text(page(cast("Plan", self), other, hardware), encoding="utf-8", newline="\n")
+        write_file(path, page(cast("Plan", self), other, hardware))
 
     def as_sdy(self) -> str:
         """The program with its final shardings, as an MLIR module of StableHLO and SDY ops.
@@ -62,7 +63,7 @@ class Views:
         Raises:
             OSError: The file cannot be written.
         """
-        pathlib.Path(path).write_text(self.as_sdy(), encoding="utf-8", newline="\n")
+        write_file(path, self.as_sdy())
 
     def save_perfetto(
         self, path: str | os.PathLike[str], hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None
@@ -83,7 +84,7 @@ class Views:
         """
         from shardy_py.view.perfetto import timeline_json
 
-        pathlib.Path(path).write_text(timeline_json(cast("Plan", self), hardware, links), encoding="utf-8", newline="\n")
+        write_file(path, timeline_json(cast("Plan", self), hardware, links))
 
     def save_model_explorer(self, path: str | os.PathLike[str]) -> None:
         """Writes the program as a graph for Model Explorer: layers by module, shardings as attributes.
@@ -96,4 +97,4 @@ class Views:
         """
         from shardy_py.view.model_explorer import graph_json
 
-        pathlib.Path(path).write_text(graph_json(cast("Plan", self)), encoding="utf-8", newline="\n")
+        write_file(path, graph_json(cast("Plan", self)))

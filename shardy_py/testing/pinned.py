@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shardy_py.files import write_file
 from shardy_py.plan import Plan
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
@@ -50,7 +51,7 @@ def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: boo
     how = f"if this is intended, run with {UPDATE}=1, or once with update=True, and commit the file"
     if update or os.environ.get(UPDATE, "") not in ("", "0"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(pinned_text(now), encoding="utf-8", newline="\n")
+        write_file(path, pinned_text(now))
         return
     try:
         content = path.read_bytes()

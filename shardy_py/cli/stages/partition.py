@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
@@ -11,6 +10,7 @@ from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.tables import partition_data, partition_table
 from shardy_py.cli.stages.values import counts, graph_of, quantities, quantity
+from shardy_py.files import write_file
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             graph, machines, bandwidths, options.mode, options.activation_compression, options.straight, options.fewer, memory
         )
     if options.output:
-        Path(options.output).write_text(write_graph(found.graph), encoding="utf-8")
+        write_file(options.output, write_graph(found.graph))
     written = [f"written to {options.output}"] if options.output else []
     if options.json:
         out.plain(dumped(partition_data(found)))

@@ -16,6 +16,7 @@ from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.tables import profile_data, profile_table, profile_text
 from shardy_py.cli.stages.values import counts
 from shardy_py.cli.targets import arguments_of, lookup, mesh_of, refuse_missing
+from shardy_py.files import write_file
 
 FILE = "graph.txt"
 
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         graph = profile(
             function, *args, by=options.by, parameters=parameters, hardware=options.hardware, measured=options.measured, mesh=mesh
         )
-    Path(file).write_text(write_graph(graph), encoding="utf-8")
+    write_file(file, write_graph(graph))
     if options.json:
         out.plain(dumped(profile_data(graph, file)))
     elif out.console is None:

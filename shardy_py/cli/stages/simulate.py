@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from shardy_py.cli.errors import CommandError
@@ -14,6 +13,7 @@ from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.staged import crossing_of, members_of
 from shardy_py.cli.stages.tables import simulation_data, simulation_table, simulation_text
 from shardy_py.cli.stages.values import counts, graph_of, quantity, times
+from shardy_py.files import write_file
 
 MILLISECOND = 1e-3
 
@@ -50,9 +50,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
         made = schedule(options.name, meshes, options.microbatches, options.virtual, max_in_flight=options.max_in_flight, **costs)
         result = simulate(made, **costs, activation_bytes=sizes)
     if options.perfetto:
-        Path(options.perfetto).write_text(result.to_perfetto(MILLISECOND), encoding="utf-8")
+        write_file(options.perfetto, result.to_perfetto(MILLISECOND))
     if options.svg:
-        Path(options.svg).write_text(result.as_svg(), encoding="utf-8")
+        write_file(options.svg, result.as_svg())
     written = [f"written to {file}" for file in (options.perfetto, options.svg) if file]
     width = options.width or out.width
     if options.json:

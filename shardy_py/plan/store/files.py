@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardy_py.files import write_file
 from shardy_py.plan.store.checks import StoreError
 from shardy_py.plan.store.document import read_plan
 
@@ -30,18 +30,10 @@ def save_text(document: str, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    target = Path(path)
     content = document.encode("utf-8")
-    if target.name.endswith(".gz"):
+    if os.fsdecode(path).endswith(".gz"):
         content = gzip.compress(content, compresslevel=6, mtime=0)
-    part = target.with_name(f"{target.name}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(target)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(target)) from None
-    finally:
-        part.unlink(missing_ok=True)
+    write_file(path, content)
 
 
 def load_bytes(path: str | os.PathLike[str]) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from shardy_py.files import write_file
 from shardy_py.stages.conversion.configs import read_ranks, write_configs
 from shardy_py.stages.conversion.cutting import cut
 from shardy_py.stages.conversion.descriptions import ConversionError
@@ -131,5 +132,5 @@ def write_files(directory: str | os.PathLike[str], texts: Mapping[str, str | byt
         if stale not in texts and (path / "__init__.py").exists() and (path / "__init__.py").read_text().startswith(MARK):
             (path / stale).unlink(missing_ok=True)
     for name, text in texts.items():
-        (path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        write_file(path / name, text)
     return path
