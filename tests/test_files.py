@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "shardy_py"
 
 # Writes every kind of file over an old one that says "old", with the limit on the size of files in argv[1], and prints the errors.
-EVERY_KIND = '''
+EVERY_KIND = """
 import contextlib, io, pathlib, resource, sys
 import jax, jax.numpy as jnp
 import shardy_py as sp
@@ -34,6 +34,7 @@ plan = sp.auto_shard(loss, mesh={"a": 2}, in_shardings=(None, jax.P("a"))).plan(
 graph = sp.stages.profile(loss, *shapes)
 (here / "in.mlir").write_text(plan.as_sdy())
 (here / "graph.txt").write_text(sp.stages.write_graph(graph))
+PARTITION = ["stages", "partition", "--machines=2", "--bandwidths=1e9"]
 kinds = {
     "plan.json": lambda path: plan.save(path),
     "plan.json.gz": lambda path: plan.save(path),
@@ -43,7 +44,7 @@ kinds = {
     "graph.json": lambda path: plan.save_model_explorer(path),
     "pinned.json": lambda path: assert_plan_matches(plan, path, update=True),
     "opt.mlir": lambda path: opt.main([str(here / "in.mlir"), "-o", str(path)]),
-    "partition.txt": lambda path: command(["stages", "partition", str(here / "graph.txt"), "--machines=2", "--bandwidths=1e9", "-o", str(path)]),
+    "partition.txt": lambda path: command([*PARTITION, str(here / "graph.txt"), "-o", str(path)]),
     "profile.txt": lambda path: command(["stages", "profile", "jax.numpy:tanh", "--args", "f32[8,8]", "-o", str(path)]),
     "schedule.json": lambda path: command(["stages", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--perfetto", str(path)]),
     "schedule.svg": lambda path: command(["stages", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--svg", str(path)]),
@@ -61,7 +62,7 @@ for name, write in kinds.items():
         print(name, said.getvalue().strip() or "written")
     except (OSError, SystemExit) as error:
         print(name, said.getvalue().strip() or error)
-'''
+"""
 
 
 @pytest.mark.parametrize("limit", [0, 48])
