@@ -19,7 +19,8 @@ from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
 from shardy_py.api.specs import broadcast_specs, is_spec_leaf, to_tensor_sharding
 from shardy_py.api.trees import Leaf, argument_paths, location_of
-from shardy_py.dialect import TensorSharding
+from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
+from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.plan.findings import Finding
 
@@ -236,8 +237,8 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
     has = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
     if asked is None or has is None or asked is has:
         return has
-    if _refines(asked, has):
-        return has
+    if _refines(asked, has, view.core):
+        return asked if _refines(has, asked, view.core) else has
     raise SpecError(
         "the argument has another sharding than in_shardings says",
         where=f"{leaf}, argument of {location}",
@@ -250,8 +251,11 @@ def _is_committed(value: Any) -> bool:
     return isinstance(value, jax.Array) and not isinstance(value, Tracer) and bool(value.committed)
 
 
-def _refines(asked: TensorSharding, has: TensorSharding) -> bool:
-    """Whether `has` keeps closed dimensions and only adds to open ones."""
-    return all(
-        have.axes == ask.axes if ask.is_closed else have.axes[: len(ask.axes)] == ask.axes for ask, have in zip(asked.dims, has.dims)
-    )
+def _refines(asked: TensorSharding, has: TensorSharding, mesh: PlannedMesh) -> bool:
+    """Whether `has` keeps closed dimensions and only adds to open ones; an axis of one device cuts nothing, so that it does not count."""
+
+    def cutting(dim: DimensionSharding) -> tuple[AxisRef, ...]:
+        return tuple(axis for axis in dim.axes if axis.size_in(mesh) > 1)
+
+    pairs = [(ask.is_closed, cutting(ask), cutting(have)) for ask, have in zip(asked.dims, has.dims)]
+    return all(have == ask if closed else have[: len(ask)] == ask for closed, ask, have in pairs)

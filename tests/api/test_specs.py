@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -81,3 +82,29 @@ def test_importing_touches_no_device():
     )
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.getcwd()}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+ONE = {"data": 8, "model": 1}
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("spec", [P("model"), P(None, "model"), P(("model", "data")), P(("data", "model")), P(P.UNCONSTRAINED, "model")])
+def test_an_axis_of_one_device_cuts_nothing(spec, lowering):
+    """What the plan proposes for such an axis, and what it is asked for, are the same placement."""
+    mesh = jax.make_mesh(tuple(ONE.values()), tuple(ONE), axis_types=(AxisType.Auto,) * 2)
+    function = sp.auto_shard(lambda w, x: w + x, mesh=mesh, in_shardings=(spec, P("data")), lowering=lowering)
+    w, x = np.arange(64.0, dtype="float32").reshape(8, 8), np.ones((8, 8), "float32")
+    plan = function.plan(w, x)
+    placements = [plan.input_shardings[0], plan.abstract_state("w").sharding]
+    if P.UNCONSTRAINED not in spec:
+        placements.append(NamedSharding(mesh, spec))
+    for sharding in placements:
+        np.testing.assert_array_equal(function(jax.device_put(w, sharding), x), w + 1)
+    assert function.plan_count == 1
+
+
+def test_an_axis_of_one_device_hides_no_difference():
+    mesh = jax.make_mesh(tuple(ONE.values()), tuple(ONE), axis_types=(AxisType.Auto,) * 2)
+    function = sp.auto_shard(lambda w: w * 2, mesh=mesh, in_shardings=P("model", "data"))
+    with pytest.raises(ValueError, match="another sharding than in_shardings says"):
+        function(jax.device_put(np.ones((8, 8), "float32"), NamedSharding(mesh, P("data", "model"))))

@@ -52,10 +52,10 @@ class Places:
         return self.meshes[stage % len(self.meshes)]
 
     def check_devices(self) -> None:
-        """Refuses to run on meshes without devices.
+        """Refuses to run on meshes without devices, and on devices of other processes.
 
         Raises:
-            PipelineError: A mesh is abstract.
+            PipelineError: A mesh is abstract, or has devices that this process cannot reach.
         """
         if any(isinstance(mesh, AbstractMesh) for mesh in self.meshes):
             need = sum(mesh.size for mesh in self.meshes)
@@ -65,6 +65,17 @@ class Places:
                 why="only `report` and `build` do without devices",
                 fix="make it smaller, pass a Mesh of devices, or set jax_num_cpu_devices before JAX starts to try it",
             )  # fmt: skip
+        processes = sorted({device.process_index for mesh in self.meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat})
+        if processes != [jax.process_index()]:
+            need = sum(mesh.size for mesh in self.meshes)
+            own = len(jax.local_devices())
+            raise PipelineError(
+                f"the mesh has devices of {'processes' if len(processes) > 1 else 'process'} {', '.join(map(str, processes))}",
+                where=f"mesh=, in process {jax.process_index()}, which has {own} of the {len(jax.devices())} devices",
+                why=f"one process hands out the programs of all {len(self.meshes)} stages, and it reaches its own devices only",
+                fix=f"give every process a mesh of {own} devices or fewer, of jax.local_devices(), and let it run a pipeline of its own"
+                + (f" in place of the mesh of {need}" if need > own else ""),
+            )
 
     def sharding(self, v: Var, stage: int) -> NamedSharding:
         """How a value lies at a stage."""
@@ -86,8 +97,8 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
 
     Args:
         mesh: None for one device each; a mesh or a mapping with `axis`, whose other axes are those inside of a stage; or the meshes
-            themselves, which may differ in size but not in the names of their axes. A mapping to more devices than there are is
-            abstract.
+            themselves, which may differ in size but not in the names of their axes. None and a mapping take devices of this process
+            where it has enough. A mapping to more devices than there are is abstract.
         axis: The axis along which stages lie.
         count: How many are needed.
 
@@ -105,11 +116,11 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
                 )  # fmt: skip
         if axis in mesh:
             sizes, names = tuple(map(int, mesh.values())), tuple(mesh)
-            devices, need = jax.devices(), math.prod(sizes)
-            if need > len(devices):
+            devices = _devices(math.prod(sizes))
+            if devices is None:
                 mesh = AbstractMesh(sizes, names)
             else:
-                mesh = Mesh(np.array(devices[:need], dtype=object).reshape(sizes), names)
+                mesh = Mesh(np.array(devices, dtype=object).reshape(sizes), names)
     if isinstance(mesh, Mesh | AbstractMesh):
         if axis not in mesh.axis_names:
             mesh = {name: mesh.shape[name] for name in mesh.axis_names}
@@ -136,11 +147,17 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
 
 def replicated(copies: Sequence[int]) -> list[Mesh | AbstractMesh]:
     """Meshes of so many devices each, one after the other, with an axis "data"; abstract where there are too few devices."""
-    devices = jax.devices()
-    if sum(copies) > len(devices):
+    devices = _devices(sum(copies))
+    if devices is None:
         return [AbstractMesh((count,), ("data",)) for count in copies]
     ends = np.cumsum(copies)
     return [Mesh(np.array(devices[end - count : end], dtype=object), ("data",)) for end, count in zip(ends, copies)]
+
+
+def _devices(count: int) -> list[Any] | None:
+    """So many devices, of this process where it has enough; None where there are too few."""
+    devices = next((found for found in (jax.local_devices(), jax.devices()) if len(found) >= count), None)
+    return None if devices is None else devices[:count]
 
 
 def _along(mesh: Mesh | AbstractMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh, ...]:

@@ -167,6 +167,19 @@ def test_a_report_needs_no_devices(mesh: Any) -> None:
         run(params(), *data())
 
 
+@pytest.mark.parametrize("mesh", [{"stage": 2}, {"stage": 2, "data": 4}, "devices"])
+def test_devices_of_another_process_are_refused(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has none of the devices; tests/test_multi_process.py has real ones."""
+    given = jax.make_mesh((2, 2), ("stage", "data"), devices=jax.devices()[:4]) if mesh == "devices" else mesh
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax, "local_devices", list)
+    run = sp.pipeline(loss, num_stages=2, num_microbatches=2, mesh=given)
+    assert len(run.report(params(), *data()).rows) == 2
+    with pytest.raises(PipelineError, match="devices of process 0") as error:
+        run(params(), *data())
+    assert "in process 1, which has 0 of the 8 devices" in str(error.value)
+
+
 @pytest.mark.parametrize("mesh", [None, {"stage": 4, "data": 2}])
 def test_stages_hold_their_rows_of_stacked_parameters(mesh: Any) -> None:
     def deep(p: Any, x: Any, y: Any) -> Any:
