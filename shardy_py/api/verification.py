@@ -68,6 +68,7 @@ class Verification:
         run: The run as planned beside the unsharded run.
         plain_xla: `jax.jit` with the same annotations and nothing of this package in it, beside the unsharded run; None where it was
             not asked for.
+        idle: Why nothing was compared in this process, where it has no device of the mesh; the processes that have them compare.
     """
 
     name: str
@@ -75,10 +76,11 @@ class Verification:
     mesh: str
     run: RunComparison
     plain_xla: RunComparison | None
+    idle: str | None = None
 
     @property
     def agrees(self) -> bool:
-        """Whether the planned run agrees with the unsharded one; differences that are rounding are no disagreement."""
+        """Whether the planned run agrees with the unsharded one, as far as this process can see; rounding is no disagreement."""
         return self.run.agrees
 
     @property
@@ -112,6 +114,8 @@ class Verification:
         )
 
     def __str__(self) -> str:
+        if self.idle is not None:
+            return f"{self.name} on mesh {self.mesh} was not compared here: {self.idle}"
         verb = "agrees with" if self.agrees else "differs from"
         lines = [f"{self.name} on mesh {self.mesh} {verb} the unsharded run", *self.run.lines()]
         if self.plain_xla is not None:

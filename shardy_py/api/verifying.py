@@ -60,11 +60,14 @@ def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verificati
     planned = _keeping(planned)
     traced = planned.traced
     request = traced.request
-    inputs = _inputs(planned, slots)
     mesh = request.view.runnable()
     if not isinstance(mesh, JaxMesh):
         raise MeshError("the mesh has no devices", where=f"verify of {request.location}", why="verifying runs the function",
                         fix="pass jax.make_mesh(...)")  # fmt: skip
+    idle = _idle(mesh)
+    if idle is not None:
+        return Verification(request.name, request.location, request.view.describe(), RunComparison(()), None, idle)
+    inputs = _inputs(planned, slots)
     mesh = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     reference = Reference(mesh)
     unsharded = reference.of(traced.jaxpr)
@@ -84,6 +87,14 @@ def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verificati
         except Exception as error:  # whatever XLA raises where it finds no program
             beside = RunComparison((), problem=first_line(error))
     return Verification(request.name, request.location, request.view.describe(), run, beside)
+
+
+def _idle(mesh: JaxMesh) -> str | None:
+    """Why this process cannot compare anything; None where it has a device of the mesh."""
+    own, owners = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
+    if own in owners:
+        return None
+    return f"process {own} has none of the mesh's devices, which belong to process{'es' * (len(owners) > 1)} {', '.join(map(str, owners))}"
 
 
 @dataclass(frozen=True)

@@ -285,3 +285,12 @@ def test_needs_values(mesh):
         step.verify(jax.ShapeDtypeStruct((8,), "float32"))
     with pytest.raises(TypeError, match="has no values"):
         jax.jit(step.verify)(random(8))
+
+
+def test_a_process_without_devices_of_the_mesh_sees_no_difference(mesh, monkeypatch):
+    """As in another process; tests/test_multi_process.py has real ones."""
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    found = sp.auto_shard(jnp.sin, mesh=mesh, in_shardings=P("x")).verify(random(8, 4))
+    assert found.check() is found
+    assert not found.outputs
+    assert str(found) == "sin on mesh x=2, y=4 was not compared here: process 1 has none of the mesh's devices, which belong to process 0"
