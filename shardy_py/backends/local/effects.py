@@ -197,6 +197,7 @@ HANDLERS: dict[str, Handler] = {
     "layout_constraint": in_place,
     "pallas_call": kernel,
     "pure_callback": callback,
+    "relayout": in_place,
     "sdy_ruled_call": ruled_call,
     "shard_alike": identity,
     "with_memory_space_constraint": in_place,

@@ -199,15 +199,15 @@ _PLAIN: dict[str, Callable[[JaxprEqn, list[Array]], list[Array]]] = {
 
 _REDUCTIONS = {
     **dict.fromkeys(("psum", "psum_invariant", "unreduced_psum"), lax.reduce_sum),
-    "pmax": lax.reduce_max,
-    "pmin": lax.reduce_min,
+    **dict.fromkeys(("pmax", "unreduced_pmax"), lax.reduce_max),
+    **dict.fromkeys(("pmin", "unreduced_pmin"), lax.reduce_min),
 }
 """Collectives that may reduce dimensions too -> how they do."""
 
-_ELEMENTWISE = frozenset({"pbroadcast", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "unreduced_psum"})
+_ELEMENTWISE = frozenset({*_REDUCTIONS, "pbroadcast", "pbroadcast_dynamic", "ppermute"})
 
 _COLLECTIVES = (*sorted(_ELEMENTWISE), "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all",
                 "reduce_scatter", "unreduced_reduce_scatter")  # fmt: skip
 
-_CASTS = ("preduced", "pvary", "reduced_vary_cast_p", "vary_unreduced_cast_p")
-"""What only changes how a type speaks of manual axes."""
+_CASTS = ("preduced", "pvary", "reduced_vary_cast", "reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p")
+"""What only changes how a type speaks of manual axes; the names without `_p` are those of jax 0.12."""

@@ -234,13 +234,18 @@ BINARY_OPS = {
 }
 """Primitive name -> the one op it is between operands of one shape."""
 
-_IDENTITIES = ("copy", "from_edtype", "multiple_of", "name", "pvary", "preduced", "random_clone", "reduced_vary_cast_p", "stage")
+_CASTS = ("pvary", "preduced", "reduced_vary_cast", "reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p")
+
+_IDENTITIES = (
+    *_CASTS, "copy", "from_edtype", "multiple_of", "name", "random_clone", "random_unwrap", "random_wrap", "stage", "stop_gradient",
+    "to_edtype",
+)  # fmt: skip
 
 TEMPLATES: dict[str, TemplateBuilder] = {
     **{name: functools.partial(_nary, op) for name, op in _NARY.items()},
     **{name: functools.partial(_real_only, op) for name, op in {"cos": "stablehlo.cosine", "sin": "stablehlo.sine"}.items()},
     **dict.fromkeys(("eq", "eq_to", "ge", "gt", "le", "le_to", "lt", "lt_to", "ne"), _compare),
-    **dict.fromkeys((*_IDENTITIES, "random_unwrap", "random_wrap", "stop_gradient", "to_edtype", "vary_unreduced_cast_p"), _identity),
+    **dict.fromkeys(_IDENTITIES, _identity),
     "add_any": functools.partial(_one, "stablehlo.add"),
     "conj": _conj,
     "convert_element_type": _convert,

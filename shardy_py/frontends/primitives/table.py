@@ -26,15 +26,16 @@ class Entry(NamedTuple):
 NATIVE = """
     abs acos acosh add add_any all_gather all_gather_invariant all_gather_reduced all_to_all and asin asinh atan atan2 atanh
     bessel_i1e bitcast_convert_type broadcast_in_dim cbrt ceil clamp clz complex concatenate conj conv_general_dilated
-    convert_element_type copy cos cosh digamma div dot_general dynamic_slice dynamic_update_slice empty empty2 eq eq_to erf erf_inv
-    erfc exp exp2 expm1 fft floor from_edtype gather ge gt imag integer_pow iota iota_2x32_shape is_finite le le_to lgamma log
-    log1p logistic lt lt_to max min mul multiple_of name ne neg nextafter not or pad pbroadcast pmax pmin polygamma
-    population_count pow ppermute preduced psum psum_invariant pvary random_clone random_unwrap random_wrap real reduce reduce_and
-    reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_scatter reduce_sum reduce_window reduce_window_max
-    reduce_window_min reduce_window_sum reduce_xor reduced_vary_cast_p rem reshape rev round rsqrt scatter scatter-add scatter-max
-    scatter-min scatter-mul scatter-sub select_and_scatter select_n shift_left shift_right_arithmetic shift_right_logical sign sin
-    sinh slice sort split sqrt square squeeze stack stage stop_gradient sub tan tanh tile to_edtype top_k transpose unreduced_psum
-    unreduced_reduce_scatter unstack vary_unreduced_cast_p xor zeta
+    convert_element_type copy cos cosh digamma div dot_general dynamic_slice dynamic_update_slice empty empty2 eq eq_to erf
+    erf_inv erfc exp exp2 expm1 fft floor from_edtype gather ge gt imag integer_pow iota iota_2x32_shape is_finite le le_to
+    lgamma log log1p logistic lt lt_to max min mul multiple_of name ne neg nextafter not or pad pbroadcast pmax pmin
+    polygamma population_count pow ppermute preduced psum psum_invariant pvary random_clone random_unwrap random_wrap real
+    reduce reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_scatter reduce_sum reduce_window
+    reduce_window_max reduce_window_min reduce_window_sum reduce_xor reduced_vary_cast reduced_vary_cast_p rem reshape rev
+    round rsqrt scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub select_and_scatter select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh slice sort split sqrt square squeeze stack stage stop_gradient
+    sub tan tanh tile to_edtype top_k transpose unreduced_psum unreduced_reduce_scatter unstack vary_unreduced_cast
+    vary_unreduced_cast_p xor zeta
 """
 
 REGION = """
@@ -44,22 +45,24 @@ REGION = """
 """
 
 LOWERED = """
-    after_all approx_top_k argmax argmin assert_consumed_value bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense
-    bcoo_sort_indices bcoo_spdot_general bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general bcsr_extract
-    bcsr_fromdense bcsr_todense bessel_i0e broadcast_to call_exported cholesky cholesky_update consume coo_fromdense coo_matmat
-    coo_matvec coo_todense create_linear create_token csr_fromdense csr_matmat csr_matvec csr_todense cumlogsumexp cummax cummin
-    cumprod cumsum custom_fusion custom_lin dce_sink dim_as_value dimension_size eig eigh fusible geqp3 geqrf hessenberg
-    householder_product igamma igamma_grad_a igammac layout_constraint lu lu_pivots_to_permutation mulhi ormqr partial_sums
-    philox2x32 philox4x32 pin qr ragged_dot_general random_bits random_fold_in random_gamma random_seed random_split reciprocal
-    regularized_incomplete_beta rng_bit_generator rng_uniform scaled_dot schur select_and_gather_add select_and_scatter_add
-    shape_assertion svd symmetric_product threefry2x32 threefry4x32 tie todense triangular_solve tridiagonal tridiagonal_solve unpin
-    with_memory_space_constraint xla_metadata_value
+    after_all approx_top_k argmax argmin assert_consumed_value bcoo_dot_general bcoo_dot_general_sampled bcoo_extract
+    bcoo_fromdense bcoo_sort_indices bcoo_spdot_general bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general
+    bcsr_extract bcsr_fromdense bcsr_todense bessel_i0e broadcast_to call_exported cholesky cholesky_update consume
+    coo_fromdense coo_matmat coo_matvec coo_todense create_linear create_token csr_fromdense csr_matmat csr_matvec
+    csr_todense cumlogsumexp cummax cummin cumprod cumsum custom_fusion custom_lin dce_sink dim_as_value dimension_size eig
+    eigh fusible geqp3 geqrf hessenberg householder_product igamma igamma_grad_a igammac layout_constraint log2 lu
+    lu_pivots_to_permutation mulhi one_minus_square ormqr partial_sums philox2x32 philox4x32 pin polynomial qr
+    ragged_dot_general random_bits random_fold_in random_gamma random_seed random_split reciprocal
+    regularized_incomplete_beta relayout rng_bit_generator rng_uniform scaled_dot schur select_and_gather_add
+    select_and_scatter_add shape_assertion svd symmetric_product threefry2x32 threefry4x32 tie todense triangular_solve
+    tridiagonal tridiagonal_solve unpin with_memory_space_constraint xla_metadata_value
 """
 
 COLLECTIVES = """
-    all_gather_done all_gather_reduced_start all_gather_start all_to_all_done all_to_all_start pbroadcast_done pbroadcast_start
-    ppermute_done ppermute_start precv psend psum_done psum_invariant_start psum_start ragged_all_to_all reduce_scatter_done
-    reduce_scatter_start unreduced_psum_start unreduced_reduce_scatter_start
+    all_gather_done all_gather_reduced_start all_gather_start all_to_all_done all_to_all_start pbroadcast_done
+    pbroadcast_dynamic pbroadcast_start ppermute_done ppermute_start precv psend psum_done psum_invariant_start psum_start
+    ragged_all_to_all reduce_scatter_done reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum_start
+    unreduced_reduce_scatter_start
 """
 """Read through JAX's own lowering too, inside the manual computation that binds their axes."""
 
