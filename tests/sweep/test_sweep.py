@@ -1,0 +1,75 @@
+"""Every primitive computes the same on eight devices as on one, whatever its parameters and shardings are.
+
+The quick tests take a fixed sample of the configurations; the slow one takes many more. A failure names the command that runs its
+configuration alone.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from shardy_py.backends.local.table import FORMS, HANDLERS
+from tests.sweep.configurations import GENERATORS, configuration_of, name_of
+from tests.sweep.running import INVALID, LOWERINGS, REFUSED, RIGHT, Outcome, sweep
+
+QUICK = 40
+MANY = 1000
+
+NOT_SWEPT = {
+    "is made by other primitives alone, or holds other parts of a region": """
+        call closed_call core_call custom_fusion eval_jaxpr fusible partial_sums partitioned_call platform_index remat_opt
+        copy_p empty geqp3 geqrf iota_2x32_shape mulhi multiple_of ormqr philox2x32 philox4x32 threefry4x32 xla_metadata_value
+        random_wrap log2 one_minus_square reciprocal
+    """,
+    "draws other numbers each time": "rng_uniform",
+    "takes no batch": "cholesky_update",
+    "speaks of shardings or memory, which tests of their own change": """
+        custom_partitioning device_put layout_constraint reshard sdy_propagation_barrier sdy_ruled_call sdy_sharding_constraint
+        sdy_sharding_group shard_alike sharding_constraint with_memory_space_constraint xla_metadata_call
+    """,
+    "has effects, which tests of their own count": "debug_print io_callback pallas_call",
+}
+"""Why a primitive with a form or a handler has no generator."""
+
+
+def allowed(outcome: Outcome) -> bool:
+    """Whether an outcome is one of those that are meant to be."""
+    return outcome.kind == RIGHT or (outcome.kind == REFUSED and outcome.name.endswith("/complex"))
+
+
+def check(outcomes: list[Outcome]) -> None:
+    """Raises where a configuration is not right, with the commands that run those that are not."""
+    kinds = collections.Counter((o.lowering, o.kind) for o in outcomes)
+    wrong = [str(o) for o in outcomes if not allowed(o)]
+    assert not wrong, "\n".join([str(dict(kinds)), *wrong])
+
+
+def test_sample() -> None:
+    check(sweep((name_of(seed), seed) for seed in range(QUICK)))
+
+
+@pytest.mark.slow
+def test_many() -> None:
+    check(sweep((name_of(seed), seed) for seed in range(QUICK, QUICK + MANY)))
+
+
+def test_every_primitive_has_a_generator() -> None:
+    swept = {name.partition("/")[0] for name in GENERATORS}
+    excused = {name for names in NOT_SWEPT.values() for name in names.split()}
+    assert sorted({*FORMS, *HANDLERS} - swept - excused) == []
+    assert sorted(swept & excused) == []
+
+
+def test_a_name_and_a_seed_give_one_configuration() -> None:
+    one, same, other = (configuration_of("gather", seed) for seed in (3, 3, 4))
+    assert repr(one.arguments) == repr(same.arguments)
+    assert (one.mesh, one.in_shardings, one.out_shardings, one.around) == (same.mesh, same.in_shardings, same.out_shardings, same.around)
+    assert repr(one.arguments) != repr(other.arguments)
+
+
+def test_every_outcome_but_right_fails() -> None:
+    assert LOWERINGS
+    with pytest.raises(AssertionError, match=r"--seed 7 --only 'gather' --lowering jit"):
+        check([Outcome("gather", 7, "jit", INVALID, "no")])
