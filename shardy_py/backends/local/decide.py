@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from shardy_py.backends.local.layouts import Axes, Layout, layout, local_shape, partial, ways
+from shardy_py.backends.local.layouts import Axes, Layout, local_shape, partial, ways
 from shardy_py.backends.local.moves import STARTING, cost
+from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
 from shardy_py.passes.export.collective_bytes import received
 from shardy_py.passes.propagation.factors import project
@@ -143,14 +144,13 @@ class _Setting(NamedTuple):
                 elif given != dim.axes:
                     return None
         chosen = tuple([given or () for given in axes])
-        counts = [ways(given, mesh) if given else 1 for given in chosen]
-        for factor, (given, size, kind, count) in enumerate(zip(chosen, rule.factor_sizes, rule.factor_types, counts)):
-            if given and (kind is not FactorType.PASS_THROUGH or (size % count and factor not in self.uneven)):
-                return None
-        used = [axis for given in chosen for axis in given]
-        if len(set(used)) < len(used):
+        if any(given and kind is not FactorType.PASS_THROUGH for given, kind in zip(chosen, rule.factor_types)):
             return None
-        placed, operands = self.layouts(chosen), len(self.operands)
+        used = [axis for given in chosen for axis in given]
+        if len(set(used)) < len(used) or self._runnable(chosen) != chosen:
+            return None
+        placed, operands = layouts_under(rule, chosen), len(self.operands)
+        counts = [ways(given, mesh) if given else 1 for given in chosen]
         work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
         return Decision(chosen, tuple(placed[:operands]), tuple(placed[operands:]), (), 0, work, work)
 
@@ -183,12 +183,12 @@ class _Setting(NamedTuple):
                     sources.append(found)
         seen: set[tuple[Axes, ...]] = set()
         for order in _orders(sources):
-            proposal = self._legal(self._merged(order))
+            proposal = self._runnable(self._merged(order))
             if proposal not in seen:
                 seen.add(proposal)
                 yield proposal
                 if self.rule.reduction:
-                    trimmed = self._legal([() if t is FactorType.REDUCTION else a for t, a in zip(self.rule.factor_types, proposal)])
+                    trimmed = self._runnable([() if t is FactorType.REDUCTION else a for t, a in zip(self.rule.factor_types, proposal)])
                     if trimmed not in seen:
                         seen.add(trimmed)
                         yield trimmed
@@ -218,45 +218,14 @@ class _Setting(NamedTuple):
                 chosen[factor] = has
         return chosen
 
-    def _legal(self, out: list[Axes]) -> tuple[Axes, ...]:
-        """Without what the op cannot run with."""
-        rule, mesh = self.rule, self.mesh
-        for factor, axes in enumerate(out):
-            if not axes:
-                continue
-            kind = rule.factor_types[factor]
-            if kind is FactorType.NEED_REPLICATION or (kind is FactorType.PERMUTATION and self.moved is None):
-                out[factor] = ()
-            elif factor not in self.uneven:
-                while rule.factor_sizes[factor] % ways(out[factor], mesh):
-                    out[factor] = out[factor][:-1]
-        changed = rule.has_compound_dims
-        while changed:
-            changed = False
-            for dims in rule.mappings:
-                for dim in dims:
-                    full = True
-                    for factor in dim:
-                        if not full and out[factor]:
-                            out[factor] = ()
-                            changed = True
-                        full = full and ways(out[factor], mesh) == rule.factor_sizes[factor]
-        return tuple(out)
-
-    def layouts(self, axes: Sequence[Axes]) -> list[Layout]:
-        """The layout of every tensor under the axes."""
-        made: dict[Sequence[Sequence[int]], Layout] = {}
-        compound = self.rule.has_compound_dims
-        for mapping in self.rule.mappings:
-            if mapping not in made:
-                dims = [sum([axes[f] for f in dim], ()) for dim in mapping] if compound else [axes[factor] for (factor,) in mapping]
-                made[mapping] = layout(dims)
-        return [made[mapping] for mapping in self.rule.mappings]
+    def _runnable(self, axes: Sequence[Axes]) -> tuple[Axes, ...]:
+        """Without what the equation cannot run with."""
+        return runnable(self.rule, axes, self.mesh, self.uneven, self.moved is not None)
 
     def rate(self, axes: tuple[Axes, ...], waiting: Axes, group: tuple[int, ...]) -> Decision:
         """What running so costs."""
         rule, mesh = self.rule, self.mesh
-        placed = self.layouts(axes)
+        placed = layouts_under(rule, axes)
         needed, bare = placed[: len(self.operands)], placed[len(self.operands) :]
         for i in group:
             needed[i] = partial(needed[i], waiting)

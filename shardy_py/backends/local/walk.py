@@ -18,7 +18,9 @@ from shardy_py.backends.local.decide import FREE, Decision, Tensor, decide
 from shardy_py.backends.local.emit import all_reduce, in_mesh_order, moved
 from shardy_py.backends.local.form import Equation, Form, Local, Recorded, as_is, bind, bits_of
 from shardy_py.backends.local.held import Held, Region
-from shardy_py.backends.local.layouts import Layout, layout, local_shape, names, replicated, ways
+from shardy_py.backends.local.layouts import Axes, Layout, local_shape, names, replicated
+from shardy_py.backends.local.moves import moves
+from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
@@ -565,9 +567,9 @@ class Walker:
             key = ("remade", id(form), i, target)
             found = equation.known.get(key)
             if found is None:
-                at, axes = self._layouts_for(form, i, target)
-                layouts = [layout([tuple(a for f in dim for a in axes[f]) for dim in mapping]) for mapping in form.rule.operand_mappings]
-                found = equation.known[key] = at, axes, layouts
+                axes = self._axes_for(form, i, target, shape)
+                placed = layouts_under(form.rule, axes)
+                found = equation.known[key] = placed[len(operands) + i], axes, placed[: len(operands)]
             at, axes, layouts = found
             if self.region.dry:
                 for operand, where in zip(operands, layouts, strict=True):
@@ -581,21 +583,18 @@ class Walker:
         held.remake = make
         return held
 
-    def _layouts_for(self, form: Form, i: int, target: Layout) -> tuple[Layout, list[Any]]:
-        """The axes under which a result comes out in a layout, or in one from which that can be sliced."""
-        rule = form.rule
+    def _axes_for(self, form: Form, i: int, target: Layout, shape: tuple[int, ...]) -> tuple[Axes, ...]:
+        """The axes of every factor under which a result comes out in a layout, or in one from which that can be sliced."""
+        rule, mesh = form.rule, self.mesh
+        axes: list[Axes] = [()] * rule.num_factors
         mapping = rule.result_mappings[i]
-        axes: list[Any] = [()] * rule.num_factors
-        factors = project(mapping, target, rule.factor_sizes, self.mesh, True).factors if mapping else {}
-        for factor, sharding in factors.items():
-            count = ways(sharding.axes, self.mesh) if all(a.is_full for a in sharding.axes) else 0
-            even = count and rule.factor_sizes[factor] % count == 0
-            if (even or (count and factor in form.uneven)) and factor not in rule.need_replication and not sharding.overflow:
+        for factor, sharding in project(mapping, target, rule.factor_sizes, mesh, True).factors.items() if mapping else ():
+            if all(axis.is_full for axis in sharding.axes):
                 axes[factor] = sharding.axes
-        at = layout([tuple(a for f in dim for a in axes[f]) for dim in mapping])
-        if at is target:
-            return at, axes
-        return replicated(len(mapping)), [()] * rule.num_factors
+        found = runnable(rule, axes, mesh, form.uneven, form.moved is not None)
+        at = layouts_under(rule, found)[len(rule.operand_mappings) + i]
+        is_sliced = all(move.kind == "all_slice" for move in moves(at, target, shape, mesh))
+        return found if is_sliced else ((),) * rule.num_factors
 
 
 _NOTHING = object()

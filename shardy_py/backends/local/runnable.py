@@ -1,0 +1,73 @@
+"""Under which axes an equation can run on local arrays: those for which every operand and result has a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.backends.local.layouts import Axes, Layout, layout, ways
+from shardy_py.dialect import FactorType, Mesh, OpShardingRule
+
+
+def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: frozenset[int], exchanges: bool) -> tuple[Axes, ...]:
+    """What is left of the axes of every factor when those go with which the equation cannot run.
+
+    A device runs an equation on blocks of its operands, so a factor may be cut only where its blocks are blocks of every dimension that
+    it is part of. Of a dimension with several factors a device has contiguous elements: a factor is cut only where all factors before it
+    are cut into single elements, and no factor is cut unevenly.
+
+    Args:
+        rule: The rule of the equation.
+        axes: The axes of each factor.
+        mesh: The region's mesh.
+        uneven: See `Form`.
+        exchanges: Whether the form exchanges data along permutation factors.
+
+    Returns:
+        For each factor a prefix of its axes. The equation can run under the axes that were given if these are what is returned.
+
+    Example:
+        >>> from shardy_py.dialect import AxisRef
+        >>> reshape = OpShardingRule((16, 8), (((0, 1),),), (((0,), (1,)),))
+        >>> runnable(reshape, [(), (AxisRef("x"),)], Mesh([("x", 2)]), frozenset(), False)
+        ((), ())
+    """
+    left = list(axes)
+    for factor, (given, size, kind) in enumerate(zip(axes, rule.factor_sizes, rule.factor_types)):
+        if not given:
+            continue
+        if kind is FactorType.NEED_REPLICATION or (kind is FactorType.PERMUTATION and not exchanges):
+            left[factor] = ()
+        elif factor not in uneven:
+            while size % ways(left[factor], mesh):
+                left[factor] = left[factor][:-1]
+    if rule.has_compound_dims:
+        _keep_contiguous(rule, left, mesh)
+    return tuple(left)
+
+
+def _keep_contiguous(rule: OpShardingRule, left: list[Axes], mesh: Mesh) -> None:
+    """Takes axes away until every dimension with several factors lies in contiguous blocks."""
+    compound = [dim for mapping in rule.mappings for dim in mapping if len(dim) > 1]
+    changed = True
+    while changed:
+        changed = False
+        for dim in compound:
+            single = True
+            for factor in dim:
+                count, size = ways(left[factor], mesh), rule.factor_sizes[factor]
+                if left[factor] and (not single or size % count):
+                    left[factor] = left[factor][:-1] if single else ()
+                    changed = True
+                    count = ways(left[factor], mesh)
+                single = single and count == size
+
+
+def layouts_under(rule: OpShardingRule, axes: Sequence[Axes]) -> list[Layout]:
+    """The layout of every operand, then of every result, under axes of the factors that are `runnable`."""
+    made: dict[Sequence[Sequence[int]], Layout] = {}
+    compound = rule.has_compound_dims
+    for mapping in rule.mappings:
+        if mapping not in made:
+            dims = [sum([axes[f] for f in dim], ()) for dim in mapping] if compound else [axes[factor] for (factor,) in mapping]
+            made[mapping] = layout(dims)
+    return [made[mapping] for mapping in rule.mappings]
