@@ -11,6 +11,7 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.form import Builder, Equation, Form, Local, before, line, make_rule, positions
+from shardy_py.backends.local.in_bounds import clamped_start
 from shardy_py.backends.local.slicing import refuses
 
 Array = Any
@@ -36,8 +37,9 @@ def dynamic_slice(equation: Equation) -> Form | None:
         lengths = [out[d] if d in cuts else x.shape[d] for d in rank]
         split = [d for d in cuts if local.names(d)]
         if not split:
-            return local.bind(*arrays, slice_sizes=tuple(lengths))
-        at = [_clamped(starts[d], shape[d] - out[d]) if d in cuts else 0 for d in rank]
+            starts = [clamped_start(start, shape[d] - out[d]) if d in cuts else np.int32(0) for d, start in enumerate(starts)]
+            return local.bind(x, *starts, slice_sizes=tuple(lengths))
+        at = [clamped_start(starts[d], shape[d] - out[d]) if d in cuts else 0 for d in rank]
         begins = list(at)
         shifts: dict[int, Array] = {}
         for d in split:
@@ -76,7 +78,7 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         split = [d for d in cuts if local.names(d)]
         if not split:
             return local.bind(*arrays)
-        at = [_clamped(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
+        at = [clamped_start(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
         begins, lengths = list(at), list(new.shape)
         shifts: dict[int, Array] = {}
         for d in split:
@@ -115,13 +117,6 @@ def _within(shape: Sequence[int], dim: int, start: Array, stop: int) -> Array:
 
 def _between(x: Array, most: int) -> Array:
     return lax.clamp(np.int32(0), x, np.int32(most))
-
-
-def _clamped(start: Array, most: int) -> Array:
-    """A start as XLA takes it: so that the slice lies within the dimension."""
-    dtype = lax.dtype(start)
-    most = min(most, jnp.iinfo(dtype).max)
-    return ops.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(most, dtype)), jnp.int32)
 
 
 _INT32 = (1 << 31) - 1

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.form import Array, Builder, Combine, Equation, Form, Local, identity_fill, is_key, line, make_rule
+from shardy_py.backends.local.in_bounds import are_in_bounds, clamped_indices, is_single_window, scatter_single_window
 
 
 class _Factors:
@@ -76,11 +77,13 @@ def gather(equation: Equation) -> Form | None:
         lengths = tuple(local.block(f) if n == length else length for f, n, length in zip(source, shape, sizes, strict=True))
         lengths = tuple(1 if d in batching or d in numbers.collapsed_slice_dims else n for d, n in enumerate(lengths))
         cut = {d: f for d, f in indexed.items() if local.names(f)}
-        if not cut:
-            return local.bind(x, i, slice_sizes=lengths, **({"indices_are_sorted": False} if _any_padded(local) else {}))
         bounds = [shape[d] - sizes[d] for d in numbers.start_index_map]
-        valid = _inside(i, bounds) if fills else None
-        i = _wide(_clamped(i, bounds))
+        if not cut:
+            if is_single_window(i) and not fills:
+                i = clamped_indices(i, bounds)
+            return local.bind(x, i, slice_sizes=lengths, **({"indices_are_sorted": False} if _any_padded(local) else {}))
+        valid = are_in_bounds(i, bounds) if fills else None
+        i = clamped_indices(i, bounds)
         owned: list[Array] = []
         columns = []
         for at, d in enumerate(numbers.start_index_map):
@@ -136,20 +139,9 @@ def _fill_value(value: Any, dtype: Any) -> Any:
     return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.iinfo(dtype).max
 
 
-def _limits(indices: Array, bounds: Sequence[int]) -> Array:
-    """The bounds of the numbers of each index vector, as far as their type reaches; one where all are the same."""
-    most = jnp.iinfo(indices.dtype).max
-    limits = np.array([min(bound, most) for bound in bounds], indices.dtype)
-    return limits[0] if len(set(bounds)) == 1 else ops.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))
-
-
 def _from(indices: Array, start: Array) -> Array:
     """Indices counted from a start."""
     return lax.sub(indices, ops.convert_element_type(start, indices.dtype))
-
-
-def _at_least(indices: Array, least: int) -> Array:
-    return lax.ge(indices, indices.dtype.type(least))
 
 
 def _lies_in(indices: Array, length: int) -> Array:
@@ -161,16 +153,6 @@ def _lies_in(indices: Array, length: int) -> Array:
 def _side_by_side(columns: Sequence[Array]) -> Array:
     """Index vectors of their numbers."""
     return ops.concatenate([ops.expand_dims(column, column.ndim) for column in columns], columns[0].ndim)
-
-
-def _inside(indices: Array, bounds: Sequence[int]) -> Array:
-    """Which index vectors lie between zero and the bounds."""
-    inside = lax.bitwise_and(_at_least(indices, 0), lax.le(indices, _limits(indices, bounds)))
-    return lax.reduce_and(inside, (indices.ndim - 1,))
-
-
-def _clamped(indices: Array, bounds: Sequence[int]) -> Array:
-    return lax.clamp(np.zeros((), indices.dtype), indices, _limits(indices, bounds))
 
 
 def _wide(indices: Array) -> Array:
@@ -246,6 +228,8 @@ def scatter(equation: Equation) -> Form | None:
             parts = [f for f in split if local.names(f)]
             if parts and combine in ("add", "mul"):
                 x = ops.select(lax.broadcast(_is_first(local, parts), x.shape), x, ops.full(x.shape, nothing, x.dtype))
+        if is_single_window(i):
+            return [scatter_single_window(local.eqn.primitive, x, i, u, {**local.params, **changed})]
         return local.bind(x, i, u, **changed)
 
     return Form(
@@ -268,7 +252,7 @@ def _shifted(
         1 if d in numbers.inserted_window_dims or d in numbers.operand_batching_dims else updates[next(windows)] for d in range(len(shape))
     ]
     if mode == lax.GatherScatterMode.CLIP:
-        i = _clamped(i, [shape[d] - lengths[d] for d in numbers.scatter_dims_to_operand_dims])
+        i = clamped_indices(i, [shape[d] - lengths[d] for d in numbers.scatter_dims_to_operand_dims])
     columns = []
     for at, d in enumerate(numbers.scatter_dims_to_operand_dims):
         column = _wide(ops.index_in_dim(i, at, -1))

@@ -1,0 +1,105 @@
+"""Windows whose place is brought into range before XLA sees it.
+
+A dynamic slice moves a start that is out of range back, so that the slice fits. XLA makes one slice of a slice of a slice, adds the starts
+and moves only the sum back (openxla/xla#49122), so that other elements are read. A device's part of a value is such a slice, and a gather
+or a scatter of a single window becomes one where XLA expands it, as on CPU. A start that is in range when the slice is made stays right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.extend.core import Jaxpr, Primitive
+
+from shardy_py.backends.local import ops
+
+Array = Any
+
+
+def clamped_start(start: Array, most: int) -> Array:
+    """A start as XLA takes it, so that the slice lies within the dimension: an int32, for a smaller type may not hold a sum of starts.
+
+    Args:
+        start: The start along one dimension, of any integer type.
+        most: The last one with which the slice lies within it; an int32 too.
+    """
+    dtype = lax.dtype(start)
+    limit = min(most, jnp.iinfo(dtype).max)
+    if isinstance(start, int | np.integer | np.ndarray):
+        return np.int32(min(max(int(start), 0), limit))
+    return ops.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(limit, dtype)), np.int32)
+
+
+def clamped_indices(indices: Array, bounds: Sequence[int]) -> Array:
+    """Index vectors whose numbers lie between zero and the bounds, of a type that holds sums of them."""
+    clamped = lax.clamp(np.zeros((), indices.dtype), indices, _limits(indices, bounds))
+    return ops.convert_element_type(clamped, np.int64 if indices.dtype.itemsize == 8 else np.int32)
+
+
+def are_in_bounds(indices: Array, bounds: Sequence[int]) -> Array:
+    """Which index vectors lie between zero and the bounds."""
+    inside = lax.bitwise_and(lax.ge(indices, indices.dtype.type(0)), lax.le(indices, _limits(indices, bounds)))
+    return lax.reduce_and(inside, (indices.ndim - 1,))
+
+
+def _limits(indices: Array, bounds: Sequence[int]) -> Array:
+    """The bounds of the numbers of each index vector, as far as their type reaches; one where all are the same."""
+    most = jnp.iinfo(indices.dtype).max
+    limits = np.array([min(bound, most) for bound in bounds], indices.dtype)
+    return limits[0] if len(set(bounds)) == 1 else ops.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))
+
+
+def is_single_window(indices: Array) -> bool:
+    """Whether indices name one window."""
+    return math.prod(indices.shape[:-1]) == 1
+
+
+def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update: Array, params: Mapping[str, Any]) -> Array:
+    """A scatter of one window, whatever its kind: the window is read, combined with the update, and written back where it came from.
+
+    Args:
+        primitive: The primitive of the scatter.
+        x: The operand.
+        indices: The indices, of which there is one vector.
+        update: The updates.
+        params: The parameters of the scatter.
+    """
+    numbers = params["dimension_numbers"]
+    windows = iter(numbers.update_window_dims)
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    shape = tuple([1 if d in single else update.shape[next(windows)] for d in range(x.ndim)])
+    mapped = numbers.scatter_dims_to_operand_dims
+    bounds = [x.shape[d] - shape[d] for d in mapped]
+    vector = ops.reshape(indices, (len(mapped),))
+    place = clamped_indices(vector, bounds)
+    starts: list[Array] = [np.zeros((), place.dtype)] * x.ndim
+    for i, d in enumerate(mapped):
+        starts[d] = ops.index_in_dim(place, i)
+    old, new = ops.dynamic_slice(x, starts, shape), ops.reshape(update, shape)
+    if primitive.name in _COMBINATIONS:
+        new = _COMBINATIONS[primitive.name](old, new)
+    elif not _overwrites(params["update_jaxpr"]):
+        new = primitive.bind(old, ops.full(indices.shape, 0, vector.dtype), update, **params)
+    if params["mode"] != lax.GatherScatterMode.CLIP:
+        new = ops.select(ops.broadcast_in_dim(are_in_bounds(vector, bounds), shape, ()), new, old)
+    return ops.dynamic_update_slice(x, new, starts)
+
+
+def _overwrites(body: Jaxpr | None) -> bool:
+    """Whether what a scatter computes of an element and its update is the update."""
+    return body is None or body.outvars[0] is body.invars[1]
+
+
+_COMBINATIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "scatter-add": ops.add,
+    "scatter-max": lax.max,
+    "scatter-min": lax.min,
+    "scatter-mul": ops.mul,
+    "scatter-sub": lax.sub,
+}
+"""Scatters -> what they compute of an element and its update."""

@@ -1,0 +1,146 @@
+"""Windows at places out of range, read and written where the operand is whole and the result is cut, or the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+
+ROWS, COLUMNS = 24, 8
+X = np.arange(ROWS * COLUMNS, dtype=np.int32).reshape(ROWS, COLUMNS)
+ROW = -np.arange(1, COLUMNS + 1, dtype=np.int32)
+STARTS = (-25, -3, 0, 11, 16, 21, 23, 24, 500)
+CUTS = [(P(), P("x")), (P(), P("y")), (P("x"), P()), (P("y"), P("y")), (P(), P(("x", "y"))), (P(None, "y"), P("x"))]
+WINDOWS = lax.GatherDimensionNumbers(offset_dims=(0, 1), collapsed_slice_dims=(), start_index_map=(0,))
+ONE_ROW = lax.ScatterDimensionNumbers(update_window_dims=(0,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
+FOUR_ROWS = lax.ScatterDimensionNumbers(update_window_dims=(0, 1), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
+
+
+def clipped(i: int, size: int) -> int:
+    return min(max(i, 0), ROWS - size)
+
+
+def every_start(read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """What is read from each start, one by one, side by side."""
+    return lambda x, starts: jnp.concatenate([read(x, starts[i]) for i in range(len(STARTS))], axis=1)
+
+
+READS = {
+    "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, 0), (8, COLUMNS), allow_negative_indices=False), 8),
+    "dynamic_slice of a dynamic_slice": (
+        lambda x, i: lax.dynamic_slice_in_dim(lax.dynamic_slice(x, (i, 0), (8, COLUMNS), allow_negative_indices=False), 0, 8),
+        8,
+    ),
+    "gather that clips": (lambda x, i: lax.gather(x, i[None], WINDOWS, (8, COLUMNS), mode="clip"), 8),
+    "gather that promises": (lambda x, i: lax.gather(x, i[None], WINDOWS, (8, COLUMNS), mode="promise_in_bounds"), 8),
+}
+
+
+@pytest.mark.parametrize(("given", "wanted"), CUTS, ids=str)
+@pytest.mark.parametrize("kind", READS)
+def test_windows_read_out_of_range(kind: str, given: P, wanted: P) -> None:
+    read, size = READS[kind]
+    step = sp.auto_shard(every_start(read), mesh={"x": 2, "y": 4}, in_shardings=(given, P()), out_shardings=wanted, lowering="shard_map")
+    want = np.concatenate([X[clipped(i, size) :][:size] for i in STARTS], axis=1)
+    np.testing.assert_array_equal(step(X, np.array(STARTS, np.int32)), want)
+
+
+def test_windows_that_fill() -> None:
+    read = every_start(lambda x, i: lax.gather(x, i[None], WINDOWS, (8, COLUMNS), mode="fill", fill_value=-7))
+    step = sp.auto_shard(read, mesh={"x": 2, "y": 4}, in_shardings=(P(), P()), out_shardings=P("y"), lowering="shard_map")
+    want = np.concatenate([X[i : i + 8] if 0 <= i <= ROWS - 8 else np.full((8, COLUMNS), -7) for i in STARTS], axis=1)
+    np.testing.assert_array_equal(step(X, np.array(STARTS, np.int32)), want)
+
+
+SCATTERS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
+    "set": (lax.scatter, lambda old, new: new),
+    "add": (lax.scatter_add, lambda old, new: old + new),
+    "sub": (lax.scatter_sub, lambda old, new: old - new),
+    "mul": (lax.scatter_mul, lambda old, new: old * new),
+    "max": (lax.scatter_max, np.maximum),
+    "min": (lax.scatter_min, np.minimum),
+}
+
+
+@pytest.mark.parametrize(("given", "wanted"), [CUTS[1], CUTS[2], CUTS[4]], ids=str)
+@pytest.mark.parametrize("kind", SCATTERS)
+def test_a_window_written_out_of_range(kind: str, given: P, wanted: P) -> None:
+    scatter, combine = SCATTERS[kind]
+
+    def function(x: Any, row: Any, starts: Any) -> list[Any]:
+        rows = jnp.stack([row, row + 1, row + 2, row + 3])
+        out = []
+        for i in range(len(STARTS)):
+            at = starts[i][None]
+            out += [scatter(x, at, row, ONE_ROW, mode=mode) for mode in ("clip", "drop")]
+            out += [scatter(2 * x, at, rows, FOUR_ROWS, mode=mode) for mode in ("clip", "drop")]
+        return out
+
+    want = []
+    for start in STARTS:
+        for factor, rows in ((1, ROW[None]), (2, ROW + np.arange(4, dtype=np.int32)[:, None])):
+            for drops in (False, True):
+                at, one = clipped(start, len(rows)), factor * X
+                if not drops or at == start:
+                    one[at : at + len(rows)] = combine(one[at : at + len(rows)], rows)
+                want.append(one)
+    step = sp.auto_shard(function, mesh={"x": 2, "y": 4}, in_shardings=(given, P(), P()), out_shardings=wanted, lowering="shard_map")
+    for i, (got, right) in enumerate(zip(step(X, ROW, np.array(STARTS, np.int32)), want, strict=True)):
+        np.testing.assert_array_equal(got, right, err_msg=f"start {STARTS[i // 4]}, variant {i % 4}")
+
+
+@pytest.mark.parametrize("spec", [P("x"), P("y"), P(("x", "y"))], ids=str)
+def test_a_window_to_which_a_function_is_applied(spec: P) -> None:
+    def function(x: Any, i: Any) -> Any:
+        return x.at[i].apply(lambda v: v * v - 3)
+
+    step = sp.auto_shard(function, mesh={"x": 2, "y": 4}, in_shardings=(P(), P()), out_shardings=spec, lowering="shard_map")
+    for i in (0, 7, 12, 23, 24):
+        want = X.copy()
+        if i < ROWS:
+            want[i] = want[i] * want[i] - 3
+        np.testing.assert_array_equal(step(X, np.int32(i)), want)
+
+
+@pytest.mark.parametrize("loop", ["none", "fori", "scan"])
+@pytest.mark.parametrize("spec", [P("x"), P("y"), P(("x", "y"))], ids=str)
+def test_a_buffer_that_is_pushed_on(spec: P, loop: str) -> None:
+    """Each update of an array that is read for it, and one window written behind it: what is read lies on other devices."""
+
+    def push(b: Any, row: Any) -> Any:
+        return b.at[:-1].set(b[1:]).at[-1].set(row)
+
+    def function(b: Any, row: Any) -> Any:
+        if loop == "none":
+            return push(b, row)
+        if loop == "fori":
+            return lax.fori_loop(0, 3, lambda i, b: push(b, row + i), b)
+        return lax.scan(lambda b, k: (push(b, row + k), None), b, jnp.arange(3))[0]
+
+    count = 1 if loop == "none" else 3
+    want = np.concatenate([X[count:], *[ROW[None] + k for k in range(count)]])
+    step = sp.auto_shard(function, mesh={"x": 2, "y": 4}, in_shardings=(spec, P()), out_shardings=spec, lowering="shard_map")
+    np.testing.assert_array_equal(step(X, ROW), want)
+
+
+def test_starts_of_every_type() -> None:
+    """A type may not reach the end of the dimension, or have no sign."""
+    x = np.arange(600, dtype=np.int32)
+    for dtype, start in (("uint8", 255), ("int8", -1), ("int8", 127), ("int16", 590)):
+        step = sp.auto_shard(
+            lambda x, i: lax.dynamic_slice(x, (i,), (40,)),
+            mesh={"x": 8},
+            in_shardings=(P(), P()),
+            out_shardings=P("x"),
+            lowering="shard_map",
+        )
+        i = np.array(start, dtype)
+        np.testing.assert_array_equal(step(x, i), jax.jit(lambda x, i: lax.dynamic_slice(x, (i,), (40,)))(x, i), err_msg=dtype)
