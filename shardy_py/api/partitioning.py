@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-from jax import lax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api.meshes import MeshView
@@ -21,7 +20,7 @@ from shardy_py.backends.partitioned_call import Shardings, partitioned_call
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
 from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
-from shardy_py.frontends.transforms import abstract_argument, hoisted, used_part
+from shardy_py.frontends.transforms import hoisted, used_part
 from shardy_py.ir import Program
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
@@ -56,15 +55,20 @@ class Partitioning:
             view, options = request.view, request.settings.options
             ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
-                self._made = partitioned(
-                    self.closed, self.imported, view.twin, ins, outs, options.platform_of(view.given), view.given, context
-                )
+                platform, (_, used) = options.platform_of(view.given), self.needed
+                self._made = partitioned(self.closed, self.imported, view.twin, ins, outs, platform, view.given, context, used)
         return self._made
 
-    @property
+    @functools.cached_property
     def closed(self) -> ClosedJaxpr:
         """What was traced; without references where there were any."""
         return ClosedJaxpr(self.imported.scope.jaxpr, self.traced.jaxpr.consts)
+
+    @functools.cached_property
+    def needed(self) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
+        """What was traced without what nothing uses, its constants as first inputs, and which of constants and arguments it has."""
+        whole = hoisted(self.closed)
+        return used_part(whole, (True,) * len(whole.out_avals))
 
     def collectives(self, plan: Plan) -> tuple[Collective, ...]:
         """The collectives of the region.
@@ -100,10 +104,9 @@ class Partitioning:
             mesh: The devices; None where the mesh is abstract, or they are known from around the call.
             context: The mesh of the `shard_map` around the call, if there is one.
         """
-        request, closed = self.traced.request, self.closed
-        consts, whole = closed.consts, hoisted(closed)
+        request, consts = self.traced.request, self.closed.consts
         # Without what nothing uses, as jax.jit would leave it out later: that would be another program, to be planned once more.
-        jaxpr, used = used_part(whole, (True,) * len(whole.out_avals))
+        jaxpr, used = self.needed
         ins = (*(None for _ in consts), *(decided(v.sharding, len(v.shape)) for v in plan.inputs))
         outs = tuple(decided(v.sharding, len(v.shape)) for v in plan.outputs)
         ins = tuple(s for s, u in zip(ins, used, strict=True) if u)
@@ -146,32 +149,7 @@ class _Planned:
 
     def region(self, context: AbstractMesh | None) -> ClosedJaxpr:
         """The region, whose inputs are those of the call."""
-        made = self.partitioning.made(self.plan, context).jaxpr
-        own = len(made.consts) - len(self.partitioning.closed.consts)  # constants of the region stand before those of the planned one
-        inputs = [*made.jaxpr.constvars[own:], *made.jaxpr.invars]
-        info = made.jaxpr.debug_info.with_unknown_names()
-        whole = ClosedJaxpr(made.jaxpr.replace(constvars=made.jaxpr.constvars[:own], invars=inputs, debug_info=info), made.consts[:own])
-        return whole if all(self.used) else _given(whole, self.used, AbstractMesh((), ()) if context is None else context)
-
-
-def _given(whole: ClosedJaxpr, used: Sequence[bool], around: AbstractMesh) -> ClosedJaxpr:
-    """The jaxpr of some inputs of another one; the others matter to nothing, and those that it still asks for may be anything."""
-    all_inputs = hoisted(whole)
-    part, needed = used_part(all_inputs, (True,) * len(all_inputs.out_avals))
-    given = [*(True for _ in whole.consts), *used]
-    avals = all_inputs.in_avals
-
-    def run(*args: Any) -> Sequence[Any]:
-        rest = iter((*whole.consts, *args))
-        values = [next(rest) if g else None for g in given]
-        return jaxpr_as_fun(part)(*(_anything(a) if v is None else v for v, a, n in zip(values, avals, needed, strict=True) if n))
-
-    with jax.sharding.use_abstract_mesh(around):
-        return jax.make_jaxpr(run)(*(abstract_argument(a) for a, u in zip(whole.in_avals, used, strict=True) if u))
-
-
-def _anything(aval: Any) -> Any:
-    return lax.full(aval.shape, 0, aval.dtype)
+        return self.partitioning.made(self.plan, context).as_call(self.used)
 
 
 class _Weakly:

@@ -55,6 +55,24 @@ class Partitioned:
         merged = _within(self.jaxpr, lambda body: as_merged(body, self.platform))
         return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling)
 
+    def as_call(self, used: Sequence[bool]) -> ClosedJaxpr:
+        """The region as a function of constants and arguments of the planned jaxpr.
+
+        Args:
+            used: Which of them to take; the region reads no other.
+        """
+        jaxpr, own = self.jaxpr.jaxpr, len(self.jaxpr.consts) + len(self.jaxpr.jaxpr.invars) - len(used)
+        invars = list(itertools.compress((*jaxpr.constvars[own:], *jaxpr.invars), used))
+        constvars, consts = jaxpr.constvars[:own], self.jaxpr.consts[:own]  # those of the region stand before those of the planned jaxpr
+        (eqn,) = jaxpr.eqns
+        body, operands = eqn.params["jaxpr"], {*constvars, *invars}
+        kept = [v in operands for v in eqn.invars]
+        info = jaxpr.debug_info.with_unknown_names()
+        body = body.replace(invars=list(itertools.compress(body.invars, kept)), debug_info=body.debug_info.with_unknown_names())
+        params = {**eqn.params, "jaxpr": body, "in_specs": tuple(itertools.compress(eqn.params["in_specs"], kept))}
+        eqn = eqn.replace(invars=list(itertools.compress(eqn.invars, kept)), params=params)
+        return ClosedJaxpr(jaxpr.replace(constvars=constvars, invars=invars, eqns=[eqn], debug_info=info), consts)
+
 
 class Layouts:
     """Planned shardings as layouts of a region.
@@ -107,6 +125,7 @@ def partitioned(
     platform: str,
     mesh: AnyMesh | None = None,
     context: AbstractMesh | None = None,
+    used: Sequence[bool] | None = None,
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh.
 
@@ -119,6 +138,7 @@ def partitioned(
         platform: What is compiled for.
         mesh: What shardings that are shown to the user refer to; by default the twin.
         context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
+        used: Which constants and arguments a result or an effect depends on; the region reads no other. None is all.
     """
     manual = () if context is None else context.manual_axes
     layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
@@ -128,11 +148,13 @@ def partitioned(
     at_in = [layouts(s, len(v.aval.shape)) for s, v in zip(inputs, jaxpr.invars, strict=True)]
     at_out = [layouts(s, len(v.aval.shape)) for s, v in zip(outputs, jaxpr.outvars, strict=True)]
     at_consts = [replicated(len(getattr(v.aval, "shape", ()))) for v in jaxpr.constvars]
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    reads = (True,) * len(variables) if used is None else used
 
     def run(walker: Walker, parts: Sequence[Any]) -> list[Any]:
         held = [
-            walker.hold(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1)
-            for x, at, v in zip(parts, (*at_consts, *at_in), (*jaxpr.constvars, *jaxpr.invars), strict=True)
+            walker.hold(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1) if read else walker.arbitrary(tuple(v.aval.shape), v.aval.dtype)
+            for x, at, v, read in zip(parts, (*at_consts, *at_in), variables, reads, strict=True)
         ]
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
@@ -141,17 +163,15 @@ def partitioned(
     choice = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
     walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks)
 
+    @remembering()
     def local(*parts: Any) -> list[Any]:
-        with remembering():
-            made = run(walker, parts)
-        walker.made.clear()  # of tracers, which are not to outlive their trace
-        return made
+        return run(walker, parts)
 
     traced = region(
         local,
         layouts.twin if context is None else context,
         layouts.mesh.axis_names,
-        [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)],
+        [v.aval for v in variables],
         [v.aval for v in jaxpr.outvars],
         list(map(spec, (*at_consts, *at_in))),
         list(map(spec, at_out)),

@@ -13,6 +13,7 @@ from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.held import Held, Region
 from shardy_py.backends.local.layouts import Layout, layout, replicated
 from shardy_py.backends.local.moves import STARTING, cost
+from shardy_py.backends.local.once import remembering
 from shardy_py.backends.local.walk import Handler, Start, Walker, runs_dry
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
@@ -144,6 +145,7 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     first = [held.get(where) for held, where in zip(carry, carry_layouts)]
     stacked = [held.get(layout([(), *(dim.axes for dim in where.dims)])) for held, where in zip(xs, x_layouts)]
 
+    @remembering()
     def step(state: Any, slices: Any) -> tuple[Any, Any]:
         at = [*const_layouts, *carry_layouts, *x_layouts]
         arguments = _held(walker, [*const_arrays, *state, *slices], at, shown, inner, n_consts, eqn.params["length"])
@@ -197,10 +199,12 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
         arguments = _held(walker, [*const_arrays[:n_cond], *state], [*const_layouts[:n_cond], *carry_layouts], cond_vars, cond_scope)
         return run_body(walker, cond_jaxpr, arguments, cond_scope)[0]
 
+    @remembering()
     def go_on(state: Any) -> Array:
         found = predicate(state).whole()
         return lax.reduce_or(found, tuple(range(found.ndim))) if batched else found
 
+    @remembering()
     def step(state: Any) -> Any:
         arguments = _held(walker, [*const_arrays[n_cond:], *state], [*const_layouts[n_cond:], *carry_layouts], body_vars, body_scope)
         made = run_body(walker, body_jaxpr, arguments, body_scope)
@@ -241,6 +245,7 @@ def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     arrays = [held.get(where) for held, where in zip(rest, at)]
 
     def taken(branch: Any, inner: Scope | None) -> Any:
+        @remembering()
         def run(*parts: Array) -> list[Array]:
             made = run_body(walker, branch, _held(walker, parts, at, open_jaxpr(branch).invars, None), inner)
             return [held.get(where) for held, where in zip(made, result_layouts, strict=True)]

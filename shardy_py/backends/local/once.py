@@ -21,7 +21,10 @@ _made: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("_made", defau
 
 @contextlib.contextmanager
 def remembering() -> Iterator[None]:
-    """Inside, functions that are traced `once` remember what they gave; all is forgotten at the end, as tracers do not outlive a trace."""
+    """Inside, functions that are traced `once` remember what they gave; all is forgotten at the end, as tracers do not outlive a trace.
+
+    Every function that JAX traces by itself is decorated with it: the region's, and the bodies of loops and branches.
+    """
     token = _made.set({})
     try:
         yield

@@ -193,7 +193,7 @@ class Walker:
 
     Attributes:
         findings: Equations that had to run whole, with their price.
-        made: The values of variables that equations make, and of those that loops bring in.
+        made: In a dry run, the values of variables that equations make, and of those that loops bring in.
         charges: In a dry run, bytes that a device receives for the sake of each equation.
     """
 
@@ -267,7 +267,7 @@ class Walker:
             self._foresee(steps, env, scope)
         else:
             self._trace(steps, env, scope)
-        if scope is not None:
+        if scope is not None and self.region.dry:
             self.made.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
         return [self._literal(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
@@ -321,8 +321,8 @@ class Walker:
             self.charges[id(scope), id(eqn)] = region.spent - spent
 
     def note(self, v: Var, held: Held, scope: Scope | None) -> None:
-        """Makes known to walks after this one a value that no equation makes."""
-        if scope is not None:
+        """Makes known to walks after a dry one a value that no equation makes."""
+        if scope is not None and self.region.dry:
             self.made.setdefault(id(scope), {})[v] = held
 
     def noted(self, v: Any, scope: Scope | None) -> Held | None:
@@ -356,7 +356,7 @@ class Walker:
         """Runs one equation by a form, its primitive's where none is given."""
         eqn = equation.eqn
         if equation.is_empty:
-            return [self._empty(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
+            return [self.arbitrary(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
         if form is None:
             form = equation.known.get("form") or self.reading.form(equation)
             if form is None:
@@ -506,8 +506,8 @@ class Walker:
         return FREE if planned is None else (planned,)
 
     def planned(self, v: Any, scope: Scope | None) -> Layout | None:
-        """The layout that the plan gives a variable; None where it gives none."""
-        if scope is None:
+        """The layout that the plan gives a variable; None where it gives none, and for literals."""
+        if scope is None or isinstance(v, Literal):
             return None
         value = scope.env.get(v)
         if value is None:
@@ -547,8 +547,8 @@ class Walker:
         shape = tuple(getattr(v.aval, "shape", ()))
         return self.hold(array, replicated(len(shape)), shape, getattr(v.aval, "dtype", None))
 
-    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Held:
-        """A value without elements."""
+    def arbitrary(self, shape: tuple[int, ...], dtype: Any) -> Held:
+        """A value whose elements do not matter: it has none, or no result depends on them."""
         held = Held(self.region, shape, dtype, uses=2)
         held.remake = lambda target: None if self.region.dry else ops.full(local_shape(shape, target, self.mesh), 0, dtype)
         return held
