@@ -20,7 +20,7 @@ from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.options import Options
 from shardy_py.api.planning import Planned, make_plan
 from shardy_py.api.request import PlanRequest, Settings, request
-from shardy_py.api.running import Entry, make_entry
+from shardy_py.api.running import Entry, check_buffers, make_entry
 from shardy_py.api.signature import Arguments, Layout
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.verification import Verification
@@ -40,7 +40,6 @@ class Traced:
         jaxpr: The traced function.
         in_tree: Structure of `(args, kwargs)` without static arguments.
         out_tree: Structure of the result.
-        out_info: The result, of `jax.ShapeDtypeStruct`s.
         fun_name: The function's name.
     """
 
@@ -50,8 +49,12 @@ class Traced:
         self.jaxpr: ClosedJaxpr = call.jaxpr
         self.in_tree = call.request.in_tree
         self.out_tree = call.out_tree
-        self.out_info = call.out_info
         self.fun_name = call.request.name
+
+    @property
+    def out_info(self) -> Any:
+        """The result, of `jax.ShapeDtypeStruct`s."""
+        return self._call.out_info
 
     @functools.cached_property
     def _planned(self) -> Planned:
@@ -116,10 +119,8 @@ class AutoSharded:
         last = self._last
         tried = None
         if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords and self._is_for_here(last):
-            if last.guard.bad(args):
-                last.check(args)
             try:
-                return last.dispatch.again(*args)
+                return last(args)
             except (SignatureChanged, ValueError, TypeError) as error:
                 self._misses += 1
                 tried = (last, error)
@@ -144,7 +145,7 @@ class AutoSharded:
                 return settings.fun(*args, **kwargs)
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
-        _check_buffers(layout, slots, settings)
+        check_buffers(layout, slots, settings.fun)
         asked = request(settings, view, layout, slots)
         key = (settings.fun, asked.key)
         with self._lock:
@@ -160,6 +161,7 @@ class AutoSharded:
             elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
                 raise tried[1]
         self._remember(entry, layout)
+        entry.settle()
         return entry(slots)
 
     def _new_entry(self, asked: PlanRequest) -> Entry:
@@ -203,10 +205,12 @@ class AutoSharded:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.eval_shape`, but the structs have their planned shardings."""
         traced = self.trace(*args, **kwargs)
+        result = traced._call.result
         shardings = jax.tree.leaves(traced.plan().output_shardings)
-        structs = jax.tree.leaves(traced.out_info)
-        made = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=n, weak_type=s.weak_type) for s, n in zip(structs, shardings)]
-        return jax.tree.unflatten(traced.out_tree, made)
+        structs = [
+            jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=n, weak_type=s.weak_type) for s, n in zip(result.values, shardings, strict=True)
+        ]
+        return result.outline.filled(structs).tree()
 
     def verify(
         self,
@@ -237,7 +241,7 @@ class AutoSharded:
         settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
-        _check_buffers(layout, slots, settings)
+        check_buffers(layout, slots, settings.fun)
         planned = make_plan(trace(request(settings, view_of(self._decoration.mesh), layout, slots)))
         return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
 
@@ -355,11 +359,3 @@ def _context(view: MeshView) -> AbstractContextManager[Any]:
 def _is_manual(view: MeshView) -> bool:
     context = jax.sharding.get_abstract_mesh()
     return context is not None and bool(set(context.manual_axes) & set(view.sizes))
-
-
-def _check_buffers(layout: Layout, slots: Sequence[Any], settings: Settings) -> None:
-    from shardy_py.api.running import guard_of
-
-    guard, errors = guard_of(layout, settings.fun)
-    if guard.bad(slots):
-        guard.explain(slots, functools.partial(errors.paths, slots), errors)

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 
 from shardy_py.api.errors import SpecError
 from shardy_py.api.trees import location_of
 from shardy_py.frontends.annotation_primitives import ruled_call_p
+from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.rules.einsum import RuleSpec, parse_einsum_rule
 
 
@@ -90,8 +92,8 @@ def _bind(
     name = getattr(fn, "__name__", "function")
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in map(jax.typeof, leaves)]
 
-    def trace(call: Callable[..., Any]) -> tuple[Any, Any]:
-        closed, out = jax.make_jaxpr(lambda *flat: call(*jax.tree.unflatten(tree, flat), **static), return_shape=True)(*avals)
+    def trace(call: Callable[..., Any]) -> tuple[ClosedJaxpr, Leaves]:
+        closed, out = trace_leaves(lambda *flat: call(*jax.tree.unflatten(tree, flat), **static), *avals)
         if any(isinstance(const, Tracer) for const in closed.consts):
             raise SpecError(
                 f"{name} closes over a traced array",
@@ -112,4 +114,4 @@ def _bind(
         )
     rule = None if spec is None else spec.bind([a.shape for a in avals], [a.shape for a in closed.out_avals])
     results = ruled_call_p.bind(*leaves, call_jaxpr=closed, like_jaxpr=like_closed, rule=rule, name=name)
-    return jax.tree.unflatten(jax.tree.structure(out), results)
+    return out.outline.filled(results).tree()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
+from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument, abstract_state
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.propagating import propagated
-from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
-from shardy_py.api.stored_trees import axis_types_of, devices_of, structure_of
+from shardy_py.api.specs import to_tensor_sharding
+from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
-from shardy_py.api.trees import Leaf, result_paths
+from shardy_py.api.trees import Leaf
 from shardy_py.backends.donation import used_inputs, why_off
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
@@ -36,38 +39,47 @@ class NamedTrees:
 
     Attributes:
         mesh: What the shardings refer to.
-        in_tree: Structure of `(args, kwargs)`.
-        out_tree: Structure of the result.
-        names: Names of the positional arguments.
+        positional: Positional arguments, by name.
+        keywords: Keyword arguments, by name.
+        result: The result.
     """
 
     mesh: AnyMesh
-    in_tree: Any
-    out_tree: Any
-    names: tuple[str, ...] = ()
+    positional: tuple[tuple[str, Outline], ...]
+    keywords: tuple[tuple[str, Outline], ...]
+    result: Outline
 
     def inputs(self, plan: Plan) -> Any:
         """Like the tuple of arguments; `(args, kwargs)` where there are keyword arguments."""
-        named = NamedShardings(self.mesh)
-        args, kwargs = jax.tree.unflatten(self.in_tree, [named(v.sharding, len(v.shape)) for v in plan.inputs])
-        return (args, kwargs) if kwargs else args
+        leaves = iter(self._named(plan.inputs))
+        args, kwargs = (
+            [rebuilt(outline, list(itertools.islice(leaves, outline.tree.num_leaves))) for _, outline in part]
+            for part in (self.positional, self.keywords)
+        )
+        return (tuple(args), dict(zip((name for name, _ in self.keywords), kwargs))) if kwargs else tuple(args)
 
     def outputs(self, plan: Plan) -> Any:
         """Like the result."""
+        return rebuilt(self.result, self._named(plan.outputs))
+
+    def _named(self, values: Sequence[PlannedValue]) -> list[NamedSharding]:
         named = NamedShardings(self.mesh)
-        return jax.tree.unflatten(self.out_tree, [named(v.sharding, len(v.shape)) for v in plan.outputs])
+        return [named(v.sharding, len(v.shape)) for v in values]
 
     def abstract(self, plan: Plan, argument: str | int | None, mesh: Any, like: Any) -> Any:
         """The arguments as `jax.ShapeDtypeStruct`s."""
-        args, kwargs = self.in_tree.children()
-        positional = [Argument(name, t.num_leaves, t.unflatten) for name, t in zip(self.names, args.children(), strict=True)]
-        keywords = [Argument(name, t.num_leaves, t.unflatten) for name, t in zip(kwargs.node_data()[1], kwargs.children(), strict=True)]
+        positional, keywords = (
+            [Argument(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in part]
+            for part in (self.positional, self.keywords)
+        )
         return abstract_state(plan, positional, keywords, self.mesh, argument, mesh, like)
 
     def structure(self, plan: Plan) -> Structure:
         """What a stored plan keeps of the trees."""
-        trees = structure_of(self.in_tree), structure_of(self.out_tree)
-        return Structure(*trees, self.names, axis_types_of(self.mesh), devices_of(self.mesh))
+        args, kwargs = ([structure_of(outline) for _, outline in part] for part in (self.positional, self.keywords))
+        inputs = ["tuple", [["tuple", args], ["dict", [name for name, _ in self.keywords], kwargs]]]
+        names = tuple(name for name, _ in self.positional)
+        return Structure(inputs, structure_of(self.result), names, axis_types_of(self.mesh), devices_of(self.mesh))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +101,8 @@ class Planned:
 
 def result_leaves(traced: TracedCall) -> list[Leaf]:
     """Path, shape and type of each leaf of the result."""
-    structs = jax.tree.leaves(traced.out_info)
-    return [Leaf(path, tuple(s.shape), str(s.dtype)) for path, s in zip(result_paths(traced.out_info), structs)]
+    result = traced.result
+    return [Leaf("result" + key, tuple(s.shape), str(s.dtype)) for key, s in zip(result.outline.keys, result.values, strict=True)]
 
 
 def out_shardings(traced: TracedCall, leaves: list[Leaf]) -> list[TensorSharding | None]:
@@ -99,13 +111,9 @@ def out_shardings(traced: TracedCall, leaves: list[Leaf]) -> list[TensorSharding
     Raises:
         SpecError: They do not fit.
     """
-    given = traced.request.settings.out_shardings
-    if given is None:
-        return [None] * len(leaves)
-    location = traced.request.location
-    specs = broadcast_specs(given, traced.out_info, "out_shardings", lambda path: "result" + path, location)
-    view = traced.request.view
-    return [to_tensor_sharding(spec, view, leaf, "out_shardings", location=location) for spec, leaf in zip(specs, leaves)]
+    view, location = traced.request.view, traced.request.location
+    specs = traced.out_specs
+    return [to_tensor_sharding(spec, view, leaf, "out_shardings", location=location) for spec, leaf in zip(specs, leaves, strict=True)]
 
 
 def make_plan(traced: TracedCall) -> Planned:
@@ -132,7 +140,9 @@ def make_plan(traced: TracedCall) -> Planned:
             )
             donated = _donated(traced, imported, inputs, outputs)
             findings = (*request.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
-            trees = NamedTrees(request.view.given, request.in_tree, traced.out_tree, request.names)
+            count = len(request.names)
+            outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
+            trees = NamedTrees(request.view.given, outlines[:count], outlines[count:], traced.result.outline)
             source = Partitioning(imported, traced) if request.settings.lowering == "shard_map" else None
             described = (inputs, outputs, findings, imported.program, log or (), timings, trees, donated, source)
             options = request.settings.options
@@ -150,6 +160,6 @@ def _donated(
         return ()
     slots: list[int | None] = []
     for i in layout.dynamic:
-        leaves = jax.tree.structure(traced.request.slots[i]).num_leaves
+        leaves = traced.request.slots[i].outline.tree.num_leaves
         slots += [i if i in layout.donated else None] * leaves
     return donations(imported.program, inputs, outputs, slots, used_inputs(traced.jaxpr), why_off())

@@ -18,10 +18,11 @@ from shardy_py.api.name_rules import apply_rules, rule_for
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
 from shardy_py.api.specs import broadcast_specs, is_spec_leaf, to_tensor_sharding
-from shardy_py.api.trees import Leaf, argument_paths, location_of
+from shardy_py.api.trees import Leaf, location_of
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.frontends.context import explicit_sharding
+from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.findings import Finding
 
 
@@ -45,7 +46,7 @@ class PlanRequest:
         settings: What the decorator was given.
         view: The mesh.
         layout: The slots of the call.
-        slots: The arguments; dynamic ones replaced by `ShapeDtypeStruct`s.
+        slots: The arguments; dynamic ones as `Leaves` of `ShapeDtypeStruct`s.
         in_tree: Structure of `(args, kwargs)` without static arguments.
         leaves: Path, shape and type of each leaf.
         shardings: What is known of each leaf's sharding.
@@ -70,6 +71,11 @@ class PlanRequest:
     def signature(self) -> tuple[Any, ...]:
         """The key without shardings."""
         return (self.settings.fun, *self.key[:3], *self.key[4:])
+
+    @property
+    def outlines(self) -> tuple[Outline, ...]:
+        """The structure of each dynamic slot."""
+        return tuple(self.slots[i].outline for i in self.layout.dynamic)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,14 +106,21 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     """
     statics = static_key(layout, slots, settings.fun)
     args, kwargs = layout.dynamic_arguments(slots)
-    values, in_tree = jax.tree.flatten((args, kwargs))
+    in_tree = jax.tree.structure((args, kwargs))
     labels = [layout.labels[i] for i in layout.dynamic if i < layout.positional]
-    paths = argument_paths(labels, args, kwargs)
-    structs, leaves = [], []
-    for value, path in zip(values, paths):
-        shape, dtype, weak = abstract(value, path, settings.fun)
-        structs.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
-        leaves.append(Leaf(path, shape, str(dtype)))
+    values: list[Any] = []
+    structs: list[jax.ShapeDtypeStruct] = []
+    leaves: list[Leaf] = []
+    abstract_slots = list(slots)
+    for i in layout.dynamic:
+        argument = Leaves.of(slots[i])
+        values += argument.values
+        for value, key in zip(argument.values, argument.outline.keys, strict=True):
+            path = layout.labels[i] + key
+            shape, dtype, weak = abstract(value, path, settings.fun)
+            structs.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
+            leaves.append(Leaf(path, shape, str(dtype)))
+        abstract_slots[i] = argument.outline.filled(structs[len(structs) - len(argument.values) :])
     location = location_of(settings.fun)
     view = view.holding(values)
     shardings, decided = _given(settings, view, layout, labels, args, kwargs, values, leaves, location)
@@ -118,27 +131,10 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
         "" if now is None else rule_for(settings.rules, leaf.path) if had is None else "in_shardings" if asked else own
         for leaf, had, asked, now in zip(leaves, known, decided, shardings)
     )
-    described = jax.tree.unflatten(in_tree, structs)
-    abstract_slots = _with_statics(layout, slots, described)
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
-    return PlanRequest(
-        settings, view, layout, abstract_slots, in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(findings), sources, key
-    )  # fmt: skip
-
-
-def _with_statics(layout: Layout, slots: Sequence[Any], described: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, ...]:
-    args, kwargs = described
-    positional = iter(args)
-    out = []
-    for i, slot in enumerate(slots):
-        if i in layout.static:
-            out.append(slot)
-        elif i < layout.positional:
-            out.append(next(positional))
-        else:
-            out.append(kwargs[layout.keywords[i - layout.positional]])
-    return tuple(out)
+    described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(findings)
+    return PlanRequest(settings, view, layout, *described, sources, key)
 
 
 def _given(

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.source_info_util import summarize
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 
-from shardy_py.api.dispatch import Dispatch, cut_for_processes, cut_host_array, direct, dispatched
+from shardy_py.api.dispatch import Dispatch, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.placing import Placing
 from shardy_py.api.planning import Planned
 from shardy_py.api.propagating import decided, propagated
 from shardy_py.api.signature import Layout, configuration
@@ -26,9 +26,9 @@ from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
 from shardy_py.backends.executable import Signature, executable
 from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
+from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
-from shardy_py.frontends.context import is_tracing
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.donation import Donated, arrangement
@@ -40,12 +40,7 @@ from shardy_py.plan.values import PlannedValue
 class BufferErrors:
     """The errors of the donation guard, with paths and the user's function."""
 
-    layout: Layout
     fun: Callable[..., Any]
-
-    def paths(self, slots: Sequence[Any]) -> list[str]:
-        """One path per leaf of the slots."""
-        return argument_paths(self.layout.labels, slots, {})
 
     def deleted(self, path: str, leaf: Any) -> Exception:
         """The leaf's buffer is gone."""
@@ -66,9 +61,20 @@ class BufferErrors:
         )
 
 
-def guard_of(layout: Layout, fun: Callable[..., Any]) -> tuple[Guard, BufferErrors]:
-    """The guard of a layout's calls."""
-    return Guard(layout.donated), BufferErrors(layout, fun)
+def check_buffers(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any]) -> None:
+    """Raises where arguments may not be passed: their buffers were deleted, or are donated twice.
+
+    Args:
+        layout: How the function is called.
+        slots: The arguments.
+        fun: The function.
+    """
+    arguments = [jax.tree.leaves(slots[i]) for i in layout.dynamic]
+    leaves = [leaf for argument in arguments for leaf in argument]
+    if Guard(bool(layout.donated)).bad(leaves):
+        donated = [i in layout.donated for i, argument in zip(layout.dynamic, arguments) for _ in argument]
+        paths = argument_paths([layout.labels[i] for i in layout.dynamic], [slots[i] for i in layout.dynamic], {})
+        Guard(bool(layout.donated)).explain(leaves, donated, paths, BufferErrors(fun))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +85,7 @@ class Entry:
         plan: The plan.
         jitted: Takes slots.
         dispatch: How calls run it; see `dispatch.Dispatch`.
-        placements: Where the leaves of the dynamic slots belong.
-        in_shardings: The same; None where `jax.jit` is to place them (Explicit axes).
+        placing: Puts leaves where they belong.
         layout: The slots.
         guard: Looks at buffers before dispatch.
         may_be_kept: Whether later calls may use it; not where the function closes over values of an outer trace.
@@ -89,10 +94,9 @@ class Entry:
 
     planned: Planned
     _pinned: Pinned | None
-    jitted: Any
+    jitted: Rearranged
     dispatch: Dispatch
-    placements: tuple[NamedSharding, ...]
-    in_shardings: tuple[NamedSharding, ...] | None
+    placing: Placing
     layout: Layout
     guard: Guard
     errors: BufferErrors
@@ -113,43 +117,36 @@ class Entry:
         return Pinned(self.planned.partitioning.made(self.plan).jaxpr, 0, True)
 
     def __call__(self, slots: Sequence[Any]) -> Any:
-        """Runs, with uncommitted arrays that are donated put where the plan wants them.
+        """Runs a call.
 
-        `jax.jit` would place them too, but donate nothing, and compile once more when the next call brings the results of this one.
+        Args:
+            slots: The arguments.
+
+        Raises:
+            SignatureChanged: They are not of the signature that was planned for.
         """
-        dispatch = self.dispatch
-        if dispatch.agreement is not None:
-            dispatch.agreement.settle()
-        slots = self._cut(slots) if dispatch.several_processes and not is_tracing() else slots
-        if self.in_shardings is None or not self.layout.donated:
-            self._look_once(slots)
-            return dispatch.run(*slots)
-        placed = list(slots)
-        wanted = iter(self.in_shardings)
-        for i in self.layout.dynamic:
-            leaves, tree = jax.tree.flatten(slots[i])
-            shardings = [next(wanted) for _ in leaves]
-            if i in self.layout.donated:
-                placed[i] = jax.tree.unflatten(tree, [_put(leaf, sharding) for leaf, sharding in zip(leaves, shardings)])
-        self._look_once(placed)
-        return dispatch.run(*placed)
-
-    def _look_once(self, slots: Sequence[Any]) -> None:
+        leaves, statics = self.jitted.inputs.flat(slots)
+        if self.guard.bad(leaves):
+            self.guard.explain(leaves, self._donated, self._paths, self.errors)
+        leaves = self.placing(leaves)
         if not self.guard.apart:
-            self.guard.look_at_memory(slots, functools.partial(self.errors.paths, slots), self.errors)
+            self.guard.look_at_memory(leaves, self._donated, self._paths, self.errors)
+        return self.dispatch.run(leaves, statics)
 
-    def _cut(self, slots: Sequence[Any]) -> list[Any]:
-        request = self.planned.traced.request
-        leaves, tree = jax.tree.flatten(tuple(slots[i] for i in self.layout.dynamic))
-        asked = [sharding is not None for sharding in request.shardings]
-        cut = [
-            cut_host_array(leaf, sharding, given, described, request.location)
-            for leaf, sharding, given, described in zip(leaves, self.placements, asked, request.leaves)
-        ]
-        made = list(slots)
-        for i, slot in zip(self.layout.dynamic, jax.tree.unflatten(tree, cut)):
-            made[i] = slot
-        return made
+    def settle(self) -> None:
+        """Compares the plan with those of the other processes of the mesh, once."""
+        if self.dispatch.agreement is not None:
+            self.dispatch.agreement.settle()
+
+    @functools.cached_property
+    def _donated(self) -> list[bool]:
+        """For each leaf whether its argument is donated."""
+        outlines = self.planned.traced.request.outlines
+        return [i in self.layout.donated for i, outline in zip(self.layout.dynamic, outlines) for _ in outline.paths]
+
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        return [leaf.path for leaf in self.planned.traced.request.leaves]
 
     @functools.cached_property
     def _placed(self) -> list[TensorSharding]:
@@ -163,24 +160,12 @@ class Entry:
         planned_for = self.planned.traced.request.shardings
         return all(now is then or now is placed for now, then, placed in zip(shardings, planned_for, self._placed))
 
-    def check(self, slots: Sequence[Any]) -> None:
-        """Raises where a buffer may not be passed."""
-        self.guard.explain(slots, functools.partial(self.errors.paths, slots), self.errors)
-        self._look_once(slots)
-
     def lower(self, platforms: tuple[str, ...] | None = None) -> Any:
         """The `jax.stages.Lowered`, for other platforms than this machine's where they are named."""
-        slots = self.planned.traced.request.slots
+        request = self.planned.traced.request
         with no_collection():
-            return self.jitted.lower(*slots) if platforms is None else self.jitted.trace(*slots).lower(lowering_platforms=platforms)
-
-
-def _put(leaf: Any, sharding: NamedSharding) -> Any:
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or leaf.committed:
-        return leaf
-    if not sharding.is_fully_addressable:
-        return cut_for_processes(leaf, sharding)
-    return jax.device_put(leaf, sharding)
+            traced = self.jitted.trace(request.structs, [request.slots[i] for i in self.layout.static])
+            return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
 
 def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
@@ -205,15 +190,14 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
 
     pins, replay = _pinned(planned) if planned.partitioning is None else (None, _partitioned(planned, planned.partitioning, mesh))
     named = NamedShardings(mesh)
-    tree = jax.tree.structure(tuple(request.slots[i] for i in layout.dynamic))
     types, statics = request.key[2], request.key[4]
     in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)
     jitted = executable(
         request.name,
         layout.labels,
         replay,
-        traced.out_tree,
-        Signature(tree, types, statics, configuration()),
+        traced.result.outline,
+        Signature(request.outlines, types, statics, configuration()),
         mesh=mesh,
         explicit=view.explicit,
         in_shardings=in_shardings,
@@ -222,10 +206,10 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
         arrangement=arrangement(plan.donation, plan.program, plan.outputs),
         configuration=configuration,
     )
-    guard, errors = guard_of(layout, request.settings.fun)
-    placed = None if view.explicit else in_shardings
+    guard, errors = Guard(bool(layout.donated)), BufferErrors(request.settings.fun)
     dispatch = direct(jitted) if abstract else dispatched(jitted, planned, mesh)
-    return Entry(planned, pins, jitted, dispatch, in_shardings, placed, layout, guard, errors, not traced.closes_over_tracers)
+    placing = Placing(request, mesh, in_shardings)
+    return Entry(planned, pins, jitted, dispatch, placing, layout, guard, errors, not traced.closes_over_tracers)
 
 
 def _pinned(planned: Planned) -> tuple[Pinned, Callable[..., Sequence[Any]]]:

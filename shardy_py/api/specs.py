@@ -211,7 +211,7 @@ def broadcast_specs(specs: object, tree: object, source: str, root: Callable[[st
     """One spec per leaf of `tree`, from specs that are a prefix of it.
 
     Args:
-        specs: A tree of specs; a list at the top counts as a tuple, as in `jax.jit`.
+        specs: A tree of specs; a list at the top counts as a tuple where the values are one, as in `jax.jit`.
         tree: The values: the tuple of positional arguments, or the result.
         source: `in_shardings` or `out_shardings`.
         root: Turns a path within `tree` (`[0]['w']`) into the user's words (`params['w']`).
@@ -220,7 +220,7 @@ def broadcast_specs(specs: object, tree: object, source: str, root: Callable[[st
     Raises:
         SpecError: `specs` is no prefix of `tree`.
     """
-    if isinstance(specs, list):
+    if isinstance(specs, list) and not isinstance(tree, list):
         specs = tuple(specs)
     leaves, prefix = jax.tree.flatten(specs, is_leaf=is_spec_leaf)
     try:

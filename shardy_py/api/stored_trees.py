@@ -1,7 +1,8 @@
-"""Trees of shardings without the function: their structure as data, and trees made of it again."""
+"""Trees of shardings, where the classes in them may refuse shardings or be unknown: their structure as data, and trees made of it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,54 +13,84 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, t
 from shardy_py.api.abstract_state import Argument
 from shardy_py.api.abstract_state import abstract_state as abstract_arguments
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
+from shardy_py.frontends.leaves import Outline
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.store.structure import Structure, children_of, leaves_of
 
 _NODES = {dict: "dict", list: "list", tuple: "tuple"}
 
 
-def structure_of(tree: Any) -> Any:
+def structure_of(outline: Outline) -> Any:
     """A tree as `plan.store.structure` has it.
 
     Args:
-        tree: The structure, a `PyTreeDef`.
+        outline: The tree.
 
     Example:
-        >>> structure_of(jax.tree.structure({"w": 1, "b": (2, None)}))
+        >>> from shardy_py.frontends.leaves import Leaves
+        >>> structure_of(Leaves.of({"w": 1, "b": (2, None)}).outline)
         ['dict', ['b', 'w'], [['tuple', [['leaf'], ['none']]], ['leaf']]]
     """
+    tree = outline.tree
     if tree.num_nodes == tree.num_leaves == 1:
         return ["leaf"]
     if tree == jax.tree.structure(None):
         return ["none"]
-    children = tree.children()
-    made = [structure_of(child) for child in children]
+    parts = outline.children()
+    children = [structure_of(part) for _, part in parts]
     kind = tree.node_data()[0]
     if kind in (list, tuple):
-        return [_NODES[kind], made]
-    keys = _keys(tree, len(children))
+        return [_NODES[kind], children]
+    keys = tree.node_data()[1] if kind is dict else _keys(outline)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return ["dict", keys, made] if kind is dict else ["node", name, keys, made]
+    return ["dict", list(map(_plain, keys)), children] if kind is dict else ["node", name, keys, children]
+
+
+def rebuilt(outline: Outline, leaves: Sequence[Any]) -> Any:
+    """A tree of shardings or types; nodes of a class that refuses them are dicts by the names of their children.
+
+    Args:
+        outline: Its structure.
+        leaves: Its leaves, in order.
+    """
+    try:
+        return outline.tree.unflatten(leaves)
+    except Exception:  # whatever a user's constructor raises
+        kind, rest = outline.tree.node_data()[0], iter(leaves)
+        children = [rebuilt(part, list(itertools.islice(rest, part.tree.num_leaves))) for _, part in outline.children()]
+        if kind in (list, tuple):
+            return kind(children)
+        return dict(zip(outline.tree.node_data()[1] if kind is dict else _keys(outline), children, strict=True))
 
 
 class _Child:
     """Stands for a child of a node."""
 
 
-def _keys(tree: Any, count: int) -> list[Any]:
+def _keys(outline: Outline) -> list[Any]:
     """What the children of a node are called; by their number where names are missing or not distinct."""
-    node = jax.tree.unflatten(tree, [_Child() for _ in range(tree.num_leaves)])
-    children, _ = tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    keys = [_key(path[0]) for path, _ in children]
-    return keys if len(set(keys)) == count == len(keys) else list(range(count))
+    keys = [None if key is None else _key(key) for key, _ in outline.children()]
+    if None in keys:  # Only the node itself can say what it calls a child without leaves.
+        try:
+            node = outline.tree.unflatten([_Child() for _ in outline.paths])
+            children, _ = tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+            keys = [_key(path[0]) for path, _ in children]
+        except Exception:  # whatever a user's constructor raises
+            pass
+    named = None not in keys and len(set(keys)) == len(keys) == len(outline.children())
+    return keys if named else list(range(len(outline.children())))
 
 
 def _key(key: Any) -> Any:
     if isinstance(key, DictKey):
-        return key.key if type(key.key) in (str, int) else str(key.key)
+        return _plain(key.key)
     if isinstance(key, GetAttrKey):
         return key.name
     return key.idx if isinstance(key, SequenceKey) else key.key if isinstance(key, FlattenedIndexKey) else str(key)
+
+
+def _plain(key: Any) -> Any:
+    return key if type(key) in (str, int) else str(key)
 
 
 def tree_of(structure: Any, leaves: Iterator[Any]) -> Any:

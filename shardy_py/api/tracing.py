@@ -14,6 +14,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh
 
 from shardy_py.api.request import PlanRequest
+from shardy_py.api.specs import broadcast_specs
+from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.passes.collection import no_collection
 
 
@@ -24,14 +26,24 @@ class TracedCall:
     Attributes:
         request: The call.
         jaxpr: The traced function; closed-over arrays are its constants.
-        out_info: The result, of `ShapeDtypeStruct`s.
-        out_tree: Its structure.
+        result: The result, of `ShapeDtypeStruct`s.
+        out_specs: What the user says of the sharding of each leaf of the result.
     """
 
     request: PlanRequest
     jaxpr: ClosedJaxpr
-    out_info: Any
-    out_tree: Any
+    result: Leaves
+    out_specs: tuple[object, ...]
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the result."""
+        return self.result.outline.tree
+
+    @property
+    def out_info(self) -> Any:
+        """The result, of `ShapeDtypeStruct`s."""
+        return self.result.tree()
 
     @property
     def closes_over_tracers(self) -> bool:
@@ -48,25 +60,40 @@ def trace(request: PlanRequest) -> TracedCall:
     """
     layout = request.layout
     bound = _bound(request.settings.fun, request)
+    out_specs: list[object] = []
+
+    @functools.wraps(bound)
+    def with_specs(*args: Any, **kwargs: Any) -> Any:
+        result = bound(*args, **kwargs)
+        out_specs[:] = _out_specs(request, result)
+        return result
+
     args, kwargs = layout.dynamic_arguments(request.slots)
     try:
         with jax.sharding.use_abstract_mesh(request.view.twin):
-            jaxpr, out_info = jax.make_jaxpr(bound, return_shape=True)(*args, **kwargs)
+            jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
     except ValueError as error:
         if "context mesh" not in str(error).lower():
             raise
         # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            jaxpr, out_info = jax.make_jaxpr(bound, return_shape=True)(*args, **kwargs)
-    return TracedCall(request, jaxpr, out_info, jax.tree.structure(out_info))
+            jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
+    return TracedCall(request, jaxpr, result, tuple(out_specs))
+
+
+def _out_specs(request: PlanRequest, result: Any) -> list[object]:
+    """What out_shardings says of each leaf of a result."""
+    given = request.settings.out_shardings
+    if given is None:
+        return [None] * jax.tree.structure(result).num_leaves
+    return broadcast_specs(given, result, "out_shardings", lambda path: "result" + path, request.location)
 
 
 def _bound(fun: Callable[..., Any], request: PlanRequest) -> Callable[..., Any]:
     """The function with its static arguments filled in; keeps the names of the others for JAX's messages."""
     layout, slots = request.layout, request.slots
     if not layout.static:
-        # A function of its own per call: JAX remembers jaxprs by function, and this one may close over something else now.
-        return functools.wraps(fun)(lambda *args, **kwargs: fun(*args, **kwargs))
+        return fun
     static_names = {layout.keywords[i - layout.positional] for i in layout.static if i >= layout.positional}
     static_kwargs = {layout.keywords[i - layout.positional]: slots[i] for i in layout.static if i >= layout.positional}
 

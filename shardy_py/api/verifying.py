@@ -31,6 +31,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.reference import Reference, without_mesh
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.frontends.leaves import Leaves
 from shardy_py.ir import TensorType
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.values import PlannedValue
@@ -242,7 +243,7 @@ def planned_run(planned: Planned) -> Run:
         part = replace(
             request,
             layout=layout,
-            slots=structs,
+            slots=tuple(map(Leaves.of, structs)),
             in_tree=in_tree,
             leaves=tuple(Leaf(v.path, v.shape, v.dtype) for v in inputs),
             structs=structs,
@@ -251,7 +252,7 @@ def planned_run(planned: Planned) -> Run:
             key=(layout, in_tree, types, shardings, (), *request.key[5:]),
         )
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
-        call = TracedCall(part, closed, results, jax.tree.structure(results))
+        call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results))
         partitioning = None if planned.partitioning is None else Partitioning(imported, call)
         made = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), source=partitioning), imported, call, partitioning)
         entry = make_entry(made)

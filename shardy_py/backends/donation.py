@@ -6,6 +6,7 @@ is dispatched. The look costs about 0.1 microseconds per array.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,8 +18,6 @@ from jax.interpreters import partial_eval
 from shardy_py.backends.compiled_text import aliases_in
 from shardy_py.plan.donation import arrangement
 from shardy_py.plan.plan import Plan
-
-Paths = Callable[[], Sequence[str]]
 
 
 class Errors(Protocol):
@@ -34,33 +33,31 @@ class Errors(Protocol):
 
 
 class Guard:
-    """Checks the arguments of calls of one layout.
+    """Checks the arguments of calls.
 
     Args:
-        donated: Slots whose buffers are donated.
+        donates: Whether buffers are donated.
 
     Attributes:
-        donated: The same.
         apart: Whether the last look at the memory of the arguments found nothing shared; None before the first.
     """
 
-    __slots__ = ("_array_deleted", "_deleted", "apart", "donated")
+    __slots__ = ("_array_deleted", "_deleted", "_donates", "apart")
 
-    def __init__(self, donated: Sequence[int]) -> None:
-        self.donated = frozenset(donated)
-        self.apart: bool | None = None if donated else True
+    def __init__(self, donates: bool) -> None:
+        self.apart: bool | None = None if donates else True
+        self._donates = donates
         self._deleted: dict[type, Callable[[Any], bool]] = {}
         self._array_deleted: Callable[[Any], bool] = _refused
 
-    def bad(self, slots: Sequence[Any]) -> bool:
+    def bad(self, leaves: Sequence[Any]) -> bool:
         """Whether some leaf may be bad; `explain` tells."""
-        leaves = jax.tree.leaves(slots)
         try:
             # Most calls pass arrays of one class only, whose method takes them all.
             deleted = any(map(self._array_deleted, leaves))
         except (AttributeError, TypeError):
             deleted = self._any_deleted(leaves)
-        return deleted or self.apart is False or (bool(self.donated) and len(set(map(id, leaves))) != len(leaves))
+        return deleted or self.apart is False or (self._donates and len(set(map(id, leaves))) != len(leaves))
 
     def _any_deleted(self, leaves: Sequence[Any]) -> bool:
         known = self._deleted
@@ -79,66 +76,75 @@ class Guard:
             self._array_deleted = type(leaf).is_deleted
         return type(leaf).is_deleted
 
-    def explain(self, slots: Sequence[Any], paths: Paths, errors: Errors) -> None:
+    def explain(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
         """Raises for a bad leaf; returns where there is none after all.
 
         Args:
-            slots: The arguments.
-            paths: Gives one path per leaf.
+            leaves: The leaves of the arguments.
+            donated: Which of them are donated.
+            paths: Their paths.
             errors: Makes the errors.
         """
-        names = paths()
         seen: dict[int, tuple[str, bool]] = {}
-        position = 0
-        for slot, argument in enumerate(slots):
-            for leaf in jax.tree.leaves(argument):
-                path = names[position]
-                position += 1
-                if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
-                    continue
-                if leaf.is_deleted():
-                    raise errors.deleted(path, leaf)
-                donated = slot in self.donated
-                first, before = seen.setdefault(id(leaf), (path, donated))
-                if first != path and (donated or before):
-                    raise errors.twice(path, first, leaf)
+        for leaf, gone, path in zip(leaves, donated, paths, strict=True):
+            if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+                continue
+            if leaf.is_deleted():
+                raise errors.deleted(path, leaf)
+            first, before = seen.setdefault(id(leaf), (path, gone))
+            if first != path and (gone or before):
+                raise errors.twice(path, first, leaf)
 
-    def look_at_memory(self, slots: Sequence[Any], paths: Paths, errors: Errors) -> None:
+    def look_at_memory(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
         """Raises where a donated array and another one share memory, as two that `jax.device_put` made of one array may.
 
         It takes tens of microseconds per array, so it is for first calls, and those after one that did not pass.
 
         Args:
-            slots: The arguments.
-            paths: Gives one path per leaf.
+            leaves: The leaves of the arguments.
+            donated: Which of them are donated.
+            paths: Their paths.
             errors: Makes the errors.
         """
-        seen: dict[tuple[Any, int], tuple[int, bool]] = {}
-        position = -1
-        for slot, argument in enumerate(slots):
-            donated = slot in self.donated
-            for leaf in jax.tree.leaves(argument):
-                position += 1
-                for place in _places(leaf):
-                    first, before = seen.setdefault(place, (position, donated))
-                    if first != position and (donated or before):
-                        self.apart = False
-                        names = paths()
-                        raise errors.twice(names[position], names[first], leaf, same=False)
+        seen: dict[tuple[Any, int], tuple[str, bool]] = {}
+        for leaf, gone, path in zip(leaves, donated, paths, strict=True):
+            for place in _places(leaf):
+                first, before = seen.setdefault(place, (path, gone))
+                if first != path and (gone or before):
+                    self.apart = False
+                    raise errors.twice(path, first, leaf, same=False)
         self.apart = True
 
 
 def _places(leaf: Any) -> list[tuple[Any, int]]:
-    """Device and address of each piece of an array; none on a single device, where JAX itself refuses what is passed twice."""
+    """Device and address of each piece of an array that may be overwritten where it lies.
+
+    None on a single device, where JAX itself refuses what is passed twice; none of an array in the memory of a numpy array either.
+    """
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
         return []
     if len(leaf.sharding.device_set) == 1 or not leaf.nbytes:
         return []
     try:
-        pieces = [leaf.addressable_data(i) for i in range(len(leaf.sharding.addressable_devices))]
-        return [(next(iter(piece.devices())), piece.unsafe_buffer_pointer()) for piece in pieces]
+        places = [(shard.device, shard.index, shard.data.unsafe_buffer_pointer()) for shard in leaf.addressable_shards]
     except (RuntimeError, NotImplementedError):  # A platform that does not tell.
         return []
+    if _in_host_memory(leaf, [(index, address) for _, index, address in places]):
+        return []
+    return [(device, address) for device, _, address in places]
+
+
+def _in_host_memory(array: jax.Array, pieces: Sequence[tuple[Any, int]]) -> bool:
+    """Whether pieces lie as in one row-major array of the whole.
+
+    On CPUs `jax.device_put` may leave a numpy array where it is, and cut it without a copy. XLA never writes there: what is donated is
+    copied. Buffers of its own are allocated one by one, so that two are neither the same nor next to each other.
+    """
+    if len(pieces) < 2 or next(iter(array.devices())).platform != "cpu":
+        return False
+    strides = [array.dtype.itemsize * math.prod(array.shape[dim + 1 :]) for dim in range(array.ndim)]
+    starts = {address - sum((part.start or 0) * s for part, s in zip(index, strides)) for index, address in pieces}
+    return len(starts) == 1
 
 
 def _not_deleted(leaf: Any) -> bool:

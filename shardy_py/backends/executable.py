@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.tree_util import treedef_tuple
 
-from shardy_py.backends.leaf_order import Inputs, Outputs, Rearranged
+from shardy_py.backends.leaf_order import ByLeaf, BySlot, Outputs, Rearranged
 from shardy_py.frontends.context import explicit_sharding
+from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.donation import Arrangement
 
 
@@ -25,23 +27,28 @@ class Signature:
     """What an executable was made for.
 
     Attributes:
-        tree: Structure of the dynamic slots.
+        outlines: Structure of each of the dynamic slots.
         types: Shape, element type and weak type of each leaf.
         statics: The static arguments.
         configuration: Settings of JAX.
     """
 
-    tree: Any
+    outlines: tuple[Outline, ...]
     types: tuple[tuple[tuple[int, ...], Any, bool], ...]
     statics: tuple[Any, ...]
     configuration: tuple[Any, ...]
+
+    @property
+    def tree(self) -> Any:
+        """Structure of the tuple of dynamic slots."""
+        return treedef_tuple([outline.tree for outline in self.outlines])
 
 
 def executable(
     name: str,
     labels: Sequence[str],
     replay: Callable[..., Sequence[Any]],
-    out_tree: Any,
+    out_outline: Outline,
     signature: Signature,
     *,
     mesh: Mesh | AbstractMesh,
@@ -51,7 +58,7 @@ def executable(
     static_slots: Sequence[int],
     arrangement: Arrangement,
     configuration: Callable[[], tuple[Any, ...]],
-) -> Any:
+) -> Rearranged:
     """A jitted function of slots.
 
     JAX's own dispatch finds the compiled program; only where it finds none does the body run, and raises `SignatureChanged` unless the
@@ -61,7 +68,7 @@ def executable(
         name: The function's name, for profiles.
         labels: The names of the slots, for messages of JAX and names of parameters in compiled programs.
         replay: What to run, from leaves to leaves.
-        out_tree: Structure of the result.
+        out_outline: Structure of the result.
         signature: What the jaxpr was traced for.
         mesh: The mesh with its devices, or an abstract one to lower for other platforms.
         explicit: Whether the mesh has Explicit axes, so that arguments and results carry their shardings in their types.
@@ -71,58 +78,39 @@ def executable(
         arrangement: What is donated, and the order of the results that pairs it as planned.
         configuration: Gives the settings of JAX at the time of a call.
     """
-    static = frozenset(static_slots)
-
     run: Callable[..., Any] = replay
     if explicit:
         run = jax.sharding.auto_axes(replay, axes=mesh.axis_names, out_sharding=list(out_shardings))
+    by_leaf = arrangement.leaves is not None
+    inputs = (
+        BySlot(signature.outlines, static_slots, SignatureChanged)
+        if arrangement.leaves is None
+        else ByLeaf(signature.tree, arrangement.leaves, static_slots, SignatureChanged)
+    )
+    outputs = Outputs(out_outline, arrangement.outputs)
+    positions = tuple(range(2, 2 + len(static_slots))) if by_leaf else tuple(static_slots)
+    static = frozenset(positions)
 
-    leaves = arrangement.leaves
-    inputs = None if leaves is None else Inputs(signature.tree, leaves, static_slots, SignatureChanged)
-    outputs = None if arrangement.outputs is None else Outputs(out_tree, arrangement.outputs)
-    outs: Any = jax.tree.unflatten(out_tree, out_shardings) if outputs is None else outputs.ordered(out_shardings)
-
-    def checked(leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
+    def checked(*args: Any) -> Leaves:
+        leaves = inputs.unpacked([arg for i, arg in enumerate(args) if i not in static])
         if (
             configuration() != signature.configuration
             or tuple((x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in leaves) != signature.types
-            or tuple((type(static), static) for static in statics) != signature.statics
+            or tuple((type(args[i]), args[i]) for i in positions) != signature.statics
             or (not explicit and any(explicit_sharding(x) is not None for x in leaves))
         ):
             raise SignatureChanged
-        results = run(*leaves)
-        return jax.tree.unflatten(out_tree, results) if outputs is None else outputs.ordered(results)
+        return outputs.packed(run(*leaves))
 
-    def by_slot(*slots: Any) -> Any:
-        leaves, tree = jax.tree.flatten(tuple(slot for i, slot in enumerate(slots) if i not in static))
-        if tree != signature.tree:
-            raise SignatureChanged
-        return checked(leaves, [slots[i] for i in static_slots])
-
-    if inputs is not None and leaves is not None:
-
-        def by_leaf(donated: Sequence[Any], others: Sequence[Any], *statics: Any) -> Any:
-            return checked(inputs.leaves(donated, others), statics)
-
-        by_leaf.__name__ = by_leaf.__qualname__ = name
-        jitted = jax.jit(
-            by_leaf,
-            in_shardings=inputs.dynamic(jax.tree.unflatten(signature.tree, in_shardings)),
-            out_shardings=outs,
-            static_argnums=tuple(range(2, 2 + len(static_slots))),
-            donate_argnums=0,
-        )
-        return Rearranged(jitted, inputs, outputs)
-
-    by_slot.__name__ = by_slot.__qualname__ = name
-    if len(set(labels)) == len(labels) and all(label.isidentifier() and not iskeyword(label) for label in labels):
+    checked.__name__ = checked.__qualname__ = name
+    if not by_leaf and len(set(labels)) == len(labels) and all(label.isidentifier() and not iskeyword(label) for label in labels):
         positional = inspect.Parameter.POSITIONAL_ONLY
-        by_slot.__signature__ = inspect.Signature([inspect.Parameter(label, positional) for label in labels])  # type: ignore[attr-defined]
+        checked.__signature__ = inspect.Signature([inspect.Parameter(label, positional) for label in labels])  # type: ignore[attr-defined]
     jitted = jax.jit(
-        by_slot,
-        in_shardings=jax.tree.unflatten(signature.tree, in_shardings),
-        out_shardings=outs,
-        static_argnums=tuple(static_slots),
-        donate_argnums=arrangement.slots,
+        checked,
+        in_shardings=inputs.packed(in_shardings),
+        out_shardings=outputs.packed(out_shardings),
+        static_argnums=positions,
+        donate_argnums=0 if by_leaf else arrangement.slots,
     )
-    return jitted if outputs is None else Rearranged(jitted, None, outputs)
+    return Rearranged(jitted, inputs, outputs)

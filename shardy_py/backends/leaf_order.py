@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import abc
+import itertools
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
 import jax
+from jax.tree_util import treedef_tuple
+
+from shardy_py.frontends.leaves import Leaves, Outline
 
 
 def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -24,103 +29,184 @@ def undone(order: Sequence[int]) -> list[int]:
     return places
 
 
-class Inputs:
-    """Arguments as `(donated leaves, other leaves, *static arguments)`.
-
-    So some leaves of an argument are donated and others are not, which `jax.jit` cannot do.
+class Inputs(abc.ABC):
+    """The arguments of a jitted function, made of the leaves of the user's.
 
     Args:
-        tree: Structure of the arguments that are not static.
+        tree: Structure of the tuple of arguments that are not static.
+        static_slots: Positions of static arguments.
+        changed: Raised where a call has another structure.
+    """
+
+    def __init__(self, tree: Any, static_slots: Sequence[int], changed: type[Exception]) -> None:
+        self.tree = tree
+        self.static_slots = tuple(static_slots)
+        self._static = frozenset(static_slots)
+        self._changed = changed
+
+    def flat(self, slots: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The leaves of all arguments, and the static arguments.
+
+        Args:
+            slots: The user's arguments.
+        """
+        static = self._static
+        if not static:
+            return self.leaves(tuple(slots)), []
+        return self.leaves(tuple(slot for i, slot in enumerate(slots) if i not in static)), [slots[i] for i in self.static_slots]
+
+    def leaves(self, dynamic: tuple[Any, ...]) -> list[Any]:
+        """The leaves of the arguments that are not static.
+
+        Args:
+            dynamic: Those arguments.
+        """
+        leaves, tree = jax.tree.flatten(dynamic)
+        if tree != self.tree:
+            raise self._changed
+        return leaves
+
+    @abc.abstractmethod
+    def packed(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The jitted function's arguments that are not static."""
+
+    @abc.abstractmethod
+    def unpacked(self, dynamic: Sequence[Any]) -> Sequence[Any]:
+        """The leaves that were packed."""
+
+    @abc.abstractmethod
+    def arguments(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Sequence[Any]:
+        """All arguments of the jitted function."""
+
+
+class BySlot(Inputs):
+    """One argument per argument of the user's, as `Leaves`.
+
+    Args:
+        outlines: The structure of each argument that is not static.
+        static_slots: Positions of static arguments.
+        changed: Raised where a call has another structure.
+    """
+
+    def __init__(self, outlines: Sequence[Outline], static_slots: Sequence[int], changed: type[Exception]) -> None:
+        super().__init__(treedef_tuple([outline.tree for outline in outlines]), static_slots, changed)
+        ends = [0, *itertools.accumulate(outline.tree.num_leaves for outline in outlines)]
+        self._parts = [(outline, slice(*ends[i : i + 2])) for i, outline in enumerate(outlines)]
+
+    def packed(self, leaves: Sequence[Any]) -> tuple[Leaves, ...]:
+        """See `Inputs`."""
+        return tuple(Leaves(outline, leaves[part]) for outline, part in self._parts)
+
+    def unpacked(self, dynamic: Sequence[Any]) -> Sequence[Any]:
+        """See `Inputs`."""
+        return [leaf for argument in dynamic for leaf in argument.values]
+
+    def arguments(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Sequence[Any]:
+        """See `Inputs`."""
+        dynamic = self.packed(leaves)
+        if not statics:
+            return dynamic
+        rest, values = iter(dynamic), dict(zip(self.static_slots, statics, strict=True))
+        return [values[i] if i in values else next(rest) for i in range(len(dynamic) + len(statics))]
+
+
+class ByLeaf(Inputs):
+    """`(donated leaves, other leaves, *static arguments)`, so that some leaves of an argument are donated and others are not.
+
+    Args:
+        tree: Structure of the tuple of arguments that are not static.
         donated: Numbers of the donated leaves, in the order in which they are passed.
         static_slots: Positions of static arguments.
         changed: Raised where a call has another structure.
     """
 
     def __init__(self, tree: Any, donated: Sequence[int], static_slots: Sequence[int], changed: type[Exception]) -> None:
+        super().__init__(tree, static_slots, changed)
         order = (*donated, *sorted(set(range(tree.num_leaves)) - set(donated)))
-        self._tree = tree
         self._donated = picked(order[: len(donated)])
         self._others = picked(order[len(donated) :])
         self._undo = picked(undone(order))
-        self._static = tuple(static_slots)
-        self._changed = changed
 
-    def dynamic(self, slots: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Donated and other leaves of the arguments that are not static."""
-        leaves, tree = jax.tree.flatten(slots)
-        if tree != self._tree:
-            raise self._changed
+    def packed(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """See `Inputs`."""
         return self._donated(leaves), self._others(leaves)
 
-    def all(self, slots: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same of all arguments, with the static ones."""
-        if not self._static:
-            return self.dynamic(slots)
-        return *self.dynamic(tuple(slot for i, slot in enumerate(slots) if i not in self._static)), *(slots[i] for i in self._static)
-
-    def leaves(self, donated: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
-        """All leaves in the tree's order."""
+    def unpacked(self, dynamic: Sequence[Any]) -> Sequence[Any]:
+        """See `Inputs`."""
+        donated, others = dynamic
         return self._undo((*donated, *others))
 
-    def restored(self, donated: Sequence[Any], others: Sequence[Any]) -> Any:
-        """The arguments that are not static."""
-        return self._tree.unflatten(self.leaves(donated, others))
+    def arguments(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Sequence[Any]:
+        """See `Inputs`."""
+        return *self.packed(leaves), *statics
 
 
 class Outputs:
-    """Leaves of a result in another order.
+    """Leaves of a result, in an order of their own.
 
     Args:
-        tree: Structure of the result.
-        order: For each place the number of the leaf that stands there.
+        outline: Structure of the result.
+        order: For each place the number of the leaf that stands there; None leaves them as they are.
     """
 
-    def __init__(self, tree: Any, order: Sequence[int]) -> None:
-        self.tree = tree
-        self.ordered = picked(order)
-        self._undo = picked(undone(order))
+    def __init__(self, outline: Outline, order: Sequence[int] | None) -> None:
+        self.tree = outline.tree
+        self._order = None if order is None else picked(order)
+        self._undo = None if order is None else picked(undone(order))
+        self._outline = outline if order is None else Outline(outline.tree, tuple(outline.paths[i] for i in order))
 
-    def restored(self, leaves: Sequence[Any]) -> Any:
-        """The result."""
-        return self.tree.unflatten(self._undo(leaves))
+    def packed(self, leaves: Sequence[Any]) -> Leaves:
+        """The result of the jitted function."""
+        return self._outline.filled(leaves if self._order is None else self._order(leaves))
+
+    def unpacked(self, result: Leaves) -> Sequence[Any]:
+        """The leaves that were packed."""
+        return result.values if self._undo is None else self._undo(result.values)
+
+    def restored(self, result: Leaves) -> Any:
+        """The user's result."""
+        return self.tree.unflatten(self.unpacked(result))
 
 
 class Rearranged:
     """A jitted function behind the arguments and the result of the user's.
 
-    A call costs a flattening of the arguments or an unflattening of the result more, in Python. (A node of pytrees that unflattens to the
-    user's result would not do: the fast path of `jax.jit` takes the structure from the first result.)
+    A call costs a flattening of the arguments and an unflattening of the result, in Python; `jax.jit` has the less to flatten. (A node of
+    pytrees that unflattens to the user's result would not do: the fast path of `jax.jit` takes the structure from the first result.)
 
     Args:
-        jitted: Takes what `inputs` makes of the arguments, and gives a sequence of leaves that `outputs` puts in order.
-        inputs: None where it takes the arguments.
-        outputs: None where it gives the result.
+        jitted: Takes what `inputs` makes of the arguments, and gives what `outputs` makes of the results.
+        inputs: The arguments.
+        outputs: The results.
     """
 
-    def __init__(self, jitted: Any, inputs: Inputs | None, outputs: Outputs | None) -> None:
+    def __init__(self, jitted: Any, inputs: Inputs, outputs: Outputs) -> None:
         self._jitted = jitted
-        self._inputs = inputs
+        self.inputs = inputs
         self._outputs = outputs
+
+    def run(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
+        """Calls the function.
+
+        Args:
+            leaves: The leaves of the arguments that are not static.
+            statics: The static arguments.
+        """
+        return self._outputs.restored(self._jitted(*self.inputs.arguments(leaves, statics)))
 
     def __call__(self, *slots: Any) -> Any:
         """Calls the function."""
-        inputs, outputs = self._inputs, self._outputs
-        result = self._jitted(*(slots if inputs is None else inputs.all(slots)))
-        return result if outputs is None else outputs.restored(result)
+        return self.run(*self.inputs.flat(slots))
 
-    def lower(self, *slots: Any) -> Any:
-        """As `jax.stages.Wrapped.lower`."""
-        return self.trace(*slots).lower()
-
-    def trace(self, *slots: Any) -> Any:
-        """As `jax.stages.Wrapped.trace`."""
-        return _Stage(self._jitted.trace(*(slots if self._inputs is None else self._inputs.all(slots))), self._inputs, self._outputs)
+    def trace(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
+        """As `jax.stages.Wrapped.trace`; see `run`."""
+        return _Stage(self._jitted.trace(*self.inputs.arguments(leaves, statics)), self.inputs, self._outputs)
 
 
 class _Stage:
     """A stage of JAX: traced, lowered or compiled. What it says of arguments and results is in the structure of the user's."""
 
-    def __init__(self, stage: Any, inputs: Inputs | None, outputs: Outputs | None) -> None:
+    def __init__(self, stage: Any, inputs: Inputs, outputs: Outputs) -> None:
         self._stage = stage
         self._inputs = inputs
         self._outputs = outputs
@@ -128,15 +214,15 @@ class _Stage:
     def __getattr__(self, name: str) -> Any:
         if name in ("_stage", "_inputs", "_outputs"):  # While it is copied.
             raise AttributeError(name)
-        found = getattr(self._stage, name)
-        if self._outputs is not None and name in ("out_info", "output_shardings", "output_formats"):
-            return self._outputs.restored(found)
-        if self._outputs is not None and name == "out_tree":
+        if name == "out_tree":
             return self._outputs.tree
-        if self._inputs is not None and name in ("args_info", "in_avals", "input_shardings", "input_formats"):
-            return self._inputs.restored(*found[0]), {}
-        if self._inputs is not None and name == "in_tree":
-            return jax.tree.structure(self.args_info)
+        if name == "in_tree":
+            return treedef_tuple((self._inputs.tree, jax.tree.structure({})))
+        found = getattr(self._stage, name)
+        if name in ("out_info", "output_shardings", "output_formats"):
+            return self._outputs.restored(found)
+        if name in ("args_info", "in_avals", "input_shardings", "input_formats"):
+            return self._inputs.tree.unflatten(self._inputs.unpacked(found[0])), {}
         return found
 
     def lower(self, **options: Any) -> _Stage:
@@ -149,5 +235,4 @@ class _Stage:
 
     def __call__(self, *dynamic: Any) -> Any:
         """As `jax.stages.Compiled.__call__`."""
-        result = self._stage(*(dynamic if self._inputs is None else self._inputs.dynamic(dynamic)))
-        return result if self._outputs is None else self._outputs.restored(result)
+        return self._outputs.restored(self._stage(*self._inputs.packed(self._inputs.leaves(dynamic))))

@@ -150,4 +150,4 @@ def test_one_process_compares_nothing() -> None:
     function(jnp.ones(8))
     assert function._last is not None
     assert function._last.dispatch.agreement is None
-    assert function._last.dispatch.again is function._last.jitted
+    assert function._last.dispatch.run == function._last.jitted.run

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
+from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.stages.graph import ProfileGraph
 from shardy_py.stages.partition_result import Partition
 from shardy_py.stages.run.assignment import Assignment, assign
@@ -218,11 +219,11 @@ def _traced(asked: Asked, signature: Signature, context: Any) -> tuple[Flat, Fla
     # A single microbatch is the batch; what is compared with it is a batch of twice the size, or of two examples.
     many = rows if asked.num_microbatches > 1 else 2 * rows
     structs = _resized(signature, many)
-    whole, out = _trace(fun, signature, structs, context)
-    is_loss = _is_loss(whole, out)
+    whole, result = _trace(fun, signature, structs, context)
+    is_loss = _is_loss(whole, result)
     if is_loss:
         fun = jax.value_and_grad(forward)
-        whole, out = _trace(fun, signature, structs, context)
+        whole, result = _trace(fun, signature, structs, context)
     try:
         if each > 1:
             micro, _ = _trace(fun, signature, _resized(signature, each), context)
@@ -236,7 +237,7 @@ def _traced(asked: Asked, signature: Signature, context: Any) -> tuple[Flat, Fla
             why=f"every microbatch goes through it; JAX says: {str(error).splitlines()[0]}",
             fix="take sizes from the batch, not from constants",
         ) from error  # fmt: skip
-    return whole, micro, jax.tree.structure(out), is_loss
+    return whole, micro, result.outline.tree, is_loss
 
 
 def _partitioned(asked: Asked, signature: Signature) -> Callable[..., Any]:
@@ -247,17 +248,16 @@ def _partitioned(asked: Asked, signature: Signature) -> Callable[..., Any]:
     return marked(asked.fun, asked.partition, parameters=parameters)
 
 
-def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Any]:
-    arguments = jax.tree.unflatten(signature.tree, structs)
+def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Leaves]:
     with jax.sharding.use_abstract_mesh(context):
-        # A function of its own per trace: JAX remembers jaxprs by function.
-        jaxpr, out = jax.make_jaxpr(lambda *a: fun(*a), return_shape=True)(*arguments)
-    return flatten(jaxpr, signature.batch), out
+        jaxpr, result = trace_leaves(lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
+    return flatten(jaxpr, signature.batch), result
 
 
-def _is_loss(flat: Flat, out: Any) -> bool:
+def _is_loss(flat: Flat, result: Leaves) -> bool:
     """Whether a function returns one number and takes no gradient."""
-    if not isinstance(out, jax.ShapeDtypeStruct) or out.shape or not jax.dtypes.issubdtype(out.dtype, np.floating):
+    outline, structs = result.outline, result.values
+    if outline.tree != jax.tree.structure(0) or structs[0].shape or not jax.dtypes.issubdtype(structs[0].dtype, np.floating):
         return False
     return not any(node.backward for node in flat.nodes)
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import Literal, Var
 
+from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.stages.dividing import divide
 from shardy_py.stages.graph import ProfileGraph
 from shardy_py.stages.partition_result import Partition
@@ -54,7 +55,8 @@ def marked(function: Callable[..., Any], partition: Partition | ProfileGraph, *,
             with stage(marker_of(number)):
                 evaluate([Node(eqn, False, None) for eqn, where in zip(jaxpr.eqns, stages) if where == number], env)
         leaves = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
-        return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(function, *args)), leaves)
+        _, result = trace_leaves(function, *map(Leaves.of, args))
+        return result.outline.filled(leaves).tree()
 
     return run
 

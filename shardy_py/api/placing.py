@@ -1,0 +1,114 @@
+"""Arguments are put where the plan has them before they reach `jax.jit`, so that it compiles once wherever they come from.
+
+`jax.jit` would place them too, but it traces and compiles once more when the next call brings the results of this one, which lie on the
+mesh where the first arguments did not, and it donates nothing that it has placed. With several processes it refuses to cut host arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from shardy_py.api.errors import SpecError
+from shardy_py.api.request import PlanRequest
+from shardy_py.api.trees import Leaf
+from shardy_py.frontends.context import is_tracing
+
+_committed = attrgetter("committed")
+
+
+class Placing:
+    """Puts the leaves of calls of one signature on the mesh.
+
+    Args:
+        request: The call that was planned.
+        mesh: The mesh that it runs on.
+        shardings: What the plan says of each leaf.
+    """
+
+    def __init__(self, request: PlanRequest, mesh: Mesh | AbstractMesh, shardings: Sequence[NamedSharding]) -> None:
+        self._request = request
+        self._shardings = shardings
+        self._single = math.prod(mesh.axis_sizes) == 1
+        self._several_processes = isinstance(mesh, Mesh) and mesh.is_multi_process
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The leaves, those moved that do not lie on the mesh.
+
+        Args:
+            leaves: Of the arguments of a call.
+
+        Raises:
+            SpecError: A host array would have to be cut for several processes, and may be the whole or a part.
+        """
+        if is_tracing():
+            return leaves
+        try:
+            # Most calls bring committed arrays only; on a mesh of one device these need not lie on the mesh.
+            if not self._single and all(map(_committed, leaves)):
+                return leaves
+        except AttributeError:
+            pass
+        moved = [i for i, leaf in enumerate(leaves) if self._moves(leaf)]
+        if not moved:
+            return leaves
+        placed = list(leaves)
+        if self._several_processes:
+            request = self._request
+            for i in moved:
+                named = request.shardings[i] is not None
+                placed[i] = cut_for_processes(leaves[i], self._shardings[i], named, request.leaves[i], request.location)
+            return placed
+        for i, leaf in zip(moved, jax.device_put([leaves[i] for i in moved], [self._shardings[i] for i in moved]), strict=True):
+            placed[i] = leaf
+        return placed
+
+    def _moves(self, leaf: Any) -> bool:
+        if isinstance(leaf, jax.Array):
+            return not leaf.committed or (self._single and not isinstance(leaf.sharding, NamedSharding))
+        return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex))
+
+
+def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described: Leaf, location: str) -> Any:
+    """A value that every process has, as one global array, where `jax.jit` does not take it; everything else as it is.
+
+    With several processes `jax.jit` takes numpy arrays for replicated values, equal in every process, and refuses to shard them: they
+    could be each process's part as well. Where no sharding is named, or where each process has all of it, they can only be the former.
+
+    Args:
+        leaf: The value.
+        sharding: What the plan says of it.
+        named: Whether the user says so too.
+        described: The value, for messages.
+        location: `file:line` for messages.
+
+    Raises:
+        SpecError: The user named the sharding, so that it is not known which is meant.
+    """
+    if not isinstance(leaf, (np.ndarray, jax.Array)) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    if isinstance(leaf, np.ndarray) and sharding.is_fully_replicated:
+        return leaf
+    if isinstance(leaf, np.ndarray) and named and not _is_whole_here(sharding, leaf.shape):
+        raise SpecError(
+            "a numpy array cannot be sharded over several processes",
+            where=f"{described}, argument of {location}",
+            why=f"its sharding, {sharding.spec}, was asked for, and a numpy array may be the whole value or the part of this process",
+            fix="make it global before: jax.make_array_from_process_local_data(sharding, part) with this process's part, or "
+            "jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index]) with the whole; plan.input_shardings has "
+            "the sharding",
+        )
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def _is_whole_here(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
+    """Whether the devices of this process hold every part of an array."""
+    here = sharding.addressable_devices_indices_map(shape).values()
+    return {str(index) for index in here} == {str(index) for index in sharding.devices_indices_map(shape).values()}
