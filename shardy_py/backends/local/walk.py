@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local import ops
@@ -25,6 +25,7 @@ from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.primitive_bodies import body_of
 from shardy_py.frontends.locations import locate
 from shardy_py.passes.propagation.factors import project
 from shardy_py.plan.findings import Finding, Severity
@@ -80,6 +81,7 @@ class Reading:
         self._equations: dict[int, Equation] = {}
         self._known: Known = {}
         self._shared = _known_under(trace_context(), mesh)
+        self._bodies: dict[tuple[int, str], ClosedJaxpr | None] = {}
         self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
         self._used: dict[int, tuple[bool, ...]] = {}
         self._live: dict[int, list[tuple[int, JaxprEqn]]] = {}
@@ -129,6 +131,13 @@ class Reading:
                     self._shared.pop(next(iter(self._shared)), None)
                 (self._shared if shared else self._known)[key] = known
         equation.known = known
+
+    def body(self, eqn: JaxprEqn, platform: str) -> ClosedJaxpr | None:
+        """What stands for an equation without a form, such as one of a package's own primitives; None where it has to run whole."""
+        key = id(eqn), platform
+        if key not in self._bodies:
+            self._bodies[key] = None if eqn.effects else body_of(eqn, platform)
+        return self._bodies[key]
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
         """How often each variable of a jaxpr is used by what runs, and as a result."""
@@ -360,7 +369,11 @@ class Walker:
         if form is None:
             form = equation.known.get("form") or self.reading.form(equation)
             if form is None:
-                return self.whole(equation, operands)
+                body = self.reading.body(eqn, self.region.platform)
+                if body is None:
+                    return self.whole(equation, operands)
+                consts = [self.constant(c, v.aval) for c, v in zip(body.consts, body.jaxpr.constvars, strict=True)]
+                return self.jaxpr(body.jaxpr, consts, operands, None)
         found = self.way(equation, form, operands, scope)
         if found is None:
             return [self._remakable(equation, form, operands, i) for i in range(len(eqn.outvars))]
