@@ -18,7 +18,7 @@ from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.once import remembering
 from shardy_py.backends.local.passes import as_merged, improved
 from shardy_py.backends.local.read_collectives import read_collectives
-from shardy_py.backends.local.table import FORMS, HANDLERS
+from shardy_py.backends.local.table import FORMS, HANDLERS, RUNS_WHOLE
 from shardy_py.backends.local.walk import Place, Reading, Start, Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.backends.region import region
@@ -159,7 +159,7 @@ def partitioned(
         count = len(at_consts)
         return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
 
-    reading = Reading(FORMS, handlers, layouts.mesh)
+    reading = Reading(FORMS, handlers, layouts.mesh, RUNS_WHOLE)
     choice = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
     walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks)
 

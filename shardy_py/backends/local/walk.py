@@ -6,7 +6,7 @@ import contextlib
 import enum
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -72,11 +72,13 @@ class Reading:
         forms: Primitive -> builder of its form.
         handlers: Primitive -> what runs it, for equations that hold jaxprs or speak of shardings.
         mesh: The region's mesh.
+        whole: Primitives that run whole, whatever JAX lowers them by.
     """
 
-    def __init__(self, forms: Builders, handlers: dict[str, Handler], mesh: Mesh) -> None:
+    def __init__(self, forms: Builders, handlers: dict[str, Handler], mesh: Mesh, whole: Container[str] = ()) -> None:
         self.forms = forms
         self.handlers = handlers
+        self._whole = whole
         self._settings = current_settings()
         self._equations: dict[int, Equation] = {}
         self._known: Known = {}
@@ -136,7 +138,7 @@ class Reading:
         """What stands for an equation without a form, such as one of a package's own primitives; None where it has to run whole."""
         key = id(eqn), platform
         if key not in self._bodies:
-            self._bodies[key] = None if eqn.effects else body_of(eqn, platform)
+            self._bodies[key] = None if eqn.effects or eqn.primitive.name in self._whole else body_of(eqn, platform)
         return self._bodies[key]
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
