@@ -177,7 +177,7 @@ def partitioned(
         list(map(spec, at_out)),
     )
     sizes = layouts.mesh.shape
-    traced = _within(traced, lambda body: improved(body, sizes))
+    traced = _within(traced, lambda body: improved(body, sizes, platform))
     whole = _with_consts(traced, len(at_consts), closed.consts)
     return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(walker.findings)))
 

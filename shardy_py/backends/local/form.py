@@ -321,8 +321,8 @@ def before(position: Array, stop: Array) -> Array:
 def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> Array:
     """All blocks of a dimension one behind the other.
 
-    On CPU they are gathered along a dimension of their own in front, and put where they belong afterwards: XLA gathers along the outermost
-    dimension only there, so it would copy each block for that first, and the copy behind the gather is as a rule part of what reads it.
+    On CPU they are gathered along the outermost dimension, and put where they belong afterwards: XLA gathers along that one only there, so
+    it would copy each block for that first, and the copy behind the gather is as a rule part of what reads it.
 
     Args:
         x: This device's block.
@@ -332,7 +332,8 @@ def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> A
     """
     if not dim or is_key(x.dtype) or platform != "cpu":
         return all_gather(x, names, dim, tiled=True)
-    blocks = all_gather(x, names, 0, tiled=False)
+    blocks = all_gather(x, names, 0, tiled=True)
+    blocks = ops.reshape(blocks, (math.prod(axis_sizes(names)), *x.shape))
     blocks = ops.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
     return ops.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
 

@@ -10,6 +10,7 @@ from jax.extend.core import Jaxpr
 from shardy_py.backends.local.carries import without_idle_carries
 from shardy_py.backends.local.combine import combined
 from shardy_py.backends.local.hoist import hoisted, summed_late
+from shardy_py.backends.local.in_place import out_of_place
 from shardy_py.backends.local.tidy import tidied
 from shardy_py.backends.local.transposed_products import transposed_products
 from shardy_py.backends.local.unroll import unrolled
@@ -19,18 +20,22 @@ PACKED = 8
 what reads pieces of a packed one is a kernel of its own, which costs a fifth of the time to compile a transformer."""
 
 
-def improved(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+def improved(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str) -> Jaxpr:
     """The jaxpr of a region with fewer collectives: repeats and dead ones dropped, moved out of loops, small ones packed.
+
+    On CPU, updates are out of place where XLA would run them wrongly in place.
 
     Args:
         jaxpr: The jaxpr of the region.
         sizes: Its axes.
+        platform: What is compiled for.
     """
     tidy = transposed_products(tidied(unrolled(jaxpr, sizes)))
     jaxpr = without_idle_carries(tidy, sizes)
     jaxpr = jaxpr if jaxpr is tidy else tidied(jaxpr)
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
-    return combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)
+    packed = combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)
+    return out_of_place(packed, sizes) if platform == "cpu" else packed
 
 
 def as_merged(jaxpr: Jaxpr, platform: str) -> Jaxpr:

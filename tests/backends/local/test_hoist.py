@@ -195,7 +195,7 @@ def test_effects_of_a_loop_stay(capfd: pytest.CaptureFixture[str]) -> None:
 
         return [lax.scan(body, jnp.zeros((2, 16)), xs)[0]]
 
-    assert check(local, lambda body: improved(body, SIZES), (XS,), (P(None, "x"),)) == ["all_reduce(x) x1"]
+    assert check(local, lambda body: improved(body, SIZES, "cpu"), (XS,), (P(None, "x"),)) == ["all_reduce(x) x1"]
     jax.effects_barrier()
     assert capfd.readouterr().out.count("trip") == 10
 

@@ -1,0 +1,152 @@
+"""Updates that read, elsewhere, the array that they write: in a form that XLA on CPU does not run in place.
+
+XLA computes an update where it writes it, in one loop over the updated window, and lets the result share the memory of the operand. Where
+the update is computed of other elements of the operand, it may not do both. On CPU it does, if the operand is reshaped before the update or
+the result behind it (openxla/xla#49176), and so reads what it has overwritten. Dimensions of one element come and go when arrays are cut,
+and with collectives. A choice between the operand and the update, element by element, is written to other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from shardy_py.backends.local import ops
+from shardy_py.backends.local.elementwise import FORMS as ELEMENTWISE
+from shardy_py.backends.local.form import is_key
+from shardy_py.backends.local.tidy import COLLECTIVES, Atom, Rewritten, everywhere, retraced, rewrite
+
+Array = Any
+Defining = Mapping[Any, JaxprEqn]
+"""Variable -> the equation that makes it."""
+
+
+def out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+    """The jaxpr of a region, in which no update that XLA runs in place reads what it writes.
+
+    What stands around the region may be reshaped. What a loop carries is not, so that an update in a loop is left as it is, unless it is
+    reshaped there: its cost would be that of all of the array on every trip.
+
+    Args:
+        jaxpr: The jaxpr of the region.
+        sizes: Its axes.
+    """
+    return everywhere(jaxpr, lambda body: _out_of_place(body, sizes, False), lambda body: _out_of_place(body, sizes, True))
+
+
+def _out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int], is_region: bool) -> Jaxpr:
+    defining: dict[Any, JaxprEqn] = {}
+    reshaped = {v for eqn in jaxpr.eqns if _reshapes(eqn) for v in eqn.invars if not isinstance(v, Literal)}
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        defining.update((v, eqn) for v in eqn.outvars)
+        if eqn.primitive.name != "dynamic_update_slice":
+            return None
+        operand: Any = eqn.invars[0]
+        source = None if isinstance(operand, Literal) else defining.get(operand)
+        if not (is_region or (source is not None and _reshapes(source)) or eqn.outvars[0] in reshaped):
+            return None
+        if isinstance(operand, Literal) or is_key(operand.aval.dtype) or not _reads_elsewhere(eqn, defining):
+            return None
+        return retraced(_selected, eqn, sizes)
+
+    return rewrite(jaxpr, replace)
+
+
+def _selected(x: Array, update: Array, *starts: Array) -> list[Array]:
+    """An update as a choice between the operand and the update, element by element."""
+    inside = ops.dynamic_update_slice(ops.full(x.shape, False, np.dtype(bool)), ops.full(update.shape, True, np.dtype(bool)), starts)
+    return [ops.select(inside, ops.dynamic_update_slice(ops.full(x.shape, 0, x.dtype), update, starts), x)]
+
+
+def _reads_elsewhere(eqn: JaxprEqn, defining: Defining) -> bool:
+    """Whether the update of a window is computed, in one loop with it, of other elements of the operand than those that it replaces."""
+    operand, update, *_ = list[Any](eqn.invars)
+    buffer = _buffer(operand, defining)
+    seen: set[tuple[Any, bool]] = set()
+    left: list[tuple[Any, bool]] = [(update, True)]  # with whether its elements are those of the window, one by one
+    while left:
+        v, aligned = left.pop()
+        if isinstance(v, Literal) or (v, aligned) in seen:
+            continue
+        seen.add((v, aligned))
+        if _buffer(v, defining) is buffer:
+            if aligned and update.aval.shape == operand.aval.shape:
+                continue
+            return True
+        source = defining.get(v)
+        if source is None or source.primitive.name in _STORED:
+            continue
+        if source.primitive.name in ("slice", "dynamic_slice") and _buffer(source.invars[0], defining) is buffer:
+            if aligned and _is_window(source, eqn):
+                continue
+            return True
+        left += [(before, aligned and _is_aligned(source, before)) for before in source.invars]
+    return False
+
+
+def _is_aligned(eqn: JaxprEqn, operand: Atom) -> bool:
+    """Whether elements of a result are computed of the elements of an operand in the same places, dimensions of one element aside."""
+    if eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in _VIEWS - {"transpose"}:
+        return False
+    out: Any = eqn.outvars[0].aval
+    return [n for n in operand.aval.shape if n != 1] == [n for n in out.shape if n != 1]
+
+
+def _is_window(read: JaxprEqn, write: JaxprEqn) -> bool:
+    """Whether a slice reads no element of the operand of an update before it is written, if both go through theirs in the same order.
+
+    That is so where both begin at the same place along every dimension in which they have several elements.
+    """
+    source, operand, update = [list[Any](e.invars)[i].aval.shape for e, i in ((read, 0), (write, 0), (write, 1))]
+    out: Any = read.outvars[0].aval
+    if source != operand or out.shape != update or any(n != 1 for n in read.params.get("strides") or ()):
+        return False
+    begins = list(read.params["start_indices"]) if read.primitive.name == "slice" else list(read.invars[1:])
+    pairs = zip(begins, write.invars[2:], update, strict=True)
+    return all(n == 1 or _number(begin) == _number(start) for begin, start, n in pairs)
+
+
+def _number(start: Any) -> Any:
+    """A start that is a number, or the variable that it is."""
+    return int(start.val) if isinstance(start, Literal) else start
+
+
+def _buffer(v: Atom, defining: Defining) -> Atom:
+    """What a value is a view of."""
+    for eqn in _views(v, defining):
+        v = eqn.invars[0]
+    return v
+
+
+def _views(v: Atom, defining: Defining) -> Iterator[JaxprEqn]:
+    while not isinstance(v, Literal):
+        eqn = defining.get(v)
+        if eqn is None or not _is_view(eqn) or len(eqn.outvars) > 1:
+            return
+        yield eqn
+        v = eqn.invars[0]
+
+
+def _is_view(eqn: JaxprEqn) -> bool:
+    before, after = [list[Any](vs)[0].aval if vs else None for vs in (eqn.invars, eqn.outvars)]
+    return eqn.primitive.name in _VIEWS and before.size == after.size
+
+
+def _reshapes(eqn: JaxprEqn) -> bool:
+    """Whether an equation reshapes an array, or may when it is lowered."""
+    return eqn.primitive.name in COLLECTIVES or _is_view(eqn)
+
+
+_VIEWS = frozenset(
+    {"broadcast_in_dim", "copy", "copy_p", "expand_dims", "optimization_barrier", "reshape", "reshard", "squeeze", "transpose"}
+)
+"""Primitives that may hand on the memory of their operand."""
+
+_STORED = frozenset(
+    {*COLLECTIVES, "cond", "conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scan", "sort", "top_k", "while"}
+)
+"""Primitives whose results stand in memory of their own."""
