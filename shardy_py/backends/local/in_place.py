@@ -8,7 +8,7 @@ and with collectives. A choice between the operand and the update, element by el
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -117,23 +117,16 @@ def _number(start: Any) -> Any:
 
 def _buffer(v: Atom, defining: Defining) -> Atom:
     """What a value is a view of."""
-    for eqn in _views(v, defining):
-        v = eqn.invars[0]
+    while not isinstance(v, Literal) and v in defining and _is_view(defining[v]):
+        v = defining[v].invars[0]
     return v
 
 
-def _views(v: Atom, defining: Defining) -> Iterator[JaxprEqn]:
-    while not isinstance(v, Literal):
-        eqn = defining.get(v)
-        if eqn is None or not _is_view(eqn) or len(eqn.outvars) > 1:
-            return
-        yield eqn
-        v = eqn.invars[0]
-
-
 def _is_view(eqn: JaxprEqn) -> bool:
-    before, after = [list[Any](vs)[0].aval if vs else None for vs in (eqn.invars, eqn.outvars)]
-    return eqn.primitive.name in _VIEWS and before.size == after.size
+    if eqn.primitive.name not in _VIEWS or len(eqn.outvars) != 1:
+        return False
+    before, after = list[Any](eqn.invars)[0].aval, list[Any](eqn.outvars)[0].aval
+    return before.size == after.size
 
 
 def _reshapes(eqn: JaxprEqn) -> bool:
