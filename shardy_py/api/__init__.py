@@ -20,6 +20,7 @@ from shardy_py.api.auto import Decoration
 from shardy_py.api.auto import Traced as Traced
 from shardy_py.api.custom_rules import sharding_rule as sharding_rule
 from shardy_py.api.errors import ArgumentTypeError, NotAvailableError, SpecError
+from shardy_py.api.lowering import LOWERINGS
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options as Options
@@ -68,7 +69,8 @@ def auto_shard(
         planner: None; searching for annotations is not available yet.
         lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA's partitioner places the collectives. `"shard_map"`: one
             `jax.shard_map` region of local arrays with the collectives of `plan.collectives`; nothing is left to XLA's partitioner.
-            Either can be differentiated, mapped and called inside of other transformations.
+            `"auto"`: `"shard_map"` where every op of size can run on local arrays, else `"jit"`, and a finding says why; `plan.lowering`
+            is what was chosen. Either can be differentiated, mapped and called inside of other transformations.
         static_argnums: As in `jax.jit`.
         static_argnames: As in `jax.jit`.
         donate_argnums: As in `jax.jit`.
@@ -137,10 +139,10 @@ def _check(fun: object, options: object, planner: object, lowering: object) -> N
             why="this version propagates the annotations it is given and does not search for others",
             fix="leave planner out",
         )
-    if lowering not in ("jit", "shard_map"):
+    if lowering not in LOWERINGS:
         raise SpecError(
             f"lowering is {lowering!r}",
             where="auto_shard(lowering=...)",
-            why="there are two ways of running a plan",
-            fix='use lowering="jit" or lowering="shard_map"',
+            why="there are two ways of running a plan, and the choice between them",
+            fix='use lowering="auto", lowering="jit" or lowering="shard_map"',
         )

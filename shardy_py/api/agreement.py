@@ -74,7 +74,7 @@ def statement(planned: Planned, devices: Sequence[Any]) -> str:
     lines = [
         f"function {request.name}",
         f"jax {jax.__version__}, jaxlib {jaxlib.__version__}",
-        f"lowering {request.settings.lowering}",
+        f"lowering {plan.lowering}",
         f"mesh {request.view.describe()}",
         f"devices {ids}",
         f"settings {configuration()}",

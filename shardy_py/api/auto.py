@@ -74,8 +74,8 @@ class Traced:
         return make_entry(self._planned, abstract=platforms is not None).lower(platforms)
 
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
-        """What every device does with its shards, under `lowering="shard_map"`; None where devices exchange data, or have effects."""
-        made = self._planned.partitioning
+        """What every device does with its shards, where the plan runs as a region; None where devices exchange data, or have effects."""
+        made = self._planned.region
         return None if made is None else per_device(made.made(self.plan()))
 
 

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from shardy_py.api.meshes import MeshView
+from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import Layout
@@ -16,7 +17,7 @@ from shardy_py.backends.shard_map import fits_inside
 
 
 def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs the function; under `lowering="shard_map"` in a region over the axes that are left, where the plan uses only those.
+    """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those.
 
     Args:
         settings: Those of the function.
@@ -27,7 +28,7 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
     """
     context = jax.sharding.get_abstract_mesh()
     sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
-    if settings.lowering != "shard_map" or not sizes or dict(context.shape) != view.sizes:
+    if settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
         return settings.fun(*args, **kwargs)
     slots = layout.slots(args, kwargs)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
@@ -36,6 +37,8 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
     inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
     if not fits_inside(planned.imported, context, inputs, outputs):
         return settings.fun(*args, **kwargs)
-    assert planned.partitioning is not None
-    results = planned.partitioning.calling(plan, None, context)(*jax.tree.leaves(layout.dynamic_arguments(slots)))
+    partitioning = Partitioning(planned.imported, planned.traced, context)
+    if not partitioning.is_run(plan):
+        return settings.fun(*args, **kwargs)
+    results = partitioning.calling(plan, None)(*jax.tree.leaves(layout.dynamic_arguments(slots)))
     return jax.tree.unflatten(planned.traced.out_tree, results)

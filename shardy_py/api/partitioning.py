@@ -1,4 +1,4 @@
-"""What runs under `lowering="shard_map"`: the region of a plan, and those of the programs that transformations make of the planned one."""
+"""What runs unless under `lowering="jit"`: the region of a plan, and those of the programs that transformations make of the planned one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
+from shardy_py.api.lowering import obstacle
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.options import Options
 from shardy_py.api.propagating import decided, propagated
 from shardy_py.api.tracing import TracedCall
+from shardy_py.backends.jit import pinned
 from shardy_py.backends.partitioned_call import Shardings, partitioned_call
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
 from shardy_py.dialect import Mesh as PlannedMesh
@@ -36,19 +38,44 @@ class Partitioning:
     Args:
         imported: The program after propagation.
         traced: What was planned.
+        context: The mesh of the `shard_map` around it, if there is one.
     """
 
-    def __init__(self, imported: Imported, traced: TracedCall) -> None:
+    def __init__(self, imported: Imported, traced: TracedCall, context: AbstractMesh | None = None) -> None:
         self.imported = imported
         self.traced = traced
+        self.context = context
         self._made: Partitioned | None = None
+        self._choice: tuple[Finding | None] | None = None
 
-    def made(self, plan: Plan, context: AbstractMesh | None = None) -> Partitioned:
+    @property
+    def may_be_left(self) -> bool:
+        """Whether XLA's partitioner may run the plan instead."""
+        return self.traced.request.settings.lowering == "auto"
+
+    def obstacle(self, plan: Plan) -> Finding | None:
+        """Why XLA's partitioner runs the plan; None where the region does. Decided once.
+
+        Args:
+            plan: The plan of it.
+        """
+        if self._choice is None:
+            self._choice = (obstacle(functools.partial(self.made, plan)) if self.may_be_left else None,)
+        return self._choice[0]
+
+    def is_run(self, plan: Plan) -> bool:
+        """Whether the region runs.
+
+        Args:
+            plan: The plan of it.
+        """
+        return self.obstacle(plan) is None
+
+    def made(self, plan: Plan) -> Partitioned:
         """The traced jaxpr as one region of local arrays.
 
         Args:
             plan: The plan of it.
-            context: The mesh of the `shard_map` around it, if there is one.
         """
         if self._made is None:
             request = self.traced.request
@@ -56,7 +83,7 @@ class Partitioning:
             ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
                 platform, (_, used) = options.platform_of(view.given), self.needed
-                self._made = partitioned(self.closed, self.imported, view.twin, ins, outs, platform, view.given, context, used)
+                self._made = partitioned(self.closed, self.imported, view.twin, ins, outs, platform, view.given, self.context, used)
         return self._made
 
     @functools.cached_property
@@ -79,12 +106,13 @@ class Partitioning:
         return self.made(plan).collectives
 
     def findings(self, plan: Plan) -> tuple[Finding, ...]:
-        """What runs whole in the region.
+        """What runs whole in the region, or why the region does not run.
 
         Args:
             plan: The plan of it.
         """
-        return self.made(plan).findings
+        why = self.obstacle(plan)
+        return self.made(plan).findings if why is None else (why,)
 
     def local_program(self, plan: Plan) -> Program:
         """The region as a program: a manual computation over arrays as they are on one device.
@@ -96,13 +124,12 @@ class Partitioning:
         mesh = PlannedMesh(tuple((name, made.mesh.shape[name]) for name in made.mesh.axis_names))
         return from_jaxpr(made.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
 
-    def calling(self, plan: Plan, mesh: Mesh | None, context: AbstractMesh | None = None) -> Run:
+    def calling(self, plan: Plan, mesh: Mesh | None) -> Run:
         """A function from leaves to leaves that runs the region, and can be transformed as the traced one.
 
         Args:
             plan: The plan of it.
             mesh: The devices; None where the mesh is abstract, or they are known from around the call.
-            context: The mesh of the `shard_map` around the call, if there is one.
         """
         request, consts = self.traced.request, self.closed.consts
         # Without what nothing uses, as jax.jit would leave it out later: that would be another program, to be planned once more.
@@ -114,7 +141,7 @@ class Partitioning:
         # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
         light = not any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts)
         find = (lambda: planned) if light else _Weakly(planned)
-        partition = Partitions(request.view, request.settings.options, mesh, find, context)
+        partition = Partitions(request.view, request.settings.options, mesh, find, self.may_be_left, self.context)
 
         def run(*leaves: Any) -> list[Any]:
             operands = [x for x, u in zip((*consts, *leaves), planned.used, strict=True) if u]
@@ -147,9 +174,9 @@ class _Planned:
     ins: Shardings
     outs: Shardings
 
-    def region(self, context: AbstractMesh | None) -> ClosedJaxpr:
+    def region(self) -> ClosedJaxpr:
         """The region, whose inputs are those of the call."""
-        return self.partitioning.made(self.plan, context).as_call(self.used)
+        return self.partitioning.made(self.plan).as_call(self.used)
 
 
 class _Weakly:
@@ -182,6 +209,7 @@ class Partitions:
         options: How to propagate.
         devices: The devices of the mesh.
         first: Gives the call that is planned already, while there is such a one.
+        may_be_left: Whether XLA's partitioner gets programs that something stands against partitioning.
         context: The mesh of the `shard_map` around the call, if there is one.
     """
 
@@ -189,6 +217,7 @@ class Partitions:
     options: Options
     devices: Mesh | None
     first: Callable[[], _Planned | None]
+    may_be_left: bool = False
     context: AbstractMesh | None = None
     _derived: dict[Any, _Derived] = field(default_factory=dict)
 
@@ -201,7 +230,7 @@ class Partitions:
     def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
         """A jaxpr from global arrays to global arrays, one region."""
         first = self._is_first(jaxpr, in_shardings, out_shardings)
-        return self._region(jaxpr, in_shardings, out_shardings) if first is None else first.region(self.context)
+        return self._region(jaxpr, in_shardings, out_shardings) if first is None else first.region()
 
     def _is_first(self, jaxpr: ClosedJaxpr, ins: Shardings, outs: Shardings) -> _Planned | None:
         first = self.first()
@@ -216,7 +245,16 @@ class Partitions:
             return jaxpr
         closed = ClosedJaxpr(imported.scope.jaxpr, jaxpr.consts)
         view, platform = self.view, self.options.platform_of(self.view.given)
-        return partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context).jaxpr
+
+        @functools.cache
+        def region() -> Partitioned:
+            return partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context)
+
+        if not self.may_be_left or obstacle(region) is None:
+            return region().jaxpr
+        if self.context is not None:
+            return jaxpr
+        return pinned(jaxpr, imported, view.twin, lambda copy: propagated(copy, view, self.options, ins, outs), platform).jaxpr
 
     def _plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> _Derived:
         key = (jaxpr, in_shardings, out_shardings)

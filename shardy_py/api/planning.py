@@ -90,13 +90,18 @@ class Planned:
         plan: The plan.
         imported: Its program.
         traced: What was planned.
-        partitioning: Makes its region, under `lowering="shard_map"`.
+        partitioning: Makes its region; None under `lowering="jit"`.
     """
 
     plan: Plan
     imported: Imported
     traced: TracedCall
     partitioning: Partitioning | None = None
+
+    @property
+    def region(self) -> Partitioning | None:
+        """Makes the region, where that is what runs."""
+        return None if self.plan.source is None else self.partitioning
 
 
 def result_leaves(traced: TracedCall) -> list[Leaf]:
@@ -143,7 +148,7 @@ def make_plan(traced: TracedCall) -> Planned:
             count = len(request.names)
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
             trees = NamedTrees(request.view.given, outlines[:count], outlines[count:], traced.result.outline)
-            source = Partitioning(imported, traced) if request.settings.lowering == "shard_map" else None
+            source = None if request.settings.lowering == "jit" else Partitioning(imported, traced)
             described = (inputs, outputs, findings, imported.program, log or (), timings, trees, donated, source)
             options = request.settings.options
             how = Propagated(options.strategy, options.conservative, options.op_priority, options.provenance)

@@ -113,8 +113,8 @@ class Entry:
         """What runs."""
         if self._pinned is not None:
             return self._pinned
-        assert self.planned.partitioning is not None
-        return Pinned(self.planned.partitioning.made(self.plan).jaxpr, 0, True)
+        assert self.planned.region is not None
+        return Pinned(self.planned.region.made(self.plan).jaxpr, 0, True)
 
     def __call__(self, slots: Sequence[Any]) -> Any:
         """Runs a call.
@@ -188,7 +188,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
     _warn_of_refused(plan.donation, request.location)
 
-    pins, replay = _pinned(planned) if planned.partitioning is None else (None, _partitioned(planned, planned.partitioning, mesh))
+    pins, replay = _pinned(planned) if planned.region is None else (None, _partitioned(planned, planned.region, mesh))
     named = NamedShardings(mesh)
     types, statics = request.key[2], request.key[4]
     in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)

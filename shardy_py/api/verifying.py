@@ -242,6 +242,7 @@ def planned_run(planned: Planned) -> Run:
         types = tuple((s.shape, s.dtype, False) for s in structs)
         part = replace(
             request,
+            settings=replace(request.settings, lowering=plan.lowering),
             layout=layout,
             slots=tuple(map(Leaves.of, structs)),
             in_tree=in_tree,
@@ -253,8 +254,8 @@ def planned_run(planned: Planned) -> Run:
         )
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
         call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results))
-        partitioning = None if planned.partitioning is None else Partitioning(imported, call)
-        made = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), source=partitioning), imported, call, partitioning)
+        partitioning = None if plan.source is None else Partitioning(imported, call)
+        made = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning)
         entry = make_entry(made)
         return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape)) for v in inputs]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import printable
@@ -55,12 +55,16 @@ class ShardingTrees(Protocol):
 class CollectiveSource(Protocol):
     """Partitions a plan that is run by explicit collectives, when it is first asked for what came of that."""
 
+    def is_run(self, plan: Plan) -> bool:
+        """Whether the partitioned program runs; under `lowering="auto"` XLA's partitioner may be left with the plan."""
+        ...
+
     def collectives(self, plan: Plan) -> tuple[Collective, ...]:
         """In the order in which they run."""
         ...
 
     def findings(self, plan: Plan) -> tuple[Finding, ...]:
-        """What could not be partitioned."""
+        """What could not be partitioned, or why the partitioned program is not run."""
         ...
 
     def local_program(self, plan: Plan) -> Program:
@@ -82,6 +86,7 @@ class Plan(Views, Costs, Stored):
         program: The program after all passes.
         log: The steps of the propagation.
         donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
+        partitioner: What may run the plan by explicit collectives; None under `lowering="jit"`.
         propagation: How its shardings were propagated.
     """
 
@@ -95,8 +100,18 @@ class Plan(Views, Costs, Stored):
     timings: Timings = field(default_factory=Timings)
     trees: ShardingTrees | None = None
     donation: tuple[Donated, ...] = ()
-    source: CollectiveSource | None = None
+    partitioner: CollectiveSource | None = None
     propagation: Propagated = field(default_factory=Propagated)
+
+    @functools.cached_property
+    def source(self) -> CollectiveSource | None:
+        """What runs the plan by explicit collectives; None where XLA's partitioner runs it. Under `lowering="auto"` decided here."""
+        return self.partitioner if self.partitioner is not None and self.partitioner.is_run(self) else None
+
+    @property
+    def lowering(self) -> Literal["jit", "shard_map"]:
+        """How a call runs the plan."""
+        return "jit" if self.source is None else "shard_map"
 
     @property
     def input_shardings(self) -> Any:
@@ -140,11 +155,11 @@ class Plan(Views, Costs, Stored):
     def findings(self) -> tuple[Finding, ...]:
         """What deserves a look, in the order of severity and bytes; `plan/checks/table.py` lists the kinds.
 
-        The plan is checked when they are first asked for, and under `lowering="shard_map"` partitioned.
+        The plan is checked when they are first asked for, and unless under `lowering="jit"` partitioned.
         """
         from shardy_py.plan.checks.table import all_findings
 
-        return all_findings(self, self.noted if self.source is None else (*self.noted, *self.source.findings(self)))
+        return all_findings(self, self.noted if self.partitioner is None else (*self.noted, *self.partitioner.findings(self)))
 
     @functools.cached_property
     def _names(self) -> dict[Value, str]:

@@ -48,6 +48,7 @@ KINDS = (
     Kind("unmatched-rule", "note", "an argument of rank 2 or more that no rule by name matches"),
     Kind("refused-donation", "warning", "a donated array that no output reuses, and why"),
     Kind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
+    Kind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),
     Kind("whole-callback", "note", 'under `lowering="shard_map"`, a callback that is given whole arrays'),
     Kind("indivisible", "warning, note", "axes that do not divide a dimension: cut off, or padded for", indivisible),
     Kind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),

@@ -60,6 +60,10 @@ class StoredPartition:
         """What could not be partitioned."""
         return self.noted
 
+    def is_run(self, plan: Plan) -> bool:
+        """Yes: a plan that is left to XLA's partitioner is stored without it."""
+        return True
+
     def local_program(self, plan: Plan) -> Program:
         """The region that runs on every device."""
         return self.program
@@ -69,7 +73,7 @@ def write_plan(plan: Plan) -> str:
     """A plan as JSON text; equal plans are equal texts in every process.
 
     Args:
-        plan: The plan. Under `lowering="shard_map"` it is partitioned if it has not been.
+        plan: The plan. Unless under `lowering="jit"` it is partitioned if it has not been.
     """
     with no_collection():
         return _written(plan)
@@ -87,13 +91,19 @@ def _written(plan: Plan) -> str:
         "log": write_log(plan.log, plan.program, tables, section.numbers),
         "inputs": entries.write_entries(PlannedValue, plan.inputs, tables),
         "outputs": entries.write_entries(PlannedValue, plan.outputs, tables),
-        "noted": entries.write_entries(Finding, plan.noted, tables),
+        "noted": entries.write_entries(Finding, _noted(plan), tables),
         "donation": entries.write_entries(Donated, plan.donation, tables),
         "partitioned": None if plan.source is None else _partitioned(plan, plan.source, tables),
         "trees": None if plan.trees is None else plan.trees.structure(plan).to_data(),
         "propagation": asdict(plan.propagation),
     }
     return "".join(_lines({**parts, **section.data()}))
+
+
+def _noted(plan: Plan) -> tuple[Finding, ...]:
+    """What planning found, and why XLA's partitioner runs the plan if `lowering="auto"` left it with that."""
+    left_to_xla = plan.partitioner is not None and plan.source is None
+    return (*plan.noted, *plan.partitioner.findings(plan)) if left_to_xla and plan.partitioner is not None else plan.noted
 
 
 def _partitioned(plan: Plan, source: CollectiveSource, tables: Writer) -> dict[str, Any]:
@@ -194,7 +204,7 @@ def _read(data: dict[str, Any]) -> Plan:
         log=log,
         trees=trees,
         donation=donation,
-        source=source,
+        partitioner=source,
         propagation=_read_propagation(data["propagation"]),
     )
 

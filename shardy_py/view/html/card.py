@@ -39,8 +39,8 @@ def card(plan: Plan) -> str:
         plan: A plan.
     """
     known = plan.__dict__
-    partitioned = plan.source is None or "collectives" in known
-    findings = plan.findings if plan.source is None or "findings" in known else plan.noted
+    partitioned = plan.partitioner is None or "collectives" in known
+    findings = plan.findings if plan.partitioner is None or "findings" in known else plan.noted
     axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     figures = [f"inputs {format_bytes(_bytes(plan, plan.inputs))}", f"outputs {format_bytes(_bytes(plan, plan.outputs))} per device"]
     if partitioned:
@@ -52,7 +52,7 @@ def card(plan: Plan) -> str:
         _values("inputs", plan, plan.inputs),
         _values("outputs", plan, plan.outputs),
     ]
-    if plan.source is None or "reshards" in known:
+    if plan.partitioner is None or "reshards" in known:
         parts.append(_moves(plan.reshards))
     if findings:
         ordered = sorted(findings, key=lambda f: _GRAVITY[f.severity])

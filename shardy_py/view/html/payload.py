@@ -54,7 +54,7 @@ class _Reader:
         findings = [self._finding(f) for f in plan.findings]
         data = {
             "name": plan.name,
-            "lowering": "jit" if plan.source is None else "shard_map",
+            "lowering": plan.lowering,
             "values": values,
             "links": links(plan, tables, self._number),
             "unlisted": self.unlisted,

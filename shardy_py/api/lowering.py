@@ -1,0 +1,43 @@
+"""The choice behind `lowering="auto"`: a plan runs as one region of local arrays unless something stands against that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardy_py.backends.shard_map import Partitioned
+from shardy_py.errors import ShardyError
+from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.findings import Finding
+
+LOWERINGS = ("auto", "jit", "shard_map")
+
+KIND = "jit-lowering"
+
+
+def obstacle(partition: Callable[[], Partitioned]) -> Finding | None:
+    """Why XLA's partitioner gets a program under `lowering="auto"`; None where its region runs.
+
+    The choice depends on the program, the mesh and the platform only, so it is the same in every process.
+
+    Args:
+        partition: Makes the region.
+    """
+    try:
+        region = partition()
+    except (ShardyError, NotImplementedError) as error:
+        return Finding(KIND, f"lowering='jit' runs the plan: {_first_line(error)}", severity="info")
+    except Exception as error:  # XLA's partitioner can run what ours fails on; the user is told, and no program ends for it.
+        message = f"lowering='jit' runs the plan, for its partitioning failed: {type(error).__name__}: {_first_line(error)}"
+        return Finding(KIND, message, fix="report it; lowering='shard_map' shows the traceback")
+    # A warning is about an op without local form; a note about one that has one, but cannot use it along the dimension that is cut.
+    whole = [f for f in region.findings if f.kind == "runs-whole" and f.severity == "warning" and f.bytes >= NOTABLE]
+    if not whole:
+        return None
+    largest = max(whole, key=lambda finding: finding.bytes)
+    more = f"; {len(whole) - 1} more like it" if len(whole) > 1 else ""
+    message = f"lowering='jit' runs the plan: as a region, {largest.message}{more}"
+    return Finding(KIND, message, largest.path, largest.location, "info", largest.bytes, largest.fix)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
