@@ -12,8 +12,10 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from tests import comparing
 from tests.random_programs import load, program_of_seed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -59,11 +61,10 @@ def without_shardings(text: str) -> str:
 
 
 def _lowers(text: str) -> bool:
-    import jax
 
     try:
         loaded = load(without_shardings(text))
-        jax.jit(loaded.program).lower(*loaded.arguments)
+        _called(loaded.program, loaded.outside).lower(*loaded.arguments)
     except (OverflowError, TypeError, ValueError):
         return False
     return True
@@ -81,7 +82,7 @@ def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
 
     loaded = load(text)
     arguments = [_values(a.shape, a.dtype, i) for i, a in enumerate(loaded.arguments)]
-    whole = jax.jit(load(without_shardings(text)).program).lower(*arguments).compile(compiler_options=QUICK)
+    whole = _called(load(without_shardings(text)).program, loaded.outside).lower(*arguments).compile(compiler_options=QUICK)
     run = lambda args: [np.asarray(x) for x in jax.tree.leaves(whole(*args))]  # noqa: E731
     wanted = run(arguments)
     nearby = [run([_changed(x, i) for x in arguments]) for i in range(3)]
@@ -89,12 +90,22 @@ def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
         sharded = shardy_py.auto_shard(
             loaded.program, mesh=loaded.mesh, in_shardings=loaded.in_shardings, out_shardings=loaded.out_shardings, lowering=lowering
         )
-        got = jax.tree.leaves(sharded.lower(*arguments).compile(compiler_options=QUICK)(*arguments))
+        called = sharded if loaded.outside is None else _called(sharded, loaded.outside)
+        got = jax.tree.leaves(called.lower(*arguments).compile(compiler_options=QUICK)(*arguments))
         for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
-            found = _compared(np.asarray(g), w, [n[i] for n in nearby])
-            if found:
-                return f"{lowering}, result {i}: {found}"
+            text = comparing.difference(np.asarray(g), w, [n[i] for n in nearby])
+            if text:
+                return f"{lowering}, result {i}: {text}"
     return ""
+
+
+def _called(program: Callable[..., Any], outside: tuple[int, ...] | None) -> Any:
+    """A program as one function for `jax.jit`, with its gradient from outside where that is wanted."""
+    import jax
+
+    if outside is None:
+        return jax.jit(program)
+    return jax.jit(jax.value_and_grad(lambda *args: program(*args)[0].astype("float32"), outside))
 
 
 def _values(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
@@ -113,29 +124,6 @@ def _changed(x: Any, seed: int) -> Any:
         return x
     step = 1e-2 if x.dtype.itemsize < 4 else 2e-6
     return (x * (1 + step * np.random.default_rng(seed).standard_normal(x.shape))).astype(x.dtype)
-
-
-def _compared(got: Any, wanted: Any, nearby: list[Any]) -> str:
-    import numpy as np
-
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return f"{got.dtype}{got.shape}, not {wanted.dtype}{wanted.shape}"
-    if wanted.dtype.kind not in "fV":
-        steady = all(np.array_equal(n, wanted) for n in nearby)
-        return "" if not steady or np.array_equal(got, wanted) else f"{(got != wanted).sum()} of {got.size} are others"
-    small = wanted.dtype.itemsize < 4
-    g, w, *others = (np.asarray(x, np.float64) for x in (got, wanted, *nearby))
-    with np.errstate(all="ignore"):
-        finite = np.isfinite(w)
-        scale = np.max(np.abs(np.where(finite, w, 0)), initial=1e-2)
-        noise = max(np.max(np.abs(np.where(np.isfinite(n) & finite, n - w, 0)), initial=0.0) for n in others)
-        unsteady = np.any([np.isfinite(n) != finite for n in others], axis=0)
-        rounding = (2e-2 if small else 1e-4) * (np.abs(w) + scale)
-        fine = (np.abs(g - w) <= rounding + 30 * noise) | (g == w) | (np.isnan(g) & np.isnan(w)) | unsteady
-    if fine.all():
-        return ""
-    at = np.unravel_index(np.argmin(fine), fine.shape)
-    return f"{(~fine).sum()} of {fine.size} are wrong, at {tuple(map(int, at))} {g[at]} for {w[at]}"
 
 
 @functools.cache

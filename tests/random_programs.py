@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import hypothesis.strategies as st
 
 from tests import random_statements
+from tests.random_parts import Skip
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -37,10 +38,6 @@ U = P.UNCONSTRAINED
 def constrain(x, spec):
     return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 """
-
-
-class Skip(Exception):
-    """A statement finds nothing to work on."""
 
 
 class Source(Protocol):
@@ -277,26 +274,37 @@ def write_program(source: Source) -> str:
             rank = (2, 3, 1, 2, 4, 2, 3, 0)[choose.integer(0, 7)] if i else (2, 3, 1, 4)[choose.integer(0, 3)]
             arguments.append(Value(f"a{i}", tuple(choose.one_of(sizes) for _ in range(rank))))
     lines: list[str] = []
-    differentiated = [v for v in arguments if v.dtype == "float32"]
     gradient = choose.chance(25)
     writer = Writer(choose, arguments, lines, mesh, sizes, [0], smooth=gradient)
     writer.statements(choose.integer(1, 12))
+    if choose.chance(10):
+        arguments.append(Value("unused", tuple(choose.one_of(sizes) for _ in range(choose.integer(0, 2)))))
     parameters = ", ".join(v.name for v in arguments)
+    outside = "None"
     if gradient:
         parts = writer.some(choose.integer(1, 3))
         loss = " + ".join(f"jnp.{choose.one_of(('sum', 'mean', 'max'))}({v.name})" for v in parts)
-        shapes = [(), *(v.shape for v in differentiated)]
         numbers = tuple(i for i, v in enumerate(arguments) if v.dtype == "float32")
-        body = [
-            *(f"def loss({parameters}):", *lines, f"    return {loss}", "", ""),
-            f"def program({parameters}):",
-            f"    value, gradients = jax.value_and_grad(loss, argnums={numbers})({parameters})",
-            "    return value, *gradients",
-        ]
+        body = [f"def loss({parameters}):", *lines, f"    return {loss}"]
+        if choose.chance(40):
+            shapes, outside = [()], str(numbers)
+            body += ["", "", f"def program({parameters}):", f"    return loss({parameters}),"]
+        else:
+            shapes = [(), *(arguments[i].shape for i in numbers)]
+            body += [
+                *("", "", f"def program({parameters}):"),
+                f"    value, gradients = jax.value_and_grad(loss, argnums={numbers})({parameters})",
+                "    return value, *gradients",
+            ]
     else:
         results = writer.some(choose.integer(1, 4))
-        shapes = [v.shape for v in results]
-        body = [f"def program({parameters}):", *lines, f"    return {', '.join(v.name for v in results)},"]
+        texts, shapes = [v.name for v in results], [v.shape for v in results]
+        if choose.chance(10):  # a number, or an argument as it came
+            text, shape = choose.one_of((("3.0", ()), (arguments[0].name, arguments[0].shape)))
+            at = choose.integer(0, len(texts))
+            texts.insert(at, text)
+            shapes.insert(at, shape)
+        body = [f"def program({parameters}):", *lines, f"    return {', '.join(texts)},"]
     ins = [spec_text(choose, v.shape, mesh) if choose.chance(55) else "None" for v in arguments]
     outs = [spec_text(choose, s, mesh) if choose.chance(20) else "None" for s in shapes]
     return "\n".join(
@@ -311,19 +319,30 @@ def write_program(source: Source) -> str:
             f"arguments = ({' '.join(f'jax.ShapeDtypeStruct({v.shape}, {v.dtype!r}),' for v in arguments)})",
             f"in_shardings = ({' '.join(text + ',' for text in ins)})",
             f"out_shardings = ({' '.join(text + ',' for text in outs)})",
+            f"outside = {outside}",
             "",
         ]
     )
 
 
 class Loaded(NamedTuple):
-    """A program that has been run as Python."""
+    """A program that has been run as Python.
+
+    Attributes:
+        program: The function.
+        mesh: Where it runs.
+        arguments: Types.
+        in_shardings: Of the arguments.
+        out_shardings: Of the results.
+        outside: Arguments by which its first result is to be differentiated from outside; None where it is called as it is.
+    """
 
     program: Callable[..., Any]
     mesh: Any
     arguments: tuple[Any, ...]
     in_shardings: tuple[Any, ...]
     out_shardings: tuple[Any, ...]
+    outside: tuple[int, ...] | None
 
 
 def load(text: str) -> Loaded:
@@ -336,7 +355,7 @@ def load(text: str) -> Loaded:
     ins, outs = (
         tuple(None if spec is None else NamedSharding(mesh, spec) for spec in names[which]) for which in ("in_shardings", "out_shardings")
     )
-    return Loaded(names["program"], mesh, names["arguments"], ins, outs)
+    return Loaded(names["program"], mesh, names["arguments"], ins, outs, names["outside"])
 
 
 @dataclasses.dataclass

@@ -9,26 +9,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.random_moves import MOVES
+from tests.random_parts import dimension, skip, with_size, without
+
 if TYPE_CHECKING:
-    from tests.random_programs import Value, Writer
-
-
-def _skip() -> None:
-    from tests.random_programs import Skip
-
-    raise Skip
-
-
-def _dim(w: Writer, v: Value) -> int:
-    return w.choose.integer(0, v.rank - 1)
-
-
-def _without(shape: tuple[int, ...], *dims: int) -> tuple[int, ...]:
-    return tuple(n for d, n in enumerate(shape) if d not in dims)
-
-
-def _with(shape: tuple[int, ...], d: int, size: int) -> tuple[int, ...]:
-    return (*shape[:d], size, *shape[d + 1 :])
+    from tests.random_programs import Writer
 
 
 UNARY = (
@@ -104,10 +89,10 @@ def dot_general(w: Writer) -> None:
         if kind < 2:
             (contracting, batch)[kind].append((i, j))
     if not contracting and not batch:
-        _skip()
+        skip()
     numbers = tuple((tuple(i for i, _ in kind), tuple(j for _, j in kind)) for kind in (contracting, batch))
     shape = [x.shape[i] for i, _ in batch]
-    shape += _without(x.shape, *(i for i, _ in contracting + batch)) + _without(y.shape, *(j for _, j in contracting + batch))
+    shape += without(x.shape, *(i for i, _ in contracting + batch)) + without(y.shape, *(j for _, j in contracting + batch))
     w.let(f"lax.dot_general({x.name}, {y.name}, {numbers})", shape)
 
 
@@ -136,7 +121,7 @@ def reshape(w: Writer) -> None:
         d = w.choose.integer(0, x.rank - 2)
         shape = (*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
     elif kind == 1:
-        d = _dim(w, x)
+        d = dimension(w, x)
         part = w.choose.one_of([n for n in range(2, x.shape[d]) if x.shape[d] % n == 0])
         shape = (*x.shape[:d], part, x.shape[d] // part, *x.shape[d + 1 :])
     elif kind == 2:
@@ -147,7 +132,7 @@ def reshape(w: Writer) -> None:
             return
     elif kind == 3 and 1 in x.shape:
         d = w.choose.one_of([d for d, n in enumerate(x.shape) if n == 1])
-        w.let(f"jnp.squeeze({x.name}, {d})", _without(x.shape, d))
+        w.let(f"jnp.squeeze({x.name}, {d})", without(x.shape, d))
         return
     else:
         left, sizes = math.prod(x.shape), []
@@ -156,7 +141,7 @@ def reshape(w: Writer) -> None:
             left //= sizes[-1]
         shape = (*sizes, left) if left > 1 else tuple(sizes)
     if math.prod(shape) != math.prod(x.shape):
-        _skip()
+        skip()
     w.let(f"jnp.reshape({x.name}, {tuple(shape)})", shape)
 
 
@@ -173,12 +158,12 @@ def reduce(w: Writer) -> None:
     x = w.array()
     name = w.choose.one_of(REDUCTIONS)
     if name == "jnp.linalg.norm" or w.choose.chance(60):
-        dims = [_dim(w, x)]
+        dims = [dimension(w, x)]
     else:
         dims = w.choose.some_of(range(x.rank)) or list(range(x.rank))
     keep = w.choose.chance(35)
     axis = dims[0] if len(dims) == 1 else tuple(dims)
-    shape = [1 if d in dims else n for d, n in enumerate(x.shape)] if keep else _without(x.shape, *dims)
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape)] if keep else without(x.shape, *dims)
     w.let(f"{name}({x.name}, axis={axis}{', keepdims=True' if keep else ''})", shape)
 
 
@@ -193,43 +178,43 @@ NORMALIZE = (
 
 def normalize(w: Writer) -> None:
     x = w.array()
-    d = _dim(w, x)
+    d = dimension(w, x)
     text = w.choose.one_of(NORMALIZE)
     w.let(text.format(x=x.name, d=d), x.shape)
 
 
 def concatenate(w: Writer) -> None:
     x = w.array()
-    d = _dim(w, x)
-    y = w.any(lambda v: v.rank == x.rank and _without(v.shape, d) == _without(x.shape, d))
+    d = dimension(w, x)
+    y = w.any(lambda v: v.rank == x.rank and without(v.shape, d) == without(x.shape, d))
     if w.choose.chance(25) and y.shape == x.shape:
         w.let(f"jnp.stack([{x.name}, {y.name}], axis={d})", (*x.shape[:d], 2, *x.shape[d:]))
     else:
-        w.let(f"jnp.concatenate([{x.name}, {y.name}], axis={d})", _with(x.shape, d, x.shape[d] + y.shape[d]))
+        w.let(f"jnp.concatenate([{x.name}, {y.name}], axis={d})", with_size(x.shape, d, x.shape[d] + y.shape[d]))
 
 
 def take_slice(w: Writer) -> None:
     x = w.array()
-    d = _dim(w, x)
+    d = dimension(w, x)
     n = x.shape[d]
     lead = ":, " * d
     kind = w.choose.integer(0, 4)
     if kind == 0:
         start = w.choose.integer(0, n - 1)
         stop = w.choose.integer(start + 1, n)
-        w.let(f"{x.name}[{lead}{start}:{stop}]", _with(x.shape, d, stop - start))
+        w.let(f"{x.name}[{lead}{start}:{stop}]", with_size(x.shape, d, stop - start))
     elif kind == 1:
         step = w.choose.integer(2, 3)
-        w.let(f"{x.name}[{lead}::{step}]", _with(x.shape, d, -(-n // step)))
+        w.let(f"{x.name}[{lead}::{step}]", with_size(x.shape, d, -(-n // step)))
     elif kind == 2:
-        w.let(f"{x.name}[{lead}{w.choose.integer(0, n - 1)}]", _without(x.shape, d))
+        w.let(f"{x.name}[{lead}{w.choose.integer(0, n - 1)}]", without(x.shape, d))
     elif kind == 3:
         w.let(f"{x.name}[{lead}::-1]", x.shape)
     else:
         parts = w.choose.one_of([k for k in (2, 3, 4) if n % k == 0])
         names = [w.fresh("v") for _ in range(parts)]
         w.line(f"{', '.join(names)} = jnp.split({x.name}, {parts}, axis={d})")
-        w.add(*(x._replace(name=name, shape=_with(x.shape, d, n // parts)) for name in names))
+        w.add(*(x._replace(name=name, shape=with_size(x.shape, d, n // parts)) for name in names))
 
 
 def pad(w: Writer) -> None:
@@ -259,14 +244,14 @@ def _index(w: Writer, n: int) -> str:
 
 def dynamic_slice(w: Writer) -> None:
     x = w.array()
-    d = _dim(w, x)
+    d = dimension(w, x)
     size = w.choose.integer(1, x.shape[d])
     if w.choose.chance(50):
         starts = ", ".join(_index(w, n) if w.choose.chance(50) else "0" for n in x.shape)
         shape = [w.choose.one_of((n, w.choose.integer(1, n))) for n in x.shape]
         w.let(f"lax.dynamic_slice({x.name}, ({starts},), {tuple(shape)})", shape)
     else:
-        w.let(f"lax.dynamic_slice_in_dim({x.name}, {_index(w, x.shape[d])}, {size}, axis={d})", _with(x.shape, d, size))
+        w.let(f"lax.dynamic_slice_in_dim({x.name}, {_index(w, x.shape[d])}, {size}, axis={d})", with_size(x.shape, d, size))
 
 
 def dynamic_update_slice(w: Writer) -> None:
@@ -281,14 +266,14 @@ def indices(w: Writer) -> None:
     kind = w.choose.integer(0, 4)
     if kind == 0:
         x = w.array(2)
-        d = _dim(w, x)
-        w.let(f"jnp.{w.choose.one_of(('argmax', 'argmin'))}({x.name}, axis={d})", _without(x.shape, d), "int32")
+        d = dimension(w, x)
+        w.let(f"jnp.{w.choose.one_of(('argmax', 'argmin'))}({x.name}, axis={d})", without(x.shape, d), "int32")
     elif kind == 1:
         n = w.size()
         w.let(f"jnp.arange({n})", (n,), "int32")
     elif kind == 2:
         x = w.array()
-        w.let(f"jnp.argsort({x.name}, axis={_dim(w, x)})", x.shape, "int32")
+        w.let(f"jnp.argsort({x.name}, axis={dimension(w, x)})", x.shape, "int32")
     elif kind == 3:
         x = w.array()
         w.let(f"{x.name}.astype(jnp.int32) % {w.size()}", x.shape, "int32")
@@ -300,7 +285,7 @@ def indices(w: Writer) -> None:
 def gather(w: Writer) -> None:
     x = w.array()
     i = w.any(lambda v: v.rank <= 2, "int32")
-    d = _dim(w, x)
+    d = dimension(w, x)
     kind = w.choose.integer(0, 3)
     shape = (*x.shape[:d], *i.shape, *x.shape[d + 1 :])
     if kind == 0:
@@ -311,14 +296,14 @@ def gather(w: Writer) -> None:
     elif kind == 2 and x.rank > 1:
         w.let(f"{x.name}[{i.name}, {i.name}]", (*i.shape, *x.shape[2:]))
     else:
-        y = w.any(lambda v: v.rank == x.rank and _without(v.shape, d) == _without(x.shape, d), "int32")
+        y = w.any(lambda v: v.rank == x.rank and without(v.shape, d) == without(x.shape, d), "int32")
         w.let(f"jnp.take_along_axis({x.name}, {y.name}, axis={d})", y.shape)
 
 
 def scatter(w: Writer) -> None:
     x = w.array()
     i = w.any(lambda v: v.rank <= 2, "int32")
-    d = _dim(w, x)
+    d = dimension(w, x)
     shape = (*x.shape[:d], *i.shape, *x.shape[d + 1 :])
     found = [v for v in reversed(w.values) if v.dtype == "float32" and v.shape == shape]
     update = w.choose.one_of(found).name if found else w.choose.one_of(("1.0", f"jnp.take({x.name}, {i.name}, axis={d})"))
@@ -381,12 +366,12 @@ def cumulative(w: Writer) -> None:
     name = w.choose.one_of(("jnp.cumsum({x}, axis={d})", "jnp.cumprod({x}, axis={d})", "lax.cummax({x}, axis={d})",
                             "lax.cumsum({x}, axis={d}, reverse=True)", "lax.cumlogsumexp({x}, axis={d})",
                             "lax.associative_scan(jnp.add, {x}, axis={d})"))  # fmt: skip
-    w.let(name.format(x=x.name, d=_dim(w, x)), x.shape)
+    w.let(name.format(x=x.name, d=dimension(w, x)), x.shape)
 
 
 def sort(w: Writer) -> None:
     x = w.array()
-    d = _dim(w, x)
+    d = dimension(w, x)
     kind = w.choose.integer(0, 2)
     if kind == 0:
         w.let(f"jnp.sort({x.name}, axis={d})", x.shape)
@@ -414,18 +399,18 @@ def constant(w: Writer) -> None:
 
 def rearrange(w: Writer) -> None:
     x = w.array()
-    d = _dim(w, x)
+    d = dimension(w, x)
     n = x.shape[d]
     kind = w.choose.integer(0, 7)
     if kind == 0:
         w.let(f"jnp.broadcast_to({x.name}[None], (2, *{x.shape}))", (2, *x.shape))
     elif kind == 1:
         k = w.choose.integer(2, 3)
-        w.let(f"jnp.repeat({x.name}, {k}, axis={d})", _with(x.shape, d, n * k))
+        w.let(f"jnp.repeat({x.name}, {k}, axis={d})", with_size(x.shape, d, n * k))
     elif kind == 2:
         w.let(f"jnp.roll({x.name}, {w.choose.integer(1, 3)}, axis={d})", x.shape)
     elif kind == 3:
-        w.let(f"jnp.tile({x.name}, {tuple(2 if e == d else 1 for e in range(x.rank))})", _with(x.shape, d, 2 * n))
+        w.let(f"jnp.tile({x.name}, {tuple(2 if e == d else 1 for e in range(x.rank))})", with_size(x.shape, d, 2 * n))
     elif kind == 4 and x.rank > 1:
         w.let(f"jnp.{w.choose.one_of(('tril', 'triu'))}({x.name})", x.shape)
     elif kind == 5:
@@ -443,7 +428,7 @@ def numeric(w: Writer) -> None:
     x = w.array()
     kind = w.choose.integer(0, 5)
     if kind == 0:
-        w.let(f"jnp.abs(jnp.fft.fft({x.name}, axis={_dim(w, x)}))", x.shape)
+        w.let(f"jnp.abs(jnp.fft.fft({x.name}, axis={dimension(w, x)}))", x.shape)
     elif kind == 1:
         w.let(f"jax.random.normal(jax.random.key(0), {x.shape})", x.shape)
     elif kind == 2:
@@ -459,7 +444,7 @@ def numeric(w: Writer) -> None:
 
 def constraint(w: Writer) -> None:
     if not w.constraints:
-        _skip()
+        skip()
     x = w.any()
     uneven = w.choose.chance(10)
     spec = w.spec(x.shape, uneven=uneven, unconstrained=w.choose.chance(50))
@@ -561,14 +546,14 @@ def transformed(w: Writer) -> None:
 
 def vmap(w: Writer) -> None:
     x = w.array()
-    d = _dim(w, x)
+    d = dimension(w, x)
     other = w.any()
     axes: list[int | None] = [d, None]
     second = other.shape
     if x.shape[d] in other.shape and w.choose.chance(60):
         axes[1] = other.shape.index(x.shape[d])
-        second = _without(other.shape, axes[1])
-    name, shapes = w.function([(_without(x.shape, d), "float32"), (second, "float32")], None, sequence=True)
+        second = without(other.shape, axes[1])
+    name, shapes = w.function([(without(x.shape, d), "float32"), (second, "float32")], None, sequence=True)
     w.let(f"jax.vmap({name}, in_axes={tuple(axes)})({x.name}, {other.name})[0]", (x.shape[d], *shapes[0]))
 
 
@@ -576,6 +561,6 @@ Statement = Callable[["Writer"], None]
 LEAVES: tuple[Statement, ...] = (
     unary, binary, binary, broadcasting, scalar, matmul, dot_general, einsum, reshape, reshape, transpose, reduce, reduce, normalize,
     concatenate, take_slice, pad, dynamic_slice, dynamic_update_slice, indices, gather, scatter, embed, convolution, pool, cumulative, sort,
-    constant, rearrange, numeric, constraint, constraint, constraint,
+    constant, rearrange, numeric, constraint, constraint, constraint, *MOVES,
 )  # fmt: skip
 NESTED: tuple[Statement, ...] = (call, call, scan, loop, branch, transformed, transformed, vmap)
