@@ -67,7 +67,7 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
     sent: dict[Any, None] = {}
     for eqn in fixed:
         name = eqn.primitive.name
-        if name in COLLECTIVES or (name in _REARRANGING and eqn.invars[0] in sent):
+        if name in COLLECTIVES or (name in _REARRANGING and not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in sent):
             sent.update(dict.fromkeys(eqn.outvars))
     moved = needed(fixed, list(sent), consts)
     if not moved:

@@ -58,6 +58,17 @@ W = jnp.arange(64.0).reshape(16, 4) / 64
 XS = jnp.arange(5 * 4 * 16.0).reshape(5, 4, 16) / 320
 
 
+def test_a_literal_that_is_rearranged_in_a_loop() -> None:
+    def local(w: Any, xs: Any) -> Any:
+        def body(c: Any, x: Any) -> Any:
+            bits = lax.bitcast_convert_type(np.float32(1.5), jnp.int32)
+            return c + lax.all_gather(w, "x", axis=0, tiled=True)[:1] + bits.astype(jnp.float32) * x[:1, :4], None
+
+        return lax.scan(body, jnp.zeros((1, 4)), xs)[:1]
+
+    assert check(local, early, (W, XS), (P("x"), P())) == ["all_gather(x) x1"]
+
+
 def test_gather_of_a_constant_moves_out_of_nested_loops() -> None:
     def local(w: Any, xs: Any) -> Any:
         def outer(c: Any, x: Any) -> Any:
