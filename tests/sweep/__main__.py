@@ -75,7 +75,9 @@ def main() -> None:
             counts[outcome.lowering, outcome.kind] += 1
             if outcome.kind != running.RIGHT:
                 log.write(f"{outcome.name} {outcome.seed} {outcome}\n")
-                log.flush()
+            if counts.total() % 200 == 0:
+                log.write(f"{counts.total()} runs: {dict(counts)}\n")
+            log.flush()
 
         running.sweep(((arguments.only or name_of(seed), seed) for seed in seeds), lowerings, workers=arguments.workers, report=report)
     for (lowering, kind), count in sorted(counts.items()):
