@@ -3,6 +3,7 @@
 # PYTHON=/path/to/python chooses the interpreter (3.11 or newer); the first one found is taken otherwise.
 
 VENV ?= .venv
+PACKAGES_VENV ?= .venv-packages
 PYTHON ?=
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?= -n 2
@@ -11,12 +12,13 @@ BENCH_FLAGS ?=
 py := $(VENV)/bin/python
 pip := $(py) -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test test-slow lint bench notebooks clean help
+.PHONY: demo test test-slow test-packages lint bench notebooks clean help
 
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
 	@echo "make test    ruff, pyright and the tests"
 	@echo "make test-slow  the long sweeps: 1,000 random programs, 40,000 random reshards"
+	@echo "make test-packages  steps of public packages (equinox, diffrax, distrax, ...) in a virtual environment of their own"
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
 	@echo "make notebooks  run the notebooks and store what they show"
@@ -30,6 +32,20 @@ test: lint
 
 test-slow: $(VENV)/.ready-test
 	$(py) -m pytest -m slow $(PYTEST_FLAGS)
+
+# The packages bring dependencies of their own, so they do not go where everything else is tested. Where they cannot be
+# installed, or one of them does not fit the others, that is said and nothing is run.
+test-packages: $(py)
+	@if $(MAKE) --no-print-directory $(PACKAGES_VENV)/.ready; then \
+	  $(PACKAGES_VENV)/bin/python -m pytest tests/packages -m slow; \
+	else \
+	  echo "the public packages could not be installed: their tests are skipped"; \
+	fi
+
+$(PACKAGES_VENV)/.ready: pyproject.toml
+	$(py) -m venv --clear $(PACKAGES_VENV)
+	$(PACKAGES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[packages]'
+	@touch $@
 
 lint: $(VENV)/.ready-test
 	$(py) -m ruff check .
@@ -63,5 +79,5 @@ notebooks: $(VENV)/.ready-test
 	$(py) notebooks/make.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(PACKAGES_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(PACKAGES_VENV)/*' -prune -exec rm -rf {} +
