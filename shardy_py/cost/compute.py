@@ -190,7 +190,26 @@ def _reduce(op: Op, sizes: LocalSizes) -> Work:
 
 
 def _reduce_window(op: Op, sizes: LocalSizes) -> Work:
-    return Work(sizes.elements(op.results[0]) * max(0, math.prod(op.attributes["window_dimensions"]) - 1) * len(op.results))
+    elements, attributes = sizes.elements(op.results[0]), op.attributes
+    per_element = 1.0
+    for size, window, stride, padding in zip(
+        op.operands[0].type.shape, attributes["window_dimensions"], attributes["window_strides"], attributes["padding"], strict=True
+    ):
+        cumulative = window == size and stride == 1 and sorted(padding) == [0, size - 1]
+        per_element *= 1 + _cumulative_operations(size) / max(size, 1) if cumulative else window
+    return Work(elements * (per_element - 1) * len(op.results))
+
+
+CUMULATIVE_BLOCK = 16
+"""Elements that XLA's ReduceWindowRewriter accumulates in one window; sums of such blocks are accumulated in the same way."""
+
+
+def _cumulative_operations(length: int) -> int:
+    """Operations of a cumulative op along a dimension, as XLA rewrites its windows, each of which reaches over the whole dimension."""
+    if length <= CUMULATIVE_BLOCK:
+        return length * max(0, length - 1)
+    blocks = -(-length // CUMULATIVE_BLOCK)  # the last one is padded
+    return blocks * CUMULATIVE_BLOCK**2 + _cumulative_operations(blocks)
 
 
 def _select_and_scatter(op: Op, sizes: LocalSizes) -> Work:

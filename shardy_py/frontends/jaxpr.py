@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends import _jax
@@ -90,6 +91,42 @@ def from_jaxpr(
     program.locate = locate
     program.calls = calls
     return Imported(program, scope, importer.findings)
+
+
+def from_equations(
+    eqns: Sequence[JaxprEqn], results: Sequence[Var], *, platform: str = "cpu"
+) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
+    """A program of a run of equations on one device, as `from_jaxpr` of a jaxpr that has them would read them.
+
+    Args:
+        eqns: In order; variables that none of them defines become arguments.
+        results: Variables that the program returns.
+        platform: The platform that JAX would lower for.
+
+    Returns:
+        The program, and for each equation its ops, those in their regions included.
+
+    Example:
+        >>> import jax
+        >>> closed = jax.make_jaxpr(lambda x: jax.numpy.sin(x) * 2.0)(1.0)
+        >>> program, ops = from_equations(closed.jaxpr.eqns, closed.jaxpr.outvars)
+        >>> [[op.name for op in each] for each in ops]
+        [['stablehlo.sine'], ['sdy.constant', 'stablehlo.multiply']]
+    """
+    defined = {v for eqn in eqns for v in eqn.outvars}
+    read = [v for v in (*(v for eqn in eqns for v in eqn.invars), *results) if isinstance(v, Var) and v not in defined]
+    arguments = list(dict.fromkeys(read))
+    importer = Importer(Meshes("mesh", Mesh([("device", 1)])), {}, platform)
+    block = Block([type_of_aval(v.aval) for v in arguments])
+    main = Function("main", block, [type_of_aval(v.aval) for v in results])
+    scope = Scope(jax.make_jaxpr(lambda: ())().jaxpr, dict(zip(arguments, block.arguments, strict=True)))
+    ops: list[tuple[Op, ...]] = []
+    for eqn in eqns:
+        start = len(block.ops)
+        importer.equations([eqn], scope, block)
+        ops.append(tuple(inner for op in block.ops[start:] for inner in op.walk()))
+    block.append(Op("func.return", [scope.env[v] for v in results], (), rule_known=True))
+    return Program([main], importer.meshes.table()), tuple(ops)
 
 
 def _keys_constrained(

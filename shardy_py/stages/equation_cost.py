@@ -1,66 +1,54 @@
-"""What equations cost: floating-point operations, bytes, seconds by the roofline of some hardware."""
+"""Seconds of equations on one device, by the model of `plan.cost_analysis`: a roofline of the ops that they import to, given fusion."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
+from shardy_py.cost.compute import roofline_seconds
 from shardy_py.cost.hardware import Hardware
-
-MATRIX = frozenset({"dot_general", "conv_general_dilated"})
-"""Primitives that run on matrix units."""
+from shardy_py.frontends.jaxpr import from_equations
+from shardy_py.plan.cost_walk import walk
 
 
 def bytes_of(v: Any) -> int:
     """Bytes of a variable or literal, on one device."""
-    return math.prod(_shape(v)) * getattr(getattr(v.aval, "dtype", None), "itemsize", 4)
-
-
-def flops(eqn: JaxprEqn) -> float:
-    """Floating-point operations of an equation: 2mnk of a product, one per element of anything else, loops times their length."""
-    inner = _inner(eqn)
-    if inner:
-        return sum(flops(each) for found in inner for each in found.eqns) * eqn.params.get("length", 1)
-    out = float(sum(math.prod(_shape(v)) for v in eqn.outvars))
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        shape = _shape(eqn.invars[0])
-        return 2.0 * out * math.prod(shape[d] for d in contracted)
-    if eqn.primitive.name == "conv_general_dilated":
-        kernel = _shape(eqn.invars[1])
-        return 2.0 * out * math.prod(kernel) / max(kernel[eqn.params["dimension_numbers"].rhs_spec[0]], 1)
-    return out
+    return math.prod(getattr(v.aval, "shape", ())) * getattr(getattr(v.aval, "dtype", None), "itemsize", 4)
 
 
 def jaxpr_seconds(jaxpr: Jaxpr, hardware: Hardware) -> float:
-    """Sum over equations, see `equation_seconds`."""
-    return sum(equation_seconds(eqn, hardware) for eqn in jaxpr.eqns)
+    """Seconds of all equations of a jaxpr, see `equation_seconds`."""
+    return math.fsum(equation_seconds(jaxpr.eqns, [v for v in jaxpr.outvars if isinstance(v, Var)], hardware))
 
 
-def equation_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
-    """The longer of computing and of moving operands and results; of a call or a loop, that of the equations in it.
+def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware: Hardware) -> tuple[float, ...]:
+    """Seconds of each equation of a program, where a compiler fuses it with its neighbours.
+
+    An equation that is fused into its readers computes, and moves no bytes; its readers move what it reads.
 
     Args:
-        eqn: The equation.
+        eqns: The equations of the program in order.
+        results: Variables that the program returns; they are written to memory.
         hardware: What runs it.
 
     Returns:
-        Seconds. A loop of unknown length counts once, and of a `cond` all branches.
+        One entry per equation: the sum, over its ops, of the longer of computing and of moving bytes to and from memory. A loop of unknown
+        length counts one trip, a `cond` its costliest branch.
+
+    Example:
+        >>> import jax
+        >>> from shardy_py.cost.hardware import hardware
+        >>> jaxpr = jax.make_jaxpr(lambda x: jax.numpy.sin(x) * 2.0)(jax.ShapeDtypeStruct((1000,), "float32")).jaxpr
+        >>> [round(seconds * hardware("h100").hbm_bandwidth) for seconds in equation_seconds(jaxpr.eqns, jaxpr.outvars, hardware("h100"))]
+        [4000, 4000]
     """
-    inner = _inner(eqn)
-    if inner:
-        return sum(jaxpr_seconds(found, hardware) for found in inner) * eqn.params.get("length", 1)
-    moved = sum(bytes_of(v) for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal))
-    result: Any = eqn.outvars[0].aval if eqn.outvars else None
-    rate = hardware.matrix_flops(str(result.dtype)) if eqn.primitive.name in MATRIX else hardware.vector_flops
-    return max(flops(eqn) / rate, moved / hardware.hbm_bandwidth)
-
-
-def _shape(v: Any) -> tuple[int, ...]:
-    return getattr(v.aval, "shape", ())
-
-
-def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
-    return [getattr(found, "jaxpr", found) for found in jaxprs_in_params(eqn.params)]
+    program, ops = from_equations(eqns, results)
+    position = {op: i for i, own in enumerate(ops) for op in own}
+    seconds = [0.0] * len(ops)
+    for run in walk(program).runs:
+        if run.op in position:
+            seconds[position[run.op]] += roofline_seconds(run.work, run.bytes, hardware) * run.trips
+    return tuple(seconds)

@@ -141,6 +141,10 @@ class _Grapher:
         # Where a value can be had, by node id.
         self.home: dict[Var, str] = {}
         self.counted: set[Var] = set()
+        # Over the whole line, so that the forward pass costs what `plan.cost_analysis` says: pieces alone would not be fused across their
+        # boundaries.
+        results = [v for v in line.outvars if isinstance(v, Var)]
+        self.seconds = dict(zip(line.steps, equation_seconds([step.eqn for step in line.steps], results, coster.hardware), strict=True))
 
     def graph(self, pieces: Sequence[Piece]) -> ProfileGraph:
         makers = {v: i for i, piece in enumerate(pieces) for step in piece.steps for v in step.eqn.outvars}
@@ -165,7 +169,10 @@ class _Grapher:
         weights = [v for v in read if v not in self.home and v not in self.counted]
         self.counted.update(weights)
         forward, backward = self.coster.seconds(_closed(piece, read, made))
-        share = self.share(piece)
+        modelled = math.fsum(self.seconds[step] for step in piece.steps)
+        if not self.coster.measured:
+            forward = modelled
+        share = math.fsum(self.seconds[step] / self.workers(step) for step in piece.steps) / modelled if modelled else 1.0
         sizes = tuple(self.shards.bytes(v) for v in made)
         id = self.add(
             piece.name,
@@ -178,13 +185,9 @@ class _Grapher:
         for k, v in enumerate(made):
             self.home[v] = id if len(made) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
 
-    def share(self, piece: Piece) -> float:
-        """The part of a piece's work that one device does."""
-        if not self.shards.parts:
-            return 1.0
-        whole = [equation_seconds(step.eqn, self.coster.hardware) for step in piece.steps]
-        mine = [seconds / self.shards.workers(step.eqn) for seconds, step in zip(whole, piece.steps)]
-        return math.fsum(mine) / math.fsum(whole) if math.fsum(whole) else 1.0
+    def workers(self, step: Step) -> int:
+        """How many devices share the work of an equation."""
+        return self.shards.workers(step.eqn) if self.shards.parts else 1
 
 
 def _reads(piece: Piece) -> list[Var]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,14 @@ def test_other_ops_are_counted_as_xla_counts_them(fun: Callable[..., Any]) -> No
     lowered = jax.jit(fun).lower(struct(32, 64)).cost_analysis()
     assert lowered is not None
     assert cost(fun, struct(32, 64)).flops == pytest.approx(lowered["flops"], rel=0.02)
+
+
+@pytest.mark.parametrize("length", [1, 7, 16, 64, 250, 4096])
+@pytest.mark.parametrize("function", [jnp.cumsum, jnp.cumprod, lax.cummax, lambda x, axis: jnp.cumsum(x[:, ::-1], axis=axis)[:, ::-1]])
+def test_cumulative_ops_are_counted_as_xla_rewrites_them(function: Callable[..., Any], length: int) -> None:
+    compiled = jax.jit(functools.partial(function, axis=1)).lower(struct(8, length)).compile().cost_analysis()
+    assert compiled is not None
+    assert cost(functools.partial(function, axis=1), struct(8, length)).flops == pytest.approx(compiled.get("flops", 0), rel=0.02)
 
 
 def test_transcendentals_are_counted_apart() -> None:

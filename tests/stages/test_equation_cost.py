@@ -1,37 +1,85 @@
-"""What equations cost."""
+"""Seconds of equations, and that they are those of `plan.cost_analysis`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
-from shardy_py.cost.hardware import hardware
-from shardy_py.stages.equation_cost import bytes_of, equation_seconds, flops, jaxpr_seconds
+import shardy_py as sp
+from shardy_py.cost.hardware import Hardware, hardware
+from shardy_py.stages import profile
+from shardy_py.stages.equation_cost import bytes_of, equation_seconds, jaxpr_seconds
+
+H100 = hardware("h100")
+UNBOUND_BY_MEMORY = H100.with_figures(hbm_bandwidth=1e30)
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def test_operations_of_products_and_of_anything_else() -> None:
-    jaxpr = jax.make_jaxpr(lambda x, w: jnp.tanh(jnp.einsum("bik,bkj->bij", x, w)))(f32(2, 3, 5), f32(2, 5, 7)).jaxpr
-    assert [flops(eqn) for eqn in jaxpr.eqns] == [2 * 2 * 3 * 5 * 7, 2 * 3 * 7]
-    images = jax.make_jaxpr(lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME"))(f32(1, 3, 8, 8), f32(4, 3, 3, 3)).jaxpr
-    assert flops(images.eqns[0]) == 2 * (4 * 8 * 8) * (3 * 3 * 3)
+def seconds(function: Any, *arguments: Any, on: Hardware = H100) -> tuple[float, ...]:
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    return equation_seconds(jaxpr.eqns, jaxpr.outvars, on)
 
 
-def test_loops_take_their_length() -> None:
-    looped = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: (jnp.sin(x), None), x, None, length=6)[0])(f32(1000)).jaxpr
-    once = jax.make_jaxpr(jnp.sin)(f32(1000)).jaxpr
-    h100 = hardware("h100")
-    assert flops(looped.eqns[0]) == 6 * flops(once.eqns[0]) == 6000
-    assert jaxpr_seconds(looped, h100) == pytest.approx(6 * jaxpr_seconds(once, h100))
+def test_products_and_pointwise_operations() -> None:
+    product, function = seconds(lambda x, w: jnp.tanh(jnp.einsum("bik,bkj->bij", x, w)), f32(2, 3, 5), f32(2, 5, 7), on=UNBOUND_BY_MEMORY)
+    assert product == pytest.approx(2 * 2 * 3 * 5 * 7 / H100.matrix_flops("float32"))
+    assert function == pytest.approx(2 * 3 * 7 * H100.transcendental_operations / H100.vector_flops)
 
 
-def test_the_roofline_takes_the_longer() -> None:
-    eqn = jax.make_jaxpr(jnp.sin)(f32(1000)).jaxpr.eqns[0]
-    h100 = hardware("h100")
-    assert equation_seconds(eqn, h100) == pytest.approx(8000 / h100.hbm_bandwidth)
-    assert equation_seconds(eqn, h100.with_figures(hbm_bandwidth=1e30)) == pytest.approx(1000 / h100.vector_flops)
-    assert bytes_of(eqn.invars[0]) == 4000
+def test_a_loop_takes_its_length() -> None:
+    once = seconds(lambda x: jnp.sin(x) * 2, f32(1000))
+    looped = seconds(lambda x: lax.scan(lambda x, _: (jnp.sin(x) * 2, None), x, None, length=6)[0], f32(1000))
+    assert sum(looped) == pytest.approx(6 * sum(once), rel=0.01)  # the counter of the loop is computed, too
+
+
+def test_an_equation_that_is_fused_into_its_readers_moves_no_bytes() -> None:
+    assert [s * H100.hbm_bandwidth for s in seconds(lambda x: jnp.sin(x) + 1.0, f32(1000))] == pytest.approx([4000, 4000])
+    read, moved, written = seconds(lambda x: -(jnp.abs(x) + 1.0), f32(1 << 20))
+    assert moved == pytest.approx((1 << 20) / H100.vector_flops)
+    assert [read, written] == pytest.approx([4 * (1 << 20) / H100.hbm_bandwidth] * 2)
+
+
+def test_variables_that_no_equation_defines_are_arguments() -> None:
+    jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) * 2)(f32(1000)).jaxpr
+    assert equation_seconds(jaxpr.eqns[1:], jaxpr.outvars, H100) == pytest.approx([8000 / H100.hbm_bandwidth])
+    assert bytes_of(jaxpr.invars[0]) == 4000
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (jnp.sum, (f32(4096, 4096),)),
+        (jax.nn.softmax, (f32(512, 4096),)),
+        (lambda x: jnp.cumsum(x, axis=1), (f32(4096, 4096),)),
+        (lambda x, w: jax.nn.relu(x @ w).sum(), (f32(512, 256), f32(256, 1024))),
+        (lambda x: lax.fori_loop(0, 5, lambda _, y: jnp.tanh(y @ y), x), (f32(128, 128),)),
+        (lambda x: lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y + 1.0, x), (f32(128, 128),)),
+        (lambda x, k: lax.conv(x, k, (1, 1), "SAME"), (f32(8, 16, 32, 32), f32(32, 16, 3, 3))),
+        (lambda x: jnp.sort(x, axis=-1), (f32(64, 1024),)),
+    ],
+    ids=["sum", "softmax", "cumsum", "mlp", "loop", "cond", "convolution", "sort"],
+)
+def test_a_profile_and_a_cost_analysis_agree(function: Any, arguments: tuple[Any, ...]) -> None:
+    expected = sp.auto_shard(function, mesh={"device": 1}).plan(*arguments).cost_analysis("h100").compute_seconds
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    assert jaxpr_seconds(jaxpr, H100) == pytest.approx(expected)
+    assert sum(node.forward_ms for node in profile(function, *arguments, parameters=()).nodes) == pytest.approx(expected * 1e3)
+
+
+def test_forward_and_backward_of_layers_agree_with_a_cost_analysis() -> None:
+    def loss(layers: Any, x: Any) -> Any:
+        for w in layers:
+            x = x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+        return jnp.mean(jnp.square(x))
+
+    layers = [{"up": f32(512, 2048), "down": f32(2048, 512)} for _ in range(6)]
+    both = sp.auto_shard(jax.value_and_grad(loss), mesh={"device": 1}).plan(layers, f32(2048, 512)).cost_analysis("h100").compute_seconds
+    nodes = profile(loss, layers, f32(2048, 512)).nodes
+    assert sum(node.forward_ms + node.backward_ms for node in nodes) == pytest.approx(both * 1e3, rel=0.05)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import bytes_of, equation_seconds, flops
+from shardy_py.stages.equation_cost import bytes_of, equation_seconds
 from shardy_py.stages.run.balance import balanced
 from shardy_py.stages.run.errors import PipelineError, place
 from shardy_py.stages.run.flat import Node
@@ -147,7 +147,7 @@ class _Assigner:
         return Assignment(count, tuple(stage), tuple(self.back), called, {v: tuple(sorted(s)) for v, s in uses.items()})
 
     def by_cost(self, stage: list[int | None], count: int) -> None:
-        heavy = [i for i in self.forward if flops(self.nodes[i].eqn) > 0]
+        heavy = [i for i in self.forward if any(map(bytes_of, self.nodes[i].eqn.outvars))]
         if len(heavy) < count:
             raise PipelineError(
                 f"{count} stages and {len(heavy)} operations", where=f"sp.pipeline(num_stages={count})",
@@ -180,7 +180,9 @@ class _Assigner:
         Args:
             position: Node -> its number among forward equations.
         """
-        found = [equation_seconds(self.nodes[i].eqn, self.hardware) for i in self.forward]
+        results = [v for v in self.split.micro.outvars if isinstance(v, Var)]
+        seconds = equation_seconds([node.eqn for node in self.nodes], results, self.hardware)
+        found = [seconds[i] for i in self.forward]
         used: dict[Var, list[int]] = defaultdict(list)
         for k, i in enumerate(self.forward):
             for v in dict.fromkeys([*self.through(self.nodes[i].eqn.invars), *self.nodes[i].eqn.outvars]):
@@ -199,7 +201,7 @@ class _Assigner:
                     for k in used.get(v, ()):
                         there[k] += bytes_of(v)
             home[i] = max((k for k in there if k <= limit), key=lambda k: (there[k], k), default=limit)
-            found[home[i]] += equation_seconds(node.eqn, self.hardware)
+            found[home[i]] += seconds[i]
         return found
 
     def by_markers(self, stage: list[int | None], markers: Sequence[str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.equation_cost import bytes_of, equation_seconds
-from shardy_py.stages.run.cheap import again_seconds
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
 
@@ -29,10 +29,9 @@ def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[
     count = places.stages
     times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
     for (role, s), program in programs.items():
-        again = {id(node) for node in program.again}
-        seconds = sum(equation_seconds(node.eqn, hardware) for node in program.nodes if id(node) not in again)
-        seconds += sum(again_seconds(node.eqn, hardware) for node in program.again)
-        times[PASSES[role]][s] = seconds / places.mesh(s).size
+        results = dict.fromkeys((*program.outputs, *program.sums))
+        seconds = equation_seconds([node.eqn for node in program.nodes], list(results), hardware)
+        times[PASSES[role]][s] = math.fsum(seconds) / places.mesh(s).size
     moved = sent(programs)
     crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(count - 1)]
     # What crosses a boundary goes half forwards, half back.

@@ -56,7 +56,9 @@ def test_what_a_stage_holds_is_what_the_partition_says() -> None:
 def test_replicated_stages() -> None:
     found = sp.stages.partition(sp.stages.profile(loss, weights(), *data()), machines=[3], mode="exact")
     graph = found.graph.with_stages({node.id: int(i > 4) for i, node in enumerate(found.graph.nodes)})
-    for partition in (found, sp.stages.partition(graph, machines=[8], mode="exact", activation_compression=1, bandwidths=[1e12])):
+    replicated = sp.stages.partition(graph, machines=[4], mode="exact", activation_compression=1, bandwidths=[1e12])
+    assert max(replicated.replication) > 1
+    for partition in (found, replicated):
         run = sp.pipeline(loss, partition=partition, num_microbatches=2)
         assert largest_gap(run(weights(), *data()), jax.value_and_grad(loss)(weights(), *data())) < 1e-5
     wide = sp.stages.partition(graph, machines=[64], mode="exact")

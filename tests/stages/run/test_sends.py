@@ -210,7 +210,9 @@ def test_what_is_equal_stays_equal(stages: int) -> None:
 
     run = sp.pipeline(net, num_stages=stages, num_microbatches=4)
     built = run.build(scaled_params(), *data())
-    pairs, checked = bound(built.split.micro.nodes), 0
+    maker = {v: node.eqn for node in built.split.micro.nodes for v in node.eqn.outvars}
+    # A maximum of a value that is received is equal to one of its elements wherever it is taken.
+    pairs, checked = [(a, b) for a, b in bound(built.split.micro.nodes) if b not in maker[a].invars], 0
     for program in built.programs.values():
         made = {v for node in program.nodes for v in node.eqn.outvars}
         for a, b in pairs:
