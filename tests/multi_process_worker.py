@@ -5,13 +5,16 @@ Prints one line of JSON at the end of modes that end; 8 devices in all, in one p
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 MODE, PROCESS, PROCESSES, PORT, LOWERING = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -23,6 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from shardy_py.api import agreement
 
 BATCH, WIDTH, STEPS = 32, 64, 300
 
@@ -124,50 +129,129 @@ def train() -> dict[str, Any]:
     return found
 
 
+def total(x: Any) -> Any:
+    return jnp.sum(x)
+
+
+def largest(x: Any) -> Any:
+    return jnp.max(x)
+
+
 def mismatch() -> dict[str, Any]:
-    """Differences end in errors in both processes, and what agrees runs afterwards; then a process that does not come."""
+    """Differences end in errors in both processes, and what agrees runs afterwards."""
     mesh = start()
     spec = P("data") if PROCESS == 0 else P(None, "data")
-    factor = 2.0 + PROCESS
+    factor, table = 2.0 + PROCESS, np.full(1 << 23, 1.0 + PROCESS, np.float32)
     x, longer = jnp.ones((16, 16)), jnp.ones((16 * (PROCESS + 1), 16))
-    found: dict[str, Any] = {}
 
     def scaled(x: Any) -> Any:
         return jnp.sum(x * factor)
 
-    def total(x: Any) -> Any:
-        return jnp.sum(x)
+    def averaged(x: Any) -> Any:
+        return jnp.sum(x) + jnp.mean(jnp.asarray(table))
 
-    def largest(x: Any) -> Any:
-        return jnp.max(x)
+    def updated(params: Any, x: Any, rate: Any) -> Any:
+        return jax.tree.map(lambda p: p - rate * jnp.mean(x), params)
 
-    found["sharding"] = error_of(lambda: decorated(total, mesh, spec)(x))
-    found["number"] = error_of(lambda: decorated(scaled, mesh, P("data"))(x))
-    found["shape"] = error_of(lambda: decorated(total, mesh, P("data"))(longer))
-    found["function"] = error_of(lambda: decorated((total, largest)[PROCESS], mesh, P("data"))(x))
-    same = decorated(total, mesh, P("data"), options=sp.Options(peer_timeout=30))
-    found["same"] = float(same(x))
+    params, own = data()[0], jax.tree.map(lambda a: a + PROCESS, data()[0])
+    updates = functools.partial(decorated, updated, mesh, (None, P("data"), None))
+    found: dict[str, Any] = {
+        "sharding": error_of(lambda: decorated(total, mesh, spec)(x)),
+        "number": error_of(lambda: decorated(scaled, mesh, P("data"))(x)),
+        "shape": error_of(lambda: decorated(total, mesh, P("data"))(longer)),
+        "function": error_of(lambda: decorated((total, largest)[PROCESS], mesh, P("data"))(x)),
+        "constant": error_of(lambda: decorated(averaged, mesh, P("data"))(x)),
+        "sharding, jit": error_of(lambda: jax.jit(decorated(total, mesh, spec))(x)),
+        "number, grad": error_of(lambda: jax.grad(decorated(scaled, mesh, P("data")))(x)),
+        "number, jit of grad": error_of(lambda: jax.jit(jax.grad(decorated(scaled, mesh, P("data"))))(x)),
+        "number, vmap": error_of(lambda: jax.vmap(decorated(scaled, mesh, P("data")))(x[None])),
+        "sharding, compiled": error_of(lambda: decorated(total, mesh, spec).lower(x).compile()(x)),
+        "sharding, jit lowered": error_of(lambda: jax.jit(decorated(total, mesh, spec)).lower(x).compile()(x)),
+        "values": error_of(lambda: updates()(own, x, 0.1)),
+        "values, donated": error_of(lambda: updates(donate_argnums=0)(jax.tree.map(jnp.asarray, own), x, 0.1)),
+        "rate": error_of(lambda: updates()(params, x, 0.1 * (PROCESS + 1))),
+        "rate, compiled": error_of(lambda: updates().lower(params, x, 0.1).compile()(params, x, 0.1 * (PROCESS + 1))),
+        "key": error_of(lambda: decorated(lambda x, key: x + jax.random.normal(key), mesh, (P("data"), None))(x, jax.random.key(PROCESS))),
+    }
+    with jax.default_matmul_precision(("default", "highest")[PROCESS]):
+        found["setting"] = error_of(lambda: decorated(total, mesh, P("data"))(x))
+    rows = everywhere(np.arange(256.0, dtype=np.float32).reshape(16, 16), NamedSharding(mesh, P("data")))
+    found["same"] = [float(decorated(total, mesh, P("data"))(x)), float(updates()(params, rows, 0.1)["up"][0, 0])]
+    stages = {"stage": 4, "data": 2}
+    weights = [jnp.ones((8, 8))] * 4
+    pipelined = sp.pipeline(lambda w, x: jnp.mean(functools.reduce(jnp.matmul, w, x)), num_stages=4, num_microbatches=2, mesh=stages)
+    found["pipeline"] = error_of(lambda: pipelined(weights, jnp.ones((4, 8))))
+    return found
+
+
+def waiting() -> dict[str, Any]:
+    """Processes that look alone, come late, fail, or have none of a mesh's devices."""
+    agreement.AHEAD = 1.0
+    mesh, x, found = start(), jnp.ones((16, 16)), {}
+    same = decorated(total, mesh, P("data"), options=sp.Options(peer_timeout=60))
+    if PROCESS == 0:  # looks for itself
+        same.plan(x)
+        jax.make_jaxpr(same)(x)
+        same.lower(x).compile().memory_analysis()
+        jax.jit(same).lower(x).as_text()
+    found["same"] = [float(jax.jit(same)(x)), float(same(x))]
     same.clear_cache()
     if PROCESS == 0:  # agreed on before: nobody is asked
         found["again"] = same.plan(x).as_text()
-    for late in (0, 1):
-        waiting = decorated(total, mesh, P("model"), options=sp.Options(peer_timeout=1))
+    for late, seconds in ((0, 5), (1, 8)):
+        waits = decorated(total, mesh, P("model"), options=sp.Options(peer_timeout=1))
         started = time.monotonic()
         if PROCESS == late:
-            time.sleep(7)
-        found[f"late {late}"] = error_of(lambda f=waiting: f(x))
+            time.sleep(seconds)
+        found[f"late {late}"] = error_of(lambda f=waits: f(x))
         found[f"seconds {late}"] = time.monotonic() - started
-    found["after"] = float(decorated(total, mesh, P(("data", "model")), options=sp.Options(peer_timeout=30))(x))
+    found["after"] = float(decorated(total, mesh, P(("data", "model")))(x))
+
+    def failing(x: Any) -> Any:
+        if PROCESS == 1:
+            raise KeyError("no part-3")
+        return jnp.sum(x) + 1
+
+    found["traced"] = error_of(lambda: decorated(failing, mesh, P("data"))(x))
+    found["traced, jit"] = error_of(lambda: jax.jit(decorated(failing, mesh, P("data")))(x))
+    with mock.patch.object(jax.stages.Lowered, "compile", side_effect=RuntimeError("no memory")) if PROCESS == 1 else nullcontext():
+        found["compiled"] = error_of(lambda: decorated(lambda x: jnp.sum(x) + 2, mesh, P("data"))(x))
+    found["both"] = error_of(lambda: decorated(total, mesh, P("data"))(object()))
+    if PROCESS == 1:
+        time.sleep(7)  # longer than a failure is doubted
+    found["caught"] = float(decorated(lambda x: jnp.sum(x) + 3, mesh, P("data"))(x))
+    own = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+    found["verified"] = str(decorated(total, own, P("data")).verify(x))
     return found
+
+
+def ending() -> dict[str, Any]:
+    """Process 1 fails while it reads its data, before it calls anything; its last words are those of Python."""
+    mesh, x = start(), jnp.ones((16, 16))
+    called = decorated(total, mesh, P("data"))
+    started = time.monotonic()
+    if PROCESS == 1:
+        time.sleep(2)
+        raise OSError("no part-3")
+    return {"error": error_of(lambda: called(x)), "seconds": time.monotonic() - started}
 
 
 def uneven() -> dict[str, Any]:
     """Process 1 brings a last batch of its own, while process 0 runs what was agreed on before."""
     mesh = start()
-    total = decorated(lambda x: jnp.sum(x), mesh, P("data"), options=sp.Options())
-    total(jnp.ones((16, 16))).block_until_ready()
+    called = decorated(total, mesh, P("data"), options=sp.Options())
+    called(jnp.ones((16, 16))).block_until_ready()
     print("running", flush=True)
-    return {"total": float(total(jnp.ones((16 - 8 * PROCESS, 16))))}
+    return {"total": float(called(jnp.ones((16 - 8 * PROCESS, 16))))}
+
+
+def slow() -> dict[str, Any]:
+    """Process 1 comes later than anybody could wait who has lost patience."""
+    mesh = start()
+    called = decorated(total, mesh, P("data"), options=sp.Options())
+    started = time.monotonic()
+    time.sleep(35 * PROCESS)
+    return {"total": float(called(jnp.ones((16, 16)))), "seconds": time.monotonic() - started}
 
 
 def loop() -> dict[str, Any]:
@@ -202,5 +286,5 @@ def late_threads() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    modes = {"train": train, "mismatch": mismatch, "uneven": uneven, "loop": loop, "many": many, "late_threads": late_threads}
+    modes = {f.__name__: f for f in (train, mismatch, waiting, ending, uneven, slow, loop, many, late_threads)}
     print(json.dumps(modes[MODE]()), flush=True)

@@ -10,6 +10,7 @@ from typing import Any
 from jax.extend.source_info_util import register_exclusion
 from jax.sharding import AbstractMesh, Mesh
 
+from shardy_py.api.agreement import tell_end
 from shardy_py.api.annotations import manual_computation as manual_computation
 from shardy_py.api.annotations import named_computation as named_computation
 from shardy_py.api.annotations import propagation_barrier as propagation_barrier
@@ -109,6 +110,7 @@ def auto_shard(
         )
     _check(fun, options, planner, lowering)
     host_threads.provide()
+    tell_end()
     if mesh is None:
         mesh = mesh_of((in_shardings, out_shardings))
     if mesh is not None:

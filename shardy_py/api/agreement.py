@@ -1,271 +1,210 @@
 """Agreement: before the processes of a mesh run a signature for the first time, they compare what they are about to run.
 
-Processes that run different programs on one mesh wait in each other's collectives for ever. So each states its plan: versions, mesh,
-signature, and the program with its shardings. The statements are compared through the key-value store of `jax.distributed`, by digest;
-their texts travel only where they differ. One process, the first of the mesh, compares for all, so that the work per process does not
-grow with their number.
+Processes that run different programs on one mesh wait in each other's collectives for ever, and those that pass different values for one
+array go on with a mixture of them. So each states its program: versions, mesh, signature, and the program with its shardings, its
+constants by content; and the values of arguments that every process has to have. `rendezvous` compares the statements by digest; their
+texts travel only where they differ.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import atexit
+import contextlib
 import functools
-import hashlib
-import json
-import re
+import os
+import sys
 import threading
-import time
-import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import jax
-import jaxlib
-import numpy as np
-from jax.core import Tracer
+from jax.sharding import Mesh
 
-from shardy_py.api.errors import PeerMissingError, PlanMismatchError
+from shardy_py.api.errors import PeerFailedError, PeerMissingError, PlanMismatchError, ValueMismatchError
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.peer_states import Verdict
 from shardy_py.api.planning import Planned
-from shardy_py.api.signature import configuration
-from shardy_py.frontends.context import coordination_client, is_tracing
-from shardy_py.ir.printer import print_program
+from shardy_py.api.rendezvous import Rendezvous, digest, listed, say_ended
+from shardy_py.api.statement import passed_values, preview, statement
+from shardy_py.frontends.context import coordination_client
 
-_GRACE = 4.0
-"""Seconds that the other processes wait longer than the one that compares, so that they hear from it who is missing."""
+AHEAD = 10.0
+"""Seconds that a process waits for the others where a program is lowered and need not run: it may be the only one that looks at it."""
 
-_CHUNK = 1 << 20
-_LARGEST_CONSTANT = 1 << 22
-_GONE = "gone"
-
-
-class Store(Protocol):
-    """The part of `jax.distributed`'s client that is used."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Sets a key."""
-        ...
-
-    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
-        """Sets a key."""
-        ...
-
-    def key_value_try_get(self, key: str) -> str:
-        """The value of a key; raises where there is none."""
-        ...
-
-    def key_value_delete(self, key: str) -> None:
-        """Forgets a key, or those below it."""
-        ...
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """The value of a key, once it is there."""
-        ...
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """The value of a key, once it is there."""
-        ...
-
-
-def statement(planned: Planned, devices: Sequence[Any]) -> str:
-    """What a process is about to run, one fact per line; equal in every process that runs the same."""
-    request, plan = planned.traced.request, planned.plan
-    layout = request.layout
-    ids = " ".join(f"{device.process_index}:{device.id}" for device in devices)
-    lines = [
-        f"function {request.name}",
-        f"jax {jax.__version__}, jaxlib {jaxlib.__version__}",
-        f"lowering {plan.lowering}",
-        f"mesh {request.view.describe()}",
-        f"devices {ids}",
-        f"settings {configuration()}",
-        f"donated {', '.join(layout.labels[i] for i in layout.donated) or 'nothing'}",
-        *(f"input {value}" for value in plan.inputs),
-        *(f"output {value}" for value in plan.outputs),
-        print_program(plan.program),
-        *(f"closed over {_constant(value)}" for value in planned.traced.jaxpr.consts),
-    ]
-    # Names of callables may hold their addresses, which differ between processes.
-    return re.sub(r" at 0x[0-9a-f]+", "", "\n".join(lines))
-
-
-def _constant(value: Any) -> str:
-    """Type and digest of a closed-over array; without the digest where it would be dear or is not to be had here."""
-    kind = f"{getattr(value, 'dtype', type(value).__name__)}{list(getattr(value, 'shape', ()))}"
-    known = isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.is_fully_addressable)
-    if not known or value.size > _LARGEST_CONSTANT:
-        return kind
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-        value = jax.random.key_data(value)
-    return f"{kind} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
+_MOST_TEXT = 2000
+"""Characters of another process's error that are shown."""
 
 
 class Agreement:
     """Compares one signature's statement with those of the other processes, once.
 
     Args:
-        processes: The processes of the mesh, in order.
-        own: This process.
-        state: Gives the statement.
-        what: The function and where it is, for messages.
-        timeout: Seconds to wait for the others.
+        peers: The processes.
+        planned: The plan.
+        devices: Those of the mesh, in its order.
+
+    Attributes:
+        peers: The processes.
+        settled: Whether the processes have agreed to run it by itself, and so as part of another program too.
     """
 
-    def __init__(self, processes: Sequence[int], own: int, state: Callable[[], str], what: str, timeout: float) -> None:
-        self._processes = tuple(processes)
-        self._own = own
-        self._state = state
-        self._what = what
-        self._timeout = timeout
-        self._settled = False
+    def __init__(self, peers: Rendezvous, planned: Planned, devices: Sequence[Any]) -> None:
+        self.peers = peers
+        self._planned = planned
+        self._devices = tuple(devices)
         self._lock = threading.Lock()
+        self._settled_within = False
+        self.settled = False
 
-    def settle(self) -> None:
-        """Returns when all processes are about to run the same; at once after the first time, and under an outer trace.
+    def settle(self, leaves: Sequence[Any], prepare: Callable[[], Any]) -> None:
+        """Returns when all processes are about to run the program by itself; at once after the first time.
+
+        Args:
+            leaves: The arguments of the call.
+            prepare: What is left to do before the program can run, such as compiling it; nobody runs before it is done everywhere.
 
         Raises:
             PlanMismatchError: Some process is about to run something else; raised in every process.
+            ValueMismatchError: Some process passes other values for an argument; raised in every process.
+            PeerFailedError: Some process has failed or ended, or has gone on without this one.
             PeerMissingError: Some process did not come in time.
         """
-        if self._settled or is_tracing():
+        if _COVERED.programs:
             return
         with self._lock:
-            client = coordination_client()
-            if client is not None and not self._settled:
-                text = self._state()
-                digest = _digest(text)
-                if (self._processes, digest) not in _AGREED:
-                    number = _ROUNDS[self._processes] = _ROUNDS.get(self._processes, 0) + 1
-                    compare(client, number, self._processes, self._own, text, what=self._what, timeout=self._timeout)
-                    _AGREED.add((self._processes, digest))
-            self._settled = True
+            text = self._text(_BY_ITSELF)
+            if not self.settled and digest(text) not in self.peers.agreed:  # forgetting a plan and making it again asks nobody
+                self._heed(self._wait(text, passed_values(leaves), self._timeout), text, leaves)
+                with covering():
+                    prepare()
+                self._heed(self._wait(f"{text}\nready to run", (), None), text, ())
+                self.peers.agreed.add(digest(text))
+            self.settled = True
 
+    def settle_within(self, leaves: Sequence[Any] = (), *, ahead: bool = False) -> None:
+        """As `settle`, for a program that runs as a part of another one, or of a derivative.
 
-_AGREED: set[tuple[tuple[int, ...], str]] = set()
-"""What was agreed on before; forgetting a plan and making it again asks nobody."""
+        Args:
+            leaves: The arguments of the call; nothing where they are not known.
+            ahead: The other program is only lowered and need not run: where others do not come soon, they are not waited for.
+        """
+        if _COVERED.programs:
+            return
+        with self._lock:
+            if self.settled or self._settled_within:
+                return
+            text = self._text(_WITHIN)
+            if digest(text) not in self.peers.agreed:
+                verdict = self._wait(text, passed_values(leaves), AHEAD if ahead else self._timeout, ahead=ahead)
+                if ahead and verdict.kind == "missing":
+                    return
+                self._heed(verdict, text, leaves)
+                self.peers.agreed.add(digest(text))
+            self._settled_within = True
 
-_ROUNDS: dict[tuple[int, ...], int] = {}
-"""How many times these processes have compared; every process counts alike, for they run the same programs in the same order."""
+    def _text(self, called: str) -> str:
+        return f"called {called}\n{statement(self._planned, self._devices)}"
 
+    @property
+    def _timeout(self) -> float | None:
+        return self._planned.traced.request.settings.options.peer_timeout
 
-def compare(client: Store, number: int, processes: tuple[int, ...], own: int, text: str, *, what: str, timeout: float) -> None:
-    """One comparison among processes; see `Agreement.settle`.
+    def _wait(self, text: str, values: Sequence[str | None], timeout: float | None, *, ahead: bool = False) -> Verdict:
+        try:
+            return self.peers.wait(digest(text), values, self._where, timeout=timeout, ahead=ahead)
+        except (RuntimeError, ValueError) as error:
+            raise PeerMissingError(
+                "the key-value store of jax.distributed does not answer",
+                where=f"first call of {self._where}",
+                why=f"process 0, which keeps it, may have ended: {error}",
+                fix="look at its output for an earlier error",
+            ) from error
 
-    Args:
-        client: The store.
-        number: How many times these processes have compared.
-        processes: The processes.
-        own: This one.
-        text: Its statement.
-        what: The function and where it is, for messages.
-        timeout: Seconds to wait for the others.
-    """
-    digest = _digest(text)
-    group = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
-    place = f"shardy_py/{group}/{number}"
-    started = time.monotonic()
-    fail = functools.partial(_missing, what=what, timeout=timeout)
-    client.key_value_set(f"{place}/from/{own}", digest, allow_overwrite=True)
-    if own == processes[0]:
-        verdict = _verdict(client, place, processes, own, digest, started + timeout)
-        client.key_value_set(f"{place}/verdict", json.dumps(dataclasses.asdict(verdict)))
-        if not (verdict.missing or verdict.gone):
-            client.key_value_delete(f"shardy_py/{group}/{number - 1}")
-    else:
-        heard = _get(client, f"{place}/verdict", started + timeout + _GRACE)
-        if heard is None:
-            client.key_value_set(f"{place}/from/{own}", _GONE, allow_overwrite=True)
-            heard = _get(client, f"{place}/verdict", 0.0)
-        if heard is None:
-            came = [process for process in processes if _get(client, f"{place}/from/{process}", 0.0) is not None]
-            raise fail([process for process in processes if process not in came])
-        verdict = Verdict(**json.loads(heard))
-    if verdict.missing or verdict.gone:
-        late = own in verdict.missing or not verdict.missing
-        raise fail([process for process in verdict.missing if process != own], late=late)
-    if len(verdict.groups) > 1:
-        raise _mismatch(client, place, verdict.groups, own, text, what)
+    @property
+    def _where(self) -> str:
+        return self._planned.traced.request.location
 
+    def _heed(self, verdict: Verdict, text: str, leaves: Sequence[Any]) -> None:
+        """Raises what a verdict calls for."""
+        where = f"first call of {self._where}"
+        if verdict.kind == "programs":
+            raise _different_programs(self.peers, verdict, text, where)
+        if verdict.kind == "values":
+            raise self._different_values(verdict, digest(text), leaves, where)
+        if verdict.kind == "failed" or verdict.kind == "ended":
+            raise _failed(verdict, where)
+        if verdict.kind == "elsewhere":
+            raise PeerMissingError(
+                f"process {verdict.process} did not come: it runs a program that this process has not started",
+                where=where,
+                why="it waits in the collectives of that program, and this process waits for it here; neither can go on",
+                fix="call the same functions in the same order in every process, with arguments of the same shapes; a last batch that is "
+                "shorter in one process is the usual reason",
+            )
+        if verdict.kind == "left":
+            raise PeerMissingError(
+                "the other processes have given up waiting for this one",
+                where=where,
+                why=f"process {verdict.process} waited to compare plans with it, until it was interrupted or its time was up",
+                fix="start them again; raise Options(peer_timeout=...) if this process takes longer than the others until it gets here",
+            )
+        if verdict.kind == "missing":
+            raise PeerMissingError(
+                f"{listed(verdict.missing) if verdict.missing else 'a process'} did not come within {self._timeout:g} s",
+                where=where,
+                why="the processes of a mesh compare plans before they run one for the first time; the missing ones wait elsewhere, or "
+                "are slow",
+                fix="look at the output of the missing ones for an earlier error; call the same functions in the same order in every "
+                "process; raise Options(peer_timeout=...), or leave it out, if they are only slow",
+            )
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What the process that compares found.
-
-    Attributes:
-        groups: The processes, those with equal statements together, in order of the first.
-        missing: Those that did not come in time.
-        gone: Those that gave up waiting.
-    """
-
-    groups: list[list[int]]
-    missing: list[int]
-    gone: list[int]
-
-
-def _verdict(client: Store, place: str, processes: Sequence[int], own: int, digest: str, deadline: float) -> Verdict:
-    groups: dict[str, list[int]] = {}
-    missing, gone = [], []
-    for process in processes:
-        said = digest if process == own else _get(client, f"{place}/from/{process}", deadline)
-        if said is None:
-            missing.append(process)
-        elif said == _GONE:
-            gone.append(process)
-        else:
-            groups.setdefault(said, []).append(process)
-    return Verdict(list(groups.values()), missing, gone)
-
-
-def _get(client: Store, key: str, deadline: float) -> str | None:
-    """The value of a key, waited for until the deadline; None where it does not come."""
-    left = deadline - time.monotonic()
-    try:
-        return client.key_value_try_get(key) if left <= 0 else client.blocking_key_value_get(key, max(1, int(left * 1000)))
-    except (RuntimeError, ValueError, KeyError):  # NOT_FOUND, DEADLINE_EXCEEDED, or the store itself is gone
-        return None
-
-
-def _listed(processes: Sequence[int]) -> str:
-    shown = ", ".join(map(str, processes[:8])) + (f" and {len(processes) - 8} more" if len(processes) > 8 else "")
-    return f"process{'es' if len(processes) > 1 else ''} {shown}"
-
-
-def _missing(missing: Sequence[int], *, what: str, timeout: float, late: bool = False) -> PeerMissingError:
-    if late:
-        return PeerMissingError(
-            "the other processes have given up waiting for this one",
-            where=f"first call of {what}",
-            why=f"they waited {timeout:g} s to compare plans with it",
-            fix="start them again; raise Options(peer_timeout=...) if this process takes longer than the others until it gets here",
+    def _different_values(self, verdict: Verdict, program: str, leaves: Sequence[Any], where: str) -> ValueMismatchError:
+        all_leaves, own, first = self._planned.traced.request.leaves, self.peers.own, verdict.leaves[0]
+        groups = verdict.groups[:8]
+        if any(own == group[0] for group in groups):
+            self.peers.send(f"{program}/{first}/{own}", preview(leaves[first]))
+        said = [f"{listed(group)}: {self.peers.receive(f'{program}/{first}/{group[0]}') or 'unknown'}" for group in groups]
+        paths = [all_leaves[leaf].path for leaf in verdict.leaves]
+        others = f" and {len(paths) - 6} more" if len(paths) > 6 else ""
+        return ValueMismatchError(
+            f"{', '.join(paths[:6])}{others} {'has' if len(paths) == 1 else 'have'} other values in {listed(groups[1])} than in "
+            f"{listed(groups[0])}",
+            where=f"{all_leaves[first]}, argument of the {where}, in process {own}",
+            why=f"{'; '.join(said)}; an argument that is no global array is taken for one value that every process has, and each would go "
+            "on with its own",
+            fix="make it equal everywhere: the same seed, the same file, or jax.experimental.multihost_utils.broadcast_one_to_all(value); "
+            "if every process has a part of it, jax.make_array_from_process_local_data(sharding, part)",
         )
-    return PeerMissingError(
-        f"{_listed(missing) if missing else 'the process that compares'} did not come within {timeout:g} s",
-        where=f"first call of {what}",
-        why="the processes of a mesh compare plans before they run one for the first time; the missing ones have ended, wait elsewhere, or "
-        "are slow",
-        fix="look at the output of the missing ones for an earlier error; call the same functions in the same order in every process; "
-        "raise Options(peer_timeout=...) if they are only slow",
+
+
+def _failed(verdict: Verdict, where: str) -> PeerFailedError:
+    reason = f": {verdict.reason}" if verdict.reason else ""
+    return PeerFailedError(
+        f"process {verdict.process} has {'failed' if verdict.kind == 'failed' else 'ended'}{reason}",
+        where=where,
+        why="every process of a mesh has to run its programs, and this one waited for that process to come with the same program",
+        fix=f"look at the output of process {verdict.process}",
     )
 
 
-def _mismatch(client: Store, place: str, groups: list[list[int]], own: int, text: str, what: str) -> PlanMismatchError:
-    first, second = groups[0], next((group for group in groups[1:] if own in group), groups[1])
-    if own in (first[0], *(group[0] for group in groups[1:])):
-        _send(client, f"{place}/text/{own}", text)
-    other = _receive(client, f"{place}/text/{second[0] if own in first else first[0]}")
+def _different_programs(peers: Rendezvous, verdict: Verdict, text: str, where: str) -> PlanMismatchError:
+    groups, programs, own = verdict.groups, verdict.programs, peers.own
+    mine = next((i for i, group in enumerate(groups) if own in group), 0)
+    i, j = (0, mine) if mine else (0, 1)
+    if own in (group[0] for group in groups):
+        peers.send(programs[mine], text)
+    other = peers.receive(programs[j if mine == i else i])
+    first, second = listed(groups[i]), listed(groups[j])
     why = "every process of a mesh has to run the same program, or their collectives wait for each other for ever"
     if other is not None:
-        mine, theirs = (text, other) if own in first else (other, text)
-        why = f"{_difference(_listed(first), mine, _listed(second), theirs)}; {why}"
+        why = f"{_difference(first, *((text, second, other) if mine == i else (other, second, text)))}; {why}"
     return PlanMismatchError(
-        f"{_listed(first)} and {_listed(second)} are about to run different programs",
-        where=f"first call of {what}, in process {own}",
+        f"{first} and {second} are about to run different programs",
+        where=f"{where}, in process {own}",
         why=why,
-        fix="give every process the same code, shapes, shardings, options and versions, call the same functions in the same order, and let "
-        "nothing of it depend on jax.process_index() or on the order of a set",
+        fix="give every process the same code, shapes, shardings, options, settings of JAX and versions, call the same functions in the "
+        "same order, and let nothing of it depend on jax.process_index() or on the order of a set",
     )
 
 
@@ -279,20 +218,116 @@ def _difference(first: str, one: str, second: str, other: str) -> str:
     return f"only {longer}: `{rest[0].strip() if rest else ''}`"
 
 
-def _send(client: Store, key: str, text: str) -> None:
-    packed = zlib.compress(text.encode())
-    chunks = [packed[i : i + _CHUNK] for i in range(0, len(packed), _CHUNK)]
-    for i, chunk in enumerate(chunks):
-        client.key_value_set_bytes(f"{key}/{i}", chunk, allow_overwrite=True)
-    client.key_value_set(f"{key}/chunks", str(len(chunks)), allow_overwrite=True)
+_BY_ITSELF, _WITHIN = "by itself", "within another program or a derivative"
 
 
-def _receive(client: Store, key: str) -> str | None:
-    chunks = _get(client, f"{key}/chunks", time.monotonic() + 10)
-    if chunks is None:
+def agreement_of(planned: Planned, mesh: Mesh) -> Agreement | None:
+    """The agreement of the processes of a mesh; None where nothing is to be compared.
+
+    Args:
+        planned: The plan.
+        mesh: The mesh.
+    """
+    if planned.traced.request.settings.options.peer_timeout == 0:
         return None
+    devices = tuple(mesh.devices.flat)
+    peers = peers_of(devices)
+    return None if peers is None else Agreement(peers, planned, devices)
+
+
+class _Covered(threading.local):
+    programs = 0
+    """How many programs are lowered that were agreed on; what is lowered then is part of them."""
+
+
+_COVERED = _Covered()
+
+
+@contextmanager
+def covering() -> Iterator[None]:
+    """What is called or lowered inside is not compared: it is part of what was, or will be."""
+    _COVERED.programs += 1
     try:
-        parts = [client.blocking_key_value_get_bytes(f"{key}/{i}", 10_000) for i in range(int(chunks))]
-    except (RuntimeError, ValueError, KeyError):
+        yield
+    finally:
+        _COVERED.programs -= 1
+
+
+_PEERS: dict[tuple[int, ...], tuple[Any, Rendezvous]] = {}
+"""The processes of meshes -> the client of `jax.distributed`, and where they meet."""
+
+
+def peers_of(devices: Iterable[Any]) -> Rendezvous | None:
+    """Where the processes of a mesh meet; None where there is one, or this is none of them.
+
+    Args:
+        devices: The devices of the mesh.
+    """
+    client = coordination_client()
+    if client is None:
         return None
-    return zlib.decompress(b"".join(parts)).decode()
+    processes, own = tuple(sorted({device.process_index for device in devices})), jax.process_index()
+    if len(processes) < 2 or own not in processes:
+        return None
+    tell_end()
+    known = _PEERS.get(processes)
+    if known is None or known[0] is not client:
+        known = _PEERS[processes] = client, Rendezvous(client, processes, own)
+    return known[1]
+
+
+@functools.cache
+def _at_exit(pid: int) -> None:
+    atexit.register(_end, pid)
+
+
+def tell_end() -> None:
+    """Once this process ends, tells those that wait for it; nothing before `jax.distributed.initialize`."""
+    if coordination_client() is not None:
+        # Functions are called in reverse order: this one before that of `jax.distributed`, which waits for all processes.
+        _at_exit(os.getpid())
+
+
+def _end(pid: int) -> None:
+    client = coordination_client()
+    if client is None or os.getpid() != pid:  # a fork ends, not the process
+        return
+    for _, peers in _PEERS.values():
+        peers.stop()
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    ending = threading.Thread(target=say_ended, args=(client, jax.process_index(), "" if error is None else _told(error)), daemon=True)
+    ending.start()
+    ending.join(2.0)  # the store may be gone
+
+
+@contextmanager
+def failures_told(view: MeshView, where: str) -> Iterator[None]:
+    """Tells the other processes of a mesh if what is inside fails.
+
+    Args:
+        view: The mesh.
+        where: The function, and where it is.
+    """
+    peers = None
+    if coordination_client() is not None:
+        with contextlib.suppress(ValueError):  # an abstract mesh
+            mesh = view.runnable()
+            peers = peers_of(mesh.devices.flat) if isinstance(mesh, Mesh) else None
+    if peers is None:
+        yield
+        return
+    with contextlib.suppress(RuntimeError):
+        peers.calls()
+    try:
+        yield
+    except (PlanMismatchError, PeerMissingError):
+        raise
+    except BaseException as error:
+        with contextlib.suppress(RuntimeError):
+            peers.failed(f"{_told(error)}\n  in its call of {where}")
+        raise
+
+
+def _told(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ..."

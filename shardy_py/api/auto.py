@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from shardy_py.api import nnx_modules
+from shardy_py.api.agreement import failures_told
 from shardy_py.api.inside import run_inside
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.options import Options
@@ -23,6 +24,7 @@ from shardy_py.api.request import PlanRequest, Settings, request
 from shardy_py.api.running import Entry, check_buffers, make_entry
 from shardy_py.api.signature import Arguments, Layout
 from shardy_py.api.tracing import TracedCall, trace
+from shardy_py.api.trees import location_of
 from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
 from shardy_py.backends.executable import SignatureChanged
@@ -137,6 +139,12 @@ class AutoSharded:
 
     def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
         view = view_of(self._decoration.mesh)
+        with failures_told(view, location_of(settings.fun)):
+            return self._run_on(view, settings, args, kwargs, tried)
+
+    def _run_on(
+        self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None
+    ) -> Any:
         if _is_manual(view):
             # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
             return run_inside(settings, view, self._arguments.layout(len(args), kwargs), args, kwargs)
@@ -161,7 +169,6 @@ class AutoSharded:
             elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
                 raise tried[1]
         self._remember(entry, layout)
-        entry.settle()
         return entry(slots)
 
     def _new_entry(self, asked: PlanRequest) -> Entry:
@@ -242,8 +249,10 @@ class AutoSharded:
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
-        planned = make_plan(trace(request(settings, view_of(self._decoration.mesh), layout, slots)))
-        return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
+        view = view_of(self._decoration.mesh)
+        with failures_told(view, location_of(settings.fun)):
+            planned = make_plan(trace(request(settings, view, layout, slots)))
+            return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
 
     @property
     def options(self) -> Options:

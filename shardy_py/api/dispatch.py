@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from shardy_py.api.agreement import Agreement, statement
-from shardy_py.api.planning import Planned
+from shardy_py.api.agreement import Agreement
 from shardy_py.backends.host_threads import must_wait
 from shardy_py.backends.leaf_order import Rearranged
+from shardy_py.frontends.context import is_tracing
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,22 +34,31 @@ def direct(jitted: Rearranged) -> Dispatch:
     return Dispatch(jitted.run)
 
 
-def dispatched(jitted: Rearranged, planned: Planned, mesh: Mesh | AbstractMesh) -> Dispatch:
-    """What the mesh needs: `direct` in one process, with as many threads as its devices need."""
+def dispatched(jitted: Rearranged, mesh: Mesh | AbstractMesh, agreement: Agreement | None) -> Dispatch:
+    """What the mesh needs: `direct` in one process, with as many threads as its devices need.
+
+    Args:
+        jitted: What runs.
+        mesh: The mesh.
+        agreement: With the other processes of the mesh, where there are some.
+    """
     if not isinstance(mesh, Mesh):
         return direct(jitted)
     run = functools.partial(_waiting, jitted) if must_wait(mesh.local_devices) else jitted.run
-    if jax.process_count() == 1:
-        return Dispatch(run)
-    devices = list(mesh.devices.flat)
-    processes = sorted({device.process_index for device in devices})
-    request = planned.traced.request
-    timeout = request.settings.options.peer_timeout
-    agreement = None
-    if len(processes) > 1 and timeout > 0:
-        state = functools.partial(statement, planned, devices)
-        agreement = Agreement(processes, jax.process_index(), state, request.location, timeout)
-    return Dispatch(run, agreement)
+    return Dispatch(run if agreement is None else functools.partial(_counted, agreement, run), agreement)
+
+
+def _counted(agreement: Agreement, run: Callable[..., Any], leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
+    """Runs a program, and counts it before: where others do not run it, this process does not come back."""
+    if is_tracing():
+        return run(leaves, statics)
+    peers = agreement.peers
+    peers.runs += 1
+    try:
+        return run(leaves, statics)
+    except BaseException:
+        peers.runs -= 1
+        raise
 
 
 def _waiting(jitted: Rearranged, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:

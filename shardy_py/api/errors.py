@@ -40,8 +40,16 @@ class PlanMismatchError(UserError, RuntimeError):
     """The processes of a mesh are about to run different programs."""
 
 
+class ValueMismatchError(PlanMismatchError):
+    """The processes of a mesh pass different values for an argument that every process has to pass alike."""
+
+
 class PeerMissingError(UserError, RuntimeError):
     """A process of the mesh did not come to compare plans."""
+
+
+class PeerFailedError(PeerMissingError):
+    """A process of the mesh failed or ended before it came to compare plans."""
 
 
 class DonationWarning(UserWarning):

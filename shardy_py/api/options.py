@@ -24,7 +24,7 @@ class Options:
         provenance: Keep the steps of the propagation, which `Plan.explain` needs.
         platform: The platform whose lowering is planned for; by default that of the mesh's devices, `cpu` for a mesh without devices.
         peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
-            compare their plans; 0 compares nothing.
+            compare their plans; None waits as long as the others live, 0 compares nothing.
     """
 
     conservative: bool = False
@@ -33,7 +33,7 @@ class Options:
     rule_table: RuleTable = field(default_factory=RuleTable)
     provenance: bool = True
     platform: str | None = None
-    peer_timeout: float = 30.0
+    peer_timeout: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS)):
@@ -45,6 +45,13 @@ class Options:
                     why=f"the {name} is one of {', '.join(map(repr, known))}",
                     fix=did_you_mean(str(value), known),
                 )
+        if self.peer_timeout is not None and not (isinstance(self.peer_timeout, int | float) and self.peer_timeout >= 0):
+            raise SpecError(
+                f"peer_timeout is {self.peer_timeout!r}",
+                where="Options(peer_timeout=...)",
+                why="it is a number of seconds",
+                fix="pass a number, 0 to compare nothing, or None to wait as long as the others live",
+            )
 
     def platform_of(self, mesh: Mesh | AbstractMesh) -> str:
         """The platform to plan for.

@@ -14,8 +14,10 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.source_info_util import summarize
 from jax.sharding import AbstractMesh, Mesh
 
+from shardy_py.api.agreement import Agreement, agreement_of, covering
 from shardy_py.api.dispatch import Dispatch, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
+from shardy_py.api.gate import AgreedStage, gated
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import Placing
@@ -29,6 +31,7 @@ from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
 from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.donation import Donated, arrangement
@@ -131,12 +134,20 @@ class Entry:
         leaves = self.placing(leaves)
         if not self.guard.apart:
             self.guard.look_at_memory(leaves, self._donated, self._paths, self.errors)
+        agreement = self.dispatch.agreement
+        if agreement is not None and not agreement.settled:
+            self._settle(agreement, slots, leaves, statics)
         return self.dispatch.run(leaves, statics)
 
-    def settle(self) -> None:
-        """Compares the plan with those of the other processes of the mesh, once."""
-        if self.dispatch.agreement is not None:
-            self.dispatch.agreement.settle()
+    def _settle(self, agreement: Agreement, slots: Sequence[Any], leaves: Sequence[Any], statics: Sequence[Any]) -> None:
+        """Waits for the other processes of the mesh; last, so that what fails in this process fails before they go on."""
+        if is_staged():
+            return  # what is written down passes a gate when it runs
+        arguments, _ = self.jitted.inputs.flat(slots)
+        if is_tracing():
+            agreement.settle_within(arguments)
+        else:
+            agreement.settle(arguments, lambda: self.jitted.trace(leaves, statics).lower().compile())
 
     @functools.cached_property
     def _donated(self) -> list[bool]:
@@ -163,9 +174,11 @@ class Entry:
     def lower(self, platforms: tuple[str, ...] | None = None) -> Any:
         """The `jax.stages.Lowered`, for other platforms than this machine's where they are named."""
         request = self.planned.traced.request
-        with no_collection():
+        agreement = self.dispatch.agreement
+        with no_collection(), covering():  # what is lowered for itself asks nobody before it runs
             traced = self.jitted.trace(request.structs, [request.slots[i] for i in self.layout.static])
-            return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
+            lowered = traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
+        return lowered if agreement is None else AgreedStage(lowered, agreement)
 
 
 def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
@@ -190,6 +203,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
 
     pins, replay = _pinned(planned) if planned.region is None else (None, _partitioned(planned, planned.region, mesh))
     named = NamedShardings(mesh)
+    agreement = None if abstract or not isinstance(mesh, Mesh) else agreement_of(planned, mesh)
     types, statics = request.key[2], request.key[4]
     in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)
     jitted = executable(
@@ -205,9 +219,10 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
         static_slots=layout.static,
         arrangement=arrangement(plan.donation, plan.program, plan.outputs),
         configuration=configuration,
+        gate=None if agreement is None else functools.partial(gated, agreement),
     )
     guard, errors = Guard(bool(layout.donated)), BufferErrors(request.settings.fun)
-    dispatch = direct(jitted) if abstract else dispatched(jitted, planned, mesh)
+    dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement)
     placing = Placing(request, mesh, in_shardings)
     return Entry(planned, pins, jitted, dispatch, placing, layout, guard, errors, not traced.closes_over_tracers)
 

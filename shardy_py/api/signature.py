@@ -235,6 +235,11 @@ def configuration() -> tuple[Any, ...]:
     return tuple(getattr(config, name, None) for name in _SETTINGS)
 
 
+def settings_by_name() -> dict[str, Any]:
+    """`configuration`, with the name of each setting."""
+    return dict(zip(_SETTINGS, configuration()))
+
+
 _SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",

@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType
 from jax.sharding import Mesh as JaxMesh
 
+from shardy_py.api.agreement import covering
 from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.partitioning import Partitioning
@@ -69,13 +70,23 @@ def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verificati
     if idle is not None:
         return Verification(request.name, request.location, request.view.describe(), RunComparison(()), None, idle)
     inputs = _inputs(planned, slots)
+    got = [_fetched(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
+    with covering():  # the processes of the mesh have agreed on the whole
+        run, beside = _runs(planned, inputs, got, mesh, asked)
+    return Verification(request.name, request.location, request.view.describe(), run, beside)
+
+
+def _runs(
+    planned: Planned, inputs: list[Any], got: Sequence[Any], mesh: JaxMesh, asked: Request
+) -> tuple[RunComparison, RunComparison | None]:
+    """The planned run, and that by XLA alone where it is asked for, beside the unsharded run."""
+    traced = planned.traced
     mesh = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     reference = Reference(mesh)
     unsharded = reference.of(traced.jaxpr)
     expected = [fetch(x) for x in unsharded(inputs)]
     flat = _flat(planned)
     comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, asked)
-    got = [_fetched(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
     run = comparer.compare(got, planned_run(planned), flat)
     beside = None
     if asked.plain_xla:
@@ -87,7 +98,7 @@ def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verificati
             beside = run if _identical(got, other) else comparer.compare(other, alone, annotated, described=False)
         except Exception as error:  # whatever XLA raises where it finds no program
             beside = RunComparison((), problem=first_line(error))
-    return Verification(request.name, request.location, request.view.describe(), run, beside)
+    return run, beside
 
 
 def _idle(mesh: JaxMesh) -> str | None:

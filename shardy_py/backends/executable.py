@@ -58,6 +58,7 @@ def executable(
     static_slots: Sequence[int],
     arrangement: Arrangement,
     configuration: Callable[[], tuple[Any, ...]],
+    gate: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
 ) -> Rearranged:
     """A jitted function of slots.
 
@@ -77,6 +78,7 @@ def executable(
         static_slots: Slots of static arguments.
         arrangement: What is donated, and the order of the results that pairs it as planned.
         configuration: Gives the settings of JAX at the time of a call.
+        gate: What results pass, so that something happens before the program runs wherever it is a part of; None for nothing.
     """
     run: Callable[..., Any] = replay
     if explicit:
@@ -100,7 +102,8 @@ def executable(
             or (not explicit and any(explicit_sharding(x) is not None for x in leaves))
         ):
             raise SignatureChanged
-        return outputs.packed(run(*leaves))
+        results = run(*leaves)
+        return outputs.packed(results if gate is None else gate(results))
 
     checked.__name__ = checked.__qualname__ = name
     if not by_leaf and len(set(labels)) == len(labels) and all(label.isidentifier() and not iskeyword(label) for label in labels):

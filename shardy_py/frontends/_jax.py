@@ -109,6 +109,35 @@ def is_tracing() -> bool:
     return not _core.trace_state_clean()
 
 
+def is_staged() -> bool:
+    """Whether what is called here is written down, to be run later or never, as under `jax.jit` or `jax.make_jaxpr`.
+
+    Not under `jax.grad` or `jax.vmap` alone, which run it at once.
+    """
+    trace: Any = _core.trace_ctx.trace
+    while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def is_lowered_ahead() -> bool:
+    """Whether a program is lowered here because `.lower()` was called, or what calls that, such as `jax.export`: it need not run."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _LOWER:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_LOWER = inspect.unwrap(jax.stages.Traced.lower).__code__
+
+
+def known_value(x: Any) -> Any:
+    """The value that a tracer stands for, as under `jax.grad` alone; None where it stands for none. What is no tracer is given back."""
+    return _core.to_concrete_value(x)
+
+
 def context_devices() -> Mesh | None:
     """The mesh of `jax.set_mesh`; unlike `jax.sharding.get_mesh`, under a trace too."""
     mesh = _mesh.get_concrete_mesh()

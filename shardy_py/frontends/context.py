@@ -15,7 +15,10 @@ from shardy_py.frontends._jax import current_settings as current_settings
 from shardy_py.frontends._jax import current_trace as current_trace
 from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
+from shardy_py.frontends._jax import is_lowered_ahead as is_lowered_ahead
+from shardy_py.frontends._jax import is_staged as is_staged
 from shardy_py.frontends._jax import is_tracing as is_tracing
+from shardy_py.frontends._jax import known_value as known_value
 from shardy_py.frontends._jax import local_type as local_type
 from shardy_py.frontends._jax import no_context_devices as no_context_devices
 from shardy_py.frontends._jax import put_shards as put_shards

@@ -1,123 +1,362 @@
-"""Processes as threads that share a store in memory; tests/test_multi_process.py has real ones."""
+"""What processes compare and when, in one process whose peers are played; tests/test_multi_process.py has real ones."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api import agreement
-from shardy_py.api.errors import PeerMissingError, PlanMismatchError
+from shardy_py.api import agreement, statement
+from shardy_py.api.errors import PeerFailedError, PeerMissingError, PlanMismatchError, ValueMismatchError
+from shardy_py.api.peer_states import Verdict
+
+LOWERINGS = ["jit", "shard_map"]
+X = np.arange(256.0, dtype="float32").reshape(16, 16) / 99
 
 
-class Memory:
+class Peers:
+    """Stands for the other processes, which all come with the same program unless they are told otherwise."""
+
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.changed = threading.Condition()
+        self.own = 0
+        self.runs = 0
+        self.agreed: set[str] = set()
+        self.waited: list[dict[str, Any]] = []
+        self.verdict = Verdict("agreed")
+        self.sent = ""
+        self.answer: Callable[[str], str] = str
 
-    def key_value_set(self, key: str, value: Any, allow_overwrite: bool = False) -> None:
-        with self.changed:
-            if key in self.values and not allow_overwrite:
-                raise RuntimeError("ALREADY_EXISTS")
-            self.values[key] = value
-            self.changed.notify_all()
+    def wait(self, program: str, values: Sequence[str | None], place: str, *, timeout: float | None = None, ahead: bool = False) -> Verdict:
+        self.waited.append({"program": program, "values": list(values), "timeout": timeout, "ahead": ahead})
+        return self.verdict
 
-    key_value_set_bytes = key_value_set
+    def send(self, key: str, text: str) -> None:
+        self.sent = text
 
-    def key_value_try_get(self, key: str) -> Any:
-        if key not in self.values:
-            raise RuntimeError("NOT_FOUND")
-        return self.values[key]
+    def receive(self, key: str) -> str | None:
+        """What another process sends, given what this one has sent; its own text under a key that ends in its number."""
+        return self.sent if key.endswith("/0") else self.answer(self.sent)
 
-    def key_value_delete(self, key: str) -> None:
-        with self.changed:
-            self.values = {name: value for name, value in self.values.items() if not name.startswith(key + "/")}
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> Any:
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
-                raise RuntimeError("DEADLINE_EXCEEDED")
-            return self.values[key]
-
-    blocking_key_value_get_bytes = blocking_key_value_get
+    @property
+    def ahead(self) -> list[bool]:
+        return [wait["ahead"] for wait in self.waited]
 
 
-def together(
-    store: Memory, texts: dict[int, str], *, number: int = 1, timeout: float = 20.0, late: dict[int, float] | None = None
-) -> list[Any]:
-    """What each process of 0, 1, ... gets; those that are not in `texts` never come."""
-    processes = tuple(range(max(texts) + 1))
-
-    def one(own: int) -> Exception | None:
-        time.sleep((late or {}).get(own, 0.0))
-        try:
-            agreement.compare(store, number, processes, own, texts[own], what="f.py:1 (f)", timeout=timeout)
-        except Exception as error:
-            return error
-        return None
-
-    with ThreadPoolExecutor(len(texts)) as pool:
-        return list(pool.map(one, texts))
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Peers:
+    made = Peers()
+    monkeypatch.setattr(agreement, "peers_of", lambda devices: made)
+    return made
 
 
-def test_equal_statements_agree_and_the_round_before_is_forgotten() -> None:
-    store = Memory()
-    assert together(store, dict.fromkeys(range(4), "same")) == [None] * 4
-    assert together(store, dict.fromkeys(range(4), "other"), number=2) == [None] * 4
-    assert store.values
-    assert all("/2/" in key for key in store.values)
+@functools.cache
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
-def test_a_difference_is_an_error_everywhere_with_its_line() -> None:
-    found = together(Memory(), {0: "a\nx 1\nc", 1: "a\nx 1\nc", 2: "a\nx 2\nc", 3: "a\nx 1\nc\nd"})
-    assert all(isinstance(error, PlanMismatchError) and isinstance(error, RuntimeError) for error in found)
-    for own, error in enumerate(found):
-        assert f"in process {own}" in error.where
-    for own in (0, 1, 2):
-        assert found[own].what == "processes 0, 1 and process 2 are about to run different programs"
-        assert "processes 0, 1: `x 1`, process 2: `x 2`" in found[own].why
-    assert "only process 3: `d`" in found[3].why
+def scaled(x: Any) -> Any:
+    return jnp.sum(jnp.tanh(x) * 2.0)
 
 
-def test_long_statements_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_CHUNK", 16)
-    lines = [f"line {i}" for i in range(200)]
-    found = together(Memory(), {0: "\n".join(lines), 1: "\n".join([*lines[:150], "another", *lines[151:]])})
-    assert all("process 0: `line 150`, process 1: `another`" in error.why for error in found)
+def linear(x: Any) -> Any:
+    """Its gradient needs nothing of a call."""
+    return jnp.sum(x * 2.0)
 
 
-@pytest.mark.parametrize("there", [{0: "a", 2: "a"}, {1: "a", 2: "a"}])
-def test_who_is_missing_is_named(there: dict[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_GRACE", 0.2)
-    (missing,) = {0, 1, 2} - set(there)
-    for error in together(Memory(), there, timeout=0.3):
-        assert isinstance(error, PeerMissingError)
-        assert error.what == f"process {missing} did not come within 0.3 s"
+ROWS = P("data")
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_who_comes_too_late_hears_so(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_GRACE", 0.2)
-    store = Memory()
-    found = together(store, {0: "a", 1: "a"}, timeout=0.3, late={late: 1.2})
-    assert f"process {late} did not come" in str(found[1 - late])
-    assert "given up waiting for this one" in str(found[late])
-    assert together(store, {0: "a", 1: "a"}, number=2) == [None, None]
+def decorated(fun: Callable[..., Any] = scaled, specs: Any = ROWS, lowering: str = "jit", **keywords: Any) -> Any:
+    return sp.auto_shard(fun, mesh=mesh(), in_shardings=specs, lowering=lowering, **keywords)
 
 
-def statement(fun: Callable[..., Any], *spec: str | None, **keywords: Any) -> str:
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    planned = sp.auto_shard(fun, mesh=mesh, in_shardings=P(*spec or ("data",)), **keywords).trace(jnp.ones((16, 16)))._planned
-    return agreement.statement(planned, list(mesh.devices.flat))
+# When.
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_the_first_call_of_a_signature_asks(peers: Peers, lowering: str) -> None:
+    """Once before the program is compiled and once behind, so that nobody runs before all can; later calls ask nothing."""
+    f = decorated(lowering=lowering)
+    for _ in range(3):
+        np.testing.assert_allclose(f(jnp.asarray(X)), scaled(X), rtol=1e-5)
+    assert len(peers.waited) == 2
+    assert peers.runs == 3
+    f(jnp.ones((32, 16)))
+    assert len(peers.waited) == 4
+    f.clear_cache()
+    f(jnp.asarray(X))  # agreed on before
+    assert len(peers.waited) == 4
+    assert peers.ahead == [False] * 4
+
+
+@pytest.mark.parametrize("arrangement", ["plain", "donated", "reordered"])
+def test_the_program_is_compiled_once(peers: Peers, arrangement: str) -> None:
+    """What was compiled before the second question runs."""
+    compiled: list[str] = []
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        compiled.extend([event] * event.endswith("backend_compile_duration"))
+
+    def step(params: Any, x: Any) -> Any:
+        new = {name: p - 0.1 * jnp.mean(x) for name, p in params.items()}
+        return (jnp.sum(x), new) if arrangement == "reordered" else new
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        f = decorated(step, (None, P("data")), **({} if arrangement == "plain" else {"donate_argnums": 0}))
+        sharding = NamedSharding(mesh(), P())
+        params = jax.device_put({"b": jnp.ones(8), "w": jnp.ones(8)}, sharding)
+        x = jax.device_put(X, NamedSharding(mesh(), P("data")))
+        compiled.clear()
+        f(params, x)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled) == 1
+    assert len(peers.waited) == 2
+
+
+@pytest.mark.parametrize("look", ["plan", "trace", "eval_shape", "lower", "compile", "make_jaxpr", "jax.eval_shape", "grad's jaxpr"])
+def test_looking_asks_nobody(peers: Peers, look: str) -> None:
+    """One process may print a plan, or count what a program costs."""
+    f = decorated()
+    looks: dict[str, Callable[[], Any]] = {
+        "plan": lambda: f.plan(X),
+        "trace": lambda: f.trace(X),
+        "eval_shape": lambda: f.eval_shape(X),
+        "lower": lambda: f.lower(X).as_text(),
+        "compile": lambda: f.lower(X).compile().cost_analysis(),
+        "make_jaxpr": lambda: jax.make_jaxpr(f)(X),
+        "jax.eval_shape": lambda: jax.eval_shape(f, X),
+        "grad's jaxpr": lambda: jax.make_jaxpr(jax.grad(f))(X),
+    }
+    looks[look]()
+    assert not peers.waited
+
+
+def scanned(f: Any) -> Callable[..., Any]:
+    return lambda x: jax.lax.scan(lambda carry, _: (carry + f(x), None), 0.0, length=2)[0]
+
+
+TRANSFORMED: dict[str, Callable[[Any], Any]] = {
+    "jit": jax.jit,
+    "jit of jit": lambda f: jax.jit(lambda x: jax.jit(f)(x) + 1),
+    "grad": jax.grad,
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "grad of jit": lambda f: jax.grad(jax.jit(f)),
+    "vmap": lambda f: jax.vmap(f, in_axes=0),
+    "jit of vmap": lambda f: jax.jit(jax.vmap(f)),
+    "value_and_grad": jax.value_and_grad,
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[0],
+    "hessian": lambda f: jax.jit(lambda x: jax.jvp(jax.grad(f), (x,), (x,))[1]),
+    "scan": scanned,
+    "cond": lambda f: jax.jit(lambda x: jax.lax.cond(x.sum() > 0, f, lambda x: 0.0, x)),
+    "custom_vjp": lambda f: custom(f),
+}
+
+
+def custom(f: Any) -> Callable[..., Any]:
+    made = jax.custom_vjp(f)
+    made.defvjp(lambda x: (f(x), x), lambda x, ct: (ct * jnp.cos(x),))
+    return jax.grad(made)
+
+
+@pytest.mark.parametrize(
+    ("fun", "lowering"),
+    [
+        (scaled, "shard_map"),
+        pytest.param(scaled, "jit", marks=pytest.mark.slow),
+        pytest.param(linear, "shard_map", marks=pytest.mark.slow),
+        (linear, "jit"),
+    ],
+)
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformed_calls_ask_before_they_run(peers: Peers, name: str, fun: Any, lowering: str) -> None:
+    """Each in both ways to be called: at once, and written down; also where only a derivative is left of the call."""
+    if (name, fun) == ("hessian", linear):
+        pytest.skip("nothing is left of the call")
+    transform, f = TRANSFORMED[name], decorated(fun, lowering=lowering)
+    x = jnp.asarray(np.stack([X, X])) if "vmap" in name else jnp.asarray(X)
+    run = transform(f)
+    questions = 2 if name == "custom_vjp" else 1  # its forward rule is a plain call
+    for got, expected in zip(jax.tree.leaves(run(x)), jax.tree.leaves(transform(fun)(x)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    assert peers.ahead == [False] * questions
+    run(x)
+    transform(f)(x)
+    jax.jit(lambda x: transform(f)(x))(x)
+    assert len(peers.waited) == questions
+
+
+def test_a_signature_that_was_written_down_asks_when_it_runs(peers: Peers) -> None:
+    f = decorated()
+    jax.make_jaxpr(f)(X)
+    jax.make_jaxpr(lambda x: f(x) + 1)(X)
+    assert not peers.waited
+    jax.jit(lambda x: f(x) + 2)(jnp.asarray(X))
+    assert len(peers.waited) == 1
+
+
+@pytest.mark.parametrize(
+    "look", [lambda f: jax.jit(f).lower(X), lambda f: jax.jit(jax.grad(f)).lower(X), lambda f: jax.export.export(jax.jit(f))(X)]
+)
+def test_what_is_lowered_ahead_is_not_waited_for_long(peers: Peers, look: Callable[[Any], Any]) -> None:
+    f = decorated()
+    peers.verdict = Verdict("missing", missing=(1,))
+    look(f)
+    assert peers.ahead == [True]
+    assert peers.waited[0]["timeout"] == agreement.AHEAD
+    peers.verdict = Verdict("agreed")
+    f(jnp.asarray(X))  # and asks again before it runs
+    assert peers.ahead == [True, False, False]
+
+
+def test_a_compiled_stage_asks_when_it_runs(peers: Peers) -> None:
+    for keywords in ({}, {"donate_argnums": 0}):
+        peers.waited.clear()
+        peers.agreed.clear()
+        f = decorated(lambda params, x: (jnp.sum(x), {"w": params["w"] - jnp.mean(x)}), (None, P("data")), **keywords)
+        args = {"w": jnp.ones(8)}, jax.device_put(X, NamedSharding(mesh(), P("data")))
+        compiled = f.lower(*args).compile()
+        assert not peers.waited
+        for _ in range(2):
+            args = jax.device_put({"w": jnp.ones(8)}, NamedSharding(mesh(), P())), args[1]
+            np.testing.assert_allclose(compiled(*args)[0], X.sum(), rtol=1e-5)
+        assert len(peers.waited) == 2
+        f({"w": jnp.ones(8)}, args[1])
+        assert len(peers.waited) == 2
+        assert compiled.input_shardings[0][1].spec == P("data")
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_function_in_another_asks_with_it(peers: Peers, lowering: str) -> None:
+    """Also where the inner one was traced before, behind a gate that the outer one reads as an identity."""
+    inner = jax.jit(decorated(lambda x: jnp.tanh(x) * 2.0, lowering=lowering))
+
+    def fun(x: Any) -> Any:
+        return jnp.sum(inner(x) + inner(x * 2))
+
+    with jax.set_mesh(mesh()):
+        jax.make_jaxpr(inner)(X)
+        outer = decorated(fun, lowering=lowering)
+        np.testing.assert_allclose(outer(X), jnp.sum(jnp.tanh(X) * 2 + jnp.tanh(X * 2) * 2), rtol=1e-5)
+        assert len(peers.waited) == 2
+        np.testing.assert_allclose(jax.grad(outer)(X)[0, 0], 6.0, rtol=1e-5)
+    assert outer.verify(X).agrees
+
+
+# What.
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [(X, X.copy()), (0.1, 0.1), (3, 3), (True, True), (np.float32(2), np.float32(2)), (jnp.asarray(X), jnp.asarray(X)),
+     (jnp.asarray(X, jnp.bfloat16), jnp.asarray(X, jnp.bfloat16)), (np.zeros((0, 3)), np.zeros((0, 3))),
+     (jax.random.key(3), jax.random.key(3)), (X.T, np.ascontiguousarray(X.T)), (1j, 1j)],
+    ids=lambda x: type(x).__name__,
+)  # fmt: skip
+def test_values_that_a_process_has_are_compared(given: Any, same: Any) -> None:
+    one, other = statement.passed_values([given]), statement.passed_values([same])
+    assert one == other
+    assert one != [None]
+    if np.size(given) and not (isinstance(given, jax.Array) and jax.dtypes.issubdtype(given.dtype, jax.dtypes.prng_key)):
+        assert statement.passed_values([given + 1]) != one
+
+
+def test_the_first_call_compares_values(peers: Peers) -> None:
+    def fun(params: Any, x: Any, *, rate: float) -> Any:
+        return params["w"] - rate * jnp.mean(x), params["b"]
+
+    f = decorated(fun)
+    f = sp.auto_shard(fun, mesh=mesh(), in_shardings=({"w": None, "b": None}, P("data"), None), donate_argnums=0)
+    f({"w": jnp.ones(8), "b": np.zeros(8)}, jax.device_put(X, NamedSharding(mesh(), P("data"))), rate=0.1)
+    expected = statement.passed_values([np.zeros(8), jnp.ones(8), X, 0.1])
+    assert peers.waited[0]["values"] == expected  # in the order of the leaves
+    assert not any(peers.waited[1]["values"])
+    peers.waited.clear()
+    jax.grad(lambda p, x: jnp.sum(f(p, x, rate=0.2)[0]))({"w": jnp.full(8, 2.0), "b": jnp.zeros(4)}, X)
+    (asked,) = peers.waited
+    assert asked["values"] == statement.passed_values([jnp.zeros(4), jnp.full(8, 2.0), X, 0.2])
+
+
+def test_a_difference_of_values_names_the_argument(peers: Peers) -> None:
+    f = decorated(lambda params, rate: params["w"] * rate, None)
+    peers.verdict = Verdict("values", ((0, 2), (1,)), leaves=(0, 1))
+    peers.answer = lambda sent: "7, 8, 9, ..."
+    with pytest.raises(ValueMismatchError) as error:
+        f({"w": X}, 0.1)
+    message = str(error.value)
+    assert message.startswith("params['w'], rate have other values in process 1 than in processes 0, 2")
+    assert "processes 0, 2: 0, 0.010101, 0.020202, 0.030303, ...; process 1: 7, 8, 9, ..." in message
+    assert isinstance(error.value, PlanMismatchError)
+    peers.verdict = Verdict("agreed")
+    f({"w": X}, 0.1)  # and a call that failed so is not run unasked
+
+
+def test_a_difference_of_programs_shows_the_first_line(peers: Peers) -> None:
+    f = decorated()
+    peers.answer = lambda sent: sent.replace("jax_default_matmul_precision = None", "jax_default_matmul_precision = 'highest'")
+    peers.verdict = Verdict("programs", ((0, 2), (1,)), ("one", "other"))
+    for call in (lambda: f(X), lambda: jax.jit(f)(jnp.asarray(X)), lambda: jax.grad(f)(jnp.asarray(X)), lambda: f.lower(X).compile()(X)):
+        with pytest.raises(PlanMismatchError) as error:
+            call()
+        message = str(error.value)
+        assert "processes 0, 2 and process 1 are about to run different programs" in message
+        assert "processes 0, 2: `jax_default_matmul_precision = None`, process 1: `jax_default_matmul_precision = 'highest'`" in message
+        assert "jax_enable_x64" not in message
+    peers.answer = lambda sent: f"{sent}\nmore"
+    with pytest.raises(PlanMismatchError, match="only process 1: `more`"):
+        f(X)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind", "words"),
+    [
+        (Verdict("failed", process=1, reason="KeyError: 'part'\n  in f"), PeerFailedError, "process 1 has failed: KeyError: 'part'"),
+        (Verdict("ended", process=1, reason=""), PeerFailedError, "process 1 has ended\n"),
+        (Verdict("ended", process=1, reason="SystemExit: 1"), PeerFailedError, "process 1 has ended: SystemExit: 1"),
+        (Verdict("elsewhere", process=1), PeerMissingError, "process 1 did not come: it runs a program that this process has not started"),
+        (Verdict("left", process=1), PeerMissingError, "given up waiting for this one"),
+        (Verdict("missing", missing=(1, 3)), PeerMissingError, "processes 1, 3 did not come within 7 s"),
+    ],
+)  # fmt: skip
+def test_errors_say_who_and_where(peers: Peers, verdict: Verdict, kind: type[Exception], words: str) -> None:
+    peers.verdict = verdict
+    with pytest.raises(kind) as error:
+        decorated(options=sp.Options(peer_timeout=7))(X)
+    assert words in str(error.value)
+    assert f"first call of {__file__}" in str(error.value)
+
+
+def test_a_store_that_is_gone(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any, **__: Any) -> Verdict:
+        raise RuntimeError("UNAVAILABLE: failed to connect")
+
+    monkeypatch.setattr(peers, "wait", gone)
+    with pytest.raises(PeerMissingError, match="does not answer"):
+        decorated()(X)
+
+
+@pytest.mark.parametrize("timeout", [-1, "30", float("nan")])
+def test_a_timeout_is_a_number(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="peer_timeout is"):
+        sp.Options(peer_timeout=timeout)
+
+
+# Statements.
+
+
+def stated(fun: Callable[..., Any], *spec: str | None, **keywords: Any) -> str:
+    planned = sp.auto_shard(fun, mesh=mesh(), in_shardings=P(*spec or ("data",)), **keywords).trace(jnp.ones((16, 16)))._planned
+    return statement.statement(planned, list(mesh().devices.flat))
 
 
 def test_a_statement_holds_what_is_run() -> None:
@@ -127,27 +366,32 @@ def test_a_statement_holds_what_is_run() -> None:
     def same(x: Any) -> Any:
         return jax.pure_callback(lambda x: x, x, x)
 
-    assert statement(plain) == statement(plain)
-    assert "0x" not in statement(same)
-    others = [statement(plain, None, "data"), statement(plain, donate_argnums=0), statement(plain, lowering="shard_map")]
-    others += [statement(lambda x: 2.0 * x), statement(lambda x: 3.0 * x)]
-    assert len({statement(plain), *others}) == 6
+    assert stated(plain) == stated(plain)
+    assert "0x" not in stated(same)
+    others = [stated(plain, None, "data"), stated(plain, donate_argnums=0), stated(plain, lowering="shard_map")]
+    others += [stated(lambda x: 2.0 * x), stated(lambda x: 3.0 * x)]
+    with jax.default_matmul_precision("highest"):
+        others.append(stated(plain))
+    assert len({stated(plain), *others}) == 7
 
 
-def test_closed_over_arrays_are_part_of_a_statement() -> None:
-    def with_seed(seed: int) -> str:
-        key, shift = jax.random.key(seed), jnp.full((16,), seed)
-        return statement(lambda x: x + jax.random.normal(key, (16, 16)) + shift)
+@pytest.mark.parametrize("size", [16, 1 << 23])
+def test_closed_over_arrays_are_part_of_a_statement(size: int) -> None:
+    def with_value(value: int) -> str:
+        key, shift = jax.random.key(value), jnp.full((16,), value)
+        table, spread = np.full(size, value, "float32"), jax.device_put(jnp.full(8, value), NamedSharding(mesh(), P("data")))
+        return stated(lambda x: x + jax.random.normal(key, (16, 16)) + shift + jnp.mean(jnp.asarray(table)) + jnp.mean(spread))
 
-    assert with_seed(0) == with_seed(0)
-    assert with_seed(0) != with_seed(1)
-    assert with_seed(1).count("closed over") == 2
+    assert with_value(0) == with_value(0)
+    one, other = with_value(0).splitlines(), with_value(1).splitlines()
+    different = [a for a, b in zip(one, other, strict=True) if a != b]
+    assert sum(line.startswith("closed over") for line in different) == 4
 
 
 def test_one_process_compares_nothing() -> None:
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    function = sp.auto_shard(lambda x: x + 1, mesh=mesh, in_shardings=P("data"))
-    function(jnp.ones(8))
+    function = decorated(lambda x: x + 1)
+    function(jnp.ones((8, 8)))
     assert function._last is not None
     assert function._last.dispatch.agreement is None
     assert function._last.dispatch.run == function._last.jitted.run
+    assert "agreed" not in str(jax.make_jaxpr(function)(jnp.ones((8, 8))))

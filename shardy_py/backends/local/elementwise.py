@@ -28,7 +28,7 @@ def _linear(equation: Equation) -> tuple[tuple[int, ...], ...]:
     return ()
 
 
-_LINEAR_IN_ALL = frozenset({"add", "add_any", "sub", "neg", "copy", "copy_p", "real", "imag", "conj", "name"})
+_LINEAR_IN_ALL = frozenset({"add", "add_any", "sub", "neg", "agreed", "copy", "copy_p", "real", "imag", "conj", "name"})
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -60,7 +60,7 @@ def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> F
 
 
 POINTWISE = """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
+    abs acos acosh add add_any agreed and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
     convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
     igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi multiple_of name ne neg
     nextafter not one_minus_square or polygamma polynomial population_count pow random_clone real reciprocal reduce_precision

@@ -237,8 +237,8 @@ BINARY_OPS = {
 _CASTS = ("pvary", "preduced", "reduced_vary_cast", "reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p")
 
 _IDENTITIES = (
-    *_CASTS, "copy", "from_edtype", "multiple_of", "name", "random_clone", "random_unwrap", "random_wrap", "stage", "stop_gradient",
-    "to_edtype",
+    *_CASTS, "agreed", "copy", "from_edtype", "multiple_of", "name", "random_clone", "random_unwrap", "random_wrap", "stage",
+    "stop_gradient", "to_edtype",
 )  # fmt: skip
 
 TEMPLATES: dict[str, TemplateBuilder] = {

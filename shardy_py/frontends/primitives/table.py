@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 NATIVE = """
-    abs acos acosh add add_any all_gather all_gather_invariant all_gather_reduced all_to_all and asin asinh atan atan2 atanh
+    abs acos acosh add add_any agreed all_gather all_gather_invariant all_gather_reduced all_to_all and asin asinh atan atan2 atanh
     bessel_i1e bitcast_convert_type broadcast_in_dim cbrt ceil clamp clz complex concatenate conj conv_general_dilated
     convert_element_type copy cos cosh digamma div dot_general dynamic_slice dynamic_update_slice empty empty2 eq eq_to erf
     erf_inv erfc exp exp2 expm1 fft floor from_edtype gather ge gt imag integer_pow iota iota_2x32_shape is_finite le le_to

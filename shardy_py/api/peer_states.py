@@ -1,0 +1,173 @@
+"""What the processes of a mesh say of themselves, and what they are to be told: agreement as a function, without waiting or a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class State:
+    """The entry of one process.
+
+    Attributes:
+        ticket: How many times it has waited.
+        program: Digest of the program that it waits to run; empty where it does not wait.
+        values: Digest of the values that it passes to the program; empty where none are compared.
+        place: The function, and where it is.
+        ahead: Whether it waits because the program is lowered, and will perhaps not run.
+        runs: How many programs it has started.
+        failures: How many calls have failed before they ran, since all agreed last.
+        reasons: How the latest of them failed.
+        calls: Whether there was another call after the latest failure.
+        told: Processes whose failures it was told of, with their number, since all agreed last.
+        alone: Programs that it lowered and went on with while some did not come.
+        left: Programs for which it waits no longer, with the ticket.
+        heard: Processes of which it was told that they had left, with their ticket.
+        ended: How it ended; empty for an end without error, None while it lives.
+    """
+
+    ticket: int = 0
+    program: str = ""
+    values: str = ""
+    place: str = ""
+    ahead: bool = False
+    runs: int = 0
+    failures: int = 0
+    reasons: tuple[str, ...] = ()
+    calls: bool = False
+    told: Mapping[str, int] = field(default_factory=dict)
+    alone: tuple[str, ...] = ()
+    left: Mapping[str, int] = field(default_factory=dict)
+    heard: Mapping[str, int] = field(default_factory=dict)
+    ended: str | None = None
+
+
+Kind = Literal["agreed", "programs", "values", "left", "failed", "ended", "elsewhere", "missing"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a waiting process is told.
+
+    Attributes:
+        kind: `agreed`: all come with this program. `programs`: they come with different ones. `values`: they pass different values to it.
+            `left`: another process came, and waits no longer. `failed`, `ended`: another process will not come. `elsewhere`: another
+            process has started a program that this one has not, and waits in its collectives. `missing`: the time is up.
+        groups: Processes that come with the same program or value.
+        programs: The program of each group.
+        leaves: Numbers of the arguments whose values differ; the groups are those of the first.
+        process: The process that is to blame.
+        reason: How it failed or ended, and where.
+        missing: The processes that did not come; where the others agree, they have gone on alone.
+    """
+
+    kind: Kind
+    groups: tuple[tuple[int, ...], ...] = ()
+    programs: tuple[str, ...] = ()
+    leaves: tuple[int, ...] = ()
+    process: int = -1
+    reason: str = ""
+    missing: tuple[int, ...] = ()
+
+
+Values = Sequence[str | None]
+"""Digests of the arguments of a call, None for those that are not compared."""
+
+
+def decide(processes: Sequence[int], states: Mapping[int, State], values_of: Callable[[int], Values]) -> tuple[dict[int, Verdict], bool]:
+    """What waiting processes are to be told.
+
+    Args:
+        processes: Those of the mesh, in order.
+        states: Their entries; those that have not come yet have none.
+        values_of: Gives the values that a waiting process passes.
+
+    Returns:
+        Verdicts, by process, and whether they hold at once; else they hold if nothing changes for `PATIENCE`.
+    """
+    waiting = {p: states[p] for p in processes if p in states and states[p].program}
+    certain: dict[int, Verdict] = {}
+    likely: dict[int, Verdict] = {}
+    for program, here in _grouped({p: state.program for p, state in waiting.items()}).items():
+        absent = {p: states.get(p, ABSENT) for p in processes if p not in here}
+        absent = {p: state for p, state in absent.items() if program not in state.alone}
+        if not absent:
+            alone = tuple(p for p in processes if p not in here)
+            certain |= dict.fromkeys(here, _compared({p: waiting[p] for p in here}, values_of, alone))
+            continue
+        for p in here:
+            own = waiting[p]
+            if own.ahead:
+                continue  # who lowers only, need not hear of those who do not
+            found = _left(program, own, absent) or _ended(absent) or _failed(p, own, absent, gone_on=True)
+            if found is not None:
+                certain[p] = found
+            elif (found := _failed(p, own, absent, gone_on=False) or _elsewhere(own, absent)) is not None:
+                likely[p] = found
+    different = _different({p: state for p, state in waiting.items() if p not in certain})
+    # Where all are here, nobody else can come; else late ones are waited for, so that they hear of it too.
+    (certain if len(waiting) == len(processes) else likely).update(different)
+    return (certain, True) if certain else (likely, False)
+
+
+ABSENT = State()
+"""The entry of a process that has not come yet."""
+
+
+def _grouped(keys: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+    groups: dict[str, list[int]] = {}
+    for process, key in keys.items():
+        groups.setdefault(key, []).append(process)
+    return {key: tuple(group) for key, group in groups.items()}
+
+
+def _compared(here: Mapping[int, State], values_of: Callable[[int], Values], alone: tuple[int, ...]) -> Verdict:
+    """The verdict where all come with one program."""
+    passing = [p for p, state in here.items() if state.values]
+    if len({here[p].values for p in passing}) < 2:
+        return Verdict("agreed", missing=alone)
+    by_leaf = (_grouped({p: x for p, x in zip(passing, row) if x is not None}) for row in zip(*map(values_of, passing)))
+    different = {leaf: tuple(groups.values()) for leaf, groups in enumerate(by_leaf) if len(groups) > 1}
+    return Verdict("values", next(iter(different.values())), leaves=tuple(different)) if different else Verdict("agreed", missing=alone)
+
+
+def _left(program: str, own: State, absent: Mapping[int, State]) -> Verdict | None:
+    left = (p for p, state in absent.items() if state.left.get(program, 0) > own.heard.get(str(p), 0))
+    return next((Verdict("left", process=p) for p in left), None)
+
+
+def _ended(absent: Mapping[int, State]) -> Verdict | None:
+    return next((Verdict("ended", process=p, reason=state.ended) for p, state in absent.items() if state.ended is not None), None)
+
+
+def _failed(process: int, own: State, absent: Mapping[int, State], *, gone_on: bool) -> Verdict | None:
+    """The verdict on a process whose call has failed, and which waits with another program since, or has not called again."""
+    for p, state in absent.items():
+        # A call that failed in both processes, as with wrong arguments, is no news to either, nor is one that they were told of.
+        news = state.failures + state.told.get(str(process), 0) - own.failures - own.told.get(str(p), 0)
+        if news > 0 and (_clash(own, state) if gone_on else not (state.program or state.calls)):
+            return Verdict("failed", process=p, reason=state.reasons[-min(news, len(state.reasons))])
+    return None
+
+
+def _elsewhere(own: State, absent: Mapping[int, State]) -> Verdict | None:
+    ahead = (p for p, state in absent.items() if not state.program and state.runs > own.runs)
+    return next((Verdict("elsewhere", process=p) for p in ahead), None)
+
+
+def _different(waiting: Mapping[int, State]) -> dict[int, Verdict]:
+    """Verdicts for processes that wait for each other with different programs, so that none of them can go on."""
+    stuck = {p: one.program for p, one in waiting.items() if any(_clash(one, other) for other in waiting.values())}
+    groups = _grouped(stuck)
+    return dict.fromkeys(stuck, Verdict("programs", tuple(groups.values()), tuple(groups)))
+
+
+def _clash(one: State, other: State) -> bool:
+    """Whether two processes wait for each other with different programs."""
+    if not (one.program and other.program) or one.program == other.program or one.ahead != other.ahead:
+        return False
+    if one.program in other.alone or other.program in one.alone:
+        return False
+    return not one.ahead or one.place == other.place  # who lowers may be alone in it, unless another lowers the same function
