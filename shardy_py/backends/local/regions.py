@@ -17,7 +17,7 @@ from shardy_py.backends.local.annotations import identity
 from shardy_py.backends.local.calls import only_child, run_body
 from shardy_py.backends.local.form import bind
 from shardy_py.backends.local.held import Held, Region
-from shardy_py.backends.local.layouts import Axes, Layout, layout, replicated
+from shardy_py.backends.local.layouts import Axes, Layout, layout, nests, replicated, ways
 from shardy_py.backends.local.loops import settled
 from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.dialect import AxisRef, Mesh
@@ -85,14 +85,13 @@ def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
 
     arguments = []
     for held, v, spec in zip(operands, body.invars, params["in_specs"], strict=True):
-        free = _free(inner.planned(v, child), held.rank, left)
-        outer = layout([(*a, *dim.axes) for a, dim in zip(cut(spec, held.rank), free.dims, strict=True)])
+        outer, free = _within(cut(spec, held.rank), _free(inner.planned(v, child), held.rank, left), held.shape, walker.mesh)
         arguments.append(inner.hold(held.get(outer), free, tuple(getattr(v.aval, "shape", ())), held.dtype, uses=1))
     out = []
     for held, v, spec in zip(inner.jaxpr(body, [], arguments, child), eqn.outvars, params["out_specs"], strict=True):
-        free = settled(held)
-        at = layout([(*a, *dim.axes) for a, dim in zip(cut(spec, held.rank), free.dims, strict=True)])
-        out.append(walker.hold(held.get(free), at, tuple(getattr(v.aval, "shape", ())), held.dtype))
+        shape = tuple(getattr(v.aval, "shape", ()))
+        at, free = _within(cut(spec, held.rank), settled(held), shape, walker.mesh)
+        out.append(walker.hold(held.get(free), at, shape, held.dtype))
     walker.region.spent += region.spent
     return out
 
@@ -110,6 +109,27 @@ def _free(planned: Layout | None, rank: int, left: Mesh) -> Layout:
     if planned is None:
         return replicated(rank)
     return layout([tuple(axis for axis in dim.axes if axis.name in left.shape) for dim in planned.dims])
+
+
+def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Mesh) -> tuple[Layout, Layout]:
+    """A layout of blocks, and that of the whole value, as far as pieces of blocks are blocks of the value.
+
+    Args:
+        manual: The axes that each dimension is cut into blocks over.
+        free: How a block is to be cut further.
+        shape: The shape of the value.
+        mesh: The mesh of both.
+
+    Returns:
+        The layout of the value, and of a block, without the axes over which the pieces of a block that is cut unevenly lie elsewhere.
+    """
+    inner = []
+    for size, outer, dim in zip(shape, manual, free.dims, strict=True):
+        axes = dim.axes
+        while axes and not nests(size, ways(outer, mesh), ways(axes, mesh)):
+            axes = axes[:-1]
+        inner.append(axes)
+    return layout([(*outer, *axes) for outer, axes in zip(manual, inner)]), layout(inner)
 
 
 def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Rename) -> list[Held]:

@@ -162,3 +162,21 @@ def test_planned_function_inside_of_a_shard_map(specs: Any) -> None:
 
     np.testing.assert_allclose(jax.jit(outer)(X, X), np.tanh(X @ X) @ X.T, rtol=1e-4)
     assert str(jax.make_jaxpr(outer)(X, X)).count("partitioned_call[") == (specs[0] == P())
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(), P(None, "y")])
+def test_blocks_that_are_cut_unevenly(spec: P) -> None:
+    """Five rows of each of two blocks, over four devices: the pieces of the second block are no pieces of all ten rows."""
+
+    def body(v: Any) -> tuple[Any, Any]:
+        v = lax.with_sharding_constraint(v, P("y"))
+        sums = jnp.cumsum(v, 0) + lax.psum(v, "x")
+        return lax.with_sharding_constraint(2 * jnp.sin(v) + jnp.arange(5.0)[:, None], P("y")), sums
+
+    def fun(x: Any) -> Any:
+        return jax.shard_map(body, mesh=mesh(), in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=False)(x)
+
+    x = np.arange(40, dtype=np.float32).reshape(10, 4) / 40
+    first, sums = sp.auto_shard(fun, mesh=mesh(), in_shardings=spec, lowering="shard_map")(x)
+    np.testing.assert_allclose(first, 2 * np.sin(x) + np.tile(np.arange(5), 2)[:, None], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sums, np.concatenate([np.cumsum(x[:5], 0), np.cumsum(x[5:], 0)]) + np.tile(x[:5] + x[5:], (2, 1)), rtol=1e-5)
