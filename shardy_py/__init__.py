@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     from shardy_py.dialect import Mesh as Mesh
     from shardy_py.dialect import OpShardingRule as OpShardingRule
     from shardy_py.dialect import TensorSharding as TensorSharding
+    from shardy_py.errors import MeshError as MeshError
+    from shardy_py.errors import PeerMissingError as PeerMissingError
+    from shardy_py.errors import PlanMismatchError as PlanMismatchError
     from shardy_py.errors import ShardyError as ShardyError
+    from shardy_py.errors import SpecError as SpecError
     from shardy_py.plan import Collective as Collective
     from shardy_py.plan import Donated as Donated
     from shardy_py.plan import Finding as Finding
@@ -57,11 +61,15 @@ _HOMES = {
     "Hardware": "cost.hardware",
     "Links": "cost.links",
     "Mesh": "dialect",
+    "MeshError": "errors",
     "OpShardingRule": "dialect",
     "Options": "api",
+    "PeerMissingError": "errors",
     "Plan": "plan",
+    "PlanMismatchError": "errors",
     "RuleTable": "rules.rule_table",
     "ShardyError": "errors",
+    "SpecError": "errors",
     "TensorSharding": "dialect",
     "Traced": "api",
     "Verification": "api",

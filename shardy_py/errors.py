@@ -61,6 +61,26 @@ class VerificationError(ShardyError):
     """A program that breaks a rule of its ops or of the graph they form."""
 
 
+class UserError(ShardyError):
+    """A mistake in what the user passed; a ValueError, as JAX raises for the same mistake."""
+
+
+class MeshError(UserError):
+    """The mesh cannot be used, or two meshes that must agree do not."""
+
+
+class SpecError(UserError):
+    """A sharding that the user gave does not fit its value or the mesh."""
+
+
+class PlanMismatchError(UserError, RuntimeError):
+    """The processes of a mesh are about to run different programs."""
+
+
+class PeerMissingError(UserError, RuntimeError):
+    """A process of the mesh did not come to compare plans."""
+
+
 class ParseError(ShardyError):
     """Text that is not what was expected; the message shows the line with a caret under the place.
 

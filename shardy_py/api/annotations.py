@@ -11,8 +11,8 @@ from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from shardy_py.api.errors import SpecError
-from shardy_py.api.meshes import MeshView, view_of
+from shardy_py.api.errors import MeshError, SpecError
+from shardy_py.api.meshes import MeshView, check_planned_devices, view_of
 from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
@@ -83,6 +83,11 @@ def _view_for(spec: Any) -> MeshView:
         context = jax.sharding.get_abstract_mesh()
         if context is None or context.empty:
             return view_of(spec.mesh)
+        if isinstance(spec.mesh, Mesh):
+            try:
+                check_planned_devices(spec.mesh)
+            except MeshError as error:
+                raise error.at(f"{_SOURCE}, {_user_line()}") from None
     return view_of(None, _SOURCE)
 
 

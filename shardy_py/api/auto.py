@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.agreement import failures_told
+from shardy_py.api.errors import MeshError
 from shardy_py.api.inside import run_inside
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.options import Options
@@ -145,7 +146,7 @@ class AutoSharded:
     def _run_on(
         self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None
     ) -> Any:
-        if _is_manual(view):
+        if _is_manual(view, getattr(settings.fun, "__name__", "the function")):
             # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
             return run_inside(settings, view, self._arguments.layout(len(args), kwargs), args, kwargs)
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
@@ -365,6 +366,21 @@ def _context(view: MeshView) -> AbstractContextManager[Any]:
     return jax.set_mesh(mesh) if isinstance(mesh, Mesh) and not is_tracing() else jax.sharding.use_abstract_mesh(view.twin)
 
 
-def _is_manual(view: MeshView) -> bool:
+def _is_manual(view: MeshView, name: str) -> bool:
+    """Whether the call stands in a shard_map over axes of the mesh.
+
+    Raises:
+        MeshError: It stands in one over another mesh.
+    """
     context = jax.sharding.get_abstract_mesh()
-    return context is not None and bool(set(context.manual_axes) & set(view.sizes))
+    if context is None or not context.manual_axes:
+        return False
+    if not set(context.manual_axes) & set(view.sizes):
+        around = ", ".join(f"{axis}={size}" for axis, size in context.shape.items())
+        raise MeshError(
+            f"{name} is planned for {view.describe()} and called inside of a shard_map over another mesh, {around}",
+            where=f"call of {name}",
+            why="jax.pmap is a shard_map over a mesh of its own, each of whose devices runs its part alone",
+            fix=f"call {name} on the whole arrays, without jax.pmap, or map {name}.__wrapped__",
+        )
+    return True

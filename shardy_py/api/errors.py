@@ -5,19 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from shardy_py.errors import ShardyError
-
-
-class UserError(ShardyError):
-    """A mistake in what the user passed; a ValueError, as JAX raises for the same mistake."""
-
-
-class MeshError(UserError):
-    """The mesh cannot be used, or two meshes that must agree do not."""
-
-
-class SpecError(UserError):
-    """A sharding that the user gave does not fit its value or the mesh."""
+from shardy_py.errors import MeshError as MeshError
+from shardy_py.errors import PeerMissingError as PeerMissingError
+from shardy_py.errors import PlanMismatchError as PlanMismatchError
+from shardy_py.errors import SpecError as SpecError
+from shardy_py.errors import UserError as UserError
 
 
 class StaticArgumentError(UserError):
@@ -36,16 +28,8 @@ class DonationError(UserError):
     """One buffer is donated twice, or donated and passed again."""
 
 
-class PlanMismatchError(UserError, RuntimeError):
-    """The processes of a mesh are about to run different programs."""
-
-
 class ValueMismatchError(PlanMismatchError):
     """The processes of a mesh pass different values for an argument that every process has to pass alike."""
-
-
-class PeerMissingError(UserError, RuntimeError):
-    """A process of the mesh did not come to compare plans."""
 
 
 class PeerFailedError(PeerMissingError):

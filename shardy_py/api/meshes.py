@@ -6,9 +6,11 @@ Planning sees axis names and sizes only; the devices come back when shardings ar
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -18,7 +20,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import MeshError
 from shardy_py.dialect import Mesh
-from shardy_py.frontends.context import context_devices, explicit_sharding, is_tracing
+from shardy_py.frontends.context import context_devices, devices_started, explicit_sharding, is_tracing
 
 MESH_NAME = "mesh"
 
@@ -69,6 +71,13 @@ class MeshView:
                 '`.trace(...).lower(lowering_platforms=("tpu",))` work as they are',
             )
         return _first_devices(self.twin, need)
+
+    @property
+    def expected(self) -> JaxMesh | AbstractMesh:
+        """The mesh with the devices that a call will run on, as far as that is known without starting any."""
+        if not self.from_mapping or not devices_started() or len(jax.devices()) < math.prod(self.twin.axis_sizes):
+            return self.given
+        return _first_devices(self.twin, math.prod(self.twin.axis_sizes))
 
     def holding(self, arrays: Iterable[object]) -> MeshView:
         """The view for these arguments: a mapping names no devices and no axis types, so that those of the arguments' mesh count."""
@@ -211,6 +220,38 @@ def _ascii_name(name: str) -> str:
 
 def _twin(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh:
     return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+_planned: contextvars.ContextVar[MeshView | None] = contextvars.ContextVar("planned", default=None)
+
+
+@contextlib.contextmanager
+def planning(view: MeshView) -> Iterator[None]:
+    """What is traced inside is planned for this mesh."""
+    token = _planned.set(view)
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
+def check_planned_devices(mesh: JaxMesh) -> None:
+    """Raises where a mesh has the axes that are planned for here over other devices, or over these in another order.
+
+    Args:
+        mesh: The mesh of a sharding inside of a function that is planned.
+
+    Raises:
+        MeshError: It has.
+    """
+    view = _planned.get()
+    expected = None if view is None else view.expected
+    if isinstance(expected, JaxMesh) and same_axes(view_of(expected), mesh) != same_axes(view_of(expected.abstract_mesh), mesh):
+        raise MeshError(
+            "the sharding is over another mesh: its devices are others, or in another order",
+            why="everything in a function lies on the devices of its mesh, in their order",
+            fix="build the sharding over the mesh of the function, or pass a bare PartitionSpec",
+        )
 
 
 def same_axes(view: MeshView, mesh: JaxMesh | AbstractMesh) -> bool:

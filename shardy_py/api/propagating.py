@@ -49,6 +49,7 @@ def propagated(
             argument_names=names,
             rules=options.rule_table or None,
             platform=options.platform_of(view.given),
+            devices=view.expected,
         )
     with timings.step("propagate"):
         pipelines.plan_pipeline(

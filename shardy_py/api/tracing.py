@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh
 
+from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.specs import broadcast_specs
 from shardy_py.frontends.leaves import Leaves, trace_leaves
@@ -70,13 +71,13 @@ def trace(request: PlanRequest) -> TracedCall:
 
     args, kwargs = layout.dynamic_arguments(request.slots)
     try:
-        with jax.sharding.use_abstract_mesh(request.view.twin):
+        with planning(request.view), jax.sharding.use_abstract_mesh(request.view.twin):
             jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
     except ValueError as error:
         if "context mesh" not in str(error).lower():
             raise
         # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        with planning(request.view), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
     return TracedCall(request, jaxpr, result, tuple(out_specs))
 

@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
 from shardy_py.frontends.expansions import Expansion, expansion_of
 from shardy_py.frontends.inline import Inliner, named_computation
@@ -186,7 +187,13 @@ class Importer:
             name = eqn.primitive.name
             reader = readers.get(name)
             if reader is not None:
-                reader(self, index, eqn, scope, block)
+                try:
+                    reader(self, index, eqn, scope, block)
+                except MeshError as error:
+                    if error.where is None:
+                        place = locate(eqn.source_info)
+                        error.at(f"{eqn.params.get('name', name)}, {'' if place is None else place.place}".rstrip(", "))
+                    raise
                 continue
             invars = eqn.invars
             values: list[Any] = []

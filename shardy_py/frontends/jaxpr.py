@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.sharding import AbstractMesh
+from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends import _jax
@@ -48,6 +50,7 @@ def from_jaxpr(
     result_names: Sequence[str] | None = None,
     rules: Rules | None = None,
     platform: str = "cpu",
+    devices: JaxMesh | AbstractMesh | None = None,
 ) -> Imported:
     """As reading `jax.jit(f).lower(...).compiler_ir()` with all calls imported, but straight from the jaxpr.
 
@@ -62,13 +65,17 @@ def from_jaxpr(
         rules: Primitive name or custom call target -> a rule specification with `bind(operand_shapes, result_shapes)`;
             the equation is then one op with that rule.
         platform: The platform that JAX would lower for.
+        devices: What the program runs on, see `Meshes`.
+
+    Raises:
+        MeshError: A sharding is over another mesh than `devices`, and cannot be written over that.
 
     Returns:
         The program, the values of the jaxpr's variables in it, and findings.
     """
     closed_jaxpr = _jax.as_lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
-    importer = Importer(Meshes(mesh_name, mesh), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
+    importer = Importer(Meshes(mesh_name, mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
     known_in = list(in_shardings or [None] * len(jaxpr.invars))

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax.sharding import AbstractMesh
+from jax.sharding import Mesh as JaxMesh
+
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect.regroup import regrouped
+from shardy_py.errors import MeshError
 
 _CLOSED = DimensionSharding()
 _OPEN = DimensionSharding(is_closed=False)
@@ -17,10 +22,13 @@ class Meshes:
     Args:
         name: The name of the main mesh.
         mesh: The main mesh.
+        devices: The mesh of JAX that everything is to run on, for programs that may name no other devices: shardings over its devices in
+            other axes are written over the main mesh. None takes shardings over any mesh as they are.
     """
 
-    def __init__(self, name: str, mesh: Mesh) -> None:
+    def __init__(self, name: str, mesh: Mesh, devices: JaxMesh | AbstractMesh | None = None) -> None:
         self.main = mesh
+        self._devices = devices
         self._names: dict[Mesh, str] = {mesh: name}
 
     def table(self) -> dict[str, Mesh]:
@@ -60,11 +68,34 @@ class Meshes:
         mesh = Mesh(tuple(axes), tuple(described.logical_device_ids or ()))
         dims = tuple(DimensionSharding(tuple(AxisRef(a) for a in d.axes), is_closed=not d.is_open) for d in described.dim_shardings)
         order = [name for name, _ in axes]
-        return TensorSharding(
-            self.name(mesh),
-            dims,
-            replicated=_sorted(described.replicated_axes, order),
-            unreduced=_sorted(described.unreduced_axes, order),
+        replicated, unreduced = (_sorted(names, order) for names in (described.replicated_axes, described.unreduced_axes))
+        if self._devices is not None and axes:
+            self._check_devices(sharding.mesh)
+            if mesh.axes != self.main.axes:
+                moved = regrouped(TensorSharding(mesh, dims, replicated, unreduced), mesh, self.main, self._names[self.main])
+                if moved is None:
+                    raise self._another(f"the sharding {sharding.spec}", sharding.mesh)
+                return moved
+        return TensorSharding(self.name(mesh), dims, replicated, unreduced)
+
+    def differs(self, mesh: Any) -> bool:
+        """Whether a mesh of the user's has other axes than the main mesh, where that counts."""
+        return self._devices is not None and tuple(mesh.shape.items()) != tuple(self.main.shape.items())
+
+    def _check_devices(self, mesh: Any) -> None:
+        """Raises where a mesh has other devices than those everything runs on, or in another order."""
+        if not isinstance(mesh, JaxMesh) or not isinstance(self._devices, JaxMesh) or mesh.devices is self._devices.devices:
+            return
+        if [d.id for d in mesh.devices.flat] != [d.id for d in self._devices.devices.flat]:
+            raise self._another("a sharding", mesh)
+
+    def _another(self, what: str, mesh: Any) -> MeshError:
+        own, other = (", ".join(f"{name}={size}" for name, size in m.shape.items()) for m in (self.main, mesh))
+        return MeshError(
+            f"{what} is over another mesh, {other}",
+            why=f"the function is planned for {own}; its devices, in that order, cannot be cut as that mesh has them",
+            fix="build the sharding over the mesh of the function; where another function under auto_shard is called, give both one mesh, "
+            "or call its __wrapped__",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from shardy_py.backends.local.layouts import Axes, Layout, layout, nests, replic
 from shardy_py.backends.local.loops import settled
 from shardy_py.backends.local.walk import Handler, Walker, runs_dry
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.errors import ShardyError
+from shardy_py.errors import MeshError
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.locations import locate
 
 Array = Any
 Rename = Callable[[Sequence[str]], tuple[str, ...]]
@@ -64,13 +66,17 @@ def _named(axes: Any) -> tuple[str, ...]:
 def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None, rename: Rename) -> list[Held]:
     """The body on blocks of the operands, with a walker whose region has only the axes that are left."""
     params, body, sizes = eqn.params, eqn.params["jaxpr"], walker.mesh.shape
-    manual = rename([name for name in params["mesh"].axis_names if name in params["newly_manual_axes"]])
-    if any(name not in sizes for name in manual):
-        raise ShardyError(
-            f"a shard_map is over axes {', '.join(manual)}, and the plan's mesh has {', '.join(sizes) or 'none left'}",
-            where="shard_map",
-            why='under lowering="shard_map" the body runs on the axes of the plan\'s mesh',
-            fix="give the shard_map the mesh that is planned for",
+    own = [name for name in params["mesh"].axis_names if name in params["newly_manual_axes"]]
+    manual = rename(own)
+    shape = params["mesh"].shape
+    if any(math.prod(sizes.get(part, 0) for part in rename((name,))) != shape[name] for name in own):
+        axes = ", ".join(f"{name}={size}" for name, size in shape.items())
+        place = locate(eqn.source_info)
+        raise MeshError(
+            f"a shard_map is over another mesh, {axes}",
+            where="shard_map" if place is None else f"shard_map, {place.place}",
+            why='under lowering="shard_map" its body runs on axes of the function\'s mesh; jax.pmap is a shard_map over a mesh of its own',
+            fix='give the shard_map the mesh that is planned for, call it outside of the function, or use lowering="jit"',
         )
     left = Mesh(tuple((name, size) for name, size in sizes.items() if name not in manual))
     region = Region(left, walker.region.platform, dry=walker.region.dry)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
 from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, bind
@@ -22,6 +23,9 @@ def shard_map(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block
     """`_shard_map_lowering_shardy`: a manual computation over the axes that become manual."""
     params = eqn.params
     mesh, jaxpr = params["mesh"], params["jaxpr"]
+    if importer.meshes.differs(mesh):
+        _over_other_axes(importer, eqn, scope, block)
+        return
     operands = importer.read(eqn, scope, block)
     names = tuple(a for a in mesh.axis_names if a in params["newly_manual_axes"])
     outer = importer.manual
@@ -61,6 +65,30 @@ def _manual_computation(
     results, inner = importer.body(jaxpr, body.arguments, body)
     body.append(Op("sdy.return", results, (), rule_known=True))
     return op.results, inner
+
+
+def _over_other_axes(importer: Importer, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """A shard_map over the same devices in other axes, as that of `jax.pmap`: one op, its operands and results cut as it says."""
+    params = eqn.params
+    mesh = params["mesh"]
+    if importer.manual is not None or len(params["newly_manual_axes"]) < len(mesh.axis_names):
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+        raise MeshError(
+            f"a shard_map is over another mesh, {axes}",
+            why="over other axes than those of the function's mesh it can be planned only where all of them are manual",
+            fix="map over axes of the function's mesh, as sp.manual_computation does, or call it outside of the function",
+        )
+
+    def constrained(values: Sequence[Value], variables: Sequence[Any], specs: Sequence[Any]) -> list[Value]:
+        shardings = [_jax.physical_sharding(v.aval, NamedSharding(mesh, spec)) for v, spec in zip(variables, specs, strict=True)]
+        return [importer.constrained(value, v.aval, s, block, eqn) for value, v, s in zip(values, variables, shardings, strict=True)]
+
+    operands = constrained(importer.read(eqn, scope, block), eqn.invars, params["in_specs"])
+    types = [type_of_aval(v.aval) for v in eqn.outvars]
+    attributes = {"call_target_name": "shard_map"}
+    op = Op("stablehlo.custom_call", operands, types, attributes, rule_known=True, location=eqn.source_info, primitive="shard_map")
+    block.append(op)
+    bind(eqn, scope, constrained(op.results, eqn.outvars, params["out_specs"]))
 
 
 def axis_index(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

@@ -1,0 +1,155 @@
+"""Shardings, regions and functions over another mesh inside of a function: the numbers of jax.jit, or an error that says why not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.dialect import AxisRef
+from shardy_py.dialect.regroup import regrouped_axes
+
+X = np.random.default_rng(0).standard_normal((16, 8)).astype("float32")
+
+
+def mesh_of(shape, names, devices=None):
+    devices = jax.devices()[: int(np.prod(shape))] if devices is None else devices
+    return Mesh(np.array(devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def main():
+    return mesh_of((2, 4), ("x", "y"))
+
+
+def turned():
+    return mesh_of((4, 2), ("x", "y"))
+
+
+def ring():
+    return mesh_of((8,), ("i",))
+
+
+def lowerings(function, mesh, spec):
+    for lowering in ("jit", "shard_map"):
+        yield lowering, sp.auto_shard(function, mesh=mesh, in_shardings=spec, lowering=lowering)
+
+
+SHARDINGS = {
+    "one axis of all": (ring, P("i"), P(("x", "y"))),
+    "same names, other sizes": (turned, P("x"), None),  # parts of axes, which results cannot have
+    "both dimensions": (turned, P("x", "y"), None),
+    "same axes": (main, P("y"), P("y")),
+}
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("how", ["constraint", "jit"])
+def test_shardings_over_the_same_devices_in_other_axes(name, how):
+    mesh, spec, same = SHARDINGS[name]
+    sharding = NamedSharding(mesh(), spec)
+
+    def function(x):
+        if how == "constraint":
+            return jax.lax.with_sharding_constraint(x * 2, sharding)
+        return jax.jit(lambda x: x * 2, out_shardings=sharding)(x)
+
+    for _, step in lowerings(function, main(), P()):
+        got = step(X)
+        np.testing.assert_array_equal(got, X * 2)
+        if same is not None:
+            assert got.sharding.is_equivalent_to(sharding, 2)
+            assert step.plan(X).output_shardings.spec == same
+
+
+def test_a_constraint_over_devices_in_another_order_is_an_error():
+    reverse = NamedSharding(mesh_of((2, 4), ("x", "y"), jax.devices()[::-1]), P("x"))
+    for constrain in (jax.lax.with_sharding_constraint, sp.with_sharding_constraint):
+        for _, step in lowerings(lambda x, constrain=constrain: constrain(x * 2, reverse), main(), P()):
+            with pytest.raises(sp.ShardyError, match="over another mesh") as error:
+                step(X)
+            assert "test_other_meshes.py" in str(error.value)
+            assert "fix:" in str(error.value)
+
+
+def test_a_constraint_that_the_mesh_cannot_express_is_an_error():
+    six = mesh_of((2, 3), ("a", "b"))
+    for _, step in lowerings(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(six, P("a"))), mesh_of((3, 2), ("x", "y")), P()):
+        with pytest.raises(sp.MeshError, match=r"over another mesh, a=2, b=3\n  where: sharding_constraint, .*test_other_meshes.py"):
+            step.plan(X)
+
+
+def test_functions_for_other_meshes_inside_of_each_other():
+    @sp.auto_shard(mesh={"a": 8}, in_shardings=P("a"))
+    def inner(x):
+        return x * 2
+
+    for _, step in lowerings(lambda x: inner(x) + 1, {"data": 2, "model": 4}, P("data")):
+        np.testing.assert_array_equal(step(X), X * 2 + 1)
+    for _, step in lowerings(lambda x: inner(x) + 1, {"data": 4}, P("data")):
+        with pytest.raises(sp.MeshError, match=r"(?s)over another mesh, a=8\n  where: inner, .*data=4.*__wrapped__"):
+            step(X)
+
+
+REGIONS = {
+    "sum of maxima": (lambda v: jax.lax.psum(v.max(), "x"), turned, P("x"), P()),
+    "one axis of all": (lambda v: v * 2 + jax.lax.axis_index("i"), ring, P("i"), P("i")),
+    "two of one": (lambda v: jax.lax.psum(v, "b"), lambda: mesh_of((2, 2, 2), ("a", "b", "c")), P("b", "c"), P(None, "c")),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions_over_another_mesh(name):
+    body, mesh, in_specs, out_specs = REGIONS[name]
+
+    def function(x):
+        return jax.shard_map(body, mesh=mesh(), in_specs=in_specs, out_specs=out_specs)(x * 2) + 1
+
+    want = jax.jit(function)(X)
+    for lowering, step in lowerings(function, main(), P("x")):
+        if lowering == "jit":
+            np.testing.assert_allclose(step(X), want, rtol=1e-6)
+            continue
+        try:
+            np.testing.assert_allclose(step(X), want, rtol=1e-6)
+        except sp.MeshError as error:
+            assert error.where is not None
+            assert "test_other_meshes.py" in error.where
+            assert error.fix
+
+
+def test_pmap_inside():
+    mapped = jax.pmap(lambda x: x - 0.1 * jax.lax.pmean(x, "batch"), axis_name="batch")
+    x = X[:8]
+    want = jax.jit(lambda x: mapped(x * 2) + 1)(x)
+    for mesh in ({"data": 8}, {"data": 4, "model": 2}):
+        for lowering, step in lowerings(lambda x: mapped(x * 2) + 1, mesh, P("data")):
+            try:
+                np.testing.assert_allclose(step(x), want, rtol=1e-5)
+            except sp.MeshError as error:
+                assert lowering == "shard_map"
+                assert "batch=8" in str(error)
+                assert "fix:" in str(error)
+
+
+def test_pmap_around():
+    for _, step in lowerings(lambda x: jnp.tanh(x) + 1, {"data": 8}, P()):
+        try:
+            np.testing.assert_allclose(jax.pmap(step)(X[:8]), np.tanh(X[:8]) + 1, rtol=1e-6)
+        except sp.MeshError as error:
+            assert "pmap" in str(error)
+            assert "fix:" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("axis", "expected"),
+    [(AxisRef("i"), ["x", "y"]), (AxisRef("i", 1, 2), ["x"]), (AxisRef("i", 2, 2), ['"y":(1)2']), (AxisRef("i", 4, 2), ['"y":(2)2'])],
+)
+def test_parts_of_axes(axis, expected):
+    found = regrouped_axes([axis], sp.Mesh((("i", 8),)), sp.Mesh((("x", 2), ("y", 4))))
+    assert found is not None
+    assert [str(a).strip('"') if a.is_full else str(a) for a in found] == expected
+    assert regrouped_axes([AxisRef("i", 1, 3)], sp.Mesh((("i", 6),)), sp.Mesh((("x", 2), ("y", 3)))) is None
