@@ -66,19 +66,56 @@ class UserError(ShardyError):
 
 
 class MeshError(UserError):
-    """The mesh cannot be used, or two meshes that must agree do not."""
+    """The mesh cannot be used, or two meshes that must agree do not.
+
+    Example:
+        >>> import shardy_py as sp
+        >>> try:
+        ...     sp.auto_shard(lambda x: x, mesh={"data": 0})
+        ... except sp.MeshError as error:
+        ...     print(error.what)
+        mesh axis 'data' has size 0
+    """
 
 
 class SpecError(UserError):
-    """A sharding that the user gave does not fit its value or the mesh."""
+    """A sharding that the user gave does not fit its value or the mesh.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> try:
+        ...     sp.auto_shard(lambda x: x, mesh={"data": 4}, in_shardings=P("batch")).plan(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+        ... except sp.SpecError as error:
+        ...     print(error.what, error.fix, sep="; ")
+        in_shardings: unknown mesh axis 'batch'; use one of 'data'
+    """
 
 
 class PlanMismatchError(UserError, RuntimeError):
-    """The processes of a mesh are about to run different programs."""
+    """The processes of a mesh are about to run different programs.
+
+    Example:
+        >>> import shardy_py as sp
+        >>> def train(step, state, batch):
+        ...     try:
+        ...         return step(state, batch)
+        ...     except sp.PlanMismatchError as error:
+        ...         raise SystemExit(f"processes differ: {error.why}")
+    """
 
 
 class PeerMissingError(UserError, RuntimeError):
-    """A process of the mesh did not come to compare plans."""
+    """A process of the mesh did not come to compare plans.
+
+    Example:
+        >>> import shardy_py as sp
+        >>> def train(step, state, batch):
+        ...     try:
+        ...         return step(state, batch)
+        ...     except sp.PeerMissingError as error:
+        ...         raise SystemExit(f"a process is missing: {error.why}")
+    """
 
 
 class ParseError(ShardyError):

@@ -25,8 +25,8 @@ def test_examples(name: str) -> None:
     assert result.attempted > 0
 
 
-def test_the_public_functions_have_examples() -> None:
+def test_the_public_functions_and_classes_have_examples() -> None:
     for name in shardy_py.__all__:
         public = getattr(shardy_py, name)
-        if callable(public) and not isinstance(public, type):
+        if callable(public):
             assert ">>> " in (public.__doc__ or ""), name

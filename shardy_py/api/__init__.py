@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
 
 from jax.extend.source_info_util import register_exclusion
 from jax.sharding import AbstractMesh, Mesh
@@ -25,19 +25,71 @@ from shardy_py.api.lowering import LOWERINGS
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options as Options
-from shardy_py.api.request import Settings
+from shardy_py.api.request import JitKeywords, Settings
 from shardy_py.api.specs import mesh_of
 from shardy_py.api.verification import DifferenceError as DifferenceError
 from shardy_py.api.verification import Verification as Verification
 from shardy_py.backends import host_threads
+from shardy_py.frontends.context import api_boundary, hide_frames
 
-# Source lines of a program are those of its author, not of this package.
-register_exclusion(str(pathlib.Path(__file__).parent.parent))
+# Source lines of a program are those of its author, not of this package; so are those that tracebacks show.
+_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+register_exclusion(_PACKAGE)
+hide_frames(_PACKAGE)
 
 # Again, here and with every decoration, for programs that set jax_num_cpu_devices after the package was imported.
 host_threads.provide()
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def auto_shard(
+    fun: Callable[P, R],
+    /,
+    *,
+    mesh: AnyMesh | None = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    rules: NameRules | None = ...,
+    options: Options | None = ...,
+    planner: None = ...,
+    lowering: str = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Iterable[str] | None = ...,
+    donate_argnums: int | Sequence[int] | None = ...,
+    donate_argnames: str | Iterable[str] | None = ...,
+    keep_unused: bool = ...,
+    inline: bool = ...,
+    compiler_options: Mapping[str, Any] | None = ...,
+) -> AutoSharded[P, R]: ...
+
+
+@overload
+def auto_shard(
+    fun: None = None,
+    /,
+    *,
+    mesh: AnyMesh | None = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    rules: NameRules | None = ...,
+    options: Options | None = ...,
+    planner: None = ...,
+    lowering: str = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Iterable[str] | None = ...,
+    donate_argnums: int | Sequence[int] | None = ...,
+    donate_argnames: str | Iterable[str] | None = ...,
+    keep_unused: bool = ...,
+    inline: bool = ...,
+    compiler_options: Mapping[str, Any] | None = ...,
+) -> Callable[[Callable[P, R]], AutoSharded[P, R]]: ...
+
+
+@api_boundary
 def auto_shard(
     fun: Callable[..., Any] | None = None,
     /,
@@ -50,9 +102,12 @@ def auto_shard(
     planner: None = None,
     lowering: str = "jit",
     static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Sequence[str] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Sequence[str] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """As `jax.jit`, but shardings propagate from a few annotations, and the plan can be read before anything runs.
 
@@ -76,6 +131,9 @@ def auto_shard(
         static_argnames: As in `jax.jit`.
         donate_argnums: As in `jax.jit`.
         donate_argnames: As in `jax.jit`.
+        keep_unused: As in `jax.jit`.
+        inline: As in `jax.jit`.
+        compiler_options: As in `jax.jit`.
 
     Returns:
         An `AutoSharded`: call it as the function; `.plan`, `.trace`, `.lower`, `.eval_shape` take the same arguments.
@@ -107,6 +165,9 @@ def auto_shard(
             static_argnames=static_argnames,
             donate_argnums=donate_argnums,
             donate_argnames=donate_argnames,
+            keep_unused=keep_unused,
+            inline=inline,
+            compiler_options=compiler_options,
         )
     _check(fun, options, planner, lowering)
     host_threads.provide()
@@ -115,7 +176,8 @@ def auto_shard(
         mesh = mesh_of((in_shardings, out_shardings))
     if mesh is not None:
         view_of(mesh)
-    settings = Settings(fun, in_shardings, out_shardings, check_rules(rules), options or Options(), str(lowering))
+    jit = JitKeywords(keep_unused, inline, None if compiler_options is None else dict(compiler_options))
+    settings = Settings(fun, in_shardings, out_shardings, check_rules(rules), options or Options(), str(lowering), jit)
     return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
 
 

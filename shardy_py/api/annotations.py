@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 from jax.core import Tracer
@@ -18,12 +18,18 @@ from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import DimensionSharding, PropagationDirection, TensorSharding
 from shardy_py.frontends.annotation_primitives import constrain, propagation_barrier_p, sharding_group_p
-from shardy_py.frontends.context import is_tracing
+from shardy_py.frontends.context import api_boundary, is_tracing
 
 _SOURCE = "with_sharding_constraint"
 
 
-def with_sharding_constraint(x: Any, shardings: Any, *, priority: int | None = None) -> Any:
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@api_boundary
+def with_sharding_constraint(x: T, shardings: Any, *, priority: int | None = None) -> T:
     """As `jax.lax.with_sharding_constraint`, and more: `None` leaves, open dimensions and priorities.
 
     Inside a function under `auto_shard` it is an annotation that propagates, from its priority on. Under a plain `jax.jit` it is
@@ -119,6 +125,19 @@ def with_priority(sharding: TensorSharding, priority: int) -> TensorSharding:
     )
 
 
+@overload
+def sharding_group(tree: T, /, *, name: str | None = None) -> T: ...
+
+
+@overload
+def sharding_group(first: T, second: T, /, *rest: T, name: str | None = None) -> tuple[T, ...]: ...
+
+
+@overload
+def sharding_group(*trees: Any, name: str | None = None) -> Any: ...
+
+
+@api_boundary
 def sharding_group(*trees: Any, name: str | None = None) -> Any:
     """Makes all leaves have one sharding, as `jax.experimental.shard_alike` does for two arrays.
 
@@ -164,7 +183,8 @@ _DIRECTIONS = {
 }
 
 
-def propagation_barrier(x: Any, allowed_direction: Literal["forward", "backward", "none"] = "none") -> Any:
+@api_boundary
+def propagation_barrier(x: T, allowed_direction: Literal["forward", "backward", "none"] = "none") -> T:
     """Lets shardings pass in one direction only, or not at all; the values do not change.
 
     Args:
@@ -199,6 +219,14 @@ def propagation_barrier(x: Any, allowed_direction: Literal["forward", "backward"
     return jax.tree.map(barrier, x)
 
 
+@overload
+def named_computation(fn: Callable[P, R], *, name: str | None = None) -> Callable[P, R]: ...
+
+
+@overload
+def named_computation(fn: None = None, *, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
 def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
     """A function that stands in the plan under a name of its own; it propagates as if it were inlined.
 
@@ -224,6 +252,7 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     named.__name__ = named.__qualname__ = name or getattr(fn, "__name__", "named_computation")
     jitted = jax.jit(named)
 
+    @api_boundary
     @functools.wraps(named)
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -250,6 +279,30 @@ def _is_array(leaf: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+@overload
+def manual_computation(
+    fn: Callable[P, R],
+    *,
+    in_specs: Any,
+    out_specs: Any,
+    manual_axes: str | Sequence[str] | None = ...,
+    mesh: Mesh | AbstractMesh | Mapping[str, int] | None = ...,
+    check_vma: bool = ...,
+) -> Callable[P, R]: ...
+
+
+@overload
+def manual_computation(
+    fn: None = None,
+    *,
+    in_specs: Any,
+    out_specs: Any,
+    manual_axes: str | Sequence[str] | None = ...,
+    mesh: Mesh | AbstractMesh | Mapping[str, int] | None = ...,
+    check_vma: bool = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 def manual_computation(
@@ -285,6 +338,7 @@ def manual_computation(
 
     axes = (manual_axes,) if isinstance(manual_axes, str) else manual_axes
 
+    @api_boundary
     @functools.wraps(fn)
     def manual(*args: Any) -> Any:
         view = view_of(mesh, "manual_computation")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -30,8 +31,14 @@ from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
-from shardy_py.frontends.context import is_tracing
+from shardy_py.frontends.context import api_boundary, is_tracing
 from shardy_py.plan.plan import Plan
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+Self = TypeVar("Self", bound="AutoSharded[..., Any]")
 
 _HITS_BEFORE_FAST = 16
 
@@ -44,6 +51,14 @@ class Traced:
         in_tree: Structure of `(args, kwargs)` without static arguments.
         out_tree: Structure of the result.
         fun_name: The function's name.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> double = sp.auto_shard(lambda x: x * 2, mesh={"data": 4}, in_shardings=P("data"))
+        >>> traced = double.trace(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+        >>> [eqn.primitive.name for eqn in traced.jaxpr.jaxpr.eqns], traced.plan().mesh.axis_names
+        (['mul'], ('data',))
     """
 
     def __init__(self, call: TracedCall, run: Arguments) -> None:
@@ -63,10 +78,12 @@ class Traced:
     def _planned(self) -> Planned:
         return make_plan(self._call)
 
+    @api_boundary
     def plan(self) -> Plan:
         """The plan; made on the first call, the same object afterwards."""
         return self._planned.plan
 
+    @api_boundary
     def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Any:
         """The `jax.stages.Lowered` of the planned function: `.compile()`, `.as_text()`, ...
 
@@ -89,19 +106,30 @@ class Decoration:
     mesh: AnyMesh | None
     settings: Settings
     static_argnums: int | Sequence[int] | None
-    static_argnames: str | Sequence[str] | None
+    static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
-    donate_argnames: str | Sequence[str] | None
+    donate_argnames: str | Iterable[str] | None
 
 
-class AutoSharded:
+class AutoSharded(Generic[P, R]):
     """What `auto_shard` returns. Call it as the function itself.
 
     Attributes:
         plan_count: How many plans calls of this function have made.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> double = sp.auto_shard(lambda x: x * 2, mesh={"data": 4}, in_shardings=P("data"))
+        >>> print(double.plan(jax.ShapeDtypeStruct((8, 8), jnp.float32)).outputs[0])
+        result: float32[8@data,8]
     """
 
-    def __init__(self, fun: Callable[..., Any], decoration: Decoration) -> None:
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, fun: Callable[P, R], decoration: Decoration) -> None:
         functools.update_wrapper(self, fun)
         self.__wrapped__ = fun
         self.plan_count = 0
@@ -117,7 +145,8 @@ class AutoSharded:
         self._misses = 0
         self._lock = threading.RLock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @api_boundary
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function as planned; plans and compiles on the first call of a signature."""
         last = self._last
         tried = None
@@ -191,6 +220,7 @@ class AutoSharded:
 
     _last_keyed: Entry | None = None
 
+    @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces a call; arguments are arrays or `jax.ShapeDtypeStruct`s, whose shardings count as annotations.
 
@@ -202,14 +232,17 @@ class AutoSharded:
         asked = request(settings, view_of(self._decoration.mesh), layout, layout.slots(args, kwargs))
         return Traced(trace(asked), self._arguments)
 
+    @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan of a call; needs no devices."""
         return self.trace(*args, **kwargs).plan()
 
+    @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Lowered` of a call as planned: `.compile()`, `.as_text()`."""
         return self.trace(*args, **kwargs).lower()
 
+    @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.eval_shape`, but the structs have their planned shardings."""
         traced = self.trace(*args, **kwargs)
@@ -220,6 +253,7 @@ class AutoSharded:
         ]
         return result.outline.filled(structs).tree()
 
+    @api_boundary
     def verify(
         self,
         *args: Any,
@@ -260,7 +294,8 @@ class AutoSharded:
         """How shardings propagate."""
         return self._settings.options
 
-    def replace(self, *, mesh: Any = None, lowering: str | None = None, options: Options | None = None) -> AutoSharded:
+    @api_boundary
+    def replace(self, *, mesh: Any = None, lowering: str | None = None, options: Options | None = None) -> AutoSharded[P, R]:
         """The same function with the same annotations over another mesh, or otherwise lowered or propagated; it has plans of its own.
 
         Args:
@@ -293,6 +328,7 @@ class AutoSharded:
             static_argnames=decoration.static_argnames,
             donate_argnums=decoration.donate_argnums,
             donate_argnames=decoration.donate_argnames,
+            **dataclasses.asdict(settings.jit),
         )
 
     def clear_cache(self) -> None:
@@ -302,7 +338,7 @@ class AutoSharded:
             self._alike.clear()
             self._last = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AutoSharded:
+    def __deepcopy__(self, memo: dict[int, Any]) -> AutoSharded[P, R]:
         """Itself, as for any function."""
         return self
 
@@ -310,7 +346,13 @@ class AutoSharded:
         """By name, as any function."""
         return getattr(self.__wrapped__, "__qualname__", repr(self))
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    @overload
+    def __get__(self: Self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(self: AutoSharded[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> BoundAutoSharded[Q, R]: ...
+
+    def __get__(self: AutoSharded[..., Any], instance: Any, owner: type | None = None) -> Any:
         """Binds a method, with its stages."""
         return self if instance is None else BoundAutoSharded(self, instance)
 
@@ -318,35 +360,41 @@ class AutoSharded:
         return f"<AutoSharded function {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
 
-class BoundAutoSharded:
+class BoundAutoSharded(Generic[Q, R]):
     """A method under `auto_shard`, bound to its instance, which is the first argument."""
 
-    def __init__(self, function: AutoSharded, instance: Any) -> None:
+    def __init__(self, function: AutoSharded[..., R], instance: Any) -> None:
         functools.update_wrapper(self, function.__wrapped__)
         self.__wrapped__ = types.MethodType(function.__wrapped__, instance)  # so that its signature has no self
         self.__func__ = function
         self.__self__ = instance
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @api_boundary
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
         """Calls the method."""
         return self.__func__(self.__self__, *args, **kwargs)
 
+    @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """See `AutoSharded.trace`."""
         return self.__func__.trace(self.__self__, *args, **kwargs)
 
+    @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """See `AutoSharded.plan`."""
         return self.__func__.plan(self.__self__, *args, **kwargs)
 
+    @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """See `AutoSharded.lower`."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
 
+    @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """See `AutoSharded.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
 
+    @api_boundary
     def verify(self, *args: Any, **kwargs: Any) -> Verification:
         """See `AutoSharded.verify`."""
         return self.__func__.verify(self.__self__, *args, **kwargs)

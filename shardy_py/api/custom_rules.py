@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.core import Tracer
@@ -13,10 +13,15 @@ from jax.extend.core import ClosedJaxpr
 from shardy_py.api.errors import SpecError
 from shardy_py.api.trees import location_of
 from shardy_py.frontends.annotation_primitives import ruled_call_p
+from shardy_py.frontends.context import api_boundary
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.rules.einsum import RuleSpec, parse_einsum_rule
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+@api_boundary
 def sharding_rule(
     rule: str | None = None,
     *,
@@ -26,7 +31,7 @@ def sharding_rule(
     blocked_propagation: str | Iterable[str] = (),
     like: Callable[..., Any] | None = None,
     **factor_sizes: int,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function that propagation should not look into: a kernel, a callback, a foreign call.
 
     As the `sharding_rule` of `jax.experimental.custom_partitioning`, without a partition callback, and differentiable and
@@ -73,7 +78,8 @@ def sharding_rule(
             factor_sizes=factor_sizes,
         )
 
-    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        @api_boundary
         @functools.wraps(fn)
         def ruled(*args: Any, **static: Any) -> Any:
             leaves, tree = jax.tree.flatten(args)

@@ -16,6 +16,7 @@ from shardy_py.api.meshes import MeshView
 from shardy_py.api.specs import is_spec_leaf, to_tensor_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import TensorSharding
+from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
 
 NameRules = Sequence[tuple[str, object]]
@@ -154,7 +155,7 @@ def apply_rules(
             raise SpecError(
                 f"rule {pattern!r} and in_shardings disagree",
                 where=f"{leaf}, {location}",
-                why=f"the rule says {wanted.text(short=True)}, in_shardings says {have.text(short=True)}",
+                why=f"the rule says {sharding_text(wanted)}, in_shardings says {sharding_text(have)}",
                 fix="leave the leaf to one of them: None in in_shardings, or an earlier rule with the same sharding",
             )
         out.append(have if wanted is None or have is not None else wanted)

@@ -25,6 +25,14 @@ class Options:
         platform: The platform whose lowering is planned for; by default that of the mesh's devices, `cpu` for a mesh without devices.
         peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
             compare their plans; None waits as long as the others live, 0 compares nothing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> options = sp.Options(conservative=True, platform="tpu")
+        >>> step = sp.auto_shard(jnp.sin, mesh={"data": 4}, options=options)
+        >>> step.options.platform
+        'tpu'
     """
 
     conservative: bool = False

@@ -167,4 +167,5 @@ def _donated(
     for i in layout.dynamic:
         leaves = traced.request.slots[i].outline.tree.num_leaves
         slots += [i if i in layout.donated else None] * leaves
-    return donations(imported.program, inputs, outputs, slots, used_inputs(traced.jaxpr), why_off())
+    used = [True] * len(inputs) if traced.request.settings.jit.keep_unused else used_inputs(traced.jaxpr)
+    return donations(imported.program, inputs, outputs, slots, used, why_off())

@@ -23,7 +23,17 @@ from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, Outline
+from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
+
+
+@dataclass(frozen=True)
+class JitKeywords:
+    """What is handed on to `jax.jit` as it is."""
+
+    keep_unused: bool = False
+    inline: bool = False
+    compiler_options: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Settings:
     rules: tuple[tuple[str, object], ...]
     options: Options
     lowering: str = "jit"
+    jit: JitKeywords = JitKeywords()
 
 
 @dataclass(frozen=True)
@@ -238,7 +249,7 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
     raise SpecError(
         "the argument has another sharding than in_shardings says",
         where=f"{leaf}, argument of {location}",
-        why=f"in_shardings says {asked.text(short=True)}, the argument has {has.text(short=True)}",
+        why=f"in_shardings says {sharding_text(asked)}, the argument has {sharding_text(has)}",
         fix="move it with jax.device_put, or pass None for it in in_shardings",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -220,6 +221,7 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
         arrangement=arrangement(plan.donation, plan.program, plan.outputs),
         configuration=configuration,
         gate=None if agreement is None else functools.partial(gated, agreement),
+        keywords=dataclasses.asdict(request.settings.jit),
     )
     guard, errors = Guard(bool(layout.donated)), BufferErrors(request.settings.fun)
     dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement)

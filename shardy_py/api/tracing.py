@@ -52,7 +52,6 @@ class TracedCall:
         return any(isinstance(const, Tracer) for const in self.jaxpr.consts)
 
 
-@no_collection()
 def trace(request: PlanRequest) -> TracedCall:
     """As `jax.make_jaxpr`, of the call's function on its types.
 
@@ -70,15 +69,16 @@ def trace(request: PlanRequest) -> TracedCall:
         return result
 
     args, kwargs = layout.dynamic_arguments(request.slots)
-    try:
-        with planning(request.view), jax.sharding.use_abstract_mesh(request.view.twin):
-            jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
-    except ValueError as error:
-        if "context mesh" not in str(error).lower():
-            raise
-        # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
-        with planning(request.view), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
+    with no_collection(), planning(request.view):
+        try:
+            with jax.sharding.use_abstract_mesh(request.view.twin):
+                jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
+        except ValueError as error:
+            if "context mesh" not in str(error).lower():
+                raise
+            # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
+            with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+                jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
     return TracedCall(request, jaxpr, result, tuple(out_specs))
 
 

@@ -10,7 +10,17 @@ from shardy_py.errors import ShardyError
 
 
 class DifferenceError(ShardyError, AssertionError):
-    """A sharded run gives other values than the unsharded one."""
+    """A sharded run gives other values than the unsharded one.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> double = sp.auto_shard(lambda x: x * 2, mesh={"data": 1})
+        >>> try:
+        ...     verified = double.verify(jnp.ones(8)).check()
+        ... except sp.DifferenceError as error:
+        ...     print(error)
+    """
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,13 @@ class Verification:
         plain_xla: `jax.jit` with the same annotations and nothing of this package in it, beside the unsharded run; None where it was
             not asked for.
         idle: Why nothing was compared in this process, where it has no device of the mesh; the processes that have them compare.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> double = sp.auto_shard(lambda x: x * 2, mesh={"data": 1})
+        >>> double.verify(jnp.ones(8)).agrees
+        True
     """
 
     name: str

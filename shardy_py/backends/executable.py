@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
@@ -58,6 +58,7 @@ def executable(
     static_slots: Sequence[int],
     arrangement: Arrangement,
     configuration: Callable[[], tuple[Any, ...]],
+    keywords: Mapping[str, Any],
     gate: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
 ) -> Rearranged:
     """A jitted function of slots.
@@ -79,6 +80,7 @@ def executable(
         arrangement: What is donated, and the order of the results that pairs it as planned.
         configuration: Gives the settings of JAX at the time of a call.
         gate: What results pass, so that something happens before the program runs wherever it is a part of; None for nothing.
+        keywords: Further ones for `jax.jit`.
     """
     run: Callable[..., Any] = replay
     if explicit:
@@ -115,5 +117,6 @@ def executable(
         out_shardings=outputs.packed(out_shardings),
         static_argnums=positions,
         donate_argnums=0 if by_leaf else arrangement.slots,
+        **keywords,
     )
     return Rearranged(jitted, inputs, outputs)

@@ -30,6 +30,12 @@ class Fabric:
         dims: Dimensions of a torus.
         wrap: A dimension of a torus is closed to a ring where its size is a multiple of this.
         name: What it is called: `ici`, `nvlink`, `dcn`.
+
+    Example:
+        >>> from shardy_py import Fabric
+        >>> nvlink = Fabric("switch", bandwidth=450e9, reach=8, name="nvlink")
+        >>> nvlink.reach
+        8
     """
 
     kind: Literal["ring", "torus", "switch"]

@@ -60,6 +60,11 @@ class AxisRef(Interned):
         is_full: Whether it is the full axis.
         sub_axis: The part, or None for the full axis.
         next_pre_size: `pre_size * size`; None for the full axis, whose size only the mesh knows.
+
+    Example:
+        >>> from shardy_py import AxisRef
+        >>> print(AxisRef("x"), AxisRef("x", 1, 2))
+        "x" "x":(1)2
     """
 
     _fields = ("name", "pre_size", "size")

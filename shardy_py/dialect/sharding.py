@@ -21,6 +21,11 @@ class DimensionSharding(Interned):
         axes: Axes; a plain string stands for the full axis of that name.
         is_closed: Whether propagation must leave it as it is (`?` is written where it need not).
         priority: Round of propagation in which it starts to count, 0 the first and the default.
+
+    Example:
+        >>> from shardy_py import DimensionSharding
+        >>> print(DimensionSharding(["x", "y"], is_closed=False, priority=1))
+        {"x", "y", ?}p1
     """
 
     _fields = ("axes", "is_closed", "priority")

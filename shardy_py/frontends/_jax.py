@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
@@ -152,6 +153,19 @@ def no_context_devices() -> AbstractContextManager[Any]:
 def coordination_client() -> Any:
     """The client of `jax.distributed`'s key-value store; None where `jax.distributed.initialize` was not called."""
     return _distributed.global_state.client
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def api_boundary(function: Function) -> Function:
+    """What an exception passes on its way out of this function is shown without the frames of JAX, and of what is `hide_frames`."""
+    return _traceback_util.api_boundary(function)
+
+
+def hide_frames(folder: str) -> None:
+    """Leaves frames of the files in a folder out of tracebacks, as those of JAX are, unless JAX_TRACEBACK_FILTERING=off."""
+    _traceback_util.register_exclusion(folder)
 
 
 def devices_started() -> bool:

@@ -8,6 +8,7 @@ import jax
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import Written as Written
+from shardy_py.frontends._jax import api_boundary as api_boundary
 from shardy_py.frontends._jax import axis_sizes as axis_sizes
 from shardy_py.frontends._jax import context_devices as context_devices
 from shardy_py.frontends._jax import coordination_client as coordination_client
@@ -15,6 +16,7 @@ from shardy_py.frontends._jax import current_settings as current_settings
 from shardy_py.frontends._jax import current_trace as current_trace
 from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
+from shardy_py.frontends._jax import hide_frames as hide_frames
 from shardy_py.frontends._jax import is_lowered_ahead as is_lowered_ahead
 from shardy_py.frontends._jax import is_staged as is_staged
 from shardy_py.frontends._jax import is_tracing as is_tracing

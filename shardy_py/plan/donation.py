@@ -44,6 +44,14 @@ class Donated:
         slot: The argument it belongs to.
         local_shape: Shape of a device's piece.
         parameter: Its number among the parameters that the compiled program keeps; None where it is unused.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> step = sp.auto_shard(lambda w: w * 2, mesh={"data": 4}, in_shardings=P("data"), donate_argnums=0)
+        >>> (donated,) = step.plan(jax.ShapeDtypeStruct((8, 8), jnp.float32)).donation
+        >>> donated.path, donated.aliased, donated.kind
+        ('w', 'result', 'aliased')
     """
 
     path: str

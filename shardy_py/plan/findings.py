@@ -22,6 +22,14 @@ class Finding:
         severity: `error` findings make `Plan.check` raise, `warning` findings do so with `strict=True`.
         bytes: Bytes per device that it is about: that a value takes, or that move in one call; 0 where it is about none.
         fix: What to do: a sentence, or code to paste.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mean = sp.auto_shard(lambda x: x.mean(), mesh={"data": 4, "model": 2}, in_shardings=P("data"))
+        >>> (finding,) = mean.plan(jax.ShapeDtypeStruct((1 << 12, 1 << 12), jnp.float32)).findings
+        >>> finding.kind, finding.severity
+        ('unused-axis', 'warning')
     """
 
     kind: str

@@ -88,6 +88,17 @@ class Plan(Views, Costs, Stored):
         donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
         partitioner: What may run the plan by explicit collectives; None under `lowering="jit"`.
         propagation: How its shardings were propagated.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> layer = sp.auto_shard(lambda w, x: x @ w, mesh={"data": 4, "model": 2}, in_shardings=(P(None, "model"), P("data")))
+        >>> plan = layer.plan(jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((8, 8), jnp.float32))
+        >>> for value in (*plan.inputs, *plan.outputs):
+        ...     print(value)
+        w: float32[8,8@model]
+        x: float32[8@data,8]
+        result: float32[8@data,8@model]
     """
 
     name: str

@@ -25,6 +25,23 @@ def spec_text(sharding: TensorSharding) -> str | None:
     return f"P({', '.join(entries)})"
 
 
+def sharding_text(sharding: TensorSharding) -> str:
+    """A sharding as a `PartitionSpec` for messages; parts of axes are written as Shardy writes them.
+
+    Example:
+        >>> sharding_text(TensorSharding("mesh", [DimensionSharding(is_closed=False), ["data", AxisRef("model", 1, 2)]]))
+        "P(P.UNCONSTRAINED, ('data', 'model:(1)2'))"
+    """
+    entries = []
+    for dim in sharding.dims:
+        names = [axis.name if axis.is_full else f"{axis.name}:{axis.sub_axis}" for axis in dim.axes]
+        whole = "None" if dim.is_closed else "P.UNCONSTRAINED"
+        entries.append(whole if not names else repr(names[0]) if len(names) == 1 else repr(tuple(names)))
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"
+
+
 def unused_axes(sharding: TensorSharding | None, mesh: Mesh) -> list[str]:
     """Axes of the mesh, larger than one, that cut no dimension and are not being summed over, in the order of the mesh."""
     used = set() if sharding is None else {axis.name for dim in sharding.dims for axis in dim.axes}

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, ParamSpec, overload
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from jax.core import Tracer
 from shardy_py.api import nnx_modules
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware import hardware as known_hardware
+from shardy_py.frontends.context import api_boundary
 from shardy_py.stages.graph import ProfileGraph
 from shardy_py.stages.partition_result import Partition
 from shardy_py.stages.run.building import Asked, Built, Signature, batch_leaves, build
@@ -27,7 +28,52 @@ from shardy_py.stages.run.placing import replicated
 from shardy_py.stages.run.report import Report, report
 from shardy_py.stages.schedules import Schedule, check_name
 
+P = ParamSpec("P")
 
+
+@overload
+def pipeline(
+    fun: Callable[P, Any],
+    /,
+    *,
+    num_microbatches: int,
+    num_stages: int | None = ...,
+    partition: Partition | ProfileGraph | None = ...,
+    mesh: Any = ...,
+    axis: str = ...,
+    schedule: str | Schedule = ...,
+    virtual: int = ...,
+    in_shardings: Any = ...,
+    batch_argnums: int | Sequence[int] | None = ...,
+    batch_statistics: str | None = ...,
+    donate_argnums: int | Sequence[int] = ...,
+    hardware: str | Hardware = ...,
+    memory_bytes: float | None = ...,
+) -> Pipelined[P]: ...
+
+
+@overload
+def pipeline(
+    fun: None = None,
+    /,
+    *,
+    num_microbatches: int,
+    num_stages: int | None = ...,
+    partition: Partition | ProfileGraph | None = ...,
+    mesh: Any = ...,
+    axis: str = ...,
+    schedule: str | Schedule = ...,
+    virtual: int = ...,
+    in_shardings: Any = ...,
+    batch_argnums: int | Sequence[int] | None = ...,
+    batch_statistics: str | None = ...,
+    donate_argnums: int | Sequence[int] = ...,
+    hardware: str | Hardware = ...,
+    memory_bytes: float | None = ...,
+) -> Callable[[Callable[P, Any]], Pipelined[P]]: ...
+
+
+@api_boundary
 def pipeline(
     fun: Callable[..., Any] | None = None,
     /,
@@ -145,7 +191,7 @@ def _numbers(given: int | Sequence[int], label: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-class Pipelined:
+class Pipelined(Generic[P]):
     """What `pipeline` returns. Call it as the function itself.
 
     Args:
@@ -162,12 +208,11 @@ class Pipelined:
         self._runner: Runner | None = None
         self._inner: dict[Any, Pipelined] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @api_boundary
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """One step; traces, cuts and compiles on the first call of a signature."""
-        if kwargs:
-            args = _positional(self._asked.fun, args, kwargs)
-        inner, args, call = self._opened(args)
-        result = inner._run(args, self._asked.donate_argnums)
+        inner, positional, call = self._opened(_positional(self._asked.fun, args, kwargs) if kwargs else args)
+        result = inner._run(positional, self._asked.donate_argnums)
         self._remember(inner)
         if call is None:
             return result
@@ -175,6 +220,7 @@ class Pipelined:
         call.write_back(states)
         return result
 
+    @api_boundary
     def verify(self, *args: Any, rtol: float = 1e-4, **kwargs: Any) -> float:
         """Runs a call as a pipeline and on one device and compares every result; nothing is donated.
 
@@ -246,6 +292,7 @@ class Pipelined:
         self._runner, self._last = runner, runner.built
         return jax.tree.unflatten(runner.built.out_tree, runner.step(leaves))
 
+    @api_boundary
     def build(self, *args: Any, **kwargs: Any) -> Built:
         """The stages of a call, without running or compiling; arguments are arrays or `jax.ShapeDtypeStruct`s.
 
