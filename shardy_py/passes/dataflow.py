@@ -225,6 +225,13 @@ def before_edge(owner: Value, sharding: TensorSharding | None) -> TensorSharding
     return without_manual_axes(sharding, manual)
 
 
+def sharding_for_sources(owner: Value) -> TensorSharding | None:
+    """The sharding of an owner in the view of its sources; what a computation states for an argument stays as it is stated."""
+    if isinstance(owner.owner, Block) and edge_of_owner(owner) is None:
+        return _stated(owner)[0]
+    return before_edge(owner, get_sharding(owner))
+
+
 def after_edge(owner: Value, sharding: TensorSharding) -> TensorSharding:
     """The inverse of `before_edge`."""
     stated, manual = _stated(owner)
@@ -242,7 +249,7 @@ def can_have_edge(value: Value) -> bool:
 
 def _stated(owner: Value) -> tuple[TensorSharding | None, tuple[str, ...]]:
     op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
-    if not isinstance(op, Op) or op.name != MANUAL_COMPUTATION:
+    if not isinstance(op, Op) or op.name not in COMPUTATIONS:
         return None, ()
     stated = op.attributes.get("in_shardings" if isinstance(owner.owner, Block) else "out_shardings")
     return (stated[owner.index] if stated else None), manual_axes(op)

@@ -138,6 +138,12 @@ def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSha
                 visit(op)
 
 
+def place(program: Program, op: Op) -> str:
+    """The op for an error: its name and its place in the source, where that is known."""
+    location = program.locate(op.location)
+    return f"'{op.name}'" if location is None else f"'{op.name}' at {location.place}"
+
+
 def _add_ops(block: Block, skip: frozenset[str], found: list[Op]) -> None:
     for op in block.ops:
         found.append(op)

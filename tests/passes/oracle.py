@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jaxlib.mlir import passmanager
+from jaxlib.mlir import ir, passmanager
 
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Block, Op, Program, Value
@@ -26,10 +26,13 @@ def jaxlib_program(text: str, pipeline: str) -> Program:
 
 
 def jaxlib_text(text: str, pipeline: str) -> str:
-    """Runs passes of jaxlib on a module and prints the outcome."""
+    """Runs passes of jaxlib on a module and prints the outcome; a ValueError where they refuse the module."""
     module = parse_module(text)
     with module.context:
-        passmanager.PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+        try:
+            passmanager.PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+        except ir.MLIRError as error:
+            raise ValueError(str(error)) from None
     return str(module)
 
 

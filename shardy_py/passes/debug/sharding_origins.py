@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 from shardy_py.dialect import AxisRef, TensorSharding, parse_axis_ref
 from shardy_py.dialect.axis import overlaps
 from shardy_py.ir import Block, Function, Op, Program, Value
@@ -12,15 +9,13 @@ from shardy_py.passes import dataflow
 from shardy_py.passes.debug.sources import axes_of, new_axes
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult, Step
-from shardy_py.passes.walk import entry_function, ops_in
+from shardy_py.passes.walk import ops_in, ops_of_post
 
 ORIGINS = "sdy.sharding_origins"
 ORIGIN_NAME = "sdy.sharding_origin_name"
 
 _SELF = "self"
 _CONSTRAINT = "sdy.sharding_constraint"
-_DICTIONARY = re.compile(r"\{([^{}]*)\}")
-_ENTRY = re.compile(r'(?:"([^"]*)"|([\w$.]+)) = "([^"]*)"')
 _ONE = frozenset((_CONSTRAINT, dataflow.EDGE))
 """Ops whose attribute is one dictionary; on others it is a list with one per result."""
 
@@ -28,120 +23,123 @@ _ONE = frozenset((_CONSTRAINT, dataflow.EDGE))
 class ShardingOrigins:
     """The origins of all values while a pass runs.
 
+    A returned value and the result of its function share their origins: either lists the axes of both. The first origin of an
+    axis stays: that from a constraint, on the value or on what it constrains, before that from a manual computation, before those
+    from arguments and results of functions.
+
     Args:
-        program: Constraints and manual computations in it that have no name yet get one.
+        program: Constraints and manual computations in it are named.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.main = entry_function(program)
-        self.names: dict[Holder, str] = {}
-        self.of: dict[Holder, dict[str, str]] = {}
-        self.results = [FunctionResult(i, s) for i, s in enumerate(self.main.result_shardings)] if self.main is not None else []
+        self.names: dict[Value, str] = {}
+        """What is `self` for an axis of the value."""
+        self.of: dict[Value, dict[str, str]] = {}
+        self.unlisted: dict[Value, dict[str, str]] = {}
+        """Origins of axes that a sharding group brought, which are passed on but not listed."""
         self._name_ops()
         self._begin()
 
     def _name_ops(self) -> None:
-        counts = {_CONSTRAINT: 0, dataflow.MANUAL_COMPUTATION: 0}
-        for function in self.program.functions:
-            for op in ops_in(function.body):
-                if op.name in counts:
-                    if ORIGIN_NAME not in op.attributes:
-                        prefix = "constraint" if op.name == _CONSTRAINT else "mc"
-                        op.attributes = {**op.attributes, ORIGIN_NAME: f"{prefix}_{counts[op.name]}"}
-                    counts[op.name] += 1
+        for name, prefix in (_CONSTRAINT, "constraint"), (dataflow.MANUAL_COMPUTATION, "mc"):
+            for i, op in enumerate(ops_of_post(self.program, name)):
+                op.attributes = {**op.attributes, ORIGIN_NAME: f"{prefix}_{i}"}
 
     def _begin(self) -> None:
-        """Takes in what the attributes say, and what values are given."""
+        """Takes in what values are given."""
+        for op in ops_of_post(self.program, _CONSTRAINT):
+            name = op.attributes[ORIGIN_NAME]
+            self.names[op.result] = name
+            self._add(op.result, name, op.result.sharding)
+            self._add(op.operands[0], name, dataflow.get_sharding(op.operands[0]))
+        for op in ops_of_post(self.program, dataflow.MANUAL_COMPUTATION):
+            self._begin_computation(op)
         for function in self.program.functions:
-            for value, attributes in zip(function.arguments, function.argument_attributes, strict=True):
-                self._take(value, f"input: {value.index}", value.sharding, _dictionaries(attributes.get(ORIGINS)))
-            for op in ops_in(function.body):
-                if op.name == _CONSTRAINT:
-                    stated = _dictionaries(op.attributes.get(ORIGINS))
-                    self._take(op.results[0], _unquoted(op.attributes[ORIGIN_NAME]), op.results[0].sharding, stated)
-                elif op.name == dataflow.EDGE:
-                    self._begin_edge(op)
-                elif ORIGINS in op.attributes:
-                    for result, known in zip(op.results, _dictionaries(op.attributes[ORIGINS]), strict=False):
-                        self.of[result] = known
-        if self.main is not None:
-            for slot, attributes in zip(self.results, self.main.result_attributes, strict=True):
-                self._take(slot, f"output: {slot.index}", slot.sharding, _dictionaries(attributes.get(ORIGINS)))
+            for argument in function.arguments:
+                self.names[argument] = f"input: {argument.index}"
+                self._add(argument, self.names[argument], argument.sharding)
+            for i, (value, sharding) in enumerate(zip(_returned(function), function.result_shardings)):
+                self._add(value, _origin_of_result(i), sharding)
 
-    def _begin_edge(self, edge: Op) -> None:
-        owner, result = edge.operands[0], edge.results[0]
-        op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
-        known = _dictionaries(edge.attributes.get(ORIGINS))
-        if not isinstance(op, Op) or op.name != dataflow.MANUAL_COMPUTATION:
-            if known:
-                self.of[result] = known[0]
-            return
-        inside = isinstance(owner.owner, Block)
-        stated = op.attributes.get("in_shardings" if inside else "out_shardings") or ()
-        name = f"{_unquoted(op.attributes[ORIGIN_NAME])}_{'input' if inside else 'output'}: {owner.index}"
-        self._take(result, name, stated[owner.index] if stated else None, known)
+    def _begin_computation(self, op: Op) -> None:
+        name = op.attributes[ORIGIN_NAME]
+        for owner in dataflow.owners(op):
+            inside = isinstance(owner.owner, Block)
+            stated = op.attributes["in_shardings" if inside else "out_shardings"]
+            origin = f"{name}_{'input' if inside else 'output'}: {owner.index}"
+            if (edge := dataflow.edge_of_owner(owner)) is not None:
+                self.names[edge.result] = origin
+            self._add(owner, origin, stated[owner.index])
+            if inside:
+                operand = op.operands[owner.index]
+                self._add(operand, origin, dataflow.get_sharding(operand))
 
-    def _take(self, holder: Holder, name: str, sharding: TensorSharding | None, known: list[dict[str, str]]) -> None:
-        self.names[holder] = name
-        found = {axis: name if origin == _SELF else origin for axis, origin in known[0].items()} if known else {}
-        if not known:
-            found = {_key(axis): name for axis in axes_of(sharding)}
-        if found:
-            self.of[holder] = found
+    def _add(self, value: Value, origin: str, sharding: TensorSharding | None) -> None:
+        holder = dataflow.shardable_value(value)
+        if holder is not None:
+            for axis in axes_of(sharding):
+                self.of.setdefault(holder, {}).setdefault(_key(axis), origin)
 
     def follow(self, log: list[Step]) -> None:
         """Notes where the axes come from that the steps of a pass added."""
         for step in log:
             target = self._holder(step.target)
-            found = self.of.setdefault(target, {})
+            if target is None:
+                continue
             if step.reason == "propagate":
                 for new in new_axes(step, self.program.meshes):
-                    self._pass_on(new.axis, self.of.get(self._holder(step.tensors[new.source]), {}), found)
+                    self._pass_on(new.axis, self._holder(step.tensors[new.source]), self.of.setdefault(target, {}))
             elif step.reason == "group" and step.tensors:
-                given = next((value for value in step.tensors if value is not step.target and self.of.get(self._holder(value))), None)
+                others = [holder for value in step.tensors if (holder := self._holder(value)) is not None and holder is not target]
+                source = next((holder for holder in others if self.of.get(holder)), None)
                 for axis in axes_of(step.new):
-                    self._pass_on(axis, {} if given is None else self.of[self._holder(given)], found)
+                    self._pass_on(axis, source, self.unlisted.setdefault(target, {}))
             elif step.op is not None and ORIGIN_NAME in step.op.attributes:
-                name = _unquoted(step.op.attributes[ORIGIN_NAME])
+                name = step.op.attributes[ORIGIN_NAME]
                 if step.op.name == dataflow.MANUAL_COMPUTATION:
                     name = f"{name}_input: {step.op.operands.index(step.target)}"  # type: ignore[arg-type]
-                for axis in axes_of(step.new):
-                    found.setdefault(_key(axis), name)
+                self._add(target, name, step.new)
 
-    @staticmethod
-    def _pass_on(axis: AxisRef, given: dict[str, str], found: dict[str, str]) -> None:
+    def _pass_on(self, axis: AxisRef, source: Value | None, found: dict[str, str]) -> None:
         key = _key(axis)
+        given = {} if source is None else {**self.unlisted.get(source, {}), **self.of.get(source, {})}
         origin = given.get(key)
         if origin is None:
             origin = next((name for other, name in given.items() if overlaps(axis, _axis(other))), None)
         if origin is not None:
             found.setdefault(key, origin)
 
-    def _holder(self, holder: Holder) -> Holder:
-        return self.results[holder.index] if isinstance(holder, FunctionResult) else holder
+    def _holder(self, holder: Holder) -> Value | None:
+        if isinstance(holder, FunctionResult):
+            holder = self.program.main.body.terminator.operands[holder.index]
+        return dataflow.shardable_value(holder)
 
     def write(self) -> None:
         """Sets the attributes."""
         for function in self.program.functions:
-            self._write_function(function)
+            for value, attributes in zip(function.arguments, function.argument_attributes, strict=True):
+                if shown := self._shown(value, self.names[value]):
+                    attributes[ORIGINS] = shown
             for op in ops_in(function.body):
-                found = [self._shown(result) for result in op.results]
+                found = [self._shown(result, self.names.get(result)) for result in op.results]
                 if any(found):
                     op.attributes = {**op.attributes, ORIGINS: found[0] if op.name in _ONE else tuple(found)}
-        if self.main is not None:
-            for slot, attributes in zip(self.results, self.main.result_attributes, strict=True):
-                if shown := self._shown(slot):
-                    attributes[ORIGINS] = shown
+            for value in dict.fromkeys(_returned(function)):
+                i = next(i for op, i in reversed(value.uses) if op is function.body.terminator)  # one of them only, as in Shardy
+                if i < len(function.result_attributes) and (shown := self._shown(value, _origin_of_result(i))):
+                    function.result_attributes[i][ORIGINS] = shown
 
-    def _write_function(self, function: Function) -> None:
-        for value, attributes in zip(function.arguments, function.argument_attributes, strict=True):
-            if shown := self._shown(value):
-                attributes[ORIGINS] = shown
+    def _shown(self, value: Value, name: str | None) -> dict[str, str]:
+        return {axis: _SELF if origin == name else origin for axis, origin in self.of.get(value, {}).items()}
 
-    def _shown(self, holder: Value | FunctionResult) -> dict[str, str]:
-        own = self.names.get(holder)
-        return {axis: _SELF if origin == own else origin for axis, origin in self.of.get(holder, {}).items()}
+
+def _returned(function: Function) -> list[Value]:
+    return function.body.terminator.operands if function.body.ops else []
+
+
+def _origin_of_result(i: int) -> str:
+    return f"output: {i}"
 
 
 def _key(axis: AxisRef) -> str:
@@ -152,16 +150,3 @@ def _key(axis: AxisRef) -> str:
 def _axis(key: str) -> AxisRef:
     name, mark, part = key.partition(":(")
     return parse_axis_ref(f'"{name}":({part}' if mark else f'"{name}"')
-
-
-def _unquoted(name: str) -> str:
-    return str(name).strip('"')
-
-
-def _dictionaries(attribute: Any) -> list[dict[str, str]]:
-    """The dictionaries of an attribute, which may be text."""
-    if attribute is None:
-        return []
-    if isinstance(attribute, str):
-        return [{quoted or bare: origin for quoted, bare, origin in _ENTRY.findall(text[1])} for text in _DICTIONARY.finditer(attribute)]
-    return [dict(attribute)] if isinstance(attribute, dict) else [dict(each) for each in attribute]

@@ -43,20 +43,23 @@ def new_axes(step: Step, meshes: Mapping[str, Mesh]) -> list[NewAxis]:
     new = step.new
     rule = _rule(step)
     owner = step.op.operands[0] if step.op is not None and step.op.name == dataflow.EDGE else None
-    targets = tuple(i for i, value in enumerate(step.tensors) if value is step.target)
+    if rule is None:
+        return []
+    mappings, sizes = rule_tensors(rule), rule.factor_sizes
+    place = step.place if step.place >= 0 else next(i for i, value in enumerate(step.tensors) if value is step.target)
+    targets = tuple(i for i, value in enumerate(step.tensors) if value is step.target and mappings[i] == mappings[place])
     if owner is not None:
         before[-1] = dataflow.before_edge(owner, before[-1])
-        if targets[0] == len(before) - 1:
+        if place == len(before) - 1:
             new = dataflow.before_edge(owner, new)
     found = common_mesh([*before, new], meshes)
-    if found is None or new is None or rule is None:
+    if found is None or new is None:
         return []
     mesh = found[1]
-    mappings, sizes = rule_tensors(rule), rule.factor_sizes
     tensors = [project(mapping, sharding, sizes, mesh).factors for mapping, sharding in zip(mappings, before, strict=True)]
-    old = before[targets[0]]
+    old = before[place]
     sources: list[tuple[AxisRef, int]] = []
-    for f, factor in project(mappings[targets[0]], new, sizes, mesh).factors.items():
+    for f, factor in project(mappings[place], new, sizes, mesh).factors.items():
         if factor.axes:
             source = next((i for i, tensor in enumerate(tensors) if f in tensor and is_prefix(factor.axes, tensor[f].axes)), None)
             if source is not None:

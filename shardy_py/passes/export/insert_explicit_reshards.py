@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, before_edge, get_sharding, set_sharding, sources
+from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, get_sharding, set_sharding, sharding_for_sources, sources
 from shardy_py.passes.export.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
 from shardy_py.passes.export.explicit_reshards.decision import Decision, decide
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS
@@ -83,7 +83,7 @@ class _Inserter:
         """Gives every source of an edge the sharding of the edge."""
         owners = [*op.results, *op.regions[0].arguments] if op.name in COMPUTATIONS else op.results
         for owner in owners:
-            target = before_edge(owner, get_sharding(owner))
+            target = sharding_for_sources(owner)
             for user, i in sources(owner):
                 self.to_target(user, i, target, self.full, f"{op.name} needs it")
 
@@ -102,8 +102,8 @@ class _Inserter:
         if not function.body.ops:
             return
         terminator = function.body.terminator
-        for i, target in enumerate(function.result_shardings):
-            self.to_target(terminator, i, target, self.full, "the function returns it")
+        for i in range(min(len(terminator.operands), len(function.result_shardings))):  # an unregistered op need not return all results
+            self.to_target(terminator, i, function.result_shardings[i], self.full, "the function returns it")
 
     def to_target(self, user: Op, i: int, target: TensorSharding | None, full: bool, why: str) -> None:
         """Brings one use of a value to a sharding; a missing one is replicated. Without `full` only unreduced axes are."""
@@ -120,7 +120,7 @@ class _Inserter:
         for step in steps:
             value = user.operands[i]
             made = self.make(step, value, why, user)
-            if user.name == "func.return":
+            if _ends_function(user):
                 self.edits.before(user, made)
             else:
                 self.edits.after_value(value, made)
@@ -211,6 +211,10 @@ class _Inserter:
         if self.record is not None:
             self.record(made, why, cause)
         return made
+
+
+def _ends_function(op: Op) -> bool:
+    return op.block is not None and isinstance(op.block.parent, Function) and op is op.block.terminator
 
 
 def _seen_sharding(value: Value) -> TensorSharding | None:

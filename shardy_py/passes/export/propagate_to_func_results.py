@@ -12,9 +12,11 @@ NAME = "sdy-propagate-to-func-results"
 def run(program: Program, **_: object) -> None:
     """Gives each result of a function other than main the sharding of the value it returns, or none.
 
+    A function that ends in another op than `func.return` keeps the shardings of its results.
+
     Source: Shardy's propagate_to_func_results.cc.
     """
     main = entry_function(program)
     for function in program.functions:
-        if function is not main and function.body.ops:
+        if function is not main and function.body.ops and function.body.terminator.name == "func.return":
             function.result_shardings = [get_sharding(value) for value in function.body.terminator.operands]

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program
 from shardy_py.passes.clone import clone_block, move_terminator
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, fill
 from shardy_py.passes.import_.add_data_flow_edges import edges_on
 from shardy_py.passes.symbols import original_name
-from shardy_py.passes.walk import calls_in, functions_by_name, functions_in_order
+from shardy_py.passes.walk import calls_in, functions_by_name, functions_in_order, place
 
 NAME = "sdy-import-func-calls"
 
@@ -24,6 +25,9 @@ def run(program: Program, *, add_data_flow_edges_on_named_computations: bool = T
     Args:
         program: Flat, so that each function is called once; the body of one that is called again is copied.
         add_data_flow_edges_on_named_computations: Whether the computations get data-flow edges at once.
+
+    Raises:
+        ShardyError: A function that is called does not return its results.
 
     Source: Shardy's import_func_calls.cc.
     """
@@ -80,6 +84,7 @@ def _computation(call: Op, callee: Function, body: Block, program: Program) -> O
         location=call.location,
         primitive=call.primitive,
     )
+    _check_results(call, callee, body, program)
     for argument in body.arguments:
         argument.sharding = None
     move_terminator(body, "sdy.return")
@@ -88,6 +93,20 @@ def _computation(call: Op, callee: Function, body: Block, program: Program) -> O
         result.replace_uses(new)
     call.drop_uses()
     return made
+
+
+def _check_results(call: Op, callee: Function, body: Block, program: Program) -> None:
+    """Checks that a function returns what its call has as results."""
+    if body.ops and [value.type for value in body.terminator.operands] == [result.type for result in call.results]:
+        return
+    raise ShardyError(
+        "'sdy.named_computation' op failed to infer returned types",
+        where=f"{place(program, call)} to '{callee.name}'",
+        why=f"{place(program, body.terminator)} ends the function and does not have its results"
+        if body.ops
+        else "the function has no body",
+        fix="end the function in func.return",
+    )
 
 
 def _stated(shardings: Sequence[TensorSharding | None], body: Block, program: Program) -> tuple[TensorSharding, ...] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Op, Program, TensorType, Value
+from shardy_py.ir import Op, TensorType, Value
 from shardy_py.ir.attribute_text import AttributeText, constant_text
 from shardy_py.ir.type_text import type_text
 
@@ -90,12 +90,6 @@ def broadcast(value: Value, shape: Sequence[int], like: Op, dims: Sequence[int] 
 def elementwise(name: str, operands: Sequence[Value], type_: TensorType, like: Op) -> Op:
     """An op without attributes."""
     return _made(f"stablehlo.{name}", operands, type_, {}, like, None)
-
-
-def place(program: Program, op: Op) -> str:
-    """The op for an error: its name and its place in the source, where that is known."""
-    location = program.locate(op.location)
-    return f"'{op.name}'" if location is None else f"'{op.name}' at {location.place}"
 
 
 def _made(

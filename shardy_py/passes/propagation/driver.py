@@ -133,7 +133,7 @@ class Propagation:
             if old is None and isinstance(value, Value):
                 _open_siblings(value, new)
             if log is not None:
-                log.append(Step(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage))
+                log.append(Step(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage, i))
             if stack is not None:
                 self._push(self.graph.concerned(node.tensors[i]), stack, node)
             if self.groups:

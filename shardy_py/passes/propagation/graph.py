@@ -209,7 +209,7 @@ class PropagationGraph:
 
     def _result_nodes(self) -> list[Node]:
         nodes = []
-        for value, slot in zip(self.main.body.terminator.operands, self.results, strict=True):
+        for value, slot in zip(self.main.body.terminator.operands, self.results):  # an unregistered op need not return all results
             holder = self.holder(value)
             if holder is None or not isinstance(value.type, TensorType) or value.type.rank == 0:
                 continue

@@ -35,6 +35,7 @@ class Step(NamedTuple):
             the propagation, the second a member of a group of several values, `tensors`, and the op that says so.
         user_priority: The user priority being propagated.
         op_priority: The stage of the op-priority schedule, 0 to 4.
+        place: Which of `tensors` the target stands for, where it is more than one of them; -1 where that is not known.
     """
 
     target: Value | FunctionResult
@@ -46,3 +47,4 @@ class Step(NamedTuple):
     reason: str
     user_priority: int
     op_priority: int
+    place: int = -1

@@ -11,6 +11,7 @@ from shardy_py.passes.propagation.driver import Propagation
 from shardy_py.passes.propagation.graph import Holder, walk_blocks
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.sharding_groups import sharding_groups
+from shardy_py.passes.propagation.stated_shardings import stated_shardings_on_values
 from shardy_py.passes.propagation.static_shapes import check_static_shapes
 from shardy_py.passes.propagation.step import Strategy
 
@@ -41,18 +42,19 @@ def propagate(
 ) -> None:
     """The propagation passes in one: sharding groups agree, then rounds of `Propagation.run`, then results are written back."""
     check_static_shapes(program)
-    groups = sharding_groups(program, log)
-    propagation = Propagation(program, groups=groups, conservative=conservative, log=log)
-    if log is not None:
-        log += (Step(held, held.sharding, held.sharding, None, (), (), "annotation", 0, -1) for held in _holders(propagation))
-    references = _take_priorities(propagation, log) if user_priority else {}
-    propagation.run(strategy, op_priority=op_priority)
-    for priority in sorted(references):
-        propagation.user_priority = priority
-        for holder, original in references[priority]:
-            _restore(holder, original, priority, log)
+    with stated_shardings_on_values(program):
+        groups = sharding_groups(program, log)
+        propagation = Propagation(program, groups=groups, conservative=conservative, log=log)
+        if log is not None:
+            log += (Step(held, held.sharding, held.sharding, None, (), (), "annotation", 0, -1) for held in _holders(propagation))
+        references = _take_priorities(propagation, log) if user_priority else {}
         propagation.run(strategy, op_priority=op_priority)
-    propagation.finish()
+        for priority in sorted(references):
+            propagation.user_priority = priority
+            for holder, original in references[priority]:
+                _restore(holder, original, priority, log)
+            propagation.run(strategy, op_priority=op_priority)
+        propagation.finish()
 
 
 def _holders(propagation: Propagation) -> Iterator[Holder]:
@@ -65,6 +67,8 @@ def _holders(propagation: Propagation) -> Iterator[Holder]:
             for result in op.results:
                 if result.sharding is not None and dataflow.shardable_value(result) is result:
                     yield result
+            if op.name in dataflow.COMPUTATIONS:
+                yield from (v for v in op.regions[0].arguments if v.sharding is not None and dataflow.shardable_value(v) is v)
 
 
 def _take_priorities(propagation: Propagation, log: list[Step] | None) -> dict[int, list[tuple[Holder, TensorSharding]]]:

@@ -6,6 +6,7 @@ import pytest
 
 from shardy_py.opt import run_passes
 from shardy_py.passes.debug.propagation_edges import EdgesOfOp
+from tests.passes.debug.random_returns import returns
 from tests.reference import NEEDS_SAME_SHARDY, run_pipeline
 
 MESH = 'sdy.mesh @mesh = <["a"=2, "b"=2, "c"=8]>\n'
@@ -38,6 +39,40 @@ MODULES = {
       %2 = stablehlo.add %0#1, %y : tensor<8x8xf32>
       return %1, %2 : tensor<8x8xf32>, tensor<8x8xf32>
     }""",
+    "argument returned twice": """func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", ?}]>})
+        -> (tensor<8xf32>, tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", "b"}]>}) {
+      return %x, %x : tensor<8xf32>, tensor<8xf32>
+    }""",
+    "part of an axis": """func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"c":(1)2, ?}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"c":(1)4}]>}) {
+      %0 = stablehlo.abs %x : tensor<8xf32>
+      return %0 : tensor<8xf32>
+    }""",
+    "operands of a product that are one": """func.func @main(%x: tensor<8x8xf32>)
+        -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", ?}, {"b", ?}]>}) {
+      %0 = stablehlo.dot %x, %x : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+      return %0 : tensor<8x8xf32>
+    }""",
+    "group": """func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{?}]>}, %y: tensor<8xf32>)
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", ?}]>}) {
+      %0 = stablehlo.abs %x : tensor<8xf32>
+      sdy.sharding_group %0 group_id=0 : tensor<8xf32>
+      sdy.sharding_group %y group_id=0 : tensor<8xf32>
+      return %0 : tensor<8xf32>
+    }""",
+    "nested computations": """func.func @main(
+        %x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{?}, {"c", ?}]>}) -> tensor<8x8xf32> {
+      %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"a", ?}, {?}]>] out_shardings=[<@mesh, [{"a", ?}, {?}]>]
+          manual_axes={"a"} (%l: tensor<4x8xf32>) {
+        %1 = sdy.manual_computation(%l) in_shardings=[<@mesh, [{?}, {"b", ?}]>] out_shardings=[<@mesh, [{?}, {"b", ?}]>]
+            manual_axes={"b"} (%k: tensor<4x4xf32>) {
+          %2 = stablehlo.abs %k : tensor<4x4xf32>
+          sdy.return %2 : tensor<4x4xf32>
+        } : (tensor<4x8xf32>) -> tensor<4x8xf32>
+        sdy.return %1 : tensor<4x8xf32>
+      } : (tensor<8x8xf32>) -> tensor<8x8xf32>
+      return %0 : tensor<8x8xf32>
+    }""",
     "manual computation": """func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
       %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"a", ?}, {"b", ?}]>]
           out_shardings=[<@mesh, [{"a", ?}, {?}]>] manual_axes={"a"} (%l: tensor<4x8xf32>) {
@@ -65,6 +100,36 @@ def test_as_in_jaxlib(name: str, option: str) -> None:
     ours = run_passes(text, passes)
     assert option.split("-")[-1].removesuffix("s") in ours
     assert ours == str(run_pipeline(text, f"builtin.module({passes})"))
+
+
+def test_an_axis_that_a_group_brought_is_passed_on_with_its_origin() -> None:
+    """Shardy writes an origin without a name here."""
+    text = (
+        MESH
+        + """func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>)
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", ?}]>}, tensor<8xf32>) {
+      %0 = stablehlo.abs %x : tensor<8xf32>
+      sdy.sharding_group %0 group_id=0 : tensor<8xf32>
+      sdy.sharding_group %y group_id=0 : tensor<8xf32>
+      %1 = stablehlo.abs %y : tensor<8xf32>
+      return %0, %1 : tensor<8xf32>, tensor<8xf32>
+    }"""
+    )
+    out = run_passes(text, pipeline("debug-sharding-origins"))
+    assert '%arg1: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", ?}]>})' in out
+    assert (
+        'stablehlo.abs %arg1 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a", ?}]>]>, sdy.sharding_origins = [{a = "output: 0"}]}'
+        in out
+    )
+
+
+@NEEDS_SAME_SHARDY
+@pytest.mark.parametrize("option", ["debug-sharding-origins", "debug-propagation-edge-sharding"])
+@pytest.mark.parametrize("seeds", [range(i, i + 20) for i in range(0, 80, 20)], ids=str)
+def test_random_returns_as_in_jaxlib(seeds: range, option: str) -> None:
+    for seed in seeds:
+        text = returns(seed)
+        assert run_passes(text, pipeline(option)) == str(run_pipeline(text, f"builtin.module({pipeline(option)})")), text
 
 
 @pytest.mark.parametrize("name", MODULES)

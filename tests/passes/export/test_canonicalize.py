@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt import run_passes
 from shardy_py.passes.export import canonicalize
-from tests.passes.oracle import corpus, dump, jaxlib_program
+from tests.passes.export.random_collectives import collectives
+from tests.passes.oracle import corpus, dump, jaxlib_program, jaxlib_text
 
 MESHES = 'sdy.mesh @m = <["a"=2, "b"=2]>\nsdy.mesh @one = <["a"=1, "b"=2]>\n'
 
@@ -146,3 +148,22 @@ def test_against_jaxlib(name: str, label: str) -> None:
     canonicalize.run(program, enable_patterns=(label,) if label else None)
     expected = jaxlib_program(text, f"canonicalize{{enable-patterns={label}}}" if label else "canonicalize")
     assert dump(program, uses=False) == dump(expected, uses=False)
+
+
+@pytest.mark.parametrize("label", ["", canonicalize.COLLECTIVES])
+@pytest.mark.parametrize("seeds", [range(i, i + 40) for i in range(0, 160, 40)], ids=str)
+def test_random_collectives_against_jaxlib(seeds: range, label: str) -> None:
+    """Replicated and unreduced axes, open dimensions, parts of axes; what jaxlib cannot verify afterwards we refuse."""
+    passes = f"canonicalize{{enable-patterns={label}}}" if label else "canonicalize"
+    refused = 0
+    for seed in seeds:
+        text = collectives(seed)
+        try:
+            expected = jaxlib_text(text, passes)
+        except ValueError:
+            refused += 1
+            with pytest.raises(ValueError, match="operation"):
+                run_passes(text, passes)
+            continue
+        assert run_passes(text, passes) == expected, text
+    assert refused < len(seeds) / 2

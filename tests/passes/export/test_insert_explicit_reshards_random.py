@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from jaxlib.mlir import passmanager
+from jaxlib.mlir import ir, passmanager
 
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.passes.export import insert_explicit_reshards
+from tests.passes.export.random_dots import dot
 from tests.passes.export.random_ops import function
 from tests.passes.oracle import dump
+from tests.passes.propagation.random_computations import computations
 from tests.passes.random_modules import module
 from tests.reference import NEEDS_SAME_SHARDY
 
@@ -24,6 +26,9 @@ PREPARED = ",".join(
     )
 )
 
+
+INVALID = (11, 18, 24, 25)
+"""Computations of which jaxlib makes shardings that it refuses itself, with an axis in a dimension and replicated."""
 
 # jaxlib 0.10 crashes on a few reshapes with overflow; none of these seeds has one.
 SEEDS = 240
@@ -47,6 +52,22 @@ def check(text: str, *, full: bool, prepare: str = "") -> None:
 def test_random_ops(seeds: range, full: bool) -> None:
     for seed in seeds:
         check(function(seed), full=full)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "partial"])
+def test_dots_whose_result_has_the_axes_that_are_summed_over(full: bool) -> None:
+    for seed in range(120):
+        check(dot(seed), full=full)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "partial"])
+def test_random_computations_without_edges(full: bool) -> None:
+    for seed in range(32):
+        text = computations(seed, priorities=False)
+        try:
+            check(text, full=full)
+        except ir.MLIRError:  # jaxlib writes shardings that it does not verify
+            assert seed in INVALID
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "partial"])

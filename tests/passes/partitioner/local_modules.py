@@ -120,12 +120,14 @@ def pad(make: Maker) -> str:
 
 
 def slice_(make: Maker) -> str:
-    """A slice of dimensions that are whole."""
+    """A slice of dimensions that are whole, or in steps that divide the parts."""
     dims = make.dims(make.random.randint(1, 3))
     shape, bounds, wanted = [], [], []
     for axes in dims:
-        size = make.parts(axes) * make.random.randint(2, 3)
-        start, step = (0, 1) if axes else (make.random.randint(0, size - 1), make.random.randint(1, 2))
+        part = make.random.choice((2, 3, 4, 6))
+        size = make.parts(axes) * part
+        start = 0 if axes else make.random.randint(0, size - 1)
+        step = make.random.choice([n for n in range(1, part + 1) if part % n == 0]) if axes else make.random.randint(1, 2)
         limit = size if axes else make.random.randint(start + 1, size)
         shape.append(size)
         bounds.append(f"{start}:{limit}:{step}")

@@ -89,6 +89,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         module(A, f"%0 = stablehlo.slice %a [0:8, 0:8] {{{ON_ROWS}}} : ({F}) -> tensor<8x8xf32>"),
         "dimension 0 is sharded but the slice is not a full slice and requires device communication.",
     ),
+    "slice in steps that do not divide the parts": (
+        module(A, f"%0 = stablehlo.slice %a [0:16:3, 0:8] {{{ON_ROWS}}} : ({F}) -> tensor<6x8xf32>"),
+        "dimension 0 is sharded but the slice is not a full slice and requires device communication.",
+    ),
     "slice to other axes": (
         module(A, f"%0 = stablehlo.slice %a [0:16, 0:4] : ({F}) -> tensor<16x4xf32>"),
         'dimension 0 has mismatched sharding axes ([axis_ref"x"] vs []).',

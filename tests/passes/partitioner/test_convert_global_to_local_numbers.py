@@ -57,6 +57,9 @@ PROGRAMS: dict[str, str] = {
     inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>, {per_value("[{}, {}]")}}}
     : ({F}, tensor<4x1xi32>, tensor<4x8xf32>) -> {F}
   return %0 : {F} }}""",
+    "a slice in steps that divide the parts": f"""func.func @main(%a: tensor<24x8xf32> {BOTH}) -> (tensor<8x4xf32> {BOTH}) {{
+  %0 = stablehlo.slice %a [0:24:3, 0:8:2] {{{ON_BOTH}}} : (tensor<24x8xf32>) -> tensor<8x4xf32>
+  return %0 : tensor<8x4xf32> }}""",
     "reshards": f"""func.func @main(%a: {F} {BOTH}) -> ({F} {BOTH_SWAPPED}) {{
   %0 = stablehlo.abs %a {{{ON_BOTH}}} : {F}
   %1 = stablehlo.sine %0 {{{per_value('[{}, {"x", "y"}]')}}} : {F}

@@ -117,7 +117,7 @@ def fuse_reduce_and_slice(op: Op, program: Program) -> bool:
     scattered = [axes[:n] for axes, n in zip(_per_dim(users[0]), taken, strict=True)]
     rest = [axes[n:] for axes, n in zip(_per_dim(users[0]), taken, strict=True)]
     first = min(users, key=block.ops.index)
-    sharding = _sliced(reduce.result.sharding, scattered, mesh) if any(rest) else first.result.sharding
+    sharding = _scattered(reduce, first, scattered, mesh)
     attributes = {name: value for name, value in reduce.attributes.items() if name == "reduction_op"}
     attributes["reduce_scatter_axes"] = ListOfAxisRefLists(scattered)
     made = [_collective("sdy.reduce_scatter", reduce.operands[0], attributes, sharding, reduce)]
@@ -143,15 +143,18 @@ def _taken_by_reduction(sliced: list[tuple[AxisRef, ...]], reduced: tuple[AxisRe
     return None if left else taken
 
 
-def _sliced(sharding: TensorSharding | None, per_dim: list[tuple[AxisRef, ...]], mesh: Mesh) -> TensorSharding:
-    assert sharding is not None
+def _scattered(reduce: Op, cut: Op, per_dim: list[tuple[AxisRef, ...]], mesh: Mesh) -> TensorSharding:
+    """The sharding of an all-reduce cut further: closed, with the replicated and unreduced axes of the all-slice."""
+    summed, sliced = reduce.result.sharding, cut.result.sharding
+    assert summed is not None
+    assert sliced is not None
     dims: list[list[AxisRef]] = []
-    for dim, added in zip(sharding.dims, per_dim, strict=True):
+    for dim, added in zip(summed.dims, per_dim, strict=True):
         axes = list(dim.axes)
         for axis in added:
             add_axis_or_merge(axes, axis, mesh)
         dims.append(axes)
-    return TensorSharding(sharding.mesh, [tuple(axes) for axes in dims], (), sharding.unreduced)
+    return TensorSharding(summed.mesh, [tuple(axes) for axes in dims], sliced.replicated, sliced.unreduced)
 
 
 def _mesh(op: Op, program: Program) -> Mesh | None:

@@ -15,6 +15,7 @@ def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
 
     A result that is to be sharded by the very axes along which the dot sums, on a factor where the operand has others,
     is made with the operand's axes: its all-reduce and the reshard behind become one reduce-scatter, and no operand moves.
+    It may be no larger than the operand with that factor; on a batching factor, than the larger operand.
 
     Example:
         `[{"x"}, {"y"}]` times `[{"y"}, {}]`, wanted as `[{"y"}, {}]`, is made as `[{"x"}, {}]`.
@@ -38,9 +39,9 @@ def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
     if len(conflicts) != 1:
         return None
     factor = conflicts[0]
-    side = 0 if factor in lhs else 1
-    axes = tensors[side][factor]
+    sides = [i for i, operand in enumerate((lhs, rhs)) if factor in operand]
+    axes = tensors[sides[0]][factor]
     reduced = tuple(axis for reduction in rule.reduction for axis in lhs[reduction])
-    if not axes or not reduced or result[factor] != reduced or tensor_sizes[2] > tensor_sizes[side]:
+    if not axes or not reduced or result[factor] != reduced or tensor_sizes[2] > max(tensor_sizes[i] for i in sides):
         return None
     return factor, axes

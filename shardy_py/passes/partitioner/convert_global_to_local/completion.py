@@ -88,9 +88,11 @@ def _pad_moves(op: Op, dim: int, shards: int) -> bool:
     return False
 
 
-def _slice_moves(op: Op, dim: int, _: int) -> bool:
+def _slice_moves(op: Op, dim: int, shards: int) -> bool:
+    """Whether a slice is not a full one, or its steps do not begin anew with each part."""
     start, limit, stride = (op.attributes[name][dim] for name in ("start_indices", "limit_indices", "strides"))
-    return (start, limit, stride) != (0, op.operands[0].type.shape[dim], 1)
+    size = op.operands[0].type.shape[dim]
+    return (start, limit) != (0, size) or size // shards % stride != 0
 
 
 _MOVES: Mapping[str, Callable[[Op, int, int], bool]] = {"stablehlo.pad": _pad_moves, "stablehlo.slice": _slice_moves}

@@ -9,7 +9,7 @@ from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal
 from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
-from shardy_py.passes.partitioner.local_ops import place
+from shardy_py.passes.walk import place
 from shardy_py.rules.traits import is_elementwise
 
 NAME = "sdy-convert-global-to-local"

@@ -57,7 +57,7 @@ def _lows(op: Op, dim: int, source: Tensor, result: Tensor) -> list[int]:
 
 
 def slice_(op: Op, out: Emitter) -> Sequence[Value]:
-    """A slice of the part; dimensions that are cut are kept whole."""
+    """A slice of the part; dimensions that are cut are kept whole, or taken in steps that divide the part."""
     source, result = out.facts.operands[0], out.facts.results[0]
     _check_same_axes(out, source, result)
     starts, strides = op.attributes["start_indices"], op.attributes["strides"]
@@ -65,11 +65,12 @@ def slice_(op: Op, out: Emitter) -> Sequence[Value]:
     for dim in range(source.rank):
         if not source.axes(dim):
             continue
-        size = source.type.shape[dim]
-        if (starts[dim], limits[dim], strides[dim]) != (0, size, 1):
+        size, part = source.type.shape[dim], source.local.shape[dim]
+        if (starts[dim], limits[dim]) != (0, size) or part % strides[dim]:
             what = f"dimension {dim} is sharded but the slice is not a full slice and requires device communication."
-            raise out.error(what, why=f"it takes {starts[dim]}:{limits[dim]}:{strides[dim]} of {size}", fix=_FIX)
-        limits[dim] = source.local.shape[dim]
+            why = f"it takes {starts[dim]}:{limits[dim]}:{strides[dim]} of {size}, of which a device has {part}"
+            raise out.error(what, why=why, fix=_FIX)
+        limits[dim] = part
     attributes = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": tuple(strides)}
     return (out.value("slice", op.operands, result.local, attributes),)
 

@@ -10,7 +10,7 @@ from shardy_py.errors import DialectError, ShardyError
 from shardy_py.ir import Op, Program, TensorType, Type, Value
 from shardy_py.ir.attribute_text import KEPT
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.passes.partitioner.local_ops import place
+from shardy_py.passes.walk import place
 
 _HANDLE = re.compile(r"#stablehlo\.channel_handle<handle = (\d+)")
 

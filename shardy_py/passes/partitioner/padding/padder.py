@@ -11,6 +11,7 @@ from shardy_py.ir import Op, Program, TensorType, Value
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.partitioner import local_ops
 from shardy_py.passes.partitioner.local_ops import Ints
+from shardy_py.passes.walk import place
 
 
 class Padder:
@@ -99,7 +100,7 @@ class Padder:
 
     def error(self, what: str, op: Op, why: str, fix: str, **more: Any) -> ShardyError:
         """An error about an op."""
-        return ShardyError(what, where=local_ops.place(self.program, op), why=why, fix=fix, **more)
+        return ShardyError(what, where=place(self.program, op), why=why, fix=fix, **more)
 
 
 Conversion = Callable[[Padder, Op], None]
