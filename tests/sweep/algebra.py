@@ -11,9 +11,8 @@ from jax import lax
 from jax import numpy as jnp
 from jax.lax import linalg
 
-from tests.sweep.draw import Case, Draw, Shape
+from tests.sweep.draw import Case, Draw, Generator, Shape
 
-Generator = Callable[[Draw], Case]
 TYPES = ("float32", "float32", "float64", "complex64")
 REAL = ("float32", "float32", "float64")
 

@@ -17,14 +17,14 @@ from jax import numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from shardy_py.ir.tables import merge_tables
-from tests.sweep import algebra, control, indexing, pointwise, reductions, shapes, windows
-from tests.sweep.draw import Case, Draw
+from tests.sweep import algebra, control, harnesses, indexing, pointwise, reductions, shapes, windows
+from tests.sweep.draw import Case, Draw, Generator
 from tests.sweep.shardings import draw_input, draw_mesh, draw_output, draw_spec
 
-FAMILIES = {algebra: 1, control: 1, indexing: 3, pointwise: 1, reductions: 2, shapes: 3, windows: 3}
+FAMILIES = {algebra: 1, control: 1, harnesses: 40, indexing: 3, pointwise: 1, reductions: 2, shapes: 3, windows: 3}
 """Module with generators -> weight: more goes wrong where elements move, and in windows, than elsewhere."""
 
-GENERATORS: Mapping[str, Callable[[Draw], Case]] = merge_tables(tuple(family.GENERATORS for family in FAMILIES))
+GENERATORS: Mapping[str, Generator] = merge_tables(tuple(family.GENERATORS for family in FAMILIES))
 """Name, which begins with a primitive's -> generator."""
 
 ORDER = [name for family, weight in FAMILIES.items() for name in family.GENERATORS for _ in range(weight)]

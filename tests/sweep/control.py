@@ -10,9 +10,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from tests.sweep.draw import Case, Draw
-
-Generator = Callable[[Draw], Case]
+from tests.sweep.draw import Case, Draw, Generator
 
 
 def _step(draw: Draw) -> Callable[[Any], Any]:

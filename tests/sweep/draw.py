@@ -119,3 +119,7 @@ class Draw:
         values = list(range(math.prod(shape)))
         self.random.shuffle(values)
         return np.array(values, np.int64).reshape(shape).astype(np.float32).astype(dtype)
+
+
+Generator = Callable[[Draw], Case]
+"""Draws the primitive, its parameters and its operands."""

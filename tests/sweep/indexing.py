@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from tests.sweep.draw import FLOATS, INTEGERS, NUMBERS, Case, Draw, Shape
+from tests.sweep.draw import FLOATS, INTEGERS, NUMBERS, Case, Draw, Generator, Shape
 
-Generator = Callable[[Draw], Case]
 MODES = ("clip", "fill", "promise_in_bounds")
 
 

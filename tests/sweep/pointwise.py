@@ -11,9 +11,7 @@ from jax import numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import primitives
 
-from tests.sweep.draw import ANY, COMPLEX, FLOATS, INTEGERS, NUMBERS, SMALL_FLOATS, Case, Draw
-
-Generator = Callable[[Draw], Case]
+from tests.sweep.draw import ANY, COMPLEX, FLOATS, INTEGERS, NUMBERS, SMALL_FLOATS, Case, Draw, Generator
 
 REAL = ("float32", "float32", "float64", "bfloat16")
 

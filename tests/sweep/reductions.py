@@ -8,9 +8,8 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from tests.sweep.draw import COMPLEX, FLOATS, INTEGERS, NUMBERS, SMALL_FLOATS, Case, Draw
+from tests.sweep.draw import COMPLEX, FLOATS, INTEGERS, NUMBERS, SMALL_FLOATS, Case, Draw, Generator
 
-Generator = Callable[[Draw], Case]
 ORDERED = (*FLOATS, *INTEGERS)
 
 

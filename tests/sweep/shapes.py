@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from tests.sweep.draw import ANY, FLOATS, Case, Draw, Shape
-
-Generator = Callable[[Draw], Case]
+from tests.sweep.draw import ANY, FLOATS, Case, Draw, Generator, Shape
 
 
 def _smooth(array: object) -> tuple[int, ...]:

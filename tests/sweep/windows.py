@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,9 +9,8 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from tests.sweep.draw import Case, Draw
+from tests.sweep.draw import Case, Draw, Generator
 
-Generator = Callable[[Draw], Case]
 FLOATS = ("float32", "float32", "float32", "bfloat16", "float64")
 
 
