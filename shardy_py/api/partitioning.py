@@ -19,6 +19,7 @@ from shardy_py.api.propagating import decided, propagated
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.jit import pinned
 from shardy_py.backends.partitioned_call import Shardings, partitioned_call
+from shardy_py.backends.region_parts import in_parts
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
 from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
@@ -175,8 +176,8 @@ class _Planned:
     outs: Shardings
 
     def region(self) -> ClosedJaxpr:
-        """The region, whose inputs are those of the call."""
-        return self.partitioning.made(self.plan).as_call(self.used)
+        """The region, whose inputs are those of the call, in parts if it is large."""
+        return in_parts(self.partitioning.made(self.plan).as_call(self.used))
 
 
 class _Weakly:
@@ -251,7 +252,7 @@ class Partitions:
             return partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context)
 
         if not self.may_be_left or obstacle(region) is None:
-            return region().jaxpr
+            return in_parts(region().jaxpr)
         if self.context is not None:
             return jaxpr
         return pinned(jaxpr, imported, view.twin, lambda copy: propagated(copy, view, self.options, ins, outs), platform).jaxpr
