@@ -138,6 +138,12 @@ def _zeta(draw: Draw) -> Case:
     return Case(lax.zeta, (draw.reals(shape, "float32", 2, 4), draw.reals(shape, "float32", 1, 3)))
 
 
+def _polynomial(draw: Draw) -> Case:
+    shape, count = draw.shape(0), draw.integer(1, 4)
+    coefficients = [draw.array(shape if draw.chance(30) else (), "float32", -2, 2) for _ in range(count)]
+    return Case(lambda x, *c: lax.polynomial(x, c), (draw.array(shape, "float32", -2, 2), *coefficients), (0,))
+
+
 def _name(draw: Draw) -> Case:
     return Case(lambda x: checkpoint_name(x, "x"), (draw.array(draw.shape(0), draw.dtype(FLOATS)),), (0,))
 
@@ -161,6 +167,9 @@ def _small_floats(draw: Draw) -> Case:
     return Case(draw.one_of((lax.add, lax.mul, lax.max)), (draw.array(shape, dtype, -2, 2), draw.array(shape, dtype, -2, 2)))
 
 
+_LATER = {"log2": _of_reals("log2"), "one_minus_square": _of_reals("one_minus_square"), "polynomial": _polynomial}
+"""Primitives that not every version has."""
+
 GENERATORS: dict[str, Generator] = {
     **{name: _of_reals(name) for name in (*_OF_REALS.split(), "acosh")},
     **{name: _of_numbers(name, types) for name, types in _OF_NUMBERS.items()},
@@ -181,6 +190,7 @@ GENERATORS: dict[str, Generator] = {
     "reduce_precision": _reduce_precision,
     "regularized_incomplete_beta": _betainc,
     "polygamma": _polygamma,
+    **{name: case for name, case in _LATER.items() if hasattr(lax, name)},
     "zeta": _zeta,
     "name": _name,
     "threefry2x32": _threefry,
