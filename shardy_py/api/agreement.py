@@ -27,7 +27,7 @@ from shardy_py.api.peer_states import Verdict
 from shardy_py.api.planning import Planned
 from shardy_py.api.rendezvous import Rendezvous, digest, listed, say_ended
 from shardy_py.api.statement import passed_values, preview, statement
-from shardy_py.frontends.context import coordination_client
+from shardy_py.frontends.context import coordination_client, coordination_number
 
 AHEAD = 10.0
 """Seconds that a process waits for the others where a program is lowered and need not run: it may be the only one that looks at it."""
@@ -278,7 +278,11 @@ def peers_of(devices: Iterable[Any]) -> Rendezvous | None:
 
 @functools.cache
 def _at_exit(pid: int) -> None:
-    atexit.register(_end, pid)
+    ending = threading.Event()
+    # The store may be gone, so that it is asked from a thread; when Python ends it is too late to start one.
+    thread = threading.Thread(target=_say_end, args=(ending,), name="shardy_py-end", daemon=True)
+    thread.start()
+    atexit.register(_end, pid, ending, thread)
 
 
 def tell_end() -> None:
@@ -288,16 +292,20 @@ def tell_end() -> None:
         _at_exit(os.getpid())
 
 
-def _end(pid: int) -> None:
-    client = coordination_client()
-    if client is None or os.getpid() != pid:  # a fork ends, not the process
-        return
+def _end(pid: int, ending: threading.Event, thread: threading.Thread) -> None:
+    if os.getpid() == pid:  # a fork ends, not the process
+        ending.set()
+        thread.join(2.0)
+
+
+def _say_end(ending: threading.Event) -> None:
+    ending.wait()
     for _, peers in _PEERS.values():
         peers.stop()
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    ending = threading.Thread(target=say_ended, args=(client, jax.process_index(), "" if error is None else _told(error)), daemon=True)
-    ending.start()
-    ending.join(2.0)  # the store may be gone
+    client = coordination_client()
+    if client is not None:
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        say_ended(client, coordination_number(), "" if error is None else _told(error))
 
 
 @contextmanager

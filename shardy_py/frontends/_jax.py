@@ -155,6 +155,11 @@ def coordination_client() -> Any:
     return _distributed.global_state.client
 
 
+def coordination_number() -> int:
+    """As `jax.process_index()` after `jax.distributed.initialize`, without starting the devices."""
+    return _distributed.global_state.process_id
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

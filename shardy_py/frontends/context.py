@@ -12,6 +12,7 @@ from shardy_py.frontends._jax import api_boundary as api_boundary
 from shardy_py.frontends._jax import axis_sizes as axis_sizes
 from shardy_py.frontends._jax import context_devices as context_devices
 from shardy_py.frontends._jax import coordination_client as coordination_client
+from shardy_py.frontends._jax import coordination_number as coordination_number
 from shardy_py.frontends._jax import current_settings as current_settings
 from shardy_py.frontends._jax import current_trace as current_trace
 from shardy_py.frontends._jax import devices_started as devices_started
