@@ -7,13 +7,11 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.agreement import failures_told
@@ -31,7 +29,7 @@ from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
-from shardy_py.frontends.context import api_boundary, is_tracing
+from shardy_py.frontends.context import api_boundary
 from shardy_py.plan.plan import Plan
 
 P = ParamSpec("P")
@@ -84,14 +82,17 @@ class Traced:
         return self._planned.plan
 
     @api_boundary
-    def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Any:
+    def lower(self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None) -> Any:
         """The `jax.stages.Lowered` of the planned function: `.compile()`, `.as_text()`, ...
 
         Args:
             lowering_platforms: As in `jax.stages.Traced.lower`; with it, an `AbstractMesh` will do.
+            _private_parameters: What `jax.export.export` passes. What it makes is called with leaves in the user's order.
         """
-        platforms = None if lowering_platforms is None else tuple(lowering_platforms)
-        return make_entry(self._planned, abstract=platforms is not None).lower(platforms)
+        given = {"lowering_platforms": lowering_platforms and tuple(lowering_platforms), "_private_parameters": _private_parameters}
+        options = {name: value for name, value in given.items() if value is not None}
+        entry = make_entry(self._planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
+        return entry.lower(**options)
 
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
         """What every device does with its shards, where the plan runs as a region; None where devices exchange data, or have effects."""
@@ -179,7 +180,7 @@ class AutoSharded(Generic[P, R]):
             # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
             return run_inside(settings, view, self._arguments.layout(len(args), kwargs), args, kwargs)
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            with _context(view):
+            with view.context():
                 return settings.fun(*args, **kwargs)
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
@@ -407,11 +408,6 @@ class BoundAutoSharded(Generic[Q, R]):
     def clear_cache(self) -> None:
         """See `AutoSharded.clear_cache`; for all instances."""
         self.__func__.clear_cache()
-
-
-def _context(view: MeshView) -> AbstractContextManager[Any]:
-    mesh = view.runnable()
-    return jax.set_mesh(mesh) if isinstance(mesh, Mesh) and not is_tracing() else jax.sharding.use_abstract_mesh(view.twin)
 
 
 def _is_manual(view: MeshView, name: str) -> bool:

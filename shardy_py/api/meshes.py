@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import jax
@@ -78,6 +80,18 @@ class MeshView:
         if not self.from_mapping or not devices_started() or len(jax.devices()) < math.prod(self.twin.axis_sizes):
             return self.given
         return _first_devices(self.twin, math.prod(self.twin.axis_sizes))
+
+    @property
+    def auto(self) -> MeshView:
+        """The same mesh with all axes of type Auto."""
+        if not self.explicit:
+            return self
+        return dataclasses.replace(self, given=self.given.update(axis_types=self.twin.axis_types), explicit=False)
+
+    def context(self) -> AbstractContextManager[object]:
+        """What `jax.set_mesh` does; under a trace, with the Auto twin."""
+        mesh = self.runnable()
+        return jax.set_mesh(mesh) if isinstance(mesh, JaxMesh) and not is_tracing() else jax.sharding.use_abstract_mesh(self.twin)
 
     def holding(self, arrays: Iterable[object]) -> MeshView:
         """The view for these arguments: a mapping names no devices and no axis types, so that those of the arguments' mesh count."""

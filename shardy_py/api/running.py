@@ -35,9 +35,12 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.donation import Donated, arrangement
+from shardy_py.plan.donation import Arrangement, Donated, arrangement
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.values import PlannedValue
+
+EMPTY_COMES_WHOLE = jax.__version_info__ < (0, 12)
+"""Whether XLA does not cut results without elements, which JAX would then take for parts, and fail to put together."""
 
 
 @dataclass(frozen=True)
@@ -172,22 +175,26 @@ class Entry:
         planned_for = self.planned.traced.request.shardings
         return all(now is then or now is placed for now, then, placed in zip(shardings, planned_for, self._placed))
 
-    def lower(self, platforms: tuple[str, ...] | None = None) -> Any:
-        """The `jax.stages.Lowered`, for other platforms than this machine's where they are named."""
+    def lower(self, **options: Any) -> Any:
+        """The `jax.stages.Lowered`.
+
+        Args:
+            options: Those of `jax.stages.Traced.lower`.
+        """
         request = self.planned.traced.request
         agreement = self.dispatch.agreement
         with no_collection(), covering():  # what is lowered for itself asks nobody before it runs
-            traced = self.jitted.trace(request.structs, [request.slots[i] for i in self.layout.static])
-            lowered = traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
+            lowered = self.jitted.trace(request.structs, [request.slots[i] for i in self.layout.static]).lower(**options)
         return lowered if agreement is None else AgreedStage(lowered, agreement)
 
 
-def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
+def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = False) -> Entry:
     """Pins a plan and jits it.
 
     Args:
         planned: The plan.
         abstract: Accept a mesh without devices; what is made can be lowered only.
+        in_order: Keep the order of arguments and results in the compiled program, although donated arrays may get other results then.
 
     Raises:
         MeshError: The mesh has no devices.
@@ -207,18 +214,20 @@ def make_entry(planned: Planned, *, abstract: bool = False) -> Entry:
     agreement = None if abstract or not isinstance(mesh, Mesh) else agreement_of(planned, mesh)
     types, statics = request.key[2], request.key[4]
     in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)
+    order = arrangement(plan.donation, plan.program, plan.outputs)
     jitted = executable(
         request.name,
         layout.labels,
         replay,
+        traced.eagerly,
         traced.result.outline,
-        Signature(request.outlines, types, statics, configuration()),
+        Signature(request.in_tree, request.outlines, types, statics, configuration()),
         mesh=mesh,
         explicit=view.explicit,
         in_shardings=in_shardings,
-        out_shardings=[named(v.sharding, len(v.shape)) for v in plan.outputs],
+        out_shardings=[named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape)) for v in plan.outputs],
         static_slots=layout.static,
-        arrangement=arrangement(plan.donation, plan.program, plan.outputs),
+        arrangement=Arrangement(order.slots) if in_order else order,
         configuration=configuration,
         gate=None if agreement is None else functools.partial(gated, agreement),
         keywords=dataclasses.asdict(request.settings.jit),

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding
 
 from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.specs import broadcast_specs
+from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.passes.collection import no_collection
 
@@ -45,6 +46,23 @@ class TracedCall:
     def out_info(self) -> Any:
         """The result, of `ShapeDtypeStruct`s."""
         return self.result.tree()
+
+    def eagerly(self, *leaves: Any) -> list[Any]:
+        """Runs the function as it is, op by op.
+
+        Args:
+            leaves: Of the arguments that are not static, on the mesh.
+        """
+        request = self.request
+        view = request.view.auto
+
+        def untyped(leaf: Any) -> Any:
+            sharding = explicit_sharding(leaf)
+            return leaf if sharding is None else jax.device_put(leaf, NamedSharding(view.runnable(), sharding.spec))
+
+        args, kwargs = jax.tree.unflatten(request.in_tree, map(untyped, leaves))
+        with view.context():
+            return jax.tree.leaves(_bound(request.settings.fun, request)(*args, **kwargs))
 
     @property
     def closes_over_tracers(self) -> bool:

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.tree_util import treedef_tuple
 
 from shardy_py.backends.leaf_order import ByLeaf, BySlot, Outputs, Rearranged
-from shardy_py.frontends.context import explicit_sharding
+from shardy_py.frontends.context import explicit_sharding, is_staged
 from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.donation import Arrangement
 
@@ -27,12 +27,14 @@ class Signature:
     """What an executable was made for.
 
     Attributes:
+        in_tree: Structure of `(args, kwargs)` without static arguments.
         outlines: Structure of each of the dynamic slots.
         types: Shape, element type and weak type of each leaf.
         statics: The static arguments.
         configuration: Settings of JAX.
     """
 
+    in_tree: Any
     outlines: tuple[Outline, ...]
     types: tuple[tuple[tuple[int, ...], Any, bool], ...]
     statics: tuple[Any, ...]
@@ -48,6 +50,7 @@ def executable(
     name: str,
     labels: Sequence[str],
     replay: Callable[..., Sequence[Any]],
+    eagerly: Callable[..., Sequence[Any]],
     out_outline: Outline,
     signature: Signature,
     *,
@@ -70,6 +73,7 @@ def executable(
         name: The function's name, for profiles.
         labels: The names of the slots, for messages of JAX and names of parameters in compiled programs.
         replay: What to run, from leaves to leaves.
+        eagerly: The user's function, op by op, from leaves to leaves.
         out_outline: Structure of the result.
         signature: What the jaxpr was traced for.
         mesh: The mesh with its devices, or an abstract one to lower for other platforms.
@@ -97,6 +101,8 @@ def executable(
 
     def checked(*args: Any) -> Leaves:
         leaves = inputs.unpacked([arg for i, arg in enumerate(args) if i not in static])
+        if not is_staged():  # under jax_debug_nans and jax_debug_infs, JAX looks for the op that the number came from
+            return outputs.packed(eagerly(*leaves))
         if (
             configuration() != signature.configuration
             or tuple((x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in leaves) != signature.types
@@ -119,4 +125,4 @@ def executable(
         donate_argnums=0 if by_leaf else arrangement.slots,
         **keywords,
     )
-    return Rearranged(jitted, inputs, outputs)
+    return Rearranged(jitted, inputs, outputs, signature.in_tree)

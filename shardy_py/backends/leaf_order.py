@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.tree_util import treedef_tuple
 
+from shardy_py.errors import ShardyError
 from shardy_py.frontends.leaves import Leaves, Outline
 
 
@@ -168,6 +169,10 @@ class Outputs:
         return self.tree.unflatten(self.unpacked(result))
 
 
+class CompiledForOthersError(ShardyError, TypeError):
+    """A compiled function is called with arguments of another structure; a TypeError in JAX."""
+
+
 class Rearranged:
     """A jitted function behind the arguments and the result of the user's.
 
@@ -178,12 +183,14 @@ class Rearranged:
         jitted: Takes what `inputs` makes of the arguments, and gives what `outputs` makes of the results.
         inputs: The arguments.
         outputs: The results.
+        in_tree: Structure of the user's `(args, kwargs)` without static arguments.
     """
 
-    def __init__(self, jitted: Any, inputs: Inputs, outputs: Outputs) -> None:
+    def __init__(self, jitted: Any, inputs: Inputs, outputs: Outputs, in_tree: Any) -> None:
         self._jitted = jitted
         self.inputs = inputs
         self._outputs = outputs
+        self._in_tree = in_tree
 
     def run(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
         """Calls the function.
@@ -200,39 +207,52 @@ class Rearranged:
 
     def trace(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
         """As `jax.stages.Wrapped.trace`; see `run`."""
-        return _Stage(self._jitted.trace(*self.inputs.arguments(leaves, statics)), self.inputs, self._outputs)
+        return _Stage(self._jitted.trace(*self.inputs.arguments(leaves, statics)), self.inputs, self._outputs, self._in_tree)
 
 
 class _Stage:
     """A stage of JAX: traced, lowered or compiled. What it says of arguments and results is in the structure of the user's."""
 
-    def __init__(self, stage: Any, inputs: Inputs, outputs: Outputs) -> None:
+    def __init__(self, stage: Any, inputs: Inputs, outputs: Outputs, in_tree: Any) -> None:
         self._stage = stage
         self._inputs = inputs
         self._outputs = outputs
+        self.in_tree = in_tree
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_stage", "_inputs", "_outputs"):  # While it is copied.
+        if name in ("_stage", "_inputs", "_outputs", "in_tree"):  # While it is copied.
             raise AttributeError(name)
         if name == "out_tree":
             return self._outputs.tree
-        if name == "in_tree":
-            return treedef_tuple((self._inputs.tree, jax.tree.structure({})))
         found = getattr(self._stage, name)
         if name in ("out_info", "output_shardings", "output_formats"):
             return self._outputs.restored(found)
         if name in ("args_info", "in_avals", "input_shardings", "input_formats"):
-            return self._inputs.tree.unflatten(self._inputs.unpacked(found[0])), {}
+            return self.in_tree.unflatten(self._inputs.unpacked(found[0]))
         return found
 
     def lower(self, **options: Any) -> _Stage:
         """As `jax.stages.Traced.lower`."""
-        return _Stage(self._stage.lower(**options), self._inputs, self._outputs)
+        return _Stage(self._stage.lower(**options), self._inputs, self._outputs, self.in_tree)
 
     def compile(self, *args: Any, **options: Any) -> _Stage:
         """As `jax.stages.Lowered.compile`."""
-        return _Stage(self._stage.compile(*args, **options), self._inputs, self._outputs)
+        return _Stage(self._stage.compile(*args, **options), self._inputs, self._outputs, self.in_tree)
 
-    def __call__(self, *dynamic: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.stages.Compiled.__call__`."""
-        return self._outputs.restored(self._stage(*self._inputs.packed(self._inputs.leaves(dynamic))))
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise CompiledForOthersError(
+                "the arguments are not those that the function was compiled for",
+                where=f"call of the compiled function, with {_described(tree)}",
+                why=f"it was compiled for {_described(self.in_tree)}",
+                fix="pass those, without static arguments, or compile for these: .lower(*args).compile()",
+            )
+        return self._outputs.restored(self._stage(*self._inputs.packed(leaves)))
+
+
+def _described(tree: Any) -> str:
+    """The structure of positional and keyword arguments."""
+    args, kwargs = tree.unflatten(["*"] * tree.num_leaves)
+    return ", ".join([*map(str, args), *(f"{name}={value}" for name, value in kwargs.items())]) or "no arguments"

@@ -9,19 +9,33 @@ shardings goes along: tangents and cotangents are to be laid out as their values
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+from jax.core import eval_jaxpr
+from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.backends.inlining import without_calls
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.frontends.context import no_context_devices
-from shardy_py.frontends.transforms import batch_jaxpr, checkpoint_rule, hoisted, jvp_jaxpr, split_jaxpr, transpose_jaxpr, used_part
+from shardy_py.frontends.context import is_staged, no_context_devices
+from shardy_py.frontends.transforms import (
+    batch_jaxpr,
+    checked_jaxpr,
+    checkpoint_rule,
+    hoisted,
+    jet_jaxpr,
+    jvp_jaxpr,
+    register_checks,
+    split_jaxpr,
+    transpose_jaxpr,
+    used_part,
+)
 
 Shardings = tuple[TensorSharding | None, ...]
 
@@ -76,6 +90,7 @@ def partitioned_call(
     Returns:
         The results.
     """
+    _register_sparse()
     return _bind(leaves, jaxpr, in_shardings, out_shardings, partition=partition, name=name, devices=_naming(partition.devices))
 
 
@@ -194,6 +209,8 @@ def _run(*args: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, 
 @functools.lru_cache(maxsize=1024)
 def _jitted(**params: Any) -> Callable[..., Any]:
     def call(*args: Any) -> list[Any]:
+        if not is_staged():  # under jax_debug_nans and jax_debug_infs, JAX looks for the op that the number came from
+            return eval_jaxpr(params["jaxpr"].jaxpr, (), *args)
         return partitioned_call_p.bind(*args, **params)
 
     call.__name__ = call.__qualname__ = params["name"]
@@ -360,6 +377,64 @@ def _transpose(cotangents: Sequence[Any], *args: Any, jaxpr: ClosedJaxpr, in_see
 
 
 ad.primitive_transposes[partitioned_call_p] = _transpose
+
+
+# Checks, Taylor polynomials, sparse arrays.
+
+
+def _check(
+    context: tuple[Any, ...], error: Any, enabled: Any, operands: Sequence[Any], params: dict[str, Any]
+) -> tuple[Any, Sequence[Any]]:
+    rest = dict(params)
+    jaxpr, in_seeds, out_seeds = (rest.pop(name) for name in ("jaxpr", "in_seeds", "out_seeds"))
+    derived, leaves, tree = checked_jaxpr(jaxpr, context, error, enabled, operands)
+    made = (None,) * (len(derived.out_avals) - len(out_seeds))
+    return tree.unflatten(_bind([*leaves, *operands], derived, ((None,) * len(leaves) + in_seeds), (*made, *out_seeds), **rest))
+
+
+register_checks(partitioned_call_p, _check)
+
+
+def _jet(
+    primals: Sequence[Any], series: Sequence[Sequence[Any]], *, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any
+) -> Any:
+    derived, tree = jet_jaxpr(jaxpr, primals, series)
+    order = len(series[0])
+
+    def of_all(seeds: Seeds) -> Seeds:
+        return *seeds, *(seed for seed in seeds for _ in range(order))
+
+    operands = [*primals, *(term for terms in series for term in terms)]
+    return tree.unflatten(_bind(operands, derived, of_all(in_seeds), of_all(out_seeds), **rest))
+
+
+jet.jet_rules[partitioned_call_p] = _jet
+
+
+def _sparse(env: Any, *values: Any, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any) -> Any:
+    """Only what stays dense is laid out as planned."""
+    sparse = sys.modules["jax.experimental.sparse"]
+    leaves, tree = jax.tree.flatten(sparse.transform.spvalues_to_arrays(env, values))
+    run = sparse.sparsify(jaxpr_as_fun(jaxpr))
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        derived, shape = jax.make_jaxpr(lambda *leaves: run(*tree.unflatten(leaves)), return_shape=True)(*leaves)
+    ins = [seed for seed, part in zip(in_seeds, tree.children(), strict=True) for seed in _seeds_of_parts(seed, part)]
+    outs = [seed for seed, x in zip(out_seeds, shape, strict=True) for seed in _seeds_of_parts(seed, jax.tree.structure(x))]
+    results = _bind(leaves, derived, ins, outs, **rest)
+    return sparse.transform.arrays_to_spvalues(env, jax.tree.unflatten(jax.tree.structure(shape), results))
+
+
+def _seeds_of_parts(seed: Seed, tree: Any) -> list[Seed]:
+    """That of an array, or those of the arrays that a sparse one is made of, of which nothing is known."""
+    return [seed] if jax.tree_util.treedef_is_leaf(tree) else [None] * tree.num_leaves
+
+
+def _register_sparse() -> None:
+    """Adds the rule where users have imported `jax.experimental.sparse`, which takes half a second."""
+    transform = sys.modules.get("jax.experimental.sparse.transform")
+    if transform is not None:
+        for rules in (transform.sparse_rules_bcoo, transform.sparse_rules_bcsr):
+            rules[partitioned_call_p] = _sparse
 
 
 # Mapping and leaving out.

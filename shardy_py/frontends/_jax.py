@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax._src import api_util as _api_util
+from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_partitioning_sharding_rule as _sharding_rules
@@ -23,6 +24,7 @@ from jax._src import distributed as _distributed
 from jax._src import dtypes as _dtypes
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
+from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
@@ -593,6 +595,31 @@ def close_over_nothing(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     if detached is not None:
         return detached(())
     return ClosedJaxpr(_partial_eval.convert_constvars_jaxpr(jaxpr.jaxpr), ())
+
+
+CheckRule = Callable[[tuple[Any, ...], Any, Any, Sequence[Any], dict[str, Any]], tuple[Any, Sequence[Any]]]
+"""A rule of checkify: of what JAX's own rules take first, the error so far, the enabled errors, operands and parameters."""
+
+
+def _own_arguments(rule: Callable[..., Any]) -> int:
+    """How many arguments of a rule of checkify come before the error."""
+    return list(inspect.signature(rule).parameters).index("enabled_errors") - 1
+
+
+def register_checks(primitive: Primitive, rule: CheckRule) -> None:
+    """Lets `jax.experimental.checkify` find the checks inside of a primitive with several results."""
+    first = _own_arguments(_checkify.error_checks[_pjit.jit_p])  # jax >= 0.12 passes a context in front of the error
+
+    def run(*args: Any, **params: Any) -> tuple[Any, Sequence[Any]]:
+        error, enabled, *operands = args[first:]
+        return rule(args[:first], error, enabled, operands, params)
+
+    _checkify.error_checks[primitive] = run
+
+
+def checked_call(context: tuple[Any, ...], error: Any, enabled: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """The error and the results of an equation of `jax.jit` with checks, arguments as in `CheckRule`."""
+    return _checkify.error_checks[_pjit.jit_p](*context, error, enabled, *operands, **params)
 
 
 def checkpoint_rule(update: Callable[..., tuple[dict[str, Any], dict[str, Any]]]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.experimental import checkify, jet
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
@@ -19,6 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardy_py.dialect import DimensionSharding, OpShardingRule, PropagationDirection, TensorSharding
+from shardy_py.frontends.transforms import checked_jaxpr, register_checks
 
 sharding_constraint_p = Primitive("sdy_sharding_constraint")
 """One operand; `sharding` (TensorSharding, with priorities and open dimensions), `named` (what JAX can say of it) and `jaxpr`."""
@@ -63,6 +65,9 @@ def _as_jax(x: Any, *, named: NamedSharding, **_: Any) -> Any:
 
 sharding_constraint_p.def_impl(_as_jax)
 mlir.register_lowering(sharding_constraint_p, mlir.lower_fun(_as_jax, multiple_results=False))
+jet.deflinear(sharding_constraint_p)
+if jax.lax.sharding_constraint_p not in jet.jet_rules:  # what lowering="jit" makes of constraints
+    jet.deflinear(jax.lax.sharding_constraint_p)
 ad.deflinear2(sharding_constraint_p, lambda ct, _, **params: [sharding_constraint_p.bind(ct, **params)])
 
 
@@ -91,6 +96,9 @@ def _group_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -
 
 
 ad.primitive_jvps[sharding_group_p] = _group_jvp
+
+
+jet.deflinear(sharding_group_p)
 
 
 def _batch_group(args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[Any, Any]:
@@ -132,6 +140,7 @@ def _transpose_barrier(ct: Any, _: Any, *, allowed_direction: PropagationDirecti
     return [propagation_barrier_p.bind(ct, allowed_direction=_MIRRORED.get(allowed_direction, allowed_direction))]
 
 
+jet.deflinear(propagation_barrier_p)
 ad.deflinear2(propagation_barrier_p, _transpose_barrier)
 
 
@@ -158,7 +167,7 @@ def _inline(*args: Any, call_jaxpr: Any, **_: Any) -> list[Any]:
 
 
 ruled_call_p.def_impl(_inline)
-ruled_call_p.def_abstract_eval(lambda *_, call_jaxpr, **__: call_jaxpr.out_avals)
+ruled_call_p.def_effectful_abstract_eval(lambda *_, call_jaxpr, **__: (call_jaxpr.out_avals, call_jaxpr.effects))
 mlir.register_lowering(ruled_call_p, mlir.lower_fun(_inline, multiple_results=True))
 
 
@@ -171,6 +180,25 @@ def _ruled_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -
 
 
 ad.primitive_jvps[ruled_call_p] = _ruled_jvp
+
+
+def _ruled_jet(primals: Sequence[Any], series: Sequence[Sequence[Any]], **params: Any) -> tuple[Any, Any]:
+    # As for tangents.
+    out = ruled_call_p.bind(*primals, **params)
+    return out, jet.jet(functools.partial(_inline, **params), tuple(primals), tuple(map(list, series)), factorial_scaled=False)[1]
+
+
+def _check_ruled(context: tuple[Any, ...], error: Any, enabled: Any, args: Sequence[Any], params: dict[str, Any]) -> tuple[Any, Any]:
+    # As for tangents: errors come from the function's body.
+    body = params["call_jaxpr"]
+    checked, leaves, tree = checked_jaxpr(body, context, error, enabled, args)
+    error, _ = tree.unflatten(jaxpr_as_fun(checked)(*leaves, *args))
+    unchecked = jax.make_jaxpr(lambda *xs: checkify.checkify(jaxpr_as_fun(body), errors=enabled)(*xs)[1])(*body.in_avals)
+    return error, ruled_call_p.bind(*args, **dict(params, call_jaxpr=unchecked))
+
+
+register_checks(ruled_call_p, _check_ruled)
+jet.jet_rules[ruled_call_p] = _ruled_jet
 
 
 def _batch_ruled(

@@ -13,15 +13,17 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.experimental import jet
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import ad, partial_eval
 from jax.sharding import AbstractMesh
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import abstract_argument as abstract_argument
 from shardy_py.frontends._jax import axes_bound as axes_bound
-from shardy_py.frontends._jax import backward_pass, close_over_nothing, trace_context
+from shardy_py.frontends._jax import backward_pass, checked_call, close_over_nothing, trace_context
 from shardy_py.frontends._jax import checkpoint_rule as checkpoint_rule
+from shardy_py.frontends._jax import register_checks as register_checks
 from shardy_py.frontends._jax import shard_map_equation as shard_map_equation
 from shardy_py.frontends._jax import traced_locally as traced_locally
 
@@ -92,6 +94,50 @@ def _transposed(
     rest = [abstract_argument(aval) for aval, is_linear in zip(jaxpr.in_avals, linear) if not is_linear]
     cotangents = [abstract_argument(aval.to_ct_aval()) for aval, nz in zip(jaxpr.out_avals, nonzero) if nz]
     return jax.make_jaxpr(transposed)(rest, cotangents), made[-1]
+
+
+@_of_no_mesh
+def checked_jaxpr(
+    jaxpr: ClosedJaxpr, context: tuple[Any, ...], error: Any, enabled: Any, args: Sequence[Any]
+) -> tuple[ClosedJaxpr, list[Any], Any]:
+    """A jaxpr with checks, as `jax.experimental.checkify.checkify`.
+
+    Args:
+        jaxpr: What to check.
+        context: What JAX's rules take in front of the error.
+        error: The error so far.
+        enabled: What is checked.
+        args: Arguments of the jaxpr.
+
+    Returns:
+        A jaxpr from the leaves of an error and the arguments to the leaves of an error and the results, the leaves of the error so far, and
+        the structure of error and results.
+    """
+    leaves, tree = jax.tree.flatten(error)
+    (call,) = jax.make_jaxpr(jax.jit(jaxpr_as_fun(jaxpr)))(*map(abstract_argument, jaxpr.in_avals)).jaxpr.eqns
+
+    def run(leaves: Sequence[Any], args: Sequence[Any]) -> Any:
+        return checked_call(context, tree.unflatten(leaves), enabled, args, call.params)
+
+    made, shape = jax.make_jaxpr(run, return_shape=True)(leaves, list(args))
+    return made, leaves, jax.tree.structure(shape)
+
+
+@_of_no_mesh
+def jet_jaxpr(jaxpr: ClosedJaxpr, primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> tuple[ClosedJaxpr, Any]:
+    """A jaxpr on truncated Taylor polynomials, and the structure of its results, as `jax.experimental.jet.jet(factorial_scaled=False)`.
+
+    Args:
+        jaxpr: Of numbers.
+        primals: Arguments.
+        series: Further coefficients of each.
+    """
+
+    def run(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
+        return jet.jet(jaxpr_as_fun(jaxpr), primals, series, factorial_scaled=False)
+
+    made, shape = jax.make_jaxpr(run, return_shape=True)(tuple(primals), tuple(map(list, series)))
+    return made, jax.tree.structure(shape)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -122,6 +122,7 @@ EMPTY: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda x: None,
     "no leaves": lambda x: {"a": (), "b": []},
     "no elements": lambda x: x[:0],
+    "no elements, cut": lambda x: (x[:, :0], x[:, :0] + 1),
     "no elements beside a value": lambda x: (jnp.zeros((0, 8)), x * 2, x[:0].sum(0)),
     "no trips": lambda x: lax.scan(lambda c, y: (c + y, c), x, jnp.zeros((0, 16, 8))),
     "of a sort": lambda x: jnp.sort(x[:0], 0),
