@@ -1,24 +1,14 @@
-"""Runs random programs on eight devices, under both lowerings, and without shardings on one.
-
-XLA's partitioner ends the process on some programs, so many of them are run by a process of its own.
-"""
+"""Runs random programs on eight devices, under both lowerings, and without shardings on one."""
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from tests import comparing
 from tests.random_programs import load, program_of_seed
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOWERINGS = ("jit", "shard_map")
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Most of the time goes into compiling, so the code need not be fast."""
@@ -33,10 +23,6 @@ LOOP = """def loop(body, x):
 """
 TYPES = {3: "bfloat16", 6: "int32"}
 """Last digit of a seed -> the type of the arguments, where the program can do with it; else float32."""
-
-
-class Ended(Exception):
-    """The process ended on the program."""
 
 
 def text_of_seed(seed: int) -> str:
@@ -124,57 +110,3 @@ def _changed(x: Any, seed: int) -> Any:
         return x
     step = 1e-2 if x.dtype.itemsize < 4 else 2e-6
     return (x * (1 + step * np.random.default_rng(seed).standard_normal(x.shape))).astype(x.dtype)
-
-
-@functools.cache
-def _worker() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.random_numbers"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
-
-
-def stop_worker() -> None:
-    """Ends the process that runs programs."""
-    if _worker.cache_info().currsize:
-        worker = _worker()
-        _worker.cache_clear()
-        for pipe in (worker.stdin, worker.stdout):
-            assert pipe is not None
-            pipe.close()
-        worker.kill()
-        worker.wait()
-
-
-def difference_elsewhere(seed: int, lowering: str) -> str:
-    """`difference` of the program of a seed, in another process.
-
-    Raises:
-        Ended: The process ended.
-    """
-    worker = _worker()
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    worker.stdin.write(json.dumps([seed, lowering]) + "\n")
-    worker.stdin.flush()
-    line = worker.stdout.readline()
-    if not line:
-        stop_worker()
-        raise Ended
-    return json.loads(line)
-
-
-def main() -> None:
-    """Answers requests read from stdin, one JSON text per line, one JSON answer per line."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        seed, lowering = json.loads(line)
-        try:
-            answer = difference(text_of_seed(seed), (lowering,))
-        except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()

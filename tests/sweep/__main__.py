@@ -25,6 +25,12 @@ def one(name: str, seed: int, lowerings: tuple[str, ...]) -> None:
     from tests.comparing import difference
     from tests.sweep.configurations import configuration_of, constraint, unconstrained
 
+    if name == running.PROGRAM:
+        from tests.random_numbers import text_of_seed
+
+        print(text_of_seed(seed))
+        print(*running.outcomes_here(name, seed, lowerings), sep="\n")
+        return
     c = configuration_of(name, seed)
     jax.config.update("jax_enable_x64", c.x64)
     print(f"mesh {dict(c.mesh.shape)} {c.mesh.axis_types[0].name}, devices {c.mesh.devices.ravel()[0].id}..; x64 {c.x64}")

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -30,6 +30,9 @@ ERROR = "unclear error"
 ENDED = "process ended"
 HUNG = "hung"
 INVALID = "no program"
+
+PROGRAM = "random program"
+"""The name of a program of `tests.random_programs`, which is no configuration of a primitive but runs here too."""
 
 PER_WORKER = 250
 """After so many configurations a worker is replaced: compiled programs stay in its memory."""
@@ -61,7 +64,32 @@ class Outcome(NamedTuple):
 
 
 def outcomes_here(name: str, seed: int, lowerings: Iterable[str]) -> Iterable[Outcome]:
-    """Runs a configuration in this process, which XLA may end."""
+    """Runs a configuration, or a random program, in this process, which XLA may end."""
+    if name == PROGRAM:
+        from tests.random_numbers import difference as difference_of_program
+        from tests.random_numbers import text_of_seed
+
+        text = text_of_seed(seed)
+        yield from (
+            _outcome(name, seed, lowering, lambda lowering=lowering: difference_of_program(text, (lowering,))) for lowering in lowerings
+        )
+        return
+    yield from _configured(name, seed, lowerings)
+
+
+def _outcome(name: str, seed: int, lowering: str, difference: Callable[[], str]) -> Outcome:
+    import shardy_py
+
+    try:
+        text = difference()
+        return Outcome(name, seed, lowering, WRONG if text else RIGHT, text)
+    except shardy_py.ShardyError as error:
+        return Outcome(name, seed, lowering, REFUSED if error.fix or error.why else ERROR, _text_of(error))
+    except Exception as error:
+        return Outcome(name, seed, lowering, ERROR, _text_of(error))
+
+
+def _configured(name: str, seed: int, lowerings: Iterable[str]) -> Iterable[Outcome]:
     import jax
     import numpy as np
 
@@ -82,19 +110,18 @@ def outcomes_here(name: str, seed: int, lowerings: Iterable[str]) -> Iterable[Ou
             yield from (Outcome(name, seed, lowering, INVALID, _text_of(error)) for lowering in lowerings)
             return
         function = functools.partial(configuration.function, constraint(configuration.mesh))
+
+        def difference_under(lowering: str) -> str:
+            sharded = shardy_py.auto_shard(
+                function, mesh=configuration.mesh, in_shardings=configuration.in_shardings, out_shardings=configuration.out_shardings,
+                lowering=lowering,
+            )  # fmt: skip
+            got = jax.tree.map(np.asarray, sharded(*arguments))
+            texts = [f"result {i}: {text}" for i, (g, w) in enumerate(zip(got, wanted, strict=True)) if (text := difference(g, w))]
+            return texts[0] if texts else ""
+
         for lowering in lowerings:
-            try:
-                sharded = shardy_py.auto_shard(
-                    function, mesh=configuration.mesh, in_shardings=configuration.in_shardings, out_shardings=configuration.out_shardings,
-                    lowering=lowering,
-                )  # fmt: skip
-                got = jax.tree.map(np.asarray, sharded(*arguments))
-                texts = [f"result {i}: {text}" for i, (g, w) in enumerate(zip(got, wanted, strict=True)) if (text := difference(g, w))]
-                yield Outcome(name, seed, lowering, WRONG if texts else RIGHT, texts[0] if texts else "")
-            except shardy_py.ShardyError as error:
-                yield Outcome(name, seed, lowering, REFUSED if error.fix or error.why else ERROR, _text_of(error))
-            except Exception as error:
-                yield Outcome(name, seed, lowering, ERROR, _text_of(error))
+            yield _outcome(name, seed, lowering, functools.partial(difference_under, lowering))
 
 
 def _text_of(error: Exception) -> str:
@@ -202,6 +229,18 @@ def sweep(
     for thread in threads:
         thread.join()
     return [outcome for i in sorted(done) for outcome in done[i]]
+
+
+def allowed(outcome: Outcome) -> bool:
+    """Whether an outcome is one of those that are meant to be."""
+    return outcome.kind == RIGHT or (outcome.kind == REFUSED and outcome.name.endswith("/complex"))
+
+
+def check(outcomes: list[Outcome]) -> None:
+    """Raises where a configuration is not right, with the commands that run those that are not."""
+    kinds = collections.Counter((o.lowering, o.kind) for o in outcomes)
+    wrong = [str(o) for o in outcomes if not allowed(o)]
+    assert not wrong, "\n".join([str(dict(kinds)), *wrong])
 
 
 def work() -> None:

@@ -6,14 +6,12 @@ configuration alone.
 
 from __future__ import annotations
 
-import collections
-
 import pytest
 from jax import lax
 
 from shardy_py.backends.local.table import FORMS, HANDLERS
 from tests.sweep.configurations import GENERATORS, configuration_of, name_of
-from tests.sweep.running import INVALID, LOWERINGS, REFUSED, RIGHT, Outcome, sweep
+from tests.sweep.running import INVALID, LOWERINGS, Outcome, check, sweep
 
 QUICK = 40
 MANY = 1000
@@ -35,18 +33,6 @@ NOT_SWEPT = {
 """Why a primitive with a form or a handler has no generator."""
 
 OF_LATER_VERSIONS = ("log2", "one_minus_square", "polynomial")
-
-
-def allowed(outcome: Outcome) -> bool:
-    """Whether an outcome is one of those that are meant to be."""
-    return outcome.kind == RIGHT or (outcome.kind == REFUSED and outcome.name.endswith("/complex"))
-
-
-def check(outcomes: list[Outcome]) -> None:
-    """Raises where a configuration is not right, with the commands that run those that are not."""
-    kinds = collections.Counter((o.lowering, o.kind) for o in outcomes)
-    wrong = [str(o) for o in outcomes if not allowed(o)]
-    assert not wrong, "\n".join([str(dict(kinds)), *wrong])
 
 
 def test_sample() -> None:
