@@ -221,6 +221,7 @@ def waiting() -> dict[str, Any]:
         time.sleep(7)  # longer than a failure is doubted
     found["caught"] = float(decorated(lambda x: jnp.sum(x) + 3, mesh, P("data"))(x))
     own = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+    found["idle"] = error_of(lambda: decorated(total, own, P("data"))(x))
     found["verified"] = str(decorated(total, own, P("data")).verify(x))
     return found
 

@@ -163,6 +163,7 @@ def test_processes_that_wait(start: Any) -> None:
         assert found["after"] == 256.0
         assert found["both"][0] == "ArgumentTypeError"
         assert found["caught"] == 259.0
+        assert found["idle"] == []  # also where a process has no device of the mesh
     first, second = both
     assert first["again"].startswith("plan of total")
     for case, words in {

@@ -199,8 +199,9 @@ class AutoSharded(Generic[P, R]):
                         alike.append(entry)
             elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
                 raise tried[1]
-        self._remember(entry, layout)
-        return entry(slots)
+        result = entry(slots)
+        self._remember(entry, layout)  # only now: where a first call fails, the next one is a first call again
+        return result
 
     def _new_entry(self, asked: PlanRequest) -> Entry:
         self.plan_count += 1

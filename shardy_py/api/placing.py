@@ -105,7 +105,7 @@ def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described
             "the sharding",
         )
     whole = np.asarray(leaf)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index], dtype=whole.dtype)
 
 
 def _is_whole_here(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
