@@ -54,7 +54,7 @@ def argminmax(equation: Equation) -> Form | None:
 
 def _worst(combine: str, dtype: Any) -> Any:
     """What no element is worse than."""
-    infinite = dtype.kind in "biuf" or not np.isnan(np.array(np.inf, dtype))
+    infinite = not jnp.issubdtype(dtype, jnp.floating) or not np.isnan(np.array(np.inf, dtype))
     return identity_fill(combine, dtype) if infinite else getattr(jnp.finfo(dtype), "min" if combine == "max" else "max")
 
 

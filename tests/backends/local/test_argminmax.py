@@ -11,7 +11,7 @@ from tests.backends.local.running import check_together
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "uint8", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "uint8", "int4", "float8_e4m3fn"])
 def test_argminmax(dtype: str) -> None:
     """Ties, infinities everywhere, NaN in several shards, and dimensions that do not divide."""
     x = jnp.asarray(RNG.integers(0, 3, (6, 13, 4)), dtype)

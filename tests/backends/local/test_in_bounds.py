@@ -33,24 +33,23 @@ def every_start(read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, starts: jnp.concatenate([read(x, starts[i]) for i in range(len(STARTS))], axis=1)
 
 
-READS = {
-    "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, 0), (8, COLUMNS), allow_negative_indices=False), 8),
-    "dynamic_slice of a dynamic_slice": (
-        lambda x, i: lax.dynamic_slice_in_dim(lax.dynamic_slice(x, (i, 0), (8, COLUMNS), allow_negative_indices=False), 0, 8),
-        8,
-    ),
-    "gather that clips": (lambda x, i: lax.gather(x, i[None], WINDOWS, (8, COLUMNS), mode="clip"), 8),
-    "gather that promises": (lambda x, i: lax.gather(x, i[None], WINDOWS, (8, COLUMNS), mode="promise_in_bounds"), 8),
+READS: dict[str, Callable[[Any, Any], Any]] = {
+    "slice": lambda x, i: lax.dynamic_slice(x, (i, 0), (8, COLUMNS), allow_negative_indices=False),
+    "slice of a slice": lambda x, i: lax.dynamic_slice_in_dim(READS["slice"](x, i), 0, 8),
+    "gather that clips": lambda x, i: lax.gather(x, i[None], WINDOWS, (8, COLUMNS), mode="clip"),
+    "gather that promises": lambda x, i: lax.gather(x, i[None], WINDOWS, (8, COLUMNS), mode="promise_in_bounds"),
 }
 
 
 @pytest.mark.parametrize(("given", "wanted"), CUTS, ids=str)
-@pytest.mark.parametrize("kind", READS)
-def test_windows_read_out_of_range(kind: str, given: P, wanted: P) -> None:
-    read, size = READS[kind]
-    step = sp.auto_shard(every_start(read), mesh={"x": 2, "y": 4}, in_shardings=(given, P()), out_shardings=wanted, lowering="shard_map")
-    want = np.concatenate([X[clipped(i, size) :][:size] for i in STARTS], axis=1)
-    np.testing.assert_array_equal(step(X, np.array(STARTS, np.int32)), want)
+def test_windows_read_out_of_range(given: P, wanted: P) -> None:
+    def function(x: Any, starts: Any) -> dict[str, Any]:
+        return {kind: every_start(read)(x, starts) for kind, read in READS.items()}
+
+    step = sp.auto_shard(function, mesh={"x": 2, "y": 4}, in_shardings=(given, P()), out_shardings=wanted, lowering="shard_map")
+    want = np.concatenate([X[clipped(i, 8) :][:8] for i in STARTS], axis=1)
+    for kind, got in step(X, np.array(STARTS, np.int32)).items():
+        np.testing.assert_array_equal(got, want, err_msg=kind)
 
 
 def test_windows_that_fill() -> None:
@@ -70,31 +69,30 @@ SCATTERS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "wanted"), [CUTS[1], CUTS[2], CUTS[4]], ids=str)
-@pytest.mark.parametrize("kind", SCATTERS)
-def test_a_window_written_out_of_range(kind: str, given: P, wanted: P) -> None:
-    scatter, combine = SCATTERS[kind]
+WRITTEN = (-3, 11, 22, 24)
 
-    def function(x: Any, row: Any, starts: Any) -> list[Any]:
+
+@pytest.mark.parametrize(("given", "wanted"), [CUTS[1], CUTS[2], CUTS[4]], ids=str)
+def test_a_window_written_out_of_range(given: P, wanted: P) -> None:
+    """Scatters of every kind, of one row and of four."""
+
+    def function(x: Any, row: Any, starts: Any) -> dict[Any, Any]:
         rows = jnp.stack([row, row + 1, row + 2, row + 3])
-        out = []
-        for i in range(len(STARTS)):
-            at = starts[i][None]
-            out += [scatter(x, at, row, ONE_ROW, mode=mode) for mode in ("clip", "drop")]
-            out += [scatter(2 * x, at, rows, FOUR_ROWS, mode=mode) for mode in ("clip", "drop")]
+        out = {}
+        for kind, (scatter, _) in SCATTERS.items():
+            for i, start in enumerate(WRITTEN):
+                for mode in ("clip", "drop"):
+                    out[kind, start, mode, 1] = scatter(x, starts[i][None], row, ONE_ROW, mode=mode)
+                    out[kind, start, mode, 4] = scatter(2 * x, starts[i][None], rows, FOUR_ROWS, mode=mode)
         return out
 
-    want = []
-    for start in STARTS:
-        for factor, rows in ((1, ROW[None]), (2, ROW + np.arange(4, dtype=np.int32)[:, None])):
-            for drops in (False, True):
-                at, one = clipped(start, len(rows)), factor * X
-                if not drops or at == start:
-                    one[at : at + len(rows)] = combine(one[at : at + len(rows)], rows)
-                want.append(one)
     step = sp.auto_shard(function, mesh={"x": 2, "y": 4}, in_shardings=(given, P(), P()), out_shardings=wanted, lowering="shard_map")
-    for i, (got, right) in enumerate(zip(step(X, ROW, np.array(STARTS, np.int32)), want, strict=True)):
-        np.testing.assert_array_equal(got, right, err_msg=f"start {STARTS[i // 4]}, variant {i % 4}")
+    for (kind, start, mode, count), got in step(X, ROW, np.array(WRITTEN, np.int32)).items():
+        rows = ROW + np.arange(count, dtype=np.int32)[:, None]
+        at, want = clipped(start, count), X.copy() if count == 1 else 2 * X
+        if mode == "clip" or at == start:
+            want[at : at + count] = SCATTERS[kind][1](want[at : at + count], rows)
+        np.testing.assert_array_equal(got, want, err_msg=f"{kind} of {count} rows at {start}, mode {mode}")
 
 
 @pytest.mark.parametrize("spec", [P("x"), P("y"), P(("x", "y"))], ids=str)
