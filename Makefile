@@ -17,7 +17,7 @@ pip := $(py) -m pip install --disable-pip-version-check --quiet
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
 	@echo "make test    ruff, pyright and the tests"
-	@echo "make test-slow  the long sweeps: 1,000 random programs, 40,000 random reshards"
+	@echo "make test-slow  the long sweeps: every primitive under random shardings, random programs, random reshards"
 	@echo "make test-packages  steps of public packages (equinox, diffrax, distrax, ...) in a virtual environment of their own"
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
