@@ -285,12 +285,17 @@ class Importer:
         return template
 
     def fragment(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-        """Reads an equation through JAX's own lowering of it; where JAX has none, it is one op that nothing passes through."""
+        """Reads an equation of no native kind: through JAX's own lowering, unless it is one of those that are not looked into."""
         name = eqn.primitive.name
         entry = ENTRIES.get(name)
         if entry is not None and entry.kind is Kind.OPAQUE:
             opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, entry.reason)
             return
+        self.lowered(eqn, scope, block)
+
+    def lowered(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+        """Reads an equation through JAX's own lowering of it; where JAX has none, it is one op that nothing passes through."""
+        name = eqn.primitive.name
         expansion = expansion_of(eqn, self.platform)
         if expansion is not None:
             scope.env.update(zip(eqn.outvars, self._expanded(expansion, self.read(eqn, scope, block), eqn, block), strict=True))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -100,6 +101,18 @@ def custom_derivatives(x: Any) -> Any:
 
     g.defvjp(lambda x: (g(x), x), lambda r, t: (t * r,))
     return f(x), g(x), jax.grad(lambda x: f(x).sum() + g(x).sum())(x)
+
+
+def _scaled(x: Any, out: Any) -> None:
+    out[...] = jnp.sin(x[...]) * 3
+
+
+@case(X)
+def interpreted_kernels(x: Any) -> Any:
+    whole = pl.pallas_call(_scaled, out_shape=x, interpret=True)
+    rows = pl.BlockSpec((2, 16), lambda i: (i, 0))
+    by_rows = pl.pallas_call(_scaled, out_shape=x, grid=(4,), in_specs=[rows], out_specs=rows, interpret=True)
+    return whole(x) + 1, by_rows(x)
 
 
 @case(X)

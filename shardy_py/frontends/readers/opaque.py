@@ -40,6 +40,14 @@ def custom_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
     opaque(importer, "stablehlo.custom_call", {"call_target_name": target}, eqn, scope, block)
 
 
+def pallas_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """`_pallas_call_lowering`: a kernel that is interpreted is lowered like any function, others are custom calls."""
+    if eqn.params["interpret"]:
+        importer.lowered(eqn, scope, block)
+        return
+    custom_call(importer, index, eqn, scope, block)
+
+
 def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_custom_partitioning_lowering_rule`: a custom call with the rule that the user gave."""
     if importer.all_manual:
@@ -66,6 +74,6 @@ READERS: ReaderTable = {
     "debug_print": callback,
     "ffi_call": custom_call,
     "io_callback": callback,
-    "pallas_call": custom_call,
+    "pallas_call": pallas_call,
     "pure_callback": callback,
 }

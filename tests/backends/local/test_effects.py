@@ -170,3 +170,98 @@ def test_inspect_sharding_shows_the_plan() -> None:
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     sp.auto_shard(fun, mesh=mesh, in_shardings=P("x", "y"), lowering="shard_map")(X)
     assert seen == [NamedSharding(mesh, P("x", "y"))]
+
+
+class Log:
+    """What callbacks were called with, in order."""
+
+    def __init__(self) -> None:
+        self.ordered: list[str] = []
+        self.others: list[str] = []
+
+    def first(self, name: str, x: Any) -> Any:
+        """An ordered callback that doubles."""
+
+        def call(v: Any) -> Any:
+            self.ordered.append(f"{name} {float(np.asarray(v).flat[0]):g}")
+            return np.asarray(v) * 2
+
+        return io_callback(call, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True)
+
+    def then(self, name: str, x: Any) -> None:
+        """An unordered one."""
+        jax.debug.callback(lambda v: self.others.append(f"{name} {float(np.asarray(v).flat[0]):g}"), x)
+
+
+def _in_a_row(log: Log, x: Any) -> Any:
+    log.then("a", x.sum())
+    y = log.first("b", x.sum())
+    log.then("c", y)
+    return x + log.first("d", y + 1)
+
+
+def _in_a_loop(log: Log, x: Any) -> Any:
+    def body(c: Any, i: Any) -> tuple[Any, Any]:
+        log.then("trip", i)
+        return c + log.first("step", c.sum()) * 0.1, i
+
+    log.then("before", x.sum())
+    x, _ = jax.lax.scan(body, x, jnp.arange(3.0))
+    return log.first("after", x)
+
+
+def _in_a_while_loop(log: Log, x: Any) -> Any:
+    def body(c: tuple[Any, Any]) -> tuple[Any, Any]:
+        log.then("trip", c[0])
+        return c[0] + 1, c[1] + log.first("step", c[1].sum()) * 0.1
+
+    return jax.lax.while_loop(lambda c: c[0] < 2, body, (0, x))[1]
+
+
+def _in_branches(log: Log, x: Any) -> Any:
+    def one(x: Any) -> Any:
+        log.then("one", x.sum())
+        return x + log.first("first branch", x.sum())
+
+    x = jax.lax.cond(x[0, 0] < 1, one, lambda x: x, x)
+    return jax.lax.cond(x[0, 0] < 0, one, lambda x: x + log.first("second branch", x[0, 0]), x)
+
+
+def _in_calls(log: Log, x: Any) -> Any:
+    def one(x: Any) -> Any:
+        log.then("inside", x.sum())
+        return x + log.first("call", x.sum()) * 0.1
+
+    f = jax.jit(one)
+    return jax.checkpoint(one)(f(f(x)))
+
+
+def _beside_kernels_and_keys(log: Log, x: Any) -> Any:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = x[...] * 3
+
+    log.then("before", x.sum())
+    x = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+    x = x + jax.random.uniform(jax.random.key(0), x.shape) * log.first("between", x.sum())
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("outer", ["called", *(pytest.param(outer, marks=pytest.mark.slow) for outer in ("jitted", "compiled"))])
+@pytest.mark.parametrize("program", [_in_a_row, _in_a_loop, _in_a_while_loop, _in_branches, _in_calls, _beside_kernels_and_keys])
+def test_ordered_effects_beside_others(program: Callable[[Log, Any], Any], outer: str, lowering: str) -> None:
+    def result(decorate: Callable[[Any], Any]) -> tuple[np.ndarray, list[str], list[str]]:
+        log = Log()
+        step = decorate(lambda x: program(log, x))
+        if outer == "jitted":
+            step = jax.jit(step)
+        out = step.lower(X).compile()(X) if outer == "compiled" else step(X)
+        jax.block_until_ready(out)
+        jax.effects_barrier()
+        return np.asarray(out), log.ordered, sorted(log.others)
+
+    got = result(lambda f: sp.auto_shard(f, mesh=MESH, in_shardings=P("x"), lowering=lowering))
+    want = result(jax.jit)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+    assert got[1:] == want[1:]
+    assert want[1]
