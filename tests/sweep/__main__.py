@@ -23,7 +23,8 @@ def one(name: str, seed: int, lowerings: tuple[str, ...]) -> None:
     from jax.sharding import NamedSharding
 
     from tests.comparing import difference
-    from tests.sweep.configurations import configuration_of, constraint, unconstrained
+    from tests.sweep.configurations import configuration_of
+    from tests.sweep.surroundings import constraint, unconstrained
 
     if name == running.PROGRAM:
         from tests.random_numbers import text_of_seed

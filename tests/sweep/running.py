@@ -95,7 +95,8 @@ def _configured(name: str, seed: int, lowerings: Iterable[str]) -> Iterable[Outc
 
     import shardy_py
     from tests.comparing import difference
-    from tests.sweep.configurations import configuration_of, constraint, unconstrained
+    from tests.sweep.configurations import configuration_of
+    from tests.sweep.surroundings import constraint, unconstrained
 
     try:
         configuration = configuration_of(name, seed)
