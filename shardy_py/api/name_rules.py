@@ -16,6 +16,7 @@ from shardy_py.api.meshes import MeshView
 from shardy_py.api.specs import is_spec_leaf, to_tensor_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import TensorSharding
+from shardy_py.plan.checks.accept import paths_as_one, without_numbers
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
 
@@ -125,7 +126,8 @@ def apply_rules(
         location: `file:line` of the user's function.
 
     Returns:
-        Shardings, and findings: leaves of rank 2 and more that no rule matches, rules that match nothing or never first.
+        Shardings, and findings: leaves of rank 2 and more that no rule matches, those of layers as one; rules that match nothing or never
+        first.
 
     Raises:
         SpecError: A rule does not fit its leaf, or contradicts `in_shardings`.
@@ -136,6 +138,7 @@ def apply_rules(
     used: set[int] = set()
     shadowed: dict[int, int] = {}
     findings: list[Finding] = []
+    unmatched: dict[str, list[str]] = {}
     place = location.partition(" (")[0]  # without the name of the function
     for leaf, have, named in zip(leaves, given, decided):
         path = slash_path(leaf.path)
@@ -145,8 +148,7 @@ def apply_rules(
         if not hits:
             out.append(have)
             if have is None and len(leaf.shape) > 1:
-                message = f"no rule matches {path!r}; propagation decides its sharding"
-                findings.append(Finding("unmatched-rule", message, leaf.path, place, "info"))
+                unmatched.setdefault(without_numbers(leaf.path), []).append(leaf.path)
             continue
         pattern, spec = rules[hits[0]]
         used.add(hits[0])
@@ -159,6 +161,10 @@ def apply_rules(
                 fix="leave the leaf to one of them: None in in_shardings, or an earlier rule with the same sharding",
             )
         out.append(have if wanted is None or have is not None else wanted)
+    for paths in unmatched.values():
+        path = paths_as_one(paths)
+        message = f"no rule matches {slash_path(path)!r}; propagation decides {'its sharding' if len(paths) == 1 else 'their shardings'}"
+        findings.append(Finding("unmatched-rule", message, path, place, "info"))
     for i, (pattern, _) in enumerate(rules):
         if i in used:
             continue

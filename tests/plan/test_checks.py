@@ -101,6 +101,24 @@ def test_a_replicated_output_and_a_replicated_intermediate() -> None:
     assert inner[0].fix == "x = sp.with_sharding_constraint(x, P('model', 'data')) on it leaves 2 MiB of 16 MiB"
 
 
+@pytest.mark.parametrize("how", ["by name", "by position"])
+def test_arrays_of_layers_count_together(how: str) -> None:
+    def f(p, x):
+        for layer in p.values():
+            x = jnp.tanh(x @ layer["w"] + layer["b"])
+        return x
+
+    params = {f"l{i}": {"w": f32(1024, 1024), "b": f32(1024)} for i in range(12)}
+    specs = {"in_shardings": (None, P("data"))} if how == "by position" else {"in_shardings": {"x": P("data")}, "rules": [("x", P("data"))]}
+    plan = planned(f, params, f32(64, 1024), mesh={"data": 8}, **specs)
+    found = [f for f in plan.findings if f.kind == "replicated-large"]
+    assert {(f.severity, f.bytes) for f in found} == {("warning", 4 << 20)}
+    assert [group.path for group in alike(found)] == ["p['l0..11']['w']"]
+    assert "the 12 alike take 48 MiB" in found[0].message
+    notes = [f for f in plan.findings if f.kind == "unmatched-rule"]
+    assert [f.path for f in notes] == (["p['l0..11']['w']"] if how == "by name" else [])
+
+
 def test_masks_and_broadcasts_are_none() -> None:
     def f(x):
         mask = jnp.arange(4096)[:, None] >= jnp.arange(4096)[None, :]
@@ -434,6 +452,14 @@ PAIRS = [
     (P(("a", "b")), P(None, ("a", "c"))),
     (P("a"), P("a", ("b", "c"))),
     (P(("a", "b"), "c"), P("b")),
+    (P("b", None, ("a", "c")), P(None, ("a", "b", "c"), None)),
+    (P(("a", "b", "c"), None, None), P(None, "a", ("b", "c"))),
+    (P("a", "b", None), P(None, None, ("a", "b"))),
+    (P("a", "b", None), P(None, None, "b")),
+    (P("a", ("b", "c"), None), P(None, None, "a")),
+    (P(None, "a", None), P("b", None, ("a", "c"))),
+    (P("a", "b", "c"), P(("a", "b", "c"), None, None)),
+    (P("a", None, ("b", "c")), P(None, ("b", "c"), "a")),
 ]
 
 
@@ -449,24 +475,30 @@ def warns(source: P, *targets: P) -> bool:
 
     jitted = jax.jit(f, in_shardings=NamedSharding(mesh, source), out_shardings=NamedSharding(mesh, targets[-1]))
     with standard_error() as said:
-        jitted.lower(f32(64, 64)).compile()
+        jitted.lower(f32(*shape_of(source))).compile()
     return "nvoluntary full rematerialization" in said[0]
 
 
 @pytest.mark.skipif(int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")) > 1, reason="TF_CPP_MIN_LOG_LEVEL keeps XLA from warning")
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=str)
 def test_xla_warns_where_we_do_and_not_of_two_steps(source: P, target: P) -> None:
-    ours = is_involuntary((64, 64), sharding(source), sharding(target), Mesh([("a", 2), ("b", 2), ("c", 2)]))
+    rank = len(shape_of(source))
+    ours = is_involuntary(shape_of(source), sharding(source, rank), sharding(target, rank), Mesh([("a", 2), ("b", 2), ("c", 2)]))
     assert ours == warns(source, target)
-    if ours:
+    if ours and rank == 2:
         (fix,) = [f.fix for f in reshards(lambda x: x * 2, source, target).findings if f.kind == "costly-reshard"]
         steps = re.search(r"with_sharding_constraint\(x, (P\(.*?\))\), P\(|x: (P\(.*\)) in in_shardings", fix)
         assert steps is not None, fix
         assert not warns(source, eval(steps[1] or steps[2], {"P": P}), target)
 
 
-def sharding(spec: P) -> TensorSharding:
-    names = [() if e is None else (e,) if isinstance(e, str) else e for e in (*spec, None, None)[:2]]
+def shape_of(spec: P) -> tuple[int, ...]:
+    """A shape for specs that name three dimensions, and for those that name fewer."""
+    return (16, 16, 16) if len(spec) == 3 else (64, 64)
+
+
+def sharding(spec: P, rank: int) -> TensorSharding:
+    names = [() if e is None else (e,) if isinstance(e, str) else e for e in (*spec, None, None)[:rank]]
     return TensorSharding("mesh", names)
 
 
@@ -477,6 +509,34 @@ def test_explicit_collectives_have_their_own() -> None:
 
 def host_sum(x):
     return jax.pure_callback(np.sum, jax.ShapeDtypeStruct((), x.dtype), jnp.tanh(x))
+
+
+ROWS = f32(8192, 8192)
+RUN_WHOLE = {
+    "fft of cut rows": lambda x: jnp.fft.rfft(x, axis=1),
+    "running sum": lambda x: jnp.cumsum(x, axis=0),
+    "running product, backwards": lambda x: jax.lax.cumprod(x, axis=0, reverse=True),
+    "sort": lambda x: jnp.sort(x, axis=0),
+    "rows that are set": lambda x: x.at[3:9].set(0.0),
+    "the largest": lambda x: jax.lax.top_k(x, 4)[0],
+}
+
+
+@pytest.mark.parametrize("name", RUN_WHOLE)
+def test_ops_that_xla_runs_whole_are_found(name: str) -> None:
+    plan = planned(RUN_WHOLE[name], ROWS, mesh={"x": 8}, in_shardings=P("x"), out_shardings=P("x"))
+    (finding,) = [f for f in plan.findings if f.kind == "costly-reshard"]
+    assert (finding.severity, finding.bytes) == ("warning", 224 << 20)
+    assert "test_checks.py:" in finding.location
+    assert "lowering=" in finding.fix
+
+
+def test_weights_that_are_cut_over_the_axis_of_the_data_are_not() -> None:
+    def loss(w, x):
+        return jnp.tanh(x @ w).sum()
+
+    plan = planned(jax.value_and_grad(loss), W, f32(8192, 4096), mesh={"x": 8}, in_shardings=(P("x"), P("x")))
+    assert [f.kind for f in plan.findings if f.kind == "costly-reshard"] == []
 
 
 # --- order, groups, what is accepted

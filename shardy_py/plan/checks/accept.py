@@ -116,6 +116,16 @@ def paths_as_one(paths: Sequence[str]) -> str:
     return "".join(text + number for text, number in zip(texts, [*shown, ""]))
 
 
+def without_numbers(path: str) -> str:
+    """A path with a mark in place of each number.
+
+    Example:
+        >>> without_numbers("layers[12]['w']")
+        "layers[#]['w']"
+    """
+    return _NUMBER.sub("#", path)
+
+
 def alike(findings: Sequence[Finding]) -> list[Alike]:
     """Findings grouped by everything but the numbers in their paths, in order of the first of each group.
 
@@ -129,7 +139,7 @@ def alike(findings: Sequence[Finding]) -> list[Alike]:
     """
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for f in findings:
-        path = _NUMBER.sub("#", f.path)
+        path = without_numbers(f.path)
         message, fix = (text.replace(f.path, path) if f.path else text for text in (f.message, f.fix))
         key = (f.kind, f.severity, f.bytes, f.location, path, _INDEX.sub("#", message), _INDEX.sub("#", fix))
         groups.setdefault(key, []).append(f)

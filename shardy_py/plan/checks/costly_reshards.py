@@ -10,10 +10,14 @@ from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.checks.xla_moves import is_involuntary
+from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.predicted import Predicted
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import typed
+from shardy_py.rules import rule_for
+from shardy_py.rules.traits import is_elementwise
 
 KIND = "costly-reshard"
 
@@ -22,7 +26,8 @@ def costly_reshard(view: PlanView) -> Iterator[Finding]:
     """Reshards for which XLA's partitioner replicates a value and cuts it again, and intermediates that are gathered whole.
 
     The first are what XLA warns of as "involuntary full rematerialization", `is_involuntary`; they are warnings from `GRAVE` bytes a call
-    on. The second, from `GRAVE` bytes on, are notes. Under `lowering="shard_map"` there are only the second, of the partitioned program.
+    on. The second, from `GRAVE` bytes on, are notes. Ops that XLA runs whole between values that are cut alike are found among the predicted
+    collectives. Under `lowering="shard_map"` there are only the second, of the partitioned program.
     """
     if view.plan.source is not None:
         yield from _gathered(view)
@@ -40,6 +45,53 @@ def costly_reshard(view: PlanView) -> Iterator[Finding]:
             costly.append((total, involuntary, group))
     for total, involuntary, group in costly:
         yield _reported(view, group, total, involuntary)
+    yield from _undone(view, {(first.value, first.location) for _, _, (first, *_) in costly})
+
+
+def _undone(view: PlanView, known: set[tuple[str, str]]) -> Iterator[Finding]:
+    """Operands that XLA gathers over axes which cut the result in the same place: an op that it runs whole, and cuts again.
+
+    As opposed to a weight that is cut over the axis of the data, which a product needs whole.
+    """
+    groups: dict[tuple[object, ...], list[Collective]] = {}
+    for found in view.plan._predicted:
+        c = found.collective
+        total = c.received_bytes * (c.trips or 1)
+        if c.kind != "all_gather" or found.operand < 0 or total < GRAVE or (c.value, c.location) in known or not _is_kept_cut(found):
+            continue
+        groups.setdefault((c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips), []).append(c)
+    for group in groups.values():
+        first = group[0]
+        total = first.received_bytes * (first.trips or 1)
+        more = f"; {len(group) - 1} more like it" if len(group) > 1 else ""
+        message = (
+            f"XLA runs {first.primitive} whole on every device and cuts its result again: {first.dtype}"
+            f"[{','.join(map(str, first.shape))}] is gathered over {','.join(first.axes)}, {format_bytes(total)} to each device in a call{more}"
+        )
+        fix = f'lowering="shard_map" runs on the pieces what {first.primitive} can; or cut a dimension that it does not work along'
+        yield Finding(KIND, message, first.value, first.location, graded(total), total, fix)
+
+
+def _is_kept_cut(found: Predicted) -> bool:
+    """Whether the result is cut by the axes that an operand is gathered over, along the same factor; by an op's rule, or else in place."""
+    op, source = found.op, found.op.operands[found.operand].sharding
+    rule = op.rule if op.rule_known else rule_for(op)
+    if source is None or op.regions or op.name.startswith("sdy.") or is_elementwise(op.name):
+        return False
+    for result, value in enumerate(op.results):
+        target = value.sharding
+        if target is None:
+            continue
+        if rule is not None:
+            before, after = rule.operand_mappings[found.operand], rule.result_mappings[result]
+            pairs = [(d, e) for d, factors in enumerate(before) for e, others in enumerate(after) if set(factors) & set(others)]
+        else:
+            pairs = [(d, d) for d in range(min(source.rank, target.rank))]
+        for d, e in pairs:
+            names = {axis.name for axis in source.dims[d].axes} & {axis.name for axis in target.dims[e].axes}
+            if names.intersection(axis.partition(":")[0] for axis in found.collective.axes):
+                return True
+    return False
 
 
 def _price(view: PlanView, reshard: Reshard, planned: dict[str, TensorSharding | None]) -> tuple[int, bool]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan.checks.accept import without_numbers
 from shardy_py.plan.checks.opaque import OPAQUE
 from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.specs import extended, nearest, spec_text, unused_axes
@@ -27,33 +29,51 @@ def replicated_large(view: PlanView) -> Iterator[Finding]:
 
     Of intermediates that are made of one another only the first is found; none that has the shape of an input or output that is
     replicated, and none that XLA makes anew wherever it is used (iota, broadcasts, and what is computed of constants position by
-    position). Optimizer state follows its parameter, and is found only where that is not. What several devices compute together and then
-    hold whole is a note, and so are, from `PARTLY` on, inputs that some axes cut.
+    position). Optimizer state follows its parameter, and is found only where that is not. Arguments that differ only in a number, as those
+    of layers, count together. What several devices compute together and then hold whole is a note, and so are, from `PARTLY` on, inputs that
+    some axes cut.
     """
     if devices(view.mesh) == 1:
         return
     if any(finding.kind == "unused-axis" and not finding.path and NOTHING in finding.message for finding in view.found):
         return
-    known = {finding.path for finding in view.found if finding.path}
+    known = {finding.path for finding in view.found if finding.path and finding.kind not in _OF_NAMES}
+    series = _series((*view.plan.inputs, *view.plan.outputs))
     cheap, large, groups = _intermediates(view)
     follows = {state.path: parameter.path for state, parameter, _ in state_and_parameter(view.plan.inputs)}
     told: set[str] = set()
     for value in sorted(view.plan.inputs, key=lambda value: value.path in follows):
-        found = None if value.path in known or follows.get(value.path) in told else _argument(view, value)
+        found = None if value.path in known or follows.get(value.path) in told else _argument(view, value, series)
         if found is not None:
             told.add(value.path)
             yield found
     for held, value in zip(view.plan.program.main.body.terminator.operands, view.plan.outputs):
         op = held.defining_op
-        found = None if op is None or value.path in known or not _is_root(op, held, large, cheap, view) else _argument(view, value)
+        found = None if op is None or value.path in known or not _is_root(op, held, large, cheap, view) else _argument(view, value, series)
         if found is not None:
             yield found
     yield from _reported(view, groups, known)
 
 
-def _argument(view: PlanView, value: PlannedValue) -> Finding | None:
+_OF_NAMES = ("unmatched-rule", "unused-rule", "refused-donation")
+"""Kinds of findings that say nothing of how an argument is cut."""
+
+_Series = Counter[tuple[object, ...]]
+"""How many arguments there are of a path without its numbers, a type and a sharding."""
+
+
+def _series(values: Iterable[PlannedValue]) -> _Series:
+    return Counter(map(_alike, values))
+
+
+def _alike(value: PlannedValue) -> tuple[object, ...]:
+    return without_numbers(value.path), value.kind, value.type, value.sharding, value.given
+
+
+def _argument(view: PlanView, value: PlannedValue, series: _Series) -> Finding | None:
     size = view.held(value)
-    if size < NOTABLE or not value.shape:
+    count = series[_alike(value)] if len(value.shape) > 1 else 1  # biases and scales are whole in nearly all models
+    if size * count < NOTABLE or not value.shape:
         return None
     whole = is_replicated(value.sharding)
     if not whole and (size < PARTLY or value.kind == "output"):
@@ -65,7 +85,8 @@ def _argument(view: PlanView, value: PlannedValue) -> Finding | None:
     where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
     text = typed(value.type, value.sharding)
     if whole:
-        message = f"{text} is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each: nothing says how to cut it"
+        together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
+        message = f"{text} is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each{together}: nothing says how to cut it"
     elif more is None:
         return None
     else:
@@ -74,7 +95,7 @@ def _argument(view: PlanView, value: PlannedValue) -> Finding | None:
     fix = _advice(view, value, size, more, f"{value.path}: {{}} in {where}")
     if whole and more is not None:
         fix += "; P() there says that it is meant"
-    return Finding(KIND, message, value.path, "", graded(size) if whole else "info", size, fix)
+    return Finding(KIND, message, value.path, "", graded(size * count) if whole else "info", size, fix)
 
 
 def _advice(view: PlanView, value: PlannedValue, size: int, more: TensorSharding | None, how: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.plan.checks.xla_moves import replicates
 from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, local_shape, size_of
 
 
@@ -70,7 +71,8 @@ def moves(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) ->
         if all(kept[: len(dim)] == dim for dim, kept in zip(source, target)):
             return ()
         return (Move("collective_permute", (), local(target)),)
-    return _across(source, target, mesh, local) or (Move("all_gather", all_axes(source), local(source)),)
+    across = () if replicates(tuple(before), tuple(after), mesh.size) else _across(source, target, mesh, local)
+    return across or (Move("all_gather", all_axes(source), local(source)),)
 
 
 def _behind(dim: Axes, kept: int, mesh: Mesh) -> Axes:

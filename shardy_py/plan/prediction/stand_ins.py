@@ -78,10 +78,24 @@ def _overlapping(op: Op) -> frozenset[int]:
     return frozenset(d for d, (size, stride) in enumerate(windows) if size > stride)
 
 
+def _cumulated(op: Op) -> frozenset[int]:
+    """The dimension that a running sum, product or extreme is along."""
+    shape, attributes = op.operands[0].type.shape, op.attributes
+    windows = zip(shape, attributes["window_dimensions"], attributes["padding"])
+    return frozenset(d for d, (n, window, padding) in enumerate(windows) if window == n > 1 and sorted(padding) == [0, n - 1])
+
+
+def _chosen(op: Op) -> frozenset[int]:
+    """All dimensions of `top_k`, which XLA does not cut on CPUs."""
+    return frozenset(range(op.operands[0].type.rank)) if op.primitive == "top_k" else frozenset()
+
+
 _DIMENSIONS_OF: Mapping[str, Callable[[Op], frozenset[int]]] = {
     "stablehlo.pad": _spread,
     "stablehlo.reduce": _reduced,
+    "stablehlo.reduce_window": _cumulated,
     "stablehlo.select_and_scatter": _overlapping,
+    "stablehlo.sort": _chosen,
 }
 
 
