@@ -26,8 +26,8 @@ def costly_reshard(view: PlanView) -> Iterator[Finding]:
     """Reshards for which XLA's partitioner replicates a value and cuts it again, and intermediates that are gathered whole.
 
     The first are what XLA warns of as "involuntary full rematerialization", `is_involuntary`; they are warnings from `GRAVE` bytes a call
-    on. The second, from `GRAVE` bytes on, are notes. Ops that XLA runs whole between values that are cut alike are found among the predicted
-    collectives. Under `lowering="shard_map"` there are only the second, of the partitioned program.
+    on. The second, from `GRAVE` bytes on, are notes. Ops that XLA runs whole between values that are cut alike are found among the
+    predicted collectives. Under `lowering="shard_map"` there are only the second, of the partitioned program.
     """
     if view.plan.source is not None:
         yield from _gathered(view)
@@ -64,9 +64,10 @@ def _undone(view: PlanView, known: set[tuple[str, str]]) -> Iterator[Finding]:
         first = group[0]
         total = first.received_bytes * (first.trips or 1)
         more = f"; {len(group) - 1} more like it" if len(group) > 1 else ""
+        operand, axes = f"{first.dtype}[{','.join(map(str, first.shape))}]", ",".join(first.axes)
         message = (
-            f"XLA runs {first.primitive} whole on every device and cuts its result again: {first.dtype}"
-            f"[{','.join(map(str, first.shape))}] is gathered over {','.join(first.axes)}, {format_bytes(total)} to each device in a call{more}"
+            f"XLA runs {first.primitive} whole on every device and cuts its result again: {operand} is gathered over {axes},"
+            f" {format_bytes(total)} to each device in a call{more}"
         )
         fix = f'lowering="shard_map" runs on the pieces what {first.primitive} can; or cut a dimension that it does not work along'
         yield Finding(KIND, message, first.value, first.location, graded(total), total, fix)

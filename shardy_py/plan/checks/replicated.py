@@ -29,9 +29,9 @@ def replicated_large(view: PlanView) -> Iterator[Finding]:
 
     Of intermediates that are made of one another only the first is found; none that has the shape of an input or output that is
     replicated, and none that XLA makes anew wherever it is used (iota, broadcasts, and what is computed of constants position by
-    position). Optimizer state follows its parameter, and is found only where that is not. Arguments that differ only in a number, as those
-    of layers, count together. What several devices compute together and then hold whole is a note, and so are, from `PARTLY` on, inputs that
-    some axes cut.
+    position). Optimizer state follows its parameter, and is found only where that is not. Arguments that differ only in a number, as
+    those of layers, count together. What several devices compute together and then hold whole is a note, and so are, from `PARTLY` on,
+    inputs that some axes cut.
     """
     if devices(view.mesh) == 1:
         return
@@ -86,7 +86,8 @@ def _argument(view: PlanView, value: PlannedValue, series: _Series) -> Finding |
     text = typed(value.type, value.sharding)
     if whole:
         together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
-        message = f"{text} is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each{together}: nothing says how to cut it"
+        everywhere = f"is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each"
+        message = f"{text} {everywhere}{together}: nothing says how to cut it"
     elif more is None:
         return None
     else:
