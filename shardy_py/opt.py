@@ -35,7 +35,7 @@ def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = Fals
         module_text: A module of StableHLO and SDY ops; ops of other dialects stand in their generic form.
         pipeline: As MLIR writes it, such as `sdy-add-data-flow-edges,func.func(sdy-sink-data-flow-edges)`; "" reads, verifies
             and prints the module. A pass on functions may also stand outside of `func.func(...)`.
-        verify_each: Whether the program is verified after each pass.
+        verify_each: Whether the program is verified after the last pass too, before MLIR does; it is between passes in any case.
         locations: Whether ops say where they come from.
 
     Returns:
@@ -125,7 +125,7 @@ def diagnostics(error: ValueError, name: str) -> str:
     return f"{name}:{line[1]}: error: {text}" if line else f"{name}: error: {text}"
 
 
-_LINE = re.compile(r"-:(\d+)")
+_LINE = re.compile(r"-:(\d+(?::\d+)?)")
 _PLACE = re.compile(r'^( *)(error|warning|note|remark): "-":(\d+):(\d+): ', re.MULTILINE)
 
 

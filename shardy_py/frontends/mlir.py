@@ -10,12 +10,16 @@ from typing import Any, cast
 from jax.export import Exported
 from jax.stages import Lowered
 
-from shardy_py.dialect import Mesh, TensorShardingPerValue
+from shardy_py.dialect import AllToAllParamList, AxisRefList, ListOfAxisRefLists, Mesh, TensorShardingPerValue
+from shardy_py.dialect.verify_ops import COLLECTIVES
+from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends._jax import ir, make_context
 from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
+from shardy_py.frontends.mlir_limits import check_text
 from shardy_py.frontends.mlir_text import attribute_texts, module_resources, unread_attributes
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.passes.call_graph import MAX_REGIONS
 from shardy_py.passes.collection import no_collection
 
 KEPT_REGIONS = frozenset(
@@ -89,12 +93,13 @@ def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
         context: The context of another module, so that none has to be made.
 
     Raises:
-        ValueError: If the text is no valid module; the message is that of the MLIR parser.
+        ShardyError: If the text is no valid module, in the words of the MLIR parser, or is beyond the limits of `mlir_limits`.
     """
+    check_text(text)
     try:
         return ir.Module.parse(text, make_context(allow_unregistered=True) if context is None else context)
     except ir.MLIRError as error:
-        raise ValueError(str(error)) from None
+        raise ShardyError(str(error)) from None
 
 
 class _Reader:
@@ -176,29 +181,50 @@ class _Reader:
             found = self.types[type_] = read_type(type_)
         return found
 
-    def block(self, region: ir.Region, where: str) -> Block:
+    def block(self, region: ir.Region, where: str, depth: int = 0) -> Block:
         blocks = list(region.blocks)
         if not blocks and self.keep:
             return Block()
         if len(blocks) != 1:
-            raise ValueError(f"{where} has {len(blocks)} blocks; only structured control flow with one block per region can be read")
+            raise ShardyError(
+                f"{where} has {len(blocks)} blocks",
+                where=_place(region.owner),
+                why="only structured control flow with one block per region can be read",
+            )
+        if depth > MAX_REGIONS:
+            raise ShardyError(
+                f"regions are nested more than {MAX_REGIONS} deep",
+                where=_place(region.owner),
+                why="passes call themselves for every level",
+                fix="write fewer loops, branches and computations inside each other",
+            )
         source = blocks[0]
         block = Block([self.type(argument.type) for argument in source.arguments])
         for theirs, ours in zip(source.arguments, block.arguments, strict=True):
             self.values[theirs] = ours
         for view in source.operations:
-            block.append(self.op(view))
+            block.append(self.op(view, depth))
         return block
 
-    def op(self, view: ir.OpView) -> Op:
+    def op(self, view: ir.OpView, depth: int) -> Op:
         source = view.operation
         name = source.name
         regions = []
         if self.keep or name in KEPT_REGIONS:
-            regions = [self.block(region, f"a region of '{name}'") for region in source.regions]
+            regions = [self.block(region, f"a region of '{name}'", depth + 1) for region in source.regions]
         operands = [self.values[operand] for operand in source.operands]
+        try:
+            return self.made(view, operands, regions)
+        except DialectError as error:
+            raise error.at(_place(source)) from None
+
+    def made(self, view: ir.OpView, operands: list[Value], regions: list[Block]) -> Op:
+        source = view.operation
+        name = source.name
         reader = READERS.get(name)
         attributes = reader(view) if reader is not None else None
+        if name in COLLECTIVES and attributes:
+            _check_sub_axes(attributes)
         op = Op(name, operands, [self.type(r.type) for r in source.results], attributes, regions, location=source.location)
         self.ops[source] = op
         for theirs, ours in zip(source.results, op.results, strict=True):
@@ -237,6 +263,22 @@ class _Reader:
             if len(ours.uses) > 1:
                 uses = [(self.ops.get(cast(ir.OpView, use.owner).operation), use.operand_number) for use in theirs.uses]
                 ours.uses = [(op, i) for op, i in reversed(uses) if op is not None]
+
+
+def _check_sub_axes(attributes: dict[str, Any]) -> None:
+    """Checks the sizes of parts of axes that a collective moves, which MLIR takes as they are."""
+    for value in attributes.values():
+        lists = value.lists if isinstance(value, ListOfAxisRefLists) else (value,) if isinstance(value, AxisRefList) else ()
+        params = value.params if isinstance(value, AllToAllParamList) else ()
+        for axis in (axis for axes in (*(each.axes for each in lists), *(param.axes for param in params)) for axis in axes):
+            if axis.pre_size is not None and axis.size is not None and (axis.pre_size < 1 or axis.size < 2):
+                raise DialectError(f"sub-axis sizes must be greater than 1, and pre-sizes at least 1: {axis}", fix="leave the sub-axis out")
+
+
+def _place(operation: Any) -> str:
+    """An operation for an error: its name and where it stands."""
+    location = locate(operation.location)
+    return f"'{operation.name}'" if location is None else f"{location.place}, '{operation.name}'"
 
 
 def locate(location: object) -> Location | None:

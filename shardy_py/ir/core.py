@@ -125,18 +125,15 @@ class Op:
 
     def drop_uses(self) -> None:
         """Forgets its operands' uses, those of nested ops included, as the first half of erasing it."""
-        for i, operand in enumerate(self.operands):
-            operand.uses.remove((self, i))
-        for region in self.regions:
-            for op in region.ops:
-                op.drop_uses()
+        for op in self.walk():
+            for i, operand in enumerate(op.operands):
+                operand.uses.remove((op, i))
 
     def walk(self) -> Iterator[Op]:
         """This op and all nested ones, an op before its regions."""
         yield self
         for region in self.regions:
-            for op in region.ops:
-                yield from op.walk()
+            yield from region.walk()
 
     def __str__(self) -> str:
         """As MLIR writes it, with the names its values have in its function."""
@@ -187,8 +184,15 @@ class Block:
 
     def walk(self) -> Iterator[Op]:
         """All ops, nested ones included, an op before its regions."""
-        for op in self.ops:
-            yield from op.walk()
+        waiting = [iter(self.ops)]  # a list instead of a generator per level, which every op would have to pass through
+        while waiting:
+            for op in waiting[-1]:
+                yield op
+                if op.regions:
+                    waiting += [iter(region.ops) for region in reversed(op.regions)]
+                    break
+            else:
+                waiting.pop()
 
 
 class Function:

@@ -13,6 +13,7 @@ from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding, TensorShardi
 from shardy_py.dialect.verify import verify_rule, verify_sharding, verify_shardings
 from shardy_py.dialect.verify_ops import COLLECTIVES
 from shardy_py.errors import ShardyError, VerificationError
+from shardy_py.ir.attribute_text import split_entries
 from shardy_py.ir.core import Block, Function, Location, Op, Program, Value
 from shardy_py.ir.op_checks import CHECKS, ISOLATED, TERMINATORS, Context
 from shardy_py.ir.printer import print_op
@@ -186,7 +187,7 @@ class _Verifier:
         ops = block.ops
         last = len(ops) - 1
         parent = block.parent
-        if last < 0 or not ops[last].name.endswith(".return"):
+        if last < 0 or not (ops[last].name.endswith(".return") or ops[last].name.partition(".")[0] not in _DIALECTS):
             self.report("block with no terminator", ops[last] if ops else parent if isinstance(parent, Op) else None)
         for at, op in enumerate(ops):
             if op.block is not block:
@@ -345,7 +346,7 @@ class _Verifier:
         if name == _EDGES[0]:
             if not str(edges).startswith(_EDGES_TEXT):
                 self.report(f"should have a propagation edges attribute of type PropagationEdgesAttr for attr named '{name}'", op)
-        elif not isinstance(edges, tuple) or not all(str(edge).startswith(_EDGES_TEXT) for edge in edges):
+        elif not all(edge.startswith(_EDGES_TEXT) for edge in _entries(edges)):
             self.report(
                 "should have a propagation edges attribute of type ArrayAttr<PropagationEdgesAttr> for attr named "
                 f"'{_EDGES[1]}' or '{_EDGES[2]}'",
@@ -368,6 +369,17 @@ class _Verifier:
         if self.attempt(op, verify_rule, rule, [v.type.shape for v in op.operands], [v.type.shape for v in op.results]):
             self.valid.add(key)
 
+
+def _entries(attribute: Any) -> list[str]:
+    """The texts of what is in a list, which may be text itself; of another attribute, its own."""
+    if isinstance(attribute, tuple):
+        return list(map(str, attribute))
+    text = str(attribute)
+    return list(split_entries(text[1:])) if text.startswith("[") else [text]
+
+
+_DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))
+"""Dialects whose ops are known, so that those that end a block are; MLIR takes an op of another one there."""
 
 _OWN_SHARDING = frozenset(("sdy.data_flow_edge", "sdy.reshard", "sdy.sharding_constraint"))
 """Ops whose sharding is an attribute of their own; a message about it does not say `result`."""

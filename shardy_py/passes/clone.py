@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
 
@@ -70,19 +72,30 @@ class FunctionCloner:
 
     def clone(self, name: str) -> str:
         """Copies those it calls, then the function itself, to the end of the program; returns the name of the copy."""
+        path = [self._started(name, None)]
+        while True:
+            made, calls, caller = path[-1]
+            call = next(calls, None)
+            if call is not None:
+                path.append(self._started(call.attributes["callee"], call))
+                continue
+            path.pop()
+            made.name = self.names.take(made.name)
+            self.program.functions.append(made)
+            self.functions[made.name] = made
+            if caller is None:
+                return made.name
+            caller.attributes = {**caller.attributes, "callee": made.name}
+
+    def _started(self, name: str, caller: Op | None) -> tuple[Function, Iterator[Op], Op | None]:
+        """A copy that calls the same functions and has the same name still, its calls, and the call that it is for."""
         original = self.functions[name]
         made = Function(name, clone_block(original.body, {}), original.result_types, visibility=original.visibility)
         made.result_shardings = list(original.result_shardings)
         made.attributes = {**original.attributes, ORIGINAL_NAME: original_name(original)}
         made.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
         made.result_attributes = [dict(attributes) for attributes in original.result_attributes]
-        for op in made.body.walk():
-            if op.name == "func.call":
-                op.attributes = {**op.attributes, "callee": self.clone(op.attributes["callee"])}
-        made.name = self.names.take(name)
-        self.program.functions.append(made)
-        self.functions[made.name] = made
-        return made.name
+        return made, (op for op in made.body.walk() if op.name == "func.call"), caller
 
 
 def move_terminator(block: Block, name: str) -> None:

@@ -19,7 +19,7 @@ def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) 
     Args:
         program: Changed in place.
         pipeline: As MLIR writes pass pipelines.
-        verify_each: Whether the program is verified after each pass.
+        verify_each: Whether the program is verified after the last pass too; it is between passes in any case.
 
     Raises:
         PipelineError: If the pipeline is malformed, or names what does not exist; nothing has run then.
@@ -28,9 +28,9 @@ def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) 
     calls = parse_pipeline(pipeline)
     bound = [(name, pass_, bind(pass_, call, pipeline)) for call in calls for name, pass_ in (lookup(call, pipeline),)]
     with no_collection():
-        for name, pass_, options in bound:
+        for i, (name, pass_, options) in enumerate(bound):
             pass_.run(program, **options)
-            if verify_each:
+            if verify_each or i + 1 < len(bound):
                 try:
                     verify(program)
                 except ValueError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.ir import Block, Function, Op, Program, Value
@@ -32,9 +32,7 @@ def blocks_of(program: Program) -> list[Block]:
 
 def ops_in(block: Block, skip: frozenset[str] = frozenset()) -> list[Op]:
     """All ops of a block, an op before those in its regions; regions of ops named in `skip` are left out."""
-    found: list[Op] = []
-    _add_ops(block, skip, found)
-    return found
+    return list(_in_order(block, skip))
 
 
 def order_uses(ops: list[Op]) -> None:
@@ -50,17 +48,26 @@ def order_uses(ops: list[Op]) -> None:
 def ops_of(program: Program, names: Iterable[str]) -> list[Op]:
     """The ops with one of these names, function by function, an op before those in its regions."""
     names = frozenset(names)
-    found: list[Op] = []
-    for function in program.functions:
-        _add_named(function.body, names, found)
-    return found
+    return [op for function in program.functions for op in _in_order(function.body) if op.name in names]
 
 
 def ops_of_post(program: Program, name: str) -> list[Op]:
     """The ops with a name, function by function, those in the regions of an op before it."""
     found: list[Op] = []
     for function in program.functions:
-        _add_named_post(function.body, name, found)
+        waiting = [(iter(function.body.ops), None)]
+        while waiting:
+            ops, parent = waiting[-1]
+            for op in ops:
+                if op.regions:
+                    waiting += [(iter(()), op), *((iter(region.ops), None) for region in reversed(op.regions))]
+                    break
+                if op.name == name:
+                    found.append(op)
+            else:
+                waiting.pop()
+                if parent is not None and parent.name == name:
+                    found.append(parent)
     return found
 
 
@@ -79,31 +86,7 @@ def functions_by_name(program: Program) -> dict[str, Function]:
 
 def calls_in(function: Function) -> list[Op]:
     """The `func.call` ops of a function, in order."""
-    found: list[Op] = []
-    _add_named(function.body, frozenset((CALL,)), found)
-    return found
-
-
-def functions_in_order(program: Program, *, post: bool) -> list[Function]:
-    """All functions in post-order of the call graph, entered from each function as they stand, or in the reverse of that.
-
-    The reverse is what the reference takes as pre-order: callers come before those they call.
-    """
-    by_name = functions_by_name(program)
-    found: list[Function] = []
-    seen: set[str] = set()
-
-    def visit(function: Function) -> None:
-        if function.name in seen:
-            return
-        seen.add(function.name)
-        for call in calls_in(function):
-            visit(by_name[call.attributes["callee"]])
-        found.append(function)
-
-    for function in program.functions:
-        visit(function)
-    return found if post else found[::-1]
+    return [op for op in _in_order(function.body) if op.name == CALL]
 
 
 def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSharding], visit: Callable[[Op], None] | None = None) -> None:
@@ -144,26 +127,14 @@ def place(program: Program, op: Op) -> str:
     return f"'{op.name}'" if location is None else f"'{op.name}' at {location.place}"
 
 
-def _add_ops(block: Block, skip: frozenset[str], found: list[Op]) -> None:
-    for op in block.ops:
-        found.append(op)
-        if op.regions and op.name not in skip:
-            for region in op.regions:
-                _add_ops(region, skip, found)
-
-
-def _add_named(block: Block, names: frozenset[str], found: list[Op]) -> None:
-    for op in block.ops:
-        if op.name in names:
-            found.append(op)
-        if op.regions:
-            for region in op.regions:
-                _add_named(region, names, found)
-
-
-def _add_named_post(block: Block, name: str, found: list[Op]) -> None:
-    for op in block.ops:
-        for region in op.regions:
-            _add_named_post(region, name, found)
-        if op.name == name:
-            found.append(op)
+def _in_order(block: Block, skip: frozenset[str] = frozenset()) -> Iterator[Op]:
+    """All ops of a block, an op before those in its regions, without a call per level."""
+    waiting = [iter(block.ops)]
+    while waiting:
+        for op in waiting[-1]:
+            yield op
+            if op.regions and op.name not in skip:
+                waiting += [iter(region.ops) for region in reversed(op.regions)]
+                break
+        else:
+            waiting.pop()

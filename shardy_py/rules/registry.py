@@ -135,6 +135,9 @@ def rule_for(op: Op, *, conservative: bool = False) -> OpShardingRule | None:
     for result in op.results:
         if type(result.type) is OpaqueType:
             return None
+    for operand in op.operands:
+        if type(operand.type) is OpaqueType and operand.type.text.startswith("tensor<"):
+            return None  # a size that is not known
     operands = tuple([operand.type.shape for operand in op.operands])
     results = tuple([result.type.shape for result in op.results])
     if not operands or not results:

@@ -73,12 +73,14 @@ class _Driver:
     def erase(self, op: Op) -> None:
         """Erases a dead op, and what only it has used."""
         dead = [op]
+        seen = {op}
         for current in dead:
             operands = [operand for inner in current.walk() for operand in inner.operands]
             erase(current)
             for operand in operands:
                 found = operand.defining_op
-                if found is not None and found.block is not None and found not in dead and _is_dead(found):
+                if found is not None and found.block is not None and found not in seen and _is_dead(found):
+                    seen.add(found)
                     dead.append(found)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
+from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.call_graph import MAX_COPIED_OPS, functions_in_order, ops_per_call
 from shardy_py.passes.clone import FunctionCloner, clone_op
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
-from shardy_py.passes.walk import CALL, functions_by_name, functions_in_order, ops_in, order_uses
+from shardy_py.passes.walk import CALL, functions_by_name, ops_in, order_uses, place
 from shardy_py.rules.traits import ELEMENTWISE
 
 NAME = "sdy-constant-or-scalar-splitter"
@@ -52,19 +55,29 @@ def run(program: Program, *, in_order: bool = False, **_: object) -> None:
         program: Changed in place.
         in_order: Uses are in the order of the ops already, except those in regions of loops and branches.
 
+    Raises:
+        ShardyError: The copies have too many ops.
+
     Source: Shardy's constant_or_scalar_splitter.cc.
     """
     splitter = _Splitter(program, in_order)
     for function in functions_in_order(program, post=True):
+        splitter.preserving[function.name] = splitter.is_preserving_body(function.body)
         splitter.split(function.body)
 
 
 class _Splitter:
     def __init__(self, program: Program, in_order: bool) -> None:
+        self.program = program
         self.in_order = in_order
-        self.functions = functions_by_name(program)
-        self.cloner = FunctionCloner(program, self.functions)
+        self.cloner = FunctionCloner(program, functions_by_name(program))
         self.preserving: dict[str, bool] = {}
+        self.copied = 0
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The ops of each function with those of the functions that it calls, call by call."""
+        return ops_per_call(self.program)
 
     def split(self, body: Block) -> None:
         """Splits in one function or named computation, in the named computations inside it first."""
@@ -124,11 +137,7 @@ class _Splitter:
             return op.operands[0].type.shape == op.results[0].type.shape
         if op.name == NAMED_COMPUTATION:
             return self.is_preserving_body(op.regions[0])
-        callee = op.attributes["callee"]
-        if callee not in self.preserving:
-            self.preserving[callee] = False  # for calls of it inside of it
-            self.preserving[callee] = self.is_preserving_body(self.functions[callee].body)
-        return self.preserving[callee]
+        return self.preserving.get(op.attributes["callee"], False)  # callees come first, but for those that call themselves
 
     def is_preserving_body(self, body: Block) -> bool:
         """Whether all ops but the terminator keep constants constant."""
@@ -137,6 +146,21 @@ class _Splitter:
             if kind is None or (kind >= _BITCAST and not self.is_preserving(op)):
                 return False
         return True
+
+    def size(self, expression: list[Op]) -> int:
+        """The ops of an expression with those of the functions that it calls."""
+        return sum(self.sizes.get(op.attributes["callee"], 1) if op.name == CALL else 1 for op in expression)
+
+    def count(self, size: int, user: Op) -> None:
+        """Counts the copy of an expression for one user."""
+        self.copied += size
+        if self.copied > MAX_COPIED_OPS:
+            raise ShardyError(
+                f"copies of constant expressions would have more than {MAX_COPIED_OPS:,} ops",
+                where=place(self.program, user),
+                why="each user of a constant expression gets a copy of all of it",
+                fix="compute the value once, as an argument, or use it fewer times",
+            )
 
     def clone(self, op: Op, mapping: dict[Value, Value]) -> Op:
         """A copy of an op; a call gets a callee of its own."""
@@ -150,6 +174,7 @@ class _Copies:
     """Hands out copies of constant expressions to their users, the originals last."""
 
     def __init__(self, splitter: _Splitter, splittable: dict[Op, int], grouped: bool) -> None:
+        self.splitter = splitter
         self.clone = splitter.clone
         self.splittable = splittable
         self.grouped = grouped
@@ -159,11 +184,14 @@ class _Copies:
     def distribute(self, uses: list[tuple[Op, int, Value]]) -> None:
         splittable, expressions = self.splittable, self.expressions
         remaining = dict.fromkeys(splittable, 0)
-        for _, _, value in uses:
+        sizes: dict[Op, int] = {}
+        for user, _, value in uses:
             root = value.owner
             expression = expressions.get(root)  # type: ignore[arg-type]
             if expression is None:
                 expression = expressions[root] = list(self.ops_of(root, {}))  # type: ignore[index, arg-type]
+                sizes[root] = self.splitter.size(expression)  # type: ignore[index]
+            self.splitter.count(sizes[root], user)  # type: ignore[index]
             for op in expression:
                 remaining[op] += 1
         staying = self.staying()
@@ -194,11 +222,18 @@ class _Copies:
     def ops_of(self, op: Op, seen: dict[Op, None]) -> Iterator[Op]:
         """The ops of an expression in the order in which they are copied, operands first."""
         seen[op] = None
-        for operand in op.operands:
-            if operand.type.rank and operand.owner not in seen:
-                assert isinstance(operand.owner, Op)
-                yield from self.ops_of(operand.owner, seen)
-        yield op
+        path = [(op, iter(op.operands))]
+        while path:
+            current, operands = path[-1]
+            for operand in operands:
+                if operand.type.rank and operand.owner not in seen:
+                    assert isinstance(operand.owner, Op)
+                    seen[operand.owner] = None
+                    path.append((operand.owner, iter(operand.owner.operands)))
+                    break
+            else:
+                path.pop()
+                yield current
 
     def staying(self) -> dict[Op, None]:
         """The ops of expressions that end in a scalar: scalars are not copied, so that these originals keep their uses."""
@@ -256,16 +291,15 @@ class _Copies:
 
 def _unshared(value: Value) -> list[Op] | None:
     """The ops of an expression, where it and all its parts have one user only and it can stay as it is; else None."""
-    op = value.owner
-    if len(value.uses) != 1 or not isinstance(op, Op) or len(op.results) != 1 or op.name == CALL:
-        return None
-    found = [op]
-    for operand in op.operands:
-        if operand.type.rank:
-            part = _unshared(operand)
-            if part is None:
-                return None
-            found += part
+    found: list[Op] = []
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        op = value.owner
+        if len(value.uses) != 1 or not isinstance(op, Op) or len(op.results) != 1 or op.name == CALL:
+            return None
+        found.append(op)
+        waiting += [operand for operand in reversed(op.operands) if operand.type.rank]
     return found
 
 

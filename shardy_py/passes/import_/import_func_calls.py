@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program
+from shardy_py.passes.call_graph import check_copies, check_depth, check_no_cycles, functions_in_order
 from shardy_py.passes.clone import clone_block, move_terminator
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, fill
 from shardy_py.passes.import_.add_data_flow_edges import edges_on
 from shardy_py.passes.symbols import original_name
-from shardy_py.passes.walk import calls_in, functions_by_name, functions_in_order, place
+from shardy_py.passes.walk import calls_in, functions_by_name, place
 
 NAME = "sdy-import-func-calls"
 
@@ -27,10 +28,14 @@ def run(program: Program, *, add_data_flow_edges_on_named_computations: bool = T
         add_data_flow_edges_on_named_computations: Whether the computations get data-flow edges at once.
 
     Raises:
-        ShardyError: A function that is called does not return its results.
+        ShardyError: A function that is called does not return its results, or calls itself, or is nested too deep, or copies would
+            have too many ops.
 
     Source: Shardy's import_func_calls.cc.
     """
+    check_no_cycles(program)
+    check_copies(program)
+    check_depth(program)
     functions = functions_by_name(program)
     order = functions_in_order(program, post=True)
     calls = [call for function in order for call in calls_in(function)]

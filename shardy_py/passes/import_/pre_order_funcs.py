@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardy_py.ir import Program
-from shardy_py.passes.walk import functions_in_order
+from shardy_py.passes.call_graph import functions_in_order
 
 NAME = "sdy-pre-order-funcs"
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
+from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, TensorType, Value
 from shardy_py.ir.attribute_text import KEPT as KEPT_TEXT
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.propagation.schedule import Directions, everything, schedule
-from shardy_py.passes.walk import CALL, functions_by_name, ops_of
+from shardy_py.passes.walk import CALL, functions_by_name, ops_of, place
 from shardy_py.rules import context_of, identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
 
 Holder = Value | FunctionResult
@@ -184,6 +185,13 @@ class PropagationGraph:
     def _sources(self, edge: Op, owner: Value) -> list[tuple[Op, int]]:
         """The `(op, operand number)` that flow into an edge; into that of a function's argument, the operands of all its calls."""
         if edge.name == dataflow.EDGE:
+            if dataflow.owner_of(owner) is not owner:
+                raise ShardyError(
+                    "expected input of sdy.data_flow_edge to own an edge",
+                    where=place(self.program, edge),
+                    why="only results of loops, branches, barriers and computations, and arguments of these, own one",
+                    fix="remove the sdy.data_flow_edge, or run sdy-add-data-flow-edges on a module without edges",
+                )
             return dataflow.sources(owner)
         if isinstance(owner.owner, Op):
             callee = self._functions.get(owner.owner.attributes.get("callee", ""))

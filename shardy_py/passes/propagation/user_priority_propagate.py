@@ -110,4 +110,4 @@ def _restore(holder: Holder, original: TensorSharding, priority: int, log: list[
 
 
 def _mesh(program: Program, sharding: TensorSharding) -> Mesh:
-    return program.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
+    return sharding.mesh_in(program.meshes)
