@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import MeshView
@@ -51,18 +52,44 @@ def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
     return tuple(made)
 
 
-@functools.lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    parts = []
-    for component in pattern.strip("/").split("/"):
-        if component == "**":
-            parts.append(r"[^/]+(?:/[^/]+)*")
+_Part = TypeVar("_Part")
+
+
+def _fits(pattern: Sequence[_Part | None], parts: Sequence[_Part], same: Callable[[_Part, _Part], bool]) -> bool:
+    """Whether parts match a pattern, in which None stands for any number of them.
+
+    Only the last None is ever tried again, so the time is that of the product of the lengths.
+    """
+    i = k = 0
+    again: tuple[int, int] | None = None
+    while k < len(parts):
+        wanted = pattern[i] if i < len(pattern) else None
+        if i < len(pattern) and wanted is None:
+            again = i, k
+            i += 1
+        elif wanted is not None and same(wanted, parts[k]):
+            i, k = i + 1, k + 1
+        elif again is not None:
+            i, k = again[0] + 1, again[1] + 1
+            again = again[0], k
         else:
-            parts.append("".join(_GLOB.get(char, re.escape(char)) for char in component))
-    return re.compile(r"(?:.*/)?" + "/".join(parts))
+            return False
+    return all(part is None for part in pattern[i:])
 
 
-_GLOB = {"*": "[^/]*", "?": "[^/]"}
+@functools.lru_cache(maxsize=1024)
+def _components(pattern: str) -> tuple[str | None, ...]:
+    """The components of a pattern behind any others; `**` is any one and any number of others."""
+    found: list[str | None] = [None]
+    for component in pattern.strip("/").split("/"):
+        found += ["?*", None] if component == "**" else [component]
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _component_fits(pattern: str, component: str) -> bool:
+    letters = [None if letter == "*" else letter for letter in pattern]
+    return _fits(letters, component, lambda wanted, letter: wanted in ("?", letter))
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -72,7 +99,7 @@ def matches(pattern: str, path: str) -> bool:
         >>> matches("layers/*/kernel", "params/layers/0/kernel")
         True
     """
-    return _compiled(pattern).fullmatch(path) is not None
+    return _fits(_components(pattern), path.split("/"), _component_fits)
 
 
 def slash_path(path: str) -> str:

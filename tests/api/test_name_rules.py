@@ -37,6 +37,16 @@ def test_matches(pattern, path, yes):
     assert matches(pattern, path) is yes
 
 
+@pytest.mark.parametrize(
+    ("pattern", "path", "end"),
+    [("*a" * 10 + "b", "a" * 60, "b"), ("**/" * 8 + "bias", "block/" * 400, "bias"), ("*" * 30 + "b", "a" * 40, "b")],
+)
+def test_many_wildcards_take_no_longer(pattern, path, end):
+    """With a regular expression these take minutes to hours."""
+    assert matches(pattern, path + end)
+    assert not matches(pattern, path + end + "c")
+
+
 def test_slash_path():
     assert slash_path("state.params['layers'][0]['kernel'].value") == "state/params/layers/0/kernel"
 
