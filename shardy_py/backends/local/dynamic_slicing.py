@@ -10,7 +10,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, before, line, make_rule, positions
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, before, is_key, line, make_rule, positions, zero_of_sums
 from shardy_py.backends.local.in_bounds import clamped_start
 from shardy_py.backends.local.slicing import refuses
 
@@ -18,26 +18,32 @@ Array = Any
 
 
 def dynamic_slice(equation: Equation) -> Form | None:
-    """Dimensions that are taken whole pass through; a sliced one may be cut, and leaves sums to which one block or two contribute."""
-    if refuses(equation) or any(n > _INT32 for n in equation.shapes[0]):
-        return None
+    """Dimensions that are taken whole pass through; a sliced one may be cut, and leaves sums to which one block or two contribute.
+
+    Keys cannot be summed, nor counted positions that do not fit into 32 bits: their sliced dimensions are whole.
+    """
     shape, *scalars = equation.shapes
     (out,) = equation.result_shapes
+    if 0 in shape or 0 in out:
+        return None
     rank = range(len(shape))
     cuts = [d for d in rank if shape[d] != out[d]]
+    sums = not is_key(equation.dtypes[0]) and all(n <= _INT32 for n in shape)
     sizes = list(shape)
     result = list(rank)
     for d in cuts:
         sizes.append(out[d])
         result[d] = len(sizes) - 1
-    dtype = jnp.dtype(equation.dtypes[0])
+    dtype = equation.dtypes[0]
+    nothing = zero_of_sums(dtype)
 
     def run(local: Local, arrays: list[Array]) -> list[Array]:
         x, *starts = arrays
         lengths = [out[d] if d in cuts else x.shape[d] for d in rank]
         split = [d for d in cuts if local.names(d)]
         if not split:
-            starts = [clamped_start(start, shape[d] - out[d]) if d in cuts else np.int32(0) for d, start in enumerate(starts)]
+            if all(n <= _INT32 for n in shape):
+                starts = [clamped_start(start, shape[d] - out[d]) if d in cuts else np.int32(0) for d, start in enumerate(starts)]
             return local.bind(x, *starts, slice_sizes=tuple(lengths))
         at = [clamped_start(starts[d], shape[d] - out[d]) if d in cuts else 0 for d in rank]
         begins = list(at)
@@ -48,16 +54,17 @@ def dynamic_slice(equation: Equation) -> Form | None:
         part = ops.dynamic_slice(x, begins, lengths)
         room = [out[d] if d in cuts else part.shape[d] for d in rank]
         for d in split:
-            part = ops.select(_within(part.shape, d, shifts[d], out[d]), part, ops.full_like(part, 0))
+            part = ops.select(_within(part.shape, d, shifts[d], out[d]), part, ops.full_like(part, nothing))
         if all(out[d] == 1 for d in split):
             return [part]
-        wide = ops.pad(part, np.zeros((), dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
+        wide = ops.pad(part, np.array(nothing, dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
         moved = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else 0 for d in rank]
         return [ops.dynamic_slice(wide, moved, room)]
 
-    rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts, whole=[result[d] for d in cuts])
+    whole = [result[d] for d in cuts] + ([] if sums else cuts)
+    rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts if sums else (), whole=whole)
     combine = "or" if dtype == jnp.bool_ else "add"
-    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),))
+    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if sums else ())
 
 
 def dynamic_update_slice(equation: Equation) -> Form | None:

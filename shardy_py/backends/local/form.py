@@ -363,6 +363,11 @@ def identity_fill(combine: Combine, dtype: Any) -> Any:
     return -jnp.inf if combine == "max" else jnp.inf
 
 
+def zero_of_sums(dtype: Any) -> Any:
+    """What leaves every number as it is when it is added; a positive zero makes a negative one positive."""
+    return False if dtype == jnp.bool_ else -0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
+
+
 def is_key(dtype: Any) -> bool:
     """Whether an element type is that of PRNG keys."""
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

@@ -22,17 +22,20 @@ Array = Any
 
 
 def clamped_start(start: Array, most: int) -> Array:
-    """A start as XLA takes it, so that the slice lies within the dimension: an int32, for a smaller type may not hold a sum of starts.
+    """A start as XLA takes it, so that the slice lies within the dimension: of a type that holds sums of starts, an int32 where it does.
 
     Args:
         start: The start along one dimension, of any integer type.
-        most: The last one with which the slice lies within it; an int32 too.
+        most: The last one with which the slice lies within it.
     """
-    dtype = lax.dtype(start)
+    dtype, wide = lax.dtype(start), np.dtype(np.int32 if most <= _INT32 else np.int64)
     limit = min(most, jnp.iinfo(dtype).max)
     if isinstance(start, int | np.integer | np.ndarray):
-        return np.int32(min(max(int(start), 0), limit))
-    return ops.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(limit, dtype)), np.int32)
+        return wide.type(min(max(int(start), 0), limit))
+    return ops.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(limit, dtype)), wide)
+
+
+_INT32 = (1 << 31) - 1
 
 
 def clamped_indices(indices: Array, bounds: Sequence[int]) -> Array:

@@ -12,7 +12,19 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import Array, Builder, Combine, Equation, Form, Local, identity_fill, is_key, line, make_rule
+from shardy_py.backends.local.form import (
+    Array,
+    Builder,
+    Combine,
+    Equation,
+    Form,
+    Local,
+    identity_fill,
+    is_key,
+    line,
+    make_rule,
+    zero_of_sums,
+)
 from shardy_py.backends.local.in_bounds import are_in_bounds, clamped_indices, is_single_window, scatter_single_window
 
 
@@ -95,7 +107,7 @@ def gather(equation: Equation) -> Form | None:
         i = _side_by_side(columns)
         clip = lax.GatherScatterMode.CLIP
         (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
-        nothing = ops.full(y.shape, _zero(y.dtype), y.dtype)
+        nothing = ops.full(y.shape, zero_of_sums(y.dtype), y.dtype)
         spread = functools.partial(ops.broadcast_in_dim, shape=y.shape, dims=batch_out)
         y = ops.select(spread(functools.reduce(lax.bitwise_and, owned)), y, nothing)
         if valid is None:
@@ -122,11 +134,6 @@ def _is_summable(dtype: Any) -> bool:
 
 def _bits(dtype: Any) -> int:
     return jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.inexact) and dtype.kind != "c" else jnp.dtype(dtype).itemsize * 8
-
-
-def _zero(dtype: Any) -> Any:
-    """What leaves every number as it is when it is added; a positive zero makes a negative one positive."""
-    return False if dtype == jnp.bool_ else -0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
 
 
 def _fill_value(value: Any, dtype: Any) -> Any:
@@ -221,7 +228,7 @@ def scatter(equation: Equation) -> Form | None:
         if cut:
             i, changed = _shifted(local, i, cut, shape, updates, source)
         if combine is not None:
-            nothing = -0.0 if combine == "add" and jnp.issubdtype(dtype, jnp.floating) else identity_fill(combine, dtype)
+            nothing = zero_of_sums(dtype) if combine == "add" else identity_fill(combine, dtype)
             for d, f in enumerate(update):
                 if f in split:
                     u = local.mask(u, d, f, nothing)

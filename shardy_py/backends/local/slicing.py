@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from jax.extend.core import Literal
 
 from shardy_py.backends.local import halo, ops
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_key, make_rule
+from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_key, make_rule, zero_of_sums
 from shardy_py.backends.local.windows import Window, Windowed
 
 Array = Any
@@ -159,7 +159,7 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
                 if local.names(d):
                     x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.ways(d)))
             if givers:
-                x = ops.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, ops.full_like(x, 0))
+                x = ops.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, ops.full_like(x, zero_of_sums(dtype)))
             made.append(x)
         return made
 
@@ -304,7 +304,7 @@ def unstack(equation: Equation) -> Form | None:
             giver, at = divmod(i, x.shape[axis])
             part = ops.index_in_dim(x, at, axis)
             here = lax.broadcast(lax.eq(local.index(axis), np.int32(giver)), part.shape)
-            made.append(ops.select(here, part, ops.full_like(part, 0)) if used else ops.full_like(part, 0))
+            made.append(ops.select(here, part, ops.full_like(part, zero_of_sums(part.dtype))) if used else ops.full_like(part, 0))
         return made
 
     combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"

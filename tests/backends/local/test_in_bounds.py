@@ -129,6 +129,25 @@ def test_a_buffer_that_is_pushed_on(spec: P, loop: str) -> None:
     np.testing.assert_array_equal(step(X, ROW), want)
 
 
+@pytest.mark.parametrize(("given", "wanted"), [(P(), P("x")), (P("x"), P("y"))], ids=str)
+def test_keys(given: P, wanted: P) -> None:
+    keys = jax.random.split(jax.random.key(0), 16)
+    step = sp.auto_shard(
+        lambda keys, i: (lax.dynamic_slice_in_dim(keys, i, 8), keys.at[i].set(keys[0])),
+        mesh={"x": 2, "y": 4},
+        in_shardings=(given, P()),
+        out_shardings=wanted,
+        lowering="shard_map",
+    )
+    data = np.asarray(jax.random.key_data(keys))
+    for i in (3, 13, 20):
+        part, written = step(keys, np.int32(i))
+        first, want = min(i, 8), data.copy()
+        want[i : i + 1] = data[0]
+        np.testing.assert_array_equal(jax.random.key_data(part), data[first : first + 8])
+        np.testing.assert_array_equal(jax.random.key_data(written), want)
+
+
 def test_starts_of_every_type() -> None:
     """A type may not reach the end of the dimension, or have no sign."""
     x = np.arange(600, dtype=np.int32)
