@@ -20,7 +20,7 @@ from shardy_py.api.dispatch import Dispatch, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.gate import AgreedStage, gated
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.partitioning import Partitioning, Partitions
 from shardy_py.api.placing import Placing
 from shardy_py.api.planning import Planned
 from shardy_py.api.propagating import decided, propagated
@@ -248,10 +248,11 @@ def _pinned(planned: Planned) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
 
     with plan.timings.step("pin"):
         platform = request.settings.options.platform_of(request.view.given)
+        partition = Partitions(request.view, request.settings.options, None, lambda: None)
         if not plan._as_run.planned:
-            made = left_to_xla(planned.traced.jaxpr, planned.imported, request.view.twin, platform)
+            made = left_to_xla(planned.traced.jaxpr, planned.imported, request.view.twin, platform, partition)
             return made, jaxpr_as_fun(made.jaxpr)
-        made = pinned(planned.traced.jaxpr, planned.imported, request.view.twin, again, platform)
+        made = pinned(planned.traced.jaxpr, planned.imported, request.view.twin, again, platform, partition)
     return made, jaxpr_as_fun(made.jaxpr)
 
 

@@ -7,16 +7,15 @@ where they do, another. So the values around a conflict are constrained to a pla
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.rewriting import ENTERED, Pins, bodies, scopes_of
+from shardy_py.backends.rewriting import ENTERED, Pins, bodies, op_of, scopes_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Op
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
-from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED, is_mispartitioned
+from shardy_py.plan.prediction.mispartitioned import OPS, cut_in_any_way, is_mispartitioned
 
 
 def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
@@ -43,13 +42,12 @@ def pin_mispartitioned(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> 
         pins: Where pins are added.
         meshes: Where named meshes are looked up.
     """
+    parts = cut_in_any_way(meshes)
 
     def is_pinned(eqn: JaxprEqn, scope: Scope) -> bool:
-        if eqn.primitive.name not in MISPARTITIONED:
-            return False
-        operand: Any = eqn.invars[0]
-        interior = [between for _, _, between in eqn.params.get("padding_config", ())]
-        return is_mispartitioned(eqn.primitive.name, str(operand.aval.dtype), interior)
+        name = OPS.get(eqn.primitive.name)
+        op = None if name is None else op_of(eqn, scope, name)
+        return op is not None and is_mispartitioned(op, parts)
 
     _pin(scope, pins, meshes, is_pinned, entering=True)
 

@@ -19,9 +19,9 @@ from jax.sharding import AbstractMesh
 
 from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, wanted
 from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.partitioned_call import Partition
 from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, bodies, constraint_params, open_jaxpr, scopes_of
-from shardy_py.backends.xla_workarounds import unplanned, workaround
-from shardy_py.dialect import TensorSharding
+from shardy_py.backends.xla_workarounds import Target, workaround
 from shardy_py.frontends.jaxpr import Imported, Scope
 
 PER_REGION = (1, 1, 2, 4, 16, None, None)
@@ -44,7 +44,12 @@ class Pinned:
 
 
 def pinned(
-    closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, propagate: Callable[[ClosedJaxpr], Imported], platform: str
+    closed: ClosedJaxpr,
+    planned: Imported,
+    twin: AbstractMesh,
+    propagate: Callable[[ClosedJaxpr], Imported],
+    platform: str,
+    partition: Partition,
 ) -> Pinned:
     """The copy of a traced jaxpr that pins a plan.
 
@@ -54,8 +59,10 @@ def pinned(
         twin: The mesh, all axes Auto.
         propagate: Propagates a copy whose inputs and outputs are as planned.
         platform: What is compiled for.
+        partition: Partitions equations that XLA may get wrong.
     """
-    copier = Copier(NamedShardings(twin), lambda eqn, scope: _replacement(eqn, scope, twin, platform, _ANNOTATIONS))
+    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, is_held=True)
+    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, twin, _ANNOTATIONS) or workaround(eqn, scope, target))
     pins = Pins()
     pin_conflicts(planned.scope, pins, planned.program.meshes)
     for per_region in PER_REGION:
@@ -68,7 +75,7 @@ def pinned(
     return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
 
 
-def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, platform: str) -> Pinned:
+def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, platform: str, partition: Partition) -> Pinned:
     """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly.
 
     Args:
@@ -76,12 +83,11 @@ def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, plat
         planned: Its program after propagation.
         twin: The mesh, all axes Auto.
         platform: What is compiled for.
+        partition: Partitions equations that XLA may get wrong.
     """
-
-    def replacement(eqn: JaxprEqn, scope: Scope | None) -> Replacement | None:
-        return unplanned(eqn, platform) or _replacement(eqn, scope, twin, platform, _HELD)
-
-    copier, pins = Copier(NamedShardings(twin), replacement), Pins()
+    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, is_held=False)
+    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, twin, _HELD) or workaround(eqn, scope, target))
+    pins = Pins()
     pin_mispartitioned(planned.scope, pins, planned.program.meshes)
     return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
 
@@ -165,20 +171,10 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     return not wanted.is_equivalent(has)
 
 
-def _replacement(
-    eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, platform: str, annotations: Mapping[str, _Annotation]
-) -> Replacement | None:
-    """What stands in the copy for an annotation, or for an op that XLA partitions wrongly."""
+def _annotation(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, annotations: Mapping[str, _Annotation]) -> Replacement | None:
+    """What stands in the copy for an annotation."""
     own = annotations.get(eqn.primitive.name)
-    if own is not None:
-        return own(eqn, scope, twin)
-    if scope is None:
-        return None
-
-    def sharding_of(v: Any) -> TensorSharding | None:
-        return None if isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
-
-    return workaround(eqn, sharding_of, twin, platform)
+    return None if own is None else own(eqn, scope, twin)
 
 
 def _same(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:

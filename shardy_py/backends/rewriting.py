@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope
+from shardy_py.ir import Op
 
 ENTERED = frozenset(
     {"jit", "closed_call", "core_call", "scan", "while", "cond", "custom_jvp_call", "custom_vjp_call", "remat2", "custom_vmap_call"}
@@ -90,6 +91,36 @@ def scopes_of(scope: Scope | None, index: int, found: Sequence[tuple[str, int | 
         at = next((k for k, child in enumerate(children) if child.jaxpr is open_jaxpr(jaxpr)), None)
         out.append(None if at is None else children.pop(at))
     return out
+
+
+def op_of(eqn: JaxprEqn, scope: Scope, name: str) -> Op | None:
+    """The op of a name among those that an equation was read as; None where it is not among them, or nothing uses the results.
+
+    Args:
+        eqn: The equation.
+        scope: Where it stands.
+        name: Of the op.
+    """
+    operands = {scope.env[v] for v in eqn.invars if not isinstance(v, Literal) and v in scope.env}
+    pending = [scope.env[v] for v in eqn.outvars if v in scope.env]
+    for _ in range(_OPS_OF_ONE):
+        if not pending:
+            return None
+        value = pending.pop(0)
+        op = value.defining_op
+        if value in operands or op is None or op.block is None:
+            continue
+        if op.name == name:
+            return op
+        found = next((inner for region in op.regions for inner in region.ops if inner.name == name), None)
+        if found is not None:
+            return found
+        pending += op.operands
+    return None
+
+
+_OPS_OF_ONE = 8
+"""How many values an equation that is read as several ops is searched through."""
 
 
 class Copier:

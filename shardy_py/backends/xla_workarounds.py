@@ -1,19 +1,13 @@
 """Ops that XLA's partitioner computes wrongly, and what stands in their place.
 
-Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
+Most are not left to it but partitioned here, one equation at a time (`partitioned_equation`): `plan/prediction/mispartitioned` has which
+they are, and why. The others run in another form:
 
-* A convolution that is sharded along what it sums over, or whose result is cut in other places than its image: partial sums are
-  added over devices that hold the same part, so the result is a multiple of the right one. Weight gradients of grouped (depthwise)
-  convolutions under data parallelism on a mesh with a further axis are of this kind. Here: a `jax.shard_map` region with its own
-  `psum`; spatial dimensions are whole. An image that stays cut as it is (halo exchange) is left to XLA; grouped convolutions are
-  regions forward too, so that gradients taken outside of the sharded function are those of regions.
-* Two cumulative ops of one array along a sharded dimension: the second one reads the first one's padding. Here: that dimension is
-  not sharded where the op runs (the op needs all of it on every device anyway).
-* `pad` with interior padding, sharded along that dimension. Here: the same.
-* `select_and_scatter_add`, the gradient of max pooling, where windows overlap along a sharded dimension: what goes to a neighbour is
-  lost, or comes twice. Here: that dimension is not sharded where the op runs; nor is it in derivatives that are taken outside.
-* `reduce` with a computation of the user's, `reduce_xor`, and `reduce_and` and `reduce_or` of integers, along a sharded dimension: not
-  wrong, but no program on CPU ("Unsupported reduction computation"). Here: the same.
+* Slices and updates at places that are known at run time only, and gathered windows, move a place that is out of range back. XLA makes one
+  slice of a slice of a slice, and moves only the sum back (openxla/xla#49122); and where one position is written, it asks which device has
+  it before it moves it (openxla/xla#49118). Here: places are brought into range first.
+* A slice from the first element on that leaves the parts of devices as they are shares with its operand what the partitioner brought either
+  of them to in another layout, so that ops get operands of the wrong size (jax-ml/jax#39301 is of this kind). Here: a copy is sliced.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
   integers in the same order are combined, which sends no more; derivatives taken outside of the sharded function are those of floats.
 * `fft` on CPU where a later dimension is gathered beside it: the array is put in an order that the transform refuses when it runs. Here:
@@ -22,268 +16,158 @@ Seen with jaxlib 0.10.2 and 0.12.0, on CPU, with Shardy and with GSPMD:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 import jax
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
-from jax.extend.core import JaxprEqn
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.extend.core import JaxprEqn, Literal
+from jax.sharding import NamedSharding, PartitionSpec
 
 from shardy_py.backends.local.fft import row_major
+from shardy_py.backends.local.in_bounds import clamped_start
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.ordered import as_ordered, from_ordered
-from shardy_py.backends.rewriting import Replacement, constraint_params
-from shardy_py.dialect import TensorSharding
-from shardy_py.plan.prediction.stand_ins import is_cut, whole_axes
+from shardy_py.backends.partitioned_call import Partition
+from shardy_py.backends.partitioned_equation import in_region
+from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.frontends.jaxpr import Scope
+from shardy_py.plan.prediction.mispartitioned import OPS, as_sharded, is_mispartitioned
 
 ShardingOf = Callable[[Any], TensorSharding | None]
-Axes = tuple[str, ...]
 
 
-def workaround(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh, platform: str) -> Replacement | None:
+@dataclass(frozen=True)
+class Target:
+    """What equations are rewritten for.
+
+    Attributes:
+        named: Gives the `NamedSharding` of a constraint.
+        meshes: The meshes of the plan.
+        platform: What is compiled for.
+        partition: Partitions what is not left to XLA.
+        is_held: Whether all values lie as planned; otherwise only those around ops that `is_mispartitioned` may hold of.
+    """
+
+    named: NamedShardings
+    meshes: Mapping[str, Mesh]
+    platform: str
+    partition: Partition
+    is_held: bool
+
+
+def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement | None:
     """What to emit instead of an equation, or None where XLA is right.
 
     Args:
         eqn: The equation.
-        sharding_of: Gives the planned sharding of a variable.
-        twin: The mesh, all axes Auto.
-        platform: What is compiled for.
+        scope: Where it stands in the plan; None where that is not known.
+        target: What it is emitted for.
     """
-    rule = WORKAROUNDS.get(eqn.primitive.name) or (WORKAROUNDS_ON_CPU.get(eqn.primitive.name) if platform == "cpu" else None)
-    return None if rule is None else rule(eqn, sharding_of, twin)
+    name = eqn.primitive.name
+
+    def sharding_of(v: Any) -> TensorSharding | None:
+        return None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
+
+    op = op_of(eqn, scope, OPS[name]) if scope is not None and name in OPS else None
+    if op is not None and is_mispartitioned(op, as_sharded(target.meshes)):
+        region = in_region(eqn, sharding_of, target.named, target.partition)
+        if region is not None:
+            return region
+    if name in WORKAROUNDS_ON_CPU and target.platform == "cpu" and (scope is not None or not target.is_held):
+        return WORKAROUNDS_ON_CPU[name](eqn, sharding_of if target.is_held else None, target.named)
+    return WORKAROUNDS[name](eqn, target.named) if name in WORKAROUNDS else None
 
 
-def unplanned(eqn: JaxprEqn, platform: str) -> Replacement | None:
-    """What to emit instead of an equation that may be cut in any way, or None; for those that `is_mispartitioned` leaves out.
-
-    Args:
-        eqn: The equation.
-        platform: What is compiled for.
-    """
-    extreme = _EXTREMES_ON_CPU.get(eqn.primitive.name) if platform == "cpu" else None
-    operand: Any = eqn.invars[0] if eqn.invars else None
-    if extreme is None or not jnp.issubdtype(operand.aval.dtype, jnp.floating):
-        return None
-    function = extreme(eqn)
-    return lambda *xs: [function(*xs)]
+def _as_planned(x: Any, eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Any:
+    """The result of an equation as the plan has it, where the plan holds."""
+    if sharding_of is None:
+        return x
+    return lax.sharding_constraint_p.bind(x, **constraint_params(named(sharding_of(eqn.outvars[0]), x.ndim)))
 
 
-def _without(sharding: TensorSharding | None, dims: Iterable[int], rank: int) -> TensorSharding:
-    chosen = set(dims)
-    if sharding is None:
-        return TensorSharding.closed("mesh", rank)
-    return sharding.with_dims(dim.with_axes(()) if d in chosen else dim for d, dim in enumerate(sharding.dims))
+def _is_cut(sharding: TensorSharding | None, dims: Iterable[int]) -> bool:
+    return sharding is not None and any(sharding.dims[d].axes for d in dims if d < sharding.rank)
 
 
-def _constrained(x: Any, sharding: TensorSharding | None, twin: AbstractMesh) -> Any:
-    return lax.sharding_constraint_p.bind(x, **constraint_params(NamedShardings(twin)(sharding, x.ndim)))
+def _is_float(v: Any) -> bool:
+    return jnp.issubdtype(v.aval.dtype, jnp.floating)
 
 
-def _unsharded_along(eqn: JaxprEqn, dims: Iterable[int], sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    """The same op, with some dimensions of its operand and its result whole on every device."""
-    dims = tuple(dims)
-    (out,) = eqn.outvars
-    operand = eqn.invars[0]
-    before, after = sharding_of(operand), sharding_of(out)
-    if not (is_cut(before, dims) or is_cut(after, dims)):
-        return None
-
-    def call(x: Any, *rest: Any) -> list[Any]:
-        x = _constrained(x, _without(before, dims, x.ndim), twin)
-        y = eqn.primitive.bind(x, *rest, **eqn.params)
-        y = _constrained(y, _without(after, dims, y.ndim), twin)
-        return [_constrained(y, after, twin)]
-
-    return call
-
-
-def _cumulative(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    return _unsharded_along(eqn, (eqn.params["axis"],), sharding_of, twin)
-
-
-def _pad(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    dims = [d for d, (_, _, interior) in enumerate(eqn.params["padding_config"]) if interior]
-    return _unsharded_along(eqn, dims, sharding_of, twin) if dims else None
-
-
-def _reduction(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    """The reduced dimensions whole: some back ends reduce across devices by sums, products, extrema, and, or only."""
-    dims = eqn.params.get("dimensions", eqn.params.get("axes", ()))
-    shardings = [sharding_of(v) for v in eqn.invars]
-    if not any(is_cut(s, dims) for s in shardings):
-        return None
-
-    def call(*xs: Any) -> list[Any]:
-        whole = [_constrained(x, _without(s, dims, x.ndim), twin) if x.ndim else x for x, s in zip(xs, shardings)]
-        made = eqn.primitive.bind(*whole, **eqn.params)
-        return list(made) if eqn.primitive.multiple_results else [made]
-
-    return call
-
-
-def _bitwise(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    """Truth values are reduced across devices; bits are not."""
+def _dynamic_slice(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
     operand: Any = eqn.invars[0]
-    return None if operand.aval.dtype == jnp.bool_ else _reduction(eqn, sharding_of, twin)
+    return _with_starts(eqn, 1, [n - m for n, m in zip(operand.aval.shape, eqn.params["slice_sizes"], strict=True)])
 
 
-def _select_and_scatter(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    dims = _overlapping(eqn)
-    before = [sharding_of(v) for v in eqn.invars]
-    after = sharding_of(eqn.outvars[0])
-    if not any(is_cut(s, dims) for s in (*before, after)):
+def _dynamic_update_slice(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
+    operand, update = (cast(Any, v.aval).shape for v in eqn.invars[:2])
+    return _with_starts(eqn, 2, [n - m for n, m in zip(operand, update, strict=True)])
+
+
+def _with_starts(eqn: JaxprEqn, first: int, most: list[int]) -> Replacement | None:
+    """The op with its starts, which are its operands from the first on, between zero and the last ones with which the slice fits."""
+    if all(isinstance(v, Literal) and 0 <= v.val <= bound for v, bound in zip(eqn.invars[first:], most, strict=True)):
         return None
 
-    def call(*xs: Any) -> list[Any]:
-        whole = [_constrained(x, _without(s, dims, x.ndim), twin) for x, s in zip(xs, before)]
-        y = eqn.primitive.bind(*whole, **eqn.params)
-        return [_constrained(_constrained(y, _without(after, dims, y.ndim), twin), after, twin)]
+    def call(*operands: Any) -> list[Any]:
+        starts = [clamped_start(start, bound) for start, bound in zip(operands[first:], most, strict=True)]
+        return [eqn.primitive.bind(*operands[:first], *starts, **eqn.params)]
 
     return call
 
 
-def _pooling(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    """The op as it is; its derivatives, where someone differentiates the sharded function, with whole dimensions."""
-    whole = _unsharded_along(eqn, _overlapping(eqn), sharding_of, twin)
-    if whole is None:
+def _gather(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
+    params: Any = eqn.params
+    if params["mode"] != lax.GatherScatterMode.CLIP:
         return None
+    operand, indices = (v.aval for v in cast(Any, eqn.invars))
+    most = jnp.iinfo(indices.dtype).max
+    bounds = [min(operand.shape[d] - params["slice_sizes"][d], most) for d in params["dimension_numbers"].start_index_map]
 
-    @jax.custom_jvp
-    def pooling(x: Any) -> Any:
-        return eqn.primitive.bind(x, **eqn.params)
-
-    @pooling.defjvp
-    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-        return pooling(*primals), jax.jvp(lambda x: whole(x)[0], primals, tangents)[1]
-
-    return lambda x: [pooling(x)]
-
-
-def _overlapping(eqn: JaxprEqn) -> list[int]:
-    """The dimensions along which windows overlap."""
-    windows = zip(eqn.params["window_dimensions"], eqn.params["window_strides"])
-    return [d for d, (size, stride) in enumerate(windows) if size > stride]
-
-
-def _convolution(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    params = eqn.params
-    numbers = params["dimension_numbers"]
-    lhs, rhs, out = sharding_of(eqn.invars[0]), sharding_of(eqn.invars[1]), sharding_of(eqn.outvars[0])
-    spatial_cut = any(is_cut(s, dims[2:]) for s, dims in ((lhs, numbers.lhs_spec), (rhs, numbers.rhs_spec), (out, numbers.out_spec)))
-    grouped = params["batch_group_count"] > 1 or params["feature_group_count"] > 1
-    grouped_cut = grouped and any(is_cut(s, range(s.rank)) for s in (lhs, rhs, out) if s is not None)
-    if not (spatial_cut or grouped_cut):
-        return None
-    region = _region(eqn, lhs, rhs, out, twin)
-    return _with_tangents(eqn, region) if spatial_cut and _is_halo_exchange(params, lhs, rhs, out) else region
-
-
-def _with_tangents(eqn: JaxprEqn, region: Replacement) -> Replacement:
-    """The op as it is; its derivatives, where someone differentiates the sharded function, by regions."""
-
-    @jax.custom_jvp
-    def convolution(x: Any, k: Any) -> Any:
-        return eqn.primitive.bind(x, k, **eqn.params)
-
-    @convolution.defjvp
-    def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
-        (x, k), (dx, dk) = primals, tangents
-        return convolution(x, k), region(dx, k)[0] + region(x, dk)[0]
-
-    return lambda x, k: [convolution(x, k)]
-
-
-def _is_halo_exchange(params: Any, lhs: TensorSharding | None, rhs: TensorSharding | None, out: TensorSharding | None) -> bool:
-    """Whether image and result are cut alike and the kernel is whole: XLA is right about that."""
-    numbers = params["dimension_numbers"]
-    if (
-        params["batch_group_count"] > 1
-        or is_cut(rhs, numbers.rhs_spec)
-        or is_cut(lhs, (numbers.lhs_spec[1],))
-        or is_cut(out, (numbers.out_spec[1],))
-    ):
-        return False
-    pairs = zip((numbers.lhs_spec[0], *numbers.lhs_spec[2:]), (numbers.out_spec[0], *numbers.out_spec[2:]))
-    return all(whole_axes(lhs, a) == whole_axes(out, o) for a, o in pairs)
-
-
-def _region(
-    eqn: JaxprEqn, lhs: TensorSharding | None, rhs: TensorSharding | None, out: TensorSharding | None, twin: AbstractMesh
-) -> Replacement:
-    """The convolution on shards: batch, output features or groups stay sharded, contracted features are summed over."""
-    params = dict(eqn.params)
-    numbers = params["dimension_numbers"]
-    operands: list[Any] = eqn.invars
-    left, right = (v.aval.shape for v in operands)
-    taken: set[str] = set()
-
-    def fresh(axes: Axes, *sizes: int) -> Axes:
-        """The axes, where they are free and cut all the sizes evenly."""
-        ways = math.prod(twin.shape[name] for name in axes)
-        if taken & set(axes) or any(size % ways for size in sizes):
-            return ()
-        taken.update(axes)
-        return axes
-
-    batch: Axes = ()
-    features: Axes = ()
-    summed: Axes = ()
-    in_features: Axes = ()
-    if params["batch_group_count"] > 1:
-        groups = params["batch_group_count"]
-        axes = fresh(whole_axes(lhs, numbers.lhs_spec[0]) or whole_axes(rhs, numbers.rhs_spec[0]), groups)
-        batch = features = axes
-        params["batch_group_count"] = groups // math.prod(twin.shape[name] for name in axes)
-        summed = fresh(whole_axes(lhs, numbers.lhs_spec[1]) or whole_axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]])
-        in_features = summed
-        out_batch: Axes = ()
-    elif params["feature_group_count"] > 1:
-        groups = params["feature_group_count"]
-        batch = out_batch = fresh(whole_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
-        in_features = features = fresh(whole_axes(lhs, numbers.lhs_spec[1]) or whole_axes(rhs, numbers.rhs_spec[0]), groups)
-        params["feature_group_count"] = groups // math.prod(twin.shape[name] for name in features)
-    else:
-        batch = out_batch = fresh(whole_axes(lhs, numbers.lhs_spec[0]), left[numbers.lhs_spec[0]])
-        features = fresh(whole_axes(rhs, numbers.rhs_spec[0]), right[numbers.rhs_spec[0]])
-        summed = in_features = fresh(
-            whole_axes(lhs, numbers.lhs_spec[1]) or whole_axes(rhs, numbers.rhs_spec[1]), left[numbers.lhs_spec[1]]
-        )
-
-    def spec(rank: int, *placed: tuple[int, Axes]) -> PartitionSpec:
-        entries: list[Axes | None] = [None] * rank
-        for dim, axes in placed:
-            entries[dim] = axes or None
-        return PartitionSpec(*entries)
-
-    rank = len(left)
-    in_specs = (
-        spec(rank, (numbers.lhs_spec[0], batch), (numbers.lhs_spec[1], in_features)),
-        spec(rank, (numbers.rhs_spec[0], features), (numbers.rhs_spec[1], summed)),
-    )
-    out_spec = spec(rank, (numbers.out_spec[0], out_batch), (numbers.out_spec[1], features))
-
-    def local(x: Any, k: Any) -> Any:
-        y = eqn.primitive.bind(x, k, **params)
-        return lax.psum(y, summed) if summed else y
-
-    region = jax.shard_map(local, mesh=twin, in_specs=in_specs, out_specs=out_spec, check_vma=False)
-
-    def call(x: Any, k: Any) -> list[Any]:
-        return [_constrained(region(x, k), out, twin)]
+    def call(x: Any, indices: Any) -> list[Any]:
+        place = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
+        limits = lax.full_like(indices, bounds[0])
+        for i, bound in enumerate(bounds[1:], 1):
+            limits = limits if bound == bounds[0] else lax.select(lax.eq(place, np.int32(i)), lax.full_like(indices, bound), limits)
+        return [eqn.primitive.bind(x, lax.clamp(lax.full_like(indices, 0), indices, limits), **params)]
 
     return call
 
 
-def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    operand: Any = eqn.invars[0]
-    dims = eqn.params["axes"]
-    if not (jnp.issubdtype(operand.aval.dtype, jnp.floating) and is_cut(sharding_of(operand), dims)):
+def _slice(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
+    """The slice of a copy: of a constraint that leaves all to propagation, which is gone when parts have been made."""
+    params, operand = eqn.params, cast(Any, eqn.invars[0])
+    shape, limits = operand.aval.shape, params["limit_indices"]
+    if any(params["start_indices"]) or any(stride != 1 for stride in params["strides"] or ()) or limits == shape:
         return None
-    after, extreme = sharding_of(eqn.outvars[0]), _ordered_extreme(eqn)
-    return lambda x: [_constrained(extreme(x), after, twin)]
+    if not any(all(-(-n // ways) == -(-m // ways) for n, m in zip(shape, limits) if n != m) for ways in range(2, named.mesh.size + 1)):
+        return None
+
+    def call(x: Any) -> list[Any]:
+        free = NamedSharding(named.mesh, PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * x.ndim))
+        return [eqn.primitive.bind(lax.sharding_constraint_p.bind(x, **constraint_params(free)), **params)]
+
+    return call
+
+
+WORKAROUNDS: Mapping[str, Callable[[JaxprEqn, NamedShardings], Replacement | None]] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "slice": _slice,
+}
+"""Primitive -> what to emit instead in any case, if anything."""
+
+
+def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Replacement | None:
+    if not _is_float(eqn.invars[0]) or not (sharding_of is None or _is_cut(sharding_of(eqn.invars[0]), eqn.params["axes"])):
+        return None
+    extreme = _ordered_extreme(eqn)
+    return lambda x: [_as_planned(extreme(x), eqn, sharding_of, named)]
 
 
 def _ordered_extreme(eqn: JaxprEqn) -> Callable[[Any], Any]:
@@ -304,16 +188,17 @@ def _ordered_extreme(eqn: JaxprEqn) -> Callable[[Any], Any]:
     return extreme
 
 
-def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
-    indices, updates = map(sharding_of, eqn.invars[1:])
-    params: Any = eqn.params
-    numbers = params["dimension_numbers"]
-    avals: list[Any] = [v.aval for v in eqn.invars]
-    among = [d for d in range(avals[2].ndim) if d not in numbers.update_window_dims]
-    if not (jnp.issubdtype(avals[0].dtype, jnp.floating) and (is_cut(updates, among) or is_cut(indices, range(avals[1].ndim)))):
+def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Replacement | None:
+    if not _is_float(eqn.invars[0]):
         return None
-    after, extreme = sharding_of(eqn.outvars[0]), _ordered_scattered_extreme(eqn)
-    return lambda x, at, new: [_constrained(extreme(x, at, new), after, twin)]
+    if sharding_of is not None:
+        indices, updates = eqn.invars[1:]
+        windows = cast(Any, eqn.params["dimension_numbers"]).update_window_dims
+        among = [d for d in range(cast(Any, updates.aval).ndim) if d not in windows]
+        if not (_is_cut(sharding_of(updates), among) or _is_cut(sharding_of(indices), range(cast(Any, indices.aval).ndim))):
+            return None
+    extreme = _ordered_scattered_extreme(eqn)
+    return lambda x, at, new: [_as_planned(extreme(x, at, new), eqn, sharding_of, named)]
 
 
 def _ordered_scattered_extreme(eqn: JaxprEqn) -> Callable[[Any, Any, Any], Any]:
@@ -336,42 +221,16 @@ def _ordered_scattered_extreme(eqn: JaxprEqn) -> Callable[[Any, Any, Any], Any]:
     return extreme
 
 
-def _fft(eqn: JaxprEqn, sharding_of: ShardingOf, twin: AbstractMesh) -> Replacement | None:
+def _fft(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Replacement | None:
     """The transform of an array in row-major order, on which nothing around it may insist otherwise."""
-    shardings = [sharding_of(v) for v in (*eqn.invars, *eqn.outvars)]
-    if not any(is_cut(s, range(s.rank)) for s in shardings if s is not None):
-        return None
     return lambda x: [row_major(eqn.primitive.bind(row_major(x), **eqn.params))]
 
 
-WORKAROUNDS: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
-    "conv_general_dilated": _convolution,
-    "cumlogsumexp": _cumulative,
-    "cummax": _cumulative,
-    "cummin": _cumulative,
-    "cumprod": _cumulative,
-    "cumsum": _cumulative,
-    "pad": _pad,
-    "reduce": _reduction,
-    "reduce_window_max": _pooling,
-    "reduce_window_min": _pooling,
-    "reduce_xor": _reduction,
-    "select_and_scatter_add": _select_and_scatter,
-}
-"""Primitive -> what to emit instead, if anything."""
-
-WORKAROUNDS_ON_CPU: dict[str, Callable[[JaxprEqn, ShardingOf, AbstractMesh], Replacement | None]] = {
+WORKAROUNDS_ON_CPU: Mapping[str, Callable[[JaxprEqn, ShardingOf | None, NamedShardings], Replacement | None]] = {
     "fft": _fft,
-    "reduce_and": _bitwise,
     "reduce_max": _extreme,
     "reduce_min": _extreme,
-    "reduce_or": _bitwise,
     "scatter-max": _scattered_extreme,
     "scatter-min": _scattered_extreme,
 }
-"""The same, for programs on CPU."""
-
-_EXTREMES_ON_CPU: dict[str, Callable[[JaxprEqn], Callable[..., Any]]] = {
-    **dict.fromkeys(("reduce_max", "reduce_min"), _ordered_extreme),
-    **dict.fromkeys(("scatter-max", "scatter-min"), _ordered_scattered_extreme),
-}
+"""Primitive -> what to emit instead on CPU, if anything, given the plan where it holds."""

@@ -18,7 +18,7 @@ from shardy_py.passes.dataflow import CASE
 from shardy_py.plan.predicted import Predicted, predict
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 from shardy_py.plan.prediction.loops import Copier
-from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED, is_mispartitioned
+from shardy_py.plan.prediction.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.values import location_of, module_of
 
@@ -26,7 +26,6 @@ WORTH = 0.9
 """The part of XLA's bytes that the plan must stay below to be worth constraints: predictions are mostly within 10 %, and XLA's
 partitioner has been seen to fail on constraints."""
 
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 _BROADCAST = "stablehlo.broadcast_in_dim"
 
 
@@ -95,16 +94,11 @@ def _moved(program: Program) -> int:
 
 
 def _around_mispartitioned(program: Program) -> set[Value]:
-    ops = [op for op in program.walk() if _is_mispartitioned(op)]
+    parts = cut_in_any_way(program.meshes)
+    ops = [op for op in program.walk() if is_mispartitioned(op, parts)]
     found = {v for op in ops for v in (*op.operands, *op.results) if v.type.size and v.type.rank}
     branches = [op for op in program.walk() if op.name == CASE and len(op.results) == 1]  # XLA refuses constraints on these
     return found - {v for op in branches for r in op.regions for v in r.terminator.operands}
-
-
-def _is_mispartitioned(op: Op) -> bool:
-    given = None if op.primitive not in MISPARTITIONED or op.name in _CONSTANTS else op.operands[0].type
-    interior = op.attributes.get("interior_padding", ())
-    return given is not None and is_mispartitioned(str(op.primitive), given.dtype, interior)
 
 
 class _Seen(Copier):

@@ -13,9 +13,10 @@ from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
 from shardy_py.ir.types import element_bits
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.plan.memory_halo import extended, windows_of_convolution, windows_of_reduction
+from shardy_py.plan.memory_halo import extended
 from shardy_py.plan.memory_offsets import bounded, cuts, offset, positions, slice_of_device
 from shardy_py.plan.memory_slices import sliced
+from shardy_py.plan.prediction.windows import is_cumulative, windows_of_convolution, windows_of_reduction
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_graph import Reader
@@ -337,9 +338,12 @@ def _fft(reader: Reader, op: Op, region: Region) -> None:
 
 
 def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
-    """Where windows reach beyond the next device's piece, as in cumulative sums, XLA's partitioner works on whole dimensions."""
+    """Pieces with what windows reach of others, all where they reach beyond the next; those of cumulative ops run alone."""
     pieces, wholes = reader.local_shape(op.operands[0]), op.operands[0].type.shape
     windows = op.attributes["window_dimensions"]
+    if is_cumulative(op):
+        region.nodes.append(reader.node(op))
+        return
     far = [d for d, n in enumerate(windows) if pieces[d] != wholes[d] and n - 1 > pieces[d]]
     if not far and len(op.results) == 1:
         value = extended(reader, op, region, reader.numbers[op.operands[0]], windows_of_reduction(op))

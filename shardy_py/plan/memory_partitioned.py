@@ -82,7 +82,7 @@ class _Partitioner:
             if op.name == "sdy.reshard":
                 self.asked(op, mesh, at_hand, out)
                 continue
-            own = stand_in(op, mesh)
+            own = stand_in(op, mesh, self.meshes)
             choice = self.choice(op, mesh) if own is None else own
             reads, results = choice.operands, choice.results
             summed: Axes = ()

@@ -252,7 +252,7 @@ class _Walker:
             return
         rule = op.rule if op.rule_known else rule_for(op)
         key = (op.name, rule, shardings, tuple([v.type for v in values]))
-        choice = stand_in(op, mesh)
+        choice = None if self.manual else stand_in(op, mesh, self.program.meshes)
         if choice is not None:
             pass
         elif key in self.known:

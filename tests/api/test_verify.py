@@ -91,9 +91,7 @@ def test_result_of_the_wrong_size(mesh):
 
 @pytest.fixture
 def wrong_tanh(monkeypatch):
-    monkeypatch.setitem(
-        xla_workarounds.WORKAROUNDS, "tanh", lambda eqn, sharding_of, twin: lambda x: [2 * lax.tanh_p.bind(x, accuracy=None)]
-    )
+    monkeypatch.setitem(xla_workarounds.WORKAROUNDS, "tanh", lambda eqn, named: lambda x: [2 * lax.tanh_p.bind(x, accuracy=None)])
 
 
 def layers(w, x):

@@ -156,10 +156,29 @@ def test_gradient_of_max_pooling_from_outside(spec, lowering, mesh):
     np.testing.assert_allclose(*tangents, rtol=1e-5)
 
 
-def test_image_parallel_convolution_is_left_to_xla(mesh):
-    step = sp.auto_shard(conv, mesh=mesh, in_shardings=(P(None, "x"), P()), out_shardings=P(None, "x"))
-    text = step.lower(random(4, 8, 8, 8), random(3, 3, 8, 8)).as_text()
-    assert "manual_computation" not in text
+IMAGE_PARALLEL = {
+    "height": (conv, P(None, "x"), P(None, "x")),
+    "batch and width": (conv, P("x", None, "y"), P("x", None, "y")),
+    "largest of windows": (
+        lambda x, k: lax.reduce_window(x, -np.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"),
+        P(None, "x"),
+        P(None, "x"),
+    ),
+    "running sum": (lambda x, k: lax.cumsum(x, 1), P(None, "x"), P(None, "x")),
+    "shift": (lambda x, k: lax.pad(x, 0.0, [(0, 0, 0), (1, -1, 0), (0, 0, 0), (0, 0, 0)]), P(None, "x"), P(None, "x")),
+    "sum of segments": (lambda x, k: jnp.zeros((5, 8, 8, 8)).at[jnp.arange(7) % 5].add(x[:7]), P("x"), None),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_PARALLEL)
+def test_what_is_partitioned_here_sends_no_more(name, mesh):
+    f, spec, out = IMAGE_PARALLEL[name]
+    x, k = random(8, 8, 8, 8), random(3, 3, 8, 8)
+    named = lambda s: None if s is None else NamedSharding(mesh, s)  # noqa: E731
+    step = sp.auto_shard(f, mesh=mesh, in_shardings=(spec, P()), out_shardings=out)
+    np.testing.assert_allclose(step(x, k), f(x, k), rtol=1e-4, atol=1e-4)
+    plain = jax.jit(f, in_shardings=(named(spec), named(P())), out_shardings=named(out))
+    assert sent(step, x, k) <= sent(plain, x, k)
 
 
 def test_pad_without_interior_is_left_alone(mesh):

@@ -1,32 +1,215 @@
-"""Ops that XLA's partitioner computes wrongly under some shardings, or not at all.
+"""Ops that XLA's partitioner computes wrongly under some shardings, or not at all: those that are partitioned here in its place.
 
-They run as planned, always, for what stands in their place is chosen by the plan: `backends/xla_workarounds` has the table of that. What it
-has for extremes is right however they are cut, so those are not among them.
+Seen with jaxlib 0.10.2 and 0.12.0 on CPU, with Shardy and with GSPMD, in what the partitioner hands on; so other platforms have it too
+where nothing else is said. Each family has a predicate below, which holds the cause. They depend on into how many parts dimensions are cut,
+and hold of more parts if they hold of few: `cut_in_any_way` asks whether there is any sharding under which an op is at risk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-MISPARTITIONED = frozenset(
-    """
-    conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum fft pad reduce reduce_and reduce_or reduce_window_max
-    reduce_window_min reduce_xor select_and_scatter_add
-    """.split()
-)
-"""Names of primitives."""
+from shardy_py.dialect import Mesh
+from shardy_py.ir import Op, Value
+from shardy_py.plan.prediction.windows import is_cumulative
+
+Parts = Callable[[Value], tuple[int, ...]]
+"""Into how many parts each dimension of a value is cut."""
 
 
-def is_mispartitioned(primitive: str, dtype: str, interior: Sequence[int]) -> bool:
+def is_mispartitioned(op: Op, parts: Parts) -> bool:
     """Whether XLA may get an op wrong.
 
     Args:
-        primitive: Its primitive.
-        dtype: The element type of its first operand, as in `float32` and `bool`.
-        interior: What is put between the elements of each dimension, for a `pad`.
+        op: The op.
+        parts: How its operands and results are cut.
     """
-    if primitive == "pad":
-        return any(interior)
-    if primitive in ("reduce_and", "reduce_or"):
-        return dtype != "bool"
-    return primitive in MISPARTITIONED
+    at_risk = AT_RISK.get(op.name)
+    return at_risk is not None and all(v.type.size for v in (*op.operands, *op.results)) and at_risk(op, parts)
+
+
+def as_sharded(meshes: Mapping[str, Mesh]) -> Parts:
+    """The parts of final shardings.
+
+    Args:
+        meshes: Where named meshes are looked up.
+    """
+
+    def parts(value: Value) -> tuple[int, ...]:
+        rank, sharding = value.type.rank, value.sharding
+        if sharding is None or not sharding.rank:
+            return (1,) * rank
+        mesh = sharding.mesh_in(meshes)
+        cut = tuple(dim.shards(mesh) for dim in sharding.dims[:rank])
+        return (*cut, *(1,) * (rank - len(cut)))
+
+    return parts
+
+
+def cut_in_any_way(meshes: Mapping[str, Mesh]) -> Parts:
+    """Every dimension of several elements cut over all devices, so that what does not divide by their number is uneven.
+
+    Args:
+        meshes: The meshes of the program.
+    """
+    devices = max((mesh.size for mesh in meshes.values()), default=1)
+    return lambda value: tuple(devices if n > 1 else 1 for n in value.type.shape)
+
+
+def _is_cut(value: Value, parts: Parts, dims: Iterable[int]) -> bool:
+    cut = parts(value)
+    return any(cut[d] > 1 for d in dims)
+
+
+def _is_uneven(value: Value, parts: Parts, dims: Iterable[int]) -> bool:
+    cut = parts(value)
+    return any(value.type.shape[d] % cut[d] for d in dims)
+
+
+def _convolution(op: Op, parts: Parts) -> bool:
+    """Cut along what it sums over, or with a result that is cut in other places than its image: sums over too many devices.
+
+    Partial sums are added over devices that hold the same part, which makes a multiple of the right result: weight gradients of grouped
+    convolutions under data parallelism on a mesh with a further axis. Where windows are strided or the image is dilated, halos come from
+    the wrong places. So spatial dimensions are never left to XLA, nor anything of groups, whose gradients are of the first kind.
+    """
+    a = op.attributes
+    sides = zip((*op.operands, op.result), ("input", "kernel", "output"), strict=True)
+    if any(_is_cut(v, parts, a[f"{side}_spatial_dimensions"]) for v, side in sides):
+        return True
+    grouped = a.get("batch_group_count", 1) * a.get("feature_group_count", 1) > 1
+    return grouped and any(_is_cut(v, parts, range(v.type.rank)) for v in (*op.operands, op.result))
+
+
+def _pad(op: Op, parts: Parts) -> bool:
+    """Elements taken away, or put in between; or an uneven operand, behind the end of which the padding should be.
+
+    What an operand that is whole loses at its beginning is not counted where the parts of the result begin. Room behind the end of an
+    uneven operand is taken for padding as it is, whatever lies there.
+    """
+    a = op.attributes
+    amounts = list(zip(a["edge_padding_low"], a["edge_padding_high"], a["interior_padding"], strict=True))
+    operand, result = op.operands[0], op.result
+    changed = [d for d, (low, high, between) in enumerate(amounts) if low < 0 or high < 0 or between]
+    grown = [d for d, amount in enumerate(amounts) if any(amount)]
+    return _is_cut(operand, parts, changed) or _is_cut(result, parts, changed) or _is_uneven(operand, parts, grown)
+
+
+def _reduce(op: Op, parts: Parts) -> bool:
+    """Some platforms combine over devices by sums, products, extrema, and by those of truth values only; complex numbers by sums."""
+    dtype = op.operands[0].type.dtype
+    single = len(op.results) == 1  # argmin and argmax have two, and are combined otherwise
+    special = (
+        op.primitive in ("reduce", "reduce_xor")
+        or (op.primitive in ("reduce_and", "reduce_or") and dtype != "bool")
+        or (op.primitive in ("reduce_max", "reduce_min") and dtype.startswith("complex"))
+    )
+    return single and special and _is_cut(op.operands[0], parts, op.attributes["dimensions"])
+
+
+def _windows(op: Op, parts: Parts) -> bool:
+    """Windows along a dimension that is cut, and extrema of windows however they are cut, of whose tangents the same holds.
+
+    Two cumulative ops of one array share one padding, so that the second reads that of the first. Gradients lose what goes to a neighbour,
+    or get it twice, or pad between elements. Reductions of several values, as tangents of extrema are, end the process where these have
+    to be moved.
+    """
+    a, rank = op.attributes, op.operands[0].type.rank
+    ones = (1,) * rank
+    steps = zip(a["window_dimensions"], a["window_strides"], a.get("base_dilations") or ones, strict=True)
+    slid = [d for d, step in enumerate(steps) if step != (1, 1, 1)]
+    extreme = op.primitive in ("reduce_window_max", "reduce_window_min") and slid and not is_cumulative(op)
+    dims = range(rank) if len(op.results) > 1 or extreme else slid
+    return any(_is_cut(v, parts, dims) for v in (*op.operands, *op.results) if v.type.rank == rank)
+
+
+def _fft(op: Op, parts: Parts) -> bool:
+    """A transformed dimension whose parts cannot be divided again by as many, which ends the process."""
+    (operand,) = op.operands
+    cut = parts(operand)
+    first = operand.type.rank - len(op.attributes["fft_length"])
+    return any(cut[d] > 1 and operand.type.shape[d] % cut[d] ** 2 for d in range(first, operand.type.rank))
+
+
+def _scatter(op: Op, parts: Parts) -> bool:
+    """Updates in uneven parts, and single updates of a dimension that is cut.
+
+    What lies behind the end of uneven indices and updates is scattered too. A single update is lowered to a slice, which is updated and put
+    back; where the operand is itself a slice of something whole, the two are made one, with another bound for where they may begin.
+    """
+    a, inputs = op.attributes, len(op.results)
+    dims = _Dims(a["update_window_dims"], a["inserted_window_dims"], a["input_batching_dims"], a["index_vector_dim"])
+    return _indexed(op.operands[0], op.operands[inputs], op.operands[inputs + 1], dims, parts)
+
+
+def _gather(op: Op, parts: Parts) -> bool:
+    """Where the derivative would be a scatter that is at risk; `jax.grad` may take it outside of where shardings are planned."""
+    a = op.attributes
+    dims = _Dims(a["offset_dims"], a["collapsed_slice_dims"], a["operand_batching_dims"], a["index_vector_dim"])
+    return _is_differentiable(op.result) and _indexed(op.operands[0], op.operands[1], op.result, dims, parts)
+
+
+def _sort(op: Op, parts: Parts) -> bool:
+    """The same: the derivative gathers, and that of this scatters."""
+    return any(_is_differentiable(v) and _is_uneven(v, parts, range(v.type.rank)) for v in op.results)
+
+
+def _is_differentiable(value: Value) -> bool:
+    return value.type.dtype.startswith(("float", "bfloat", "complex"))
+
+
+class _Dims(NamedTuple):
+    """Dimensions of a gather or a scatter.
+
+    Attributes:
+        windows: Those of slices or updates that are positions in a window.
+        collapsed: Those of the operand that slices or updates lack.
+        batching: Those of the operand that are batches, as of the indices.
+        vector: That of the indices which holds index vectors.
+    """
+
+    windows: Sequence[int]
+    collapsed: Sequence[int]
+    batching: Sequence[int]
+    vector: int
+
+
+def _indexed(operand: Value, indices: Value, slices: Value, dims: _Dims, parts: Parts) -> bool:
+    batch = [d for d in range(indices.type.rank) if d != dims.vector]
+    among = [d for d in range(slices.type.rank) if d not in dims.windows]
+    if _is_uneven(slices, parts, among) or _is_uneven(indices, parts, batch) or parts(indices)[dims.vector : dims.vector + 1] > (1,):
+        return True
+    kept = [d for d in range(operand.type.rank) if d not in dims.collapsed and d not in dims.batching]
+    partial = {d: slices.type.shape[w] for d, w in zip(kept, dims.windows, strict=True) if slices.type.shape[w] != operand.type.shape[d]}
+    single = math.prod(indices.type.shape[d] for d in batch) == 1
+    return _is_cut(operand, parts, [*partial, *dims.collapsed] if single else [d for d, length in partial.items() if length > 1])
+
+
+AT_RISK: Mapping[str, Callable[[Op, Parts], bool]] = {
+    "stablehlo.convolution": _convolution,
+    "stablehlo.fft": _fft,
+    "stablehlo.gather": _gather,
+    "stablehlo.pad": _pad,
+    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce_window": _windows,
+    "stablehlo.scatter": _scatter,
+    "stablehlo.select_and_scatter": _windows,
+    "stablehlo.sort": _sort,
+}
+"""Op -> whether XLA may get it wrong."""
+
+OPS: Mapping[str, str] = {
+    **dict.fromkeys(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "select_and_gather_add"), "stablehlo.reduce_window"),
+    **dict.fromkeys(("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"), "stablehlo.reduce_window"),
+    **dict.fromkeys(("reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_xor"), "stablehlo.reduce"),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"), "stablehlo.scatter"),
+    "conv_general_dilated": "stablehlo.convolution",
+    "fft": "stablehlo.fft",
+    "gather": "stablehlo.gather",
+    "pad": "stablehlo.pad",
+    "select_and_scatter_add": "stablehlo.select_and_scatter",
+    "sort": "stablehlo.sort",
+}
+"""Primitive -> the op of its lowering that may be at risk."""

@@ -1,77 +1,107 @@
-"""How ops are cut that run in another way than XLA's partitioner would have it, as it gets them wrong (`backends/xla_workarounds`)."""
+"""How ops run that are partitioned here, as XLA's partitioner may get them wrong (`mispartitioned`, `backends/xla_workarounds`).
+
+Such an op runs under the axes of one of its operands or results, completed by those of the others, whichever moves the fewest bytes.
+Along a dimension that windows or shifts go over it gets what it lacks from its neighbours.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.ir import Op
+from shardy_py.plan.collectives import received_bytes
 from shardy_py.plan.prediction.choices import Choice
-from shardy_py.plan.prediction.layouts import Layout, layout_of, local_shape, parts
-from shardy_py.plan.prediction.mispartitioned import MISPARTITIONED, is_mispartitioned
+from shardy_py.plan.prediction.layouts import Axes, all_axes, from_factors, layout_of, local_shape, size_of, to_factors
+from shardy_py.plan.prediction.mispartitioned import as_sharded, is_mispartitioned
 from shardy_py.plan.prediction.moves import Move, moves
 from shardy_py.plan.prediction.variables import variable_sharding
+from shardy_py.plan.prediction.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
+from shardy_py.rules import rule_for
 
-Names = tuple[str, ...]
 
-
-def stand_in(op: Op, mesh: Mesh) -> Choice | None:
+def stand_in(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Choice | None:
     """How an op runs that XLA's partitioner is not left with; None of others.
 
     Args:
-        op: With final shardings; a convolution or a reduction.
+        op: With final shardings.
         mesh: Its mesh.
+        meshes: Those of the program.
     """
-    if op.name in _DIMENSIONS_OF:
-        return _whole_along(op, _DIMENSIONS_OF[op.name](op), mesh)
-    if op.name != "stablehlo.convolution" or op.primitive not in MISPARTITIONED:
+    if not is_mispartitioned(op, as_sharded(meshes)):
         return None
-    values = (*op.operands, op.result)
-    shapes = [v.type.shape for v in values]
-    region = convolution_region(op.attributes, shapes[:2], [variable_sharding(v) for v in values], mesh)
-    if region is None:
+    rule = op.rule if op.rule_known else rule_for(op)
+    if rule is None:
         return None
-    lhs, rhs, out = (_layout(cut, v.type.rank, mesh) for cut, v in zip((region.lhs, region.rhs, region.out), values))
-    *given, wanted = (layout_of(v.sharding, v.type.rank, mesh) for v in values)
-    brought = tuple(moves(shape, layout, read, mesh) for shape, layout, read in zip(shapes, given, (lhs, rhs)))
-    summed = tuple(part for name in region.summed for part in parts(AxisRef(name), mesh))
-    adding = (Move("all_reduce", summed, local_shape(shapes[2], out, mesh)),) if summed else ()
-    return Choice((lhs, rhs), (out,), brought, ((*adding, *moves(shapes[2], out, wanted, mesh)),))
+    proposals = list(_proposals(op, rule, mesh))
+    choices = [_choice(op, rule, axes, mesh) for axes in proposals]
+    parts = [size_of((axis for given in axes for axis in given), mesh) for axes in proposals]
+    # The least to compute of what moves as little; then as the results lie.
+    best = min(range(len(choices)), key=lambda i: (_bytes(choices[i], mesh), -parts[i]))
+    return choices[best]
 
 
-def _whole_along(op: Op, dims: frozenset[int], mesh: Mesh) -> Choice | None:
-    """An op that has some dimensions of its operands whole, and of its result where that has them."""
-    values = (*op.operands, *op.results)
-    given = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
-    without = [tuple(() if d in dims else axes for d, axes in enumerate(layout)) for layout in given]
-    count = len(op.operands)
-    if op.name == "stablehlo.reduce":
-        without[count:] = [tuple(axes for d, axes in enumerate(without[0]) if d not in dims)]
-        unchanged = without[:count] == given[:count]
-    else:
-        unchanged = without == given
-    if unchanged or not dims:
-        return None
-    steps = [moves(v.type.shape, a, b, mesh) for v, a, b in zip(op.operands, given, without)]
-    after = [moves(v.type.shape, a, b, mesh) for v, a, b in zip(op.results, without[count:], given[count:])]
-    return Choice(tuple(without[:count]), tuple(without[count:]), tuple(steps), tuple(after))
+def _proposals(op: Op, rule: OpShardingRule, mesh: Mesh) -> Iterator[list[Axes]]:
+    """Axes of every factor: those of one value, then those of the others that are free; with sums over devices and without."""
+    values = (*op.results, *op.operands)
+    mappings = (*rule.result_mappings, *rule.operand_mappings)
+    layouts = [layout_of(variable_sharding(v), v.type.rank, mesh) for v in values]
+    found = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(mappings, layouts, strict=True)]
+    for first in range(len(values)):
+        axes: list[Axes] = [()] * rule.num_factors
+        taken: set[object] = set()
+        for source in (found[first], *found):
+            for factor, given in source.items():
+                if not axes[factor] and rule.factor_types[factor] is not FactorType.NEED_REPLICATION and taken.isdisjoint(given):
+                    axes[factor] = given
+                    taken.update(given)
+        yield axes
+        if any(axes[factor] for factor in rule.reduction):
+            yield [() if factor in rule.reduction else given for factor, given in enumerate(axes)]
 
 
-def _reduced(op: Op) -> frozenset[int]:
-    """The dimensions of a reduction that some back ends cannot do across devices; those of several results are argmin and argmax."""
-    if len(op.results) > 1 or op.primitive not in MISPARTITIONED or not is_mispartitioned(op.primitive, op.operands[0].type.dtype, ()):
-        return frozenset()
-    return frozenset(op.attributes["dimensions"])
+def _choice(op: Op, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh) -> Choice:
+    sizes = rule.factor_sizes
+    reads = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.operand_mappings)
+    made = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.result_mappings)
+    brought = []
+    for v, read in zip(op.operands, reads, strict=True):
+        brought.append(moves(v.type.shape, layout_of(v.sharding, v.type.rank, mesh), read, mesh))
+    summed = tuple(axis for factor in rule.reduction for axis in axes[factor])
+    inside = tuple(_borders(op, reads[0], made[0], mesh))
+    sums = []
+    for v, layout in zip(op.results, made, strict=True):
+        wanted = layout_of(v.sharding, v.type.rank, mesh)
+        after = moves(v.type.shape, layout, wanted, mesh)
+        scatters = not after and set(summed) <= set(all_axes(wanted))
+        adding = (Move("all_reduce", summed, local_shape(v.type.shape, layout, mesh), scatters),) if summed else ()
+        sums.append((*inside, *adding, *after))
+        inside = ()
+    return Choice(reads, made, tuple(brought), tuple(sums))
 
 
-def _spread(op: Op) -> frozenset[int]:
-    """The dimensions that are padded between elements."""
-    return frozenset(d for d, n in enumerate(op.attributes["interior_padding"]) if n and op.primitive == "pad")
+def _borders(op: Op, read: Sequence[Axes], made: Sequence[Axes], mesh: Mesh) -> Iterator[Move]:
+    """What comes from the neighbours of the first operand's pieces."""
+    shape = local_shape(op.operands[0].type.shape, read, mesh)
+    for window in _WINDOWS.get(op.name, lambda _: ())(op):
+        d = window.dim
+        ways = size_of(read[d], mesh)
+        if ways == 1 or read[d] != made[window.to]:
+            continue
+        rest = [*shape]
+        if op.name == "stablehlo.reduce_window" and is_cumulative(op):
+            rest[d] = 1  # the total of each piece
+            yield Move("all_gather", read[d], tuple(rest))
+            continue
+        around = halo(window, shape[d], local_shape(op.results[0].type.shape, made, mesh)[window.to], ways)
+        for reach in (around.left, around.right):
+            for hop in range(max(0, -(-reach // shape[d]))):
+                rest[d] = min(shape[d], reach - hop * shape[d])
+                yield Move("collective_permute", (), tuple(rest))
 
 
+<<<<<<< HEAD
 def _overlapping(op: Op) -> frozenset[int]:
     """The dimensions along which windows overlap."""
     windows = zip(op.attributes["window_dimensions"], op.attributes["window_strides"])
@@ -96,103 +126,15 @@ _DIMENSIONS_OF: Mapping[str, Callable[[Op], frozenset[int]]] = {
     "stablehlo.reduce_window": _cumulated,
     "stablehlo.select_and_scatter": _overlapping,
     "stablehlo.sort": _chosen,
+=======
+_WINDOWS: Mapping[str, Callable[[Op], Sequence[Window]]] = {
+    "stablehlo.convolution": windows_of_convolution,
+    "stablehlo.pad": windows_of_padding,
+    "stablehlo.reduce_window": windows_of_reduction,
+>>>>>>> 4ff3e52 (Partition here, one equation at a time, what XLA's partitioner may get wrong)
 }
 
 
-def _layout(cut: Mapping[int, Names], rank: int, mesh: Mesh) -> Layout:
-    return tuple(tuple(part for name in cut.get(d, ()) for part in parts(AxisRef(name), mesh)) for d in range(rank))
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A convolution on pieces.
-
-    Attributes:
-        lhs: Axes of the dimensions of the image that stay cut.
-        rhs: The same of the kernel.
-        out: The same of the result.
-        summed: The axes over which results are added up.
-    """
-
-    lhs: Mapping[int, Names]
-    rhs: Mapping[int, Names]
-    out: Mapping[int, Names]
-    summed: Names
-
-
-def convolution_region(
-    attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]], shardings: Sequence[TensorSharding | None], mesh: Mesh
-) -> Region | None:
-    """How a convolution is cut that stands in a region of its own; None of one that is left to XLA.
-
-    Those are left to it that are cut along no spatial dimension and have no groups, and those whose image stays cut as it is.
-
-    Args:
-        attributes: Of the op.
-        shapes: Global shapes of image and kernel.
-        shardings: Of image, kernel and result.
-        mesh: The mesh.
-    """
-    a = attributes
-    lhs, rhs, out = shardings
-    spatial = [a[f"{side}_spatial_dimensions"] for side in ("input", "kernel", "output")]
-    batch_groups, feature_groups = a.get("batch_group_count", 1), a.get("feature_group_count", 1)
-    spatially = any(map(is_cut, shardings, spatial))
-    anyhow = any(s is not None and is_cut(s, range(s.rank)) for s in shardings)
-    if not (spatially or (anyhow and batch_groups * feature_groups > 1)) or (spatially and _stays_cut(a, lhs, rhs, out)):
-        return None
-    image, kernel, result = ((a[f"{side}_{first}_dimension"], a[f"{side}_{second}_dimension"]) for side, first, second in _DIMENSIONS)
-    left, right = shapes
-    taken: set[str] = set()
-
-    def fresh(axes: Names, size: int) -> Names:
-        if taken & set(axes) or size % math.prod(mesh.shape[name] for name in axes):
-            return ()
-        taken.update(axes)
-        return axes
-
-    if batch_groups > 1:
-        batch = features = fresh(whole_axes(lhs, image[0]) or whole_axes(rhs, kernel[1]), batch_groups)
-        summed = within = fresh(whole_axes(lhs, image[1]) or whole_axes(rhs, kernel[0]), left[image[1]])
-        out_batch: Names = ()
-    else:
-        batch = out_batch = fresh(whole_axes(lhs, image[0]), left[image[0]])
-        if feature_groups > 1:
-            within = features = fresh(whole_axes(lhs, image[1]) or whole_axes(rhs, kernel[1]), feature_groups)
-            summed = ()
-        else:
-            features = fresh(whole_axes(rhs, kernel[1]), right[kernel[1]])
-            summed = within = fresh(whole_axes(lhs, image[1]) or whole_axes(rhs, kernel[0]), left[image[1]])
-    return Region(
-        {image[0]: batch, image[1]: within}, {kernel[0]: summed, kernel[1]: features}, {result[0]: out_batch, result[1]: features}, summed
-    )
-
-
-_DIMENSIONS = (("input", "batch", "feature"), ("kernel", "input_feature", "output_feature"), ("output", "batch", "feature"))
-
-
-def whole_axes(sharding: TensorSharding | None, dim: int) -> Names:
-    """The axes of a dimension; none where parts of axes are used, which a region over the plain mesh cannot express."""
-    if sharding is None or dim >= sharding.rank:
-        return ()
-    axes = sharding.dims[dim].axes
-    return () if any(axis.size is not None for axis in axes) else tuple(axis.name for axis in axes)
-
-
-def is_cut(sharding: TensorSharding | None, dims: Iterable[int]) -> bool:
-    """Whether some of these dimensions are cut."""
-    return sharding is not None and any(sharding.dims[d].axes for d in dims if d < sharding.rank)
-
-
-def _stays_cut(a: Mapping[str, Any], lhs: TensorSharding | None, rhs: TensorSharding | None, out: TensorSharding | None) -> bool:
-    """Whether image and result are cut alike and the kernel is whole."""
-    if (
-        a.get("batch_group_count", 1) > 1
-        or (rhs is not None and is_cut(rhs, range(rhs.rank)))
-        or is_cut(lhs, (a["input_feature_dimension"],))
-        or is_cut(out, (a["output_feature_dimension"],))
-    ):
-        return False
-    before = (a["input_batch_dimension"], *a["input_spatial_dimensions"])
-    after = (a["output_batch_dimension"], *a["output_spatial_dimensions"])
-    return all(whole_axes(lhs, i) == whole_axes(out, o) for i, o in zip(before, after))
+def _bytes(choice: Choice, mesh: Mesh) -> int:
+    steps = [move for value in (*choice.moves, *choice.sums) for move in value]
+    return sum(received_bytes(move.kind, size_of(move.axes, mesh) if move.axes else mesh.size, math.prod(move.shape)) for move in steps)

@@ -1,0 +1,91 @@
+"""One equation of a program that is left to XLA, partitioned here.
+
+What stands in its place is a `partitioned_call`, whose derivatives and batched forms are partitioned here as well. The parts of a region
+have one size, which XLA's partitioner does not ask for: what does not divide is padded in front of the call, and the end is cut off inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.sharding import AbstractMesh
+
+from shardy_py.backends.local.form import is_key
+from shardy_py.backends.named_shardings import NamedShardings, ways
+from shardy_py.backends.partitioned_call import Partition, partitioned_call
+from shardy_py.backends.rewriting import Replacement, constraint_params
+from shardy_py.dialect import TensorSharding
+
+Shape = tuple[int, ...]
+
+
+def in_region(
+    eqn: JaxprEqn, sharding_of: Callable[[Any], TensorSharding | None], named: NamedShardings, partition: Partition
+) -> Replacement | None:
+    """The equation as a call that is partitioned here, from and to the planned shardings; None where keys would have to be padded.
+
+    Args:
+        eqn: The equation, without effects.
+        sharding_of: Gives the planned sharding of a variable.
+        named: Gives those of constraints.
+        partition: Partitions the call.
+    """
+    operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+    avals: list[Any] = [v.aval for v in (*operands, *eqn.outvars)]
+    shardings = [_closed(sharding_of(v), aval.ndim) for v, aval in zip((*operands, *eqn.outvars), avals, strict=True)]
+    padded = [_divisible(aval.shape, s, named) for aval, s in zip(avals, shardings, strict=True)]
+    if any(is_key(aval.dtype) and shape != aval.shape for aval, shape in zip(avals, padded, strict=True)):
+        return None
+    count = len(operands)
+    jaxpr = _call_jaxpr(eqn, padded[:count], padded[count:])
+    seeds = tuple(shardings[:count]), tuple(shardings[count:])
+
+    def constrained(x: Any, sharding: TensorSharding) -> Any:
+        return lax.sharding_constraint_p.bind(x, **constraint_params(named(sharding, x.ndim)))
+
+    def call(*xs: Any) -> list[Any]:
+        arrays = [x for x, v in zip(xs, eqn.invars, strict=True) if not isinstance(v, Literal)]
+        inputs = [_resized(constrained(x, s), shape) for x, s, shape in zip(arrays, shardings, padded)]
+        results = partitioned_call(jaxpr, inputs, partition, *seeds, eqn.primitive.name)
+        return [constrained(_resized(y, a.shape), s) for y, a, s in zip(results, avals[count:], shardings[count:], strict=True)]
+
+    return call
+
+
+def _closed(sharding: TensorSharding | None, rank: int) -> TensorSharding:
+    return TensorSharding.closed("mesh", rank) if sharding is None else sharding.with_dims([dim.closed() for dim in sharding.dims[:rank]])
+
+
+def _divisible(shape: Shape, sharding: TensorSharding, named: NamedShardings) -> Shape:
+    placed = named(sharding, len(shape))
+    return tuple(-(-n // ways(placed, d)) * ways(placed, d) for d, n in enumerate(shape))
+
+
+def _call_jaxpr(eqn: JaxprEqn, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> ClosedJaxpr:
+    """The jaxpr of the equation alone, from inputs to outputs of other sizes."""
+
+    def run(*arrays: Any) -> list[Any]:
+        rest = iter(arrays)
+        operands = [v.val if isinstance(v, Literal) else _resized(next(rest), v.aval.shape) for v in invars]
+        made = eqn.primitive.bind(*operands, **eqn.params)
+        return [_resized(y, shape) for y, shape in zip(made if eqn.primitive.multiple_results else [made], outputs, strict=True)]
+
+    invars: list[Any] = eqn.invars
+    avals = [v.aval for v in invars if not isinstance(v, Literal)]
+    arguments = [jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type) for aval, shape in zip(avals, inputs, strict=True)]
+    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        return jax.make_jaxpr(run)(*arguments)
+
+
+def _resized(x: Any, shape: Shape) -> Any:
+    """The array with the ends of dimensions cut off, or zeros behind them."""
+    if x.shape == shape:
+        return x
+    if all(n >= m for n, m in zip(x.shape, shape)):
+        return lax.slice(x, (0,) * x.ndim, shape)
+    return lax.pad(x, np.zeros((), x.dtype), [(0, m - n, 0) for n, m in zip(x.shape, shape)])
