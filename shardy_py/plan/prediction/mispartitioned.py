@@ -210,6 +210,6 @@ OPS: Mapping[str, str] = {
     "gather": "stablehlo.gather",
     "pad": "stablehlo.pad",
     "select_and_scatter_add": "stablehlo.select_and_scatter",
-    "sort": "stablehlo.sort",
+    **dict.fromkeys(("sort", "top_k"), "stablehlo.sort"),
 }
 """Primitive -> the op of its lowering that may be at risk."""

@@ -30,7 +30,7 @@ def stand_in(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Choice | None:
         meshes: Those of the program.
     """
     if not is_mispartitioned(op, as_sharded(meshes)):
-        return None
+        return _whole(op, mesh) if op.name == "stablehlo.sort" and op.primitive == "top_k" else None
     rule = op.rule if op.rule_known else rule_for(op)
     if rule is None:
         return None
@@ -40,6 +40,19 @@ def stand_in(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Choice | None:
     # The least to compute of what moves as little; then as the results lie.
     best = min(range(len(choices)), key=lambda i: (_bytes(choices[i], mesh), -parts[i]))
     return choices[best]
+
+
+def _whole(op: Op, mesh: Mesh) -> Choice | None:
+    """An op on whole operands, as `top_k` runs on CPUs."""
+    values = (*op.operands, *op.results)
+    layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
+    whole = [((),) * v.type.rank for v in values]
+    if layouts == whole:
+        return None
+    count = len(op.operands)
+    steps = [moves(v.type.shape, a, b, mesh) for v, a, b in zip(op.operands, layouts, whole)]
+    after = [moves(v.type.shape, a, b, mesh) for v, a, b in zip(op.results, whole[count:], layouts[count:])]
+    return Choice(tuple(whole[:count]), tuple(whole[count:]), tuple(steps), tuple(after))
 
 
 def _proposals(op: Op, rule: OpShardingRule, mesh: Mesh) -> Iterator[list[Axes]]:
@@ -101,37 +114,10 @@ def _borders(op: Op, read: Sequence[Axes], made: Sequence[Axes], mesh: Mesh) -> 
                 yield Move("collective_permute", (), tuple(rest))
 
 
-<<<<<<< HEAD
-def _overlapping(op: Op) -> frozenset[int]:
-    """The dimensions along which windows overlap."""
-    windows = zip(op.attributes["window_dimensions"], op.attributes["window_strides"])
-    return frozenset(d for d, (size, stride) in enumerate(windows) if size > stride)
-
-
-def _cumulated(op: Op) -> frozenset[int]:
-    """The dimension that a running sum, product or extreme is along."""
-    shape, attributes = op.operands[0].type.shape, op.attributes
-    windows = zip(shape, attributes["window_dimensions"], attributes["padding"])
-    return frozenset(d for d, (n, window, padding) in enumerate(windows) if window == n > 1 and sorted(padding) == [0, n - 1])
-
-
-def _chosen(op: Op) -> frozenset[int]:
-    """All dimensions of `top_k`, which XLA does not cut on CPUs."""
-    return frozenset(range(op.operands[0].type.rank)) if op.primitive == "top_k" else frozenset()
-
-
-_DIMENSIONS_OF: Mapping[str, Callable[[Op], frozenset[int]]] = {
-    "stablehlo.pad": _spread,
-    "stablehlo.reduce": _reduced,
-    "stablehlo.reduce_window": _cumulated,
-    "stablehlo.select_and_scatter": _overlapping,
-    "stablehlo.sort": _chosen,
-=======
 _WINDOWS: Mapping[str, Callable[[Op], Sequence[Window]]] = {
     "stablehlo.convolution": windows_of_convolution,
     "stablehlo.pad": windows_of_padding,
     "stablehlo.reduce_window": windows_of_reduction,
->>>>>>> 4ff3e52 (Partition here, one equation at a time, what XLA's partitioner may get wrong)
 }
 
 
