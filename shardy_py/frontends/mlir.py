@@ -16,7 +16,7 @@ from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends._jax import ir, make_context
 from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
 from shardy_py.frontends.mlir_limits import check_text
-from shardy_py.frontends.mlir_text import attribute_texts, module_resources, unread_attributes
+from shardy_py.frontends.mlir_text import LocationText, attribute_texts, module_resources, unread_attributes
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.attribute_text import KEPT, AttributeText
 from shardy_py.passes.call_graph import MAX_REGIONS
@@ -225,7 +225,8 @@ class _Reader:
         attributes = reader(view) if reader is not None else None
         if name in COLLECTIVES and attributes:
             _check_sub_axes(attributes)
-        op = Op(name, operands, [self.type(r.type) for r in source.results], attributes, regions, location=source.location)
+        location = LocationText(str(source.location)) if self.keep else source.location
+        op = Op(name, operands, [self.type(r.type) for r in source.results], attributes, regions, location=location)
         self.ops[source] = op
         for theirs, ours in zip(source.results, op.results, strict=True):
             self.values[theirs] = ours
@@ -283,6 +284,8 @@ def _place(operation: Any) -> str:
 
 def locate(location: object) -> Location | None:
     """The innermost file and line of an `ir.Location`, with the name stack that JAX wraps around it."""
+    if isinstance(location, LocationText):
+        return _locate_text(location.text)
     return _locate_text(str(location)) if isinstance(location, ir.Location) else None
 
 

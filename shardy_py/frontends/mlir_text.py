@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.frontends._jax import ir
@@ -81,9 +82,20 @@ def module_resources(module: ir.Module) -> dict[str, AttributeText]:
     return {RESOURCES: AttributeText(f"{{-#{section}")} if mark and "dialect_resources" in section else {}
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class LocationText:
+    """A location of an op as MLIR writes it.
+
+    A program is a cycle of objects, so that it stays until Python looks for garbage, which it does by their number. A location itself
+    would keep the module's context for as long, a megabyte for what may be a dozen objects.
+    """
+
+    text: str
+
+
 def location_text(location: object) -> str:
     """` loc(...)` of an op that was read from MLIR, else nothing."""
-    return f" {location}" if isinstance(location, ir.Location) else ""
+    return f" {location.text}" if isinstance(location, LocationText) else f" {location}" if isinstance(location, ir.Location) else ""
 
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.passes.clone import clone_program
+from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE, get_sharding
 from shardy_py.passes.export import canonicalize, insert_explicit_reshards, reshard_to_collectives
 from shardy_py.passes.export.canonicalization.reshards import skip_reshard
@@ -95,19 +94,7 @@ class _Origin:
     primitive: str
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection while a program is copied: it would look at all objects of the plan again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_no_collection()
+@no_collection()
 def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[str, ...]) -> tuple[Reshard, ...]:
     """The data movements of a program with final shardings, in program order.
 
