@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     functions = {
         "jax.jit": jax.jit(step, in_shardings=sharding, out_shardings=sharding, donate_argnums=0),
         "auto_shard": sp.auto_shard(step, mesh=mesh, in_shardings=sharding, out_shardings=sharding, donate_argnums=0),
-        "shard_map": sp.auto_shard(step, mesh=mesh, in_shardings=sharding, out_shardings=sharding, donate_argnums=0, lowering="shard_map"),
+        "jit": sp.auto_shard(step, mesh=mesh, in_shardings=sharding, out_shardings=sharding, donate_argnums=0, lowering="jit"),
     }
     state: dict[str, Any] = {name: jax.device_put([jnp.zeros((8, 16))] * (LEAVES.value - 1), sharding) for name in functions}
     state = {name: [p.copy() for p in params] for name, params in state.items()}

@@ -33,7 +33,7 @@ DEVICES = flags.DEFINE_integer("devices", 8, "CPU devices of all processes toget
 STEPS = flags.DEFINE_integer("steps", 50, "Training steps.", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch", 64, "Rows per step, of all processes together.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("width", 128, "Hidden width.", lower_bound=8)
-LOWERING = flags.DEFINE_enum("lowering", "jit", ["jit", "shard_map"], "How the plan runs.")
+LOWERING = flags.DEFINE_enum("lowering", "auto", ["auto", "jit", "shard_map"], "How the plan runs.")
 
 Params = dict[str, jax.Array]
 Batch = dict[str, jax.Array]

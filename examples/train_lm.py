@@ -38,7 +38,7 @@ LENGTH = flags.DEFINE_integer("length", 64, "Characters per sequence.", lower_bo
 LAYERS = flags.DEFINE_integer("layers", 2, "Transformer blocks.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("width", 128, "Width of the residual stream; a multiple of the heads.", lower_bound=8)
 HEADS = flags.DEFINE_integer("heads", 4, "Attention heads.", lower_bound=1)
-LOWERING = flags.DEFINE_enum("lowering", "jit", ["jit", "shard_map"], "How the plan runs.")
+LOWERING = flags.DEFINE_enum("lowering", "auto", ["auto", "jit", "shard_map"], "How the plan runs.")
 FULL_PLAN = flags.DEFINE_bool("full_plan", False, "Print all of the plan, in place of the parameters and the batch.")
 COMPARE = flags.DEFINE_bool("compare", True, "Run the same steps unsharded and compare the losses.")
 

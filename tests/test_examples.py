@@ -41,7 +41,7 @@ def test_example(name: str) -> None:
 
 def test_dispatch_benchmark_runs() -> None:
     printed = run(ROOT / "benchmarks" / "dispatch.py", "--calls=10", "--leaves=10")
-    for name in ("auto_shard", "shard_map"):
+    for name in ("auto_shard", "jit"):
         assert any(line.startswith(name) and line.endswith("us with 10 leaves") for line in printed.splitlines())
 
 

@@ -100,7 +100,7 @@ def auto_shard(
     rules: NameRules | None = None,
     options: Options | None = None,
     planner: None = None,
-    lowering: str = "jit",
+    lowering: str = "auto",
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,

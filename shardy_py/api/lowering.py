@@ -29,14 +29,13 @@ def obstacle(partition: Callable[[], Partitioned]) -> Finding | None:
     except Exception as error:  # XLA's partitioner can run what ours fails on; the user is told, and no program ends for it.
         message = f"lowering='jit' runs the plan, for its partitioning failed: {type(error).__name__}: {_first_line(error)}"
         return Finding(KIND, message, fix="report it; lowering='shard_map' shows the traceback")
-    # A warning is about an op without local form; a note about one that has one, but cannot use it along the dimension that is cut.
-    whole = [f for f in region.findings if f.kind == "runs-whole" and f.severity == "warning" and f.bytes >= NOTABLE]
+    whole = [f for f in region.findings if f.kind == "runs-whole" and f.bytes >= NOTABLE]
     if not whole:
         return None
     largest = max(whole, key=lambda finding: finding.bytes)
     more = f"; {len(whole) - 1} more like it" if len(whole) > 1 else ""
     message = f"lowering='jit' runs the plan: as a region, {largest.message}{more}"
-    return Finding(KIND, message, largest.path, largest.location, "info", largest.bytes, largest.fix)
+    return Finding(KIND, message, largest.path, largest.location, largest.severity, largest.bytes, largest.fix)
 
 
 def _first_line(error: Exception) -> str:

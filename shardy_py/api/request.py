@@ -45,7 +45,7 @@ class Settings:
     out_shardings: Any
     rules: tuple[tuple[str, object], ...]
     options: Options
-    lowering: str = "jit"
+    lowering: str = "auto"
     jit: JitKeywords = JitKeywords()
 
 

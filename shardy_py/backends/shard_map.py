@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardy_py.backends.local import regions
@@ -151,13 +152,21 @@ def partitioned(
     variables = (*jaxpr.constvars, *jaxpr.invars)
     reads = (True,) * len(variables) if used is None else used
 
+    maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
     def run(walker: Walker, parts: Sequence[Any]) -> list[Any]:
         held = [
             walker.hold(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1) if read else walker.arbitrary(tuple(v.aval.shape), v.aval.dtype)
             for x, at, v, read in zip(parts, (*at_consts, *at_in), variables, reads, strict=True)
         ]
         count = len(at_consts)
-        return [made.get(at) for made, at in zip(walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope), at_out, strict=True)]
+        made = walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope)
+        out = []
+        for held_result, at, v in zip(made, at_out, jaxpr.outvars, strict=True):
+            # What brings a result into its place comes from where the result comes from.
+            with contextlib.nullcontext() if isinstance(v, Literal) or v not in maker else walker.place(maker[v]):
+                out.append(held_result.get(at))
+        return out
 
     reading = Reading(FORMS, handlers, layouts.mesh, RUNS_WHOLE)
     choice = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))

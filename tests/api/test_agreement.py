@@ -368,7 +368,7 @@ def test_a_statement_holds_what_is_run() -> None:
 
     assert stated(plain) == stated(plain)
     assert "0x" not in stated(same)
-    others = [stated(plain, None, "data"), stated(plain, donate_argnums=0), stated(plain, lowering="shard_map")]
+    others = [stated(plain, None, "data"), stated(plain, donate_argnums=0), stated(plain, lowering="jit")]
     others += [stated(lambda x: 2.0 * x), stated(lambda x: 3.0 * x)]
     with jax.default_matmul_precision("highest"):
         others.append(stated(plain))

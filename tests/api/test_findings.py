@@ -12,12 +12,12 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.plan import PlanError
 
-X = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+X, LARGE = (jax.ShapeDtypeStruct((n, n), jnp.float32) for n in (16, 4096))
 MESH = {"x": 2, "y": 4}
 
 
-def planned(f, lowering="shard_map"):
-    return sp.auto_shard(f, mesh=MESH, in_shardings=P("x", "y"), lowering=lowering).plan(X)
+def planned(f, lowering="shard_map", x=X):
+    return sp.auto_shard(f, mesh=MESH, in_shardings=P("x", "y"), lowering=lowering).plan(x)
 
 
 def entries(x):
@@ -25,12 +25,12 @@ def entries(x):
 
 
 def test_what_runs_whole_is_found():
-    plan = planned(entries)
+    plan = planned(entries, x=LARGE)
     assert "0 findings" in repr(plan)
     assert "partition" not in plan.timings
-    (finding,) = plan.findings
+    (finding,) = [finding for finding in plan.findings if finding.severity == "warning"]
     assert (finding.kind, finding.severity) == ("runs-whole", "warning")
-    assert "bcoo_fromdense runs whole on every device, which brings 896 B to each" in finding.message
+    assert "bcoo_fromdense runs whole on every device, which brings 56 MiB to each" in finding.message
     assert "test_findings.py:" in finding.location
     assert plan.check() == plan.findings
     with pytest.raises(PlanError, match="runs-whole"):
@@ -46,8 +46,14 @@ def test_what_is_partitioned_is_not():
 
 def test_what_nothing_is_left_to_cut_of_is_a_note():
     plan = planned(lambda x: lax.linalg.schur(x)[0])
-    assert [(finding.kind, finding.severity) for finding in plan.findings] == [("runs-whole", "info")]
+    assert [(finding.kind, finding.severity) for finding in plan.findings] == [("whole-dimension", "info")]
     assert planned(lambda x: jnp.sort(x, axis=0)).findings == ()
+
+
+def test_few_bytes_are_a_note():
+    plan = planned(entries)
+    assert [(finding.kind, finding.severity, finding.bytes) for finding in plan.findings] == [("runs-whole", "info", 896)]
+    assert plan.check(strict=True) == plan.findings
 
 
 def test_equal_findings_are_one():

@@ -104,7 +104,7 @@ def layers(w, x):
 
 @pytest.mark.usefixtures("wrong_tanh")
 def test_first_wrong_op(mesh):
-    found = sp.auto_shard(layers, mesh=mesh, in_shardings=(P(None, "y"), P("x"))).verify(random(8, 8), random(16, 8))
+    found = sp.auto_shard(layers, mesh=mesh, in_shardings=(P(None, "y"), P("x")), lowering="jit").verify(random(8, 8), random(16, 8))
     assert not found.agrees
     assert found.plain_xla.agrees
     first = found.first_difference
@@ -138,7 +138,7 @@ def branched(x):
     ("function", "trail"), [(scanned, "trip 0 of scan"), (repeated, "trip 0 of while"), (branched, "branch 1 of cond")]
 )
 def test_first_wrong_op_of_a_body(function, trail, mesh):
-    found = sp.auto_shard(function, mesh=mesh, in_shardings=P(None, "x")).verify(random(4, 8), plain_xla=False)
+    found = sp.auto_shard(function, mesh=mesh, in_shardings=P(None, "x"), lowering="jit").verify(random(4, 8), plain_xla=False)
     first = found.first_difference
     assert first.op == "tanh"
     assert first.location == line(function, "tanh")
@@ -148,7 +148,7 @@ def test_first_wrong_op_of_a_body(function, trail, mesh):
 
 @pytest.mark.usefixtures("wrong_tanh")
 def test_op_that_the_outputs_hide(mesh):
-    step = sp.auto_shard(lambda x: x + 1e-7 * jnp.tanh(x), mesh=mesh, in_shardings=P("x"))
+    step = sp.auto_shard(lambda x: x + 1e-7 * jnp.tanh(x), mesh=mesh, in_shardings=P("x"), lowering="jit")
     x = random(16)
     found = step.verify(x, plain_xla=False)
     assert all(c.agrees for c in found.outputs)
@@ -160,7 +160,10 @@ def test_op_that_the_outputs_hide(mesh):
 @pytest.mark.usefixtures("wrong_tanh")
 def test_integers_have_to_be_equal(mesh):
     step = sp.auto_shard(
-        lambda x: (x + jnp.tanh(1e-3 * x).astype(jnp.int32) * 0 + (jnp.tanh(x * 1.0) > 1.5), x), mesh=mesh, in_shardings=P("x")
+        lambda x: (x + jnp.tanh(1e-3 * x).astype(jnp.int32) * 0 + (jnp.tanh(x * 1.0) > 1.5), x),
+        mesh=mesh,
+        in_shardings=P("x"),
+        lowering="jit",
     )
     found = step.verify(jnp.arange(16) + 1_000_000, rtol=0.5)
     assert [c.agrees for c in found.outputs] == [False, True]

@@ -53,7 +53,7 @@ def test_conflict(layouts: list[tuple[tuple[AxisRef, ...], ...]], found: bool) -
 
 
 def constraints(fun: Callable[..., Any], specs: tuple[P | None, ...]) -> int:
-    step = sp.auto_shard(fun, mesh={"x": 2, "y": 4}, in_shardings=specs)
+    step = sp.auto_shard(fun, mesh={"x": 2, "y": 4}, in_shardings=specs, lowering="jit")
     struct = jax.ShapeDtypeStruct((16, 16), jnp.float32)
     return step.lower(*(struct for _ in specs)).as_text().count("sharding_constraint")
 
@@ -82,7 +82,7 @@ def test_what_nothing_uses_is_not_constrained(monkeypatch: pytest.MonkeyPatch) -
     struct = jax.ShapeDtypeStruct((16, 16), jnp.float32)
     counts = []
     for fun in (unused, used):
-        call = sp.auto_shard(fun, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "x"))).trace(struct, struct)
+        call = sp.auto_shard(fun, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "x")), lowering="jit").trace(struct, struct)
         pins = Pins()
         conflicts.pin_conflicts(call._planned.imported.scope, pins, call.plan().program.meshes)
         counts.append(pins.count())
@@ -95,7 +95,9 @@ def test_what_is_used_of_an_equation_is_constrained(monkeypatch: pytest.MonkeyPa
     def half(a: jax.Array) -> jax.Array:
         return jnp.split(jnp.sin(a), 2, axis=1)[1] * 2
 
-    call = sp.auto_shard(half, mesh={"x": 2, "y": 4}, in_shardings=P("x")).trace(jax.ShapeDtypeStruct((16, 16), jnp.float32))
+    call = sp.auto_shard(half, mesh={"x": 2, "y": 4}, in_shardings=P("x"), lowering="jit").trace(
+        jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    )
     pins = Pins()
     conflicts.pin_conflicts(call._planned.imported.scope, pins, call.plan().program.meshes)
     (split,) = (eqn for eqn in call.jaxpr.jaxpr.eqns if eqn.primitive.name == "split")

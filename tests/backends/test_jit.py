@@ -36,7 +36,7 @@ A = np.arange(64, dtype=np.float32).reshape(8, 8)
 
 
 def test_nothing_to_pin(mesh):
-    step = sp.auto_shard(lambda a, b: jnp.tanh(a @ b).sum(), mesh=mesh, in_shardings=(P("x"), P(None, "y")))
+    step = sp.auto_shard(lambda a, b: jnp.tanh(a @ b).sum(), mesh=mesh, in_shardings=(P("x"), P(None, "y")), lowering="jit")
     pinned = entry(step, A, A).pinned
     assert (pinned.constraints, pinned.exact) == (0, True)
 
@@ -47,7 +47,7 @@ def conflict(a, b):
 
 
 def test_conflicts_are_pinned_and_right(mesh, run_plans):
-    step = sp.auto_shard(conflict, mesh=mesh, in_shardings=(P("x", "y"), P("y", "x")), out_shardings=(P("y"), None))
+    step = sp.auto_shard(conflict, mesh=mesh, in_shardings=(P("x", "y"), P("y", "x")), out_shardings=(P("y"), None), lowering="jit")
     pinned = entry(step, A, A).pinned
     assert pinned.exact
     for a, b in zip(step(A, A), conflict(A, A)):
@@ -60,7 +60,7 @@ def test_priorities_are_pinned(mesh, run_plans):
         z = sp.with_sharding_constraint(y, P("x", P.UNCONSTRAINED), priority=1)
         return (sp.with_sharding_constraint(y, P("y", P.UNCONSTRAINED), priority=0) * 2).sum() + z.sum()
 
-    step = sp.auto_shard(f, mesh=mesh)
+    step = sp.auto_shard(f, mesh=mesh, lowering="jit")
     assert entry(step, A).pinned.exact
     np.testing.assert_allclose(step(A), f(A) if False else (jnp.sin(A) * 3).sum(), rtol=1e-5)
 
@@ -87,7 +87,7 @@ def test_bodies(kind, mesh, run_plans):
         "jit": lambda x: jax.jit(inner)(x) + jax.jit(inner)(x + 1),
     }
     f = functions[kind]
-    step = sp.auto_shard(f, mesh=mesh, in_shardings=P("y"))
+    step = sp.auto_shard(f, mesh=mesh, in_shardings=P("y"), lowering="jit")
     pinned = entry(step, A / 64).pinned
     assert pinned.exact
     jax.tree.map(
@@ -108,14 +108,14 @@ def test_sub_axes_reach_jax_by_a_refined_mesh(mesh):
     def f(x):
         return sp.with_sharding_constraint(x * 2, sp.TensorSharding("mesh", [[half], ["x"]])) + 1
 
-    step = sp.auto_shard(f, mesh=mesh)
+    step = sp.auto_shard(f, mesh=mesh, lowering="jit")
     np.testing.assert_array_equal(step(A), 2 * A + 1)
     assert '"y_0"=2, "y_1"=2' in step.lower(A).as_text()
 
 
 def test_captured_arrays(mesh):
     table = jnp.arange(8.0)
-    step = sp.auto_shard(lambda x: x + table, mesh=mesh, in_shardings=P("x"))
+    step = sp.auto_shard(lambda x: x + table, mesh=mesh, in_shardings=P("x"), lowering="jit")
     np.testing.assert_array_equal(step(A), A + np.arange(8.0))
 
 
@@ -126,7 +126,7 @@ def test_effects(mesh):
         jax.debug.callback(lambda v: seen.append(float(v)), x.sum())
         return x * 2
 
-    step = sp.auto_shard(f, mesh=mesh, in_shardings=P("x"))
+    step = sp.auto_shard(f, mesh=mesh, in_shardings=P("x"), lowering="jit")
     jax.block_until_ready(step(A))
     jax.effects_barrier()
     assert seen == [A.sum()]
@@ -137,12 +137,12 @@ def test_user_shard_map_and_constraints_of_jax(mesh):
         y = lax.with_sharding_constraint(x * 2, P("x"))
         return jax.shard_map(lambda t: lax.psum(t, "x"), in_specs=P("x"), out_specs=P())(y)
 
-    step = sp.auto_shard(f, mesh=mesh)
+    step = sp.auto_shard(f, mesh=mesh, lowering="jit")
     np.testing.assert_array_equal(step(A), 2 * (A[:4] + A[4:]))
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(step(A), 2 * (A[:4] + A[4:]))
     concrete = sp.auto_shard(
-        lambda x: jax.shard_map(lambda t: t * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x), mesh={"x": 2, "y": 4}
+        lambda x: jax.shard_map(lambda t: t * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x), mesh={"x": 2, "y": 4}, lowering="jit"
     )
     np.testing.assert_array_equal(concrete(A), 2 * A)
 

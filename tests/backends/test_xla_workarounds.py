@@ -175,14 +175,14 @@ def test_what_is_partitioned_here_sends_no_more(name, mesh):
     f, spec, out = IMAGE_PARALLEL[name]
     x, k = random(8, 8, 8, 8), random(3, 3, 8, 8)
     named = lambda s: None if s is None else NamedSharding(mesh, s)  # noqa: E731
-    step = sp.auto_shard(f, mesh=mesh, in_shardings=(spec, P()), out_shardings=out)
+    step = sp.auto_shard(f, mesh=mesh, in_shardings=(spec, P()), out_shardings=out, lowering="jit")
     np.testing.assert_allclose(step(x, k), f(x, k), rtol=1e-4, atol=1e-4)
     plain = jax.jit(f, in_shardings=(named(spec), named(P())), out_shardings=named(out))
     assert sent(step, x, k) <= sent(plain, x, k)
 
 
 def test_pad_without_interior_is_left_alone(mesh):
-    step = sp.auto_shard(lambda x: jnp.pad(x, 1), mesh=mesh, in_shardings=P("x"))
+    step = sp.auto_shard(lambda x: jnp.pad(x, 1), mesh=mesh, in_shardings=P("x"), lowering="jit")
     assert "sharding_constraint" not in step.lower(random(8)).as_text()
 
 
@@ -218,7 +218,7 @@ def test_extremes_send_no_more(name, mesh):
 
     for dtype in (jnp.float32, jnp.bfloat16):
         y = jnp.asarray(x, dtype)
-        ours = sp.auto_shard(f, mesh=mesh, in_shardings=P(("x", "y")))
+        ours = sp.auto_shard(f, mesh=mesh, in_shardings=P(("x", "y")), lowering="jit")
         np.testing.assert_array_equal(np.asarray(ours(y), np.float32), np.asarray(f(y), np.float32))
         assert sent(jax.jit(ours), y) <= sent(jax.jit(f, in_shardings=ins), y)
 
@@ -226,7 +226,7 @@ def test_extremes_send_no_more(name, mesh):
 @pytest.mark.parametrize("name", EXTREMES)
 def test_derivatives_of_extremes_from_outside(name, mesh):
     f, x = EXTREMES[name], np.round(random(16, 8) * 2) / 2  # several are largest
-    step = sp.auto_shard(f, mesh=mesh, in_shardings=P(("x", "y")))
+    step = sp.auto_shard(f, mesh=mesh, in_shardings=P(("x", "y")), lowering="jit")
     loss = lambda f: lambda x: (f(x) ** 2).sum()  # noqa: E731
     np.testing.assert_allclose(jax.jit(jax.grad(loss(step)))(x), jax.grad(loss(f))(x), rtol=1e-6)
     np.testing.assert_allclose(jax.jvp(step, (x,), (x,))[1], jax.jvp(f, (x,), (x,))[1], rtol=1e-6)
@@ -234,12 +234,12 @@ def test_derivatives_of_extremes_from_outside(name, mesh):
 
 
 def test_extremes_of_whole_dimensions_and_of_integers_are_left_alone(mesh):
-    step = sp.auto_shard(lambda x: x.max(1), mesh=mesh, in_shardings=P("x"))
+    step = sp.auto_shard(lambda x: x.max(1), mesh=mesh, in_shardings=P("x"), lowering="jit")
     assert "bitcast_convert" not in step.lower(random(8, 4)).as_text()
-    step = sp.auto_shard(lambda x: x.max(0), mesh=mesh, in_shardings=P("x"))
+    step = sp.auto_shard(lambda x: x.max(0), mesh=mesh, in_shardings=P("x"), lowering="jit")
     assert "bitcast_convert" in step.lower(random(8, 4)).as_text()
     assert "bitcast_convert" not in step.lower(np.arange(8)).as_text()
-    other = sp.auto_shard(lambda x: x.max(0), mesh=mesh, in_shardings=P("x"), options=sp.Options(platform="cuda"))
+    other = sp.auto_shard(lambda x: x.max(0), mesh=mesh, in_shardings=P("x"), options=sp.Options(platform="cuda"), lowering="jit")
     assert "bitcast_convert" not in other.lower(random(8, 4)).as_text()
 
 
@@ -247,10 +247,10 @@ def test_transforms_send_no_more_and_have_derivatives(mesh):
     x = random(8, 16, 8)
     f = lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 2)  # noqa: E731
     for spec in (P("x"), P("x", "y"), P(None, "x"), P(None, None, "y")):
-        step = sp.auto_shard(f, mesh=mesh, in_shardings=spec)
+        step = sp.auto_shard(f, mesh=mesh, in_shardings=spec, lowering="jit")
         assert sent(jax.jit(step), x) <= sent(jax.jit(f, in_shardings=NamedSharding(mesh, spec)), x)
     loss = lambda f: lambda x: (f(x) ** 2).sum()  # noqa: E731
-    got = jax.jit(jax.grad(loss(sp.auto_shard(f, mesh=mesh, in_shardings=P("x")))))(x)
+    got = jax.jit(jax.grad(loss(sp.auto_shard(f, mesh=mesh, in_shardings=P("x"), lowering="jit"))))(x)
     np.testing.assert_allclose(got, jax.grad(loss(f))(x), rtol=1e-4, atol=1e-4)
-    inside = sp.auto_shard(jax.grad(loss(f)), mesh=mesh, in_shardings=P(None, None, "y"), out_shardings=P())
+    inside = sp.auto_shard(jax.grad(loss(f)), mesh=mesh, in_shardings=P(None, None, "y"), out_shardings=P(), lowering="jit")
     np.testing.assert_allclose(inside(x), jax.grad(loss(f))(x), rtol=1e-4, atol=1e-4)

@@ -50,7 +50,7 @@ def predicted(plan: sp.Plan) -> int:
 
 
 def sharded(fun: Any, mesh: Any, **options: Any) -> Any:
-    return sp.auto_shard(fun, mesh=mesh, in_shardings=SPECS, out_shardings=SPECS[0], **options)
+    return sp.auto_shard(fun, mesh=mesh, in_shardings=SPECS, out_shardings=SPECS[0], **{"lowering": "jit", **options})
 
 
 def test_conflicts_are_left_to_xla_where_that_moves_less(mesh: jax.sharding.Mesh) -> None:
@@ -120,7 +120,7 @@ def test_a_plan_of_other_options_is_run_as_it_is(mesh: jax.sharding.Mesh) -> Non
 
 
 def test_without_conflicts_the_plan_is_run(mesh: jax.sharding.Mesh) -> None:
-    step = sp.auto_shard(train, mesh=mesh, in_shardings=(None, P("x")))
+    step = sp.auto_shard(train, mesh=mesh, in_shardings=(None, P("x")), lowering="jit")
     plan = step.plan(WEIGHTS, TOKENS)
     assert plan._as_run.planned
     assert plan._as_run.program is plan.program
@@ -153,7 +153,7 @@ def test_numbers_where_conflicts_are_left_to_xla(mesh: jax.sharding.Mesh) -> Non
     x = draw.normal(size=(8, 12, WIDTH)).astype(np.float32)
     x[3, 5, 7] = np.nan
     specs = {name: P("x") for name in weights} | {"taps": P(None, None, "y")}
-    step = sp.auto_shard(smoothed, mesh=mesh, in_shardings=(specs, P("x")))
+    step = sp.auto_shard(smoothed, mesh=mesh, in_shardings=(specs, P("x")), lowering="jit")
     assert not step.plan(weights, x)._as_run.planned
     for x_now in (x, np.nan_to_num(x)):
         for ours, theirs in zip(jax.tree.leaves(step(weights, x_now)), jax.tree.leaves(jax.jit(smoothed)(weights, x_now)), strict=True):

@@ -195,8 +195,7 @@ def test_an_output_that_was_asked_for() -> None:
         return sp.with_sharding_constraint(x @ table.T, P("data", "model"))
 
     plan = planned(f, f32(50257, 1024), f32(1024, 1024), in_shardings=(None, P("data")))
-    found = {f.path: f for f in plan.findings}
-    assert {f.kind for f in found.values()} == {"indivisible"}
+    found = {f.path: f for f in plan.findings if f.kind == "indivisible"}
     assert "dimension 1 of size 50257 is no multiple of 4 (model=4)" in found["result"].message
     assert "float32[1024@data,50257@model]" in found["result"].message
     assert found["result"].fix == "make dimension 1 50256 or 50260"
@@ -368,12 +367,14 @@ def host_matmul(x, w):
 
 
 def test_a_callback_without_a_rule() -> None:
-    plan = planned(host_matmul, W, W, in_shardings=(P("data"), P(None, "model")))
+    plan = planned(host_matmul, W, W, in_shardings=(P("data"), P(None, "model")), lowering="jit")
     finding = only(plan)
     assert (finding.kind, finding.severity, finding.bytes) == ("opaque", "warning", 80 << 20)
     assert "sharding_rule" in finding.fix
+    finding = only(planned(host_matmul, W, W, in_shardings=(P("data"), P(None, "model")), lowering="shard_map"))
+    assert (finding.kind, finding.severity, finding.bytes) == ("whole-callback", "warning", 80 << 20)
     ruled = sp.sharding_rule("b i, i o -> b o", reduction="i")(host_matmul)
-    assert planned(ruled, W, W, in_shardings=(P("data"), P(None, "model"))).findings == ()
+    assert planned(ruled, W, W, in_shardings=(P("data"), P(None, "model")), lowering="jit").findings == ()
 
 
 # --- costly-reshard
@@ -383,7 +384,7 @@ CUBE = {"a": 2, "b": 2, "c": 2}
 
 
 def reshards(f: Callable[..., Any], source: P, target: P) -> Plan:
-    return planned(lambda x: f(sp.with_sharding_constraint(jnp.sin(x), target)), W, mesh=CUBE, in_shardings=source)
+    return planned(lambda x: f(sp.with_sharding_constraint(jnp.sin(x), target)), W, mesh=CUBE, in_shardings=source, lowering="jit")
 
 
 def test_an_involuntary_full_rematerialization() -> None:
@@ -408,10 +409,10 @@ def test_the_constraint_that_is_named_removes_it() -> None:
         return sp.with_sharding_constraint(h, P("c")) * 2
 
     source = P(None, ("a", "b", "c"))
-    finding = only(planned(f, W, mesh=CUBE, in_shardings=source))
+    finding = only(planned(f, W, mesh=CUBE, in_shardings=source, lowering="jit"))
     steps = re.search(r"with_sharding_constraint\(x, (.*)\), P\('c'\)\); 28 MiB in place of 56 MiB", finding.fix)
     assert steps is not None, finding.fix
-    assert planned(lambda x: f(x, eval(steps[1], {"P": P})), W, mesh=CUBE, in_shardings=source).findings == ()
+    assert planned(lambda x: f(x, eval(steps[1], {"P": P})), W, mesh=CUBE, in_shardings=source, lowering="jit").findings == ()
 
 
 def test_an_intermediate_that_is_gathered_is_a_note() -> None:
@@ -419,7 +420,8 @@ def test_an_intermediate_that_is_gathered_is_a_note() -> None:
         h = jnp.tanh(x @ w)
         return sp.with_sharding_constraint(h, P()).sum()
 
-    found = [x for x in planned(f, W, W, in_shardings=(P("data"), P(None, "model"))).findings if x.kind == "costly-reshard"]
+    plan = planned(f, W, W, in_shardings=(P("data"), P(None, "model")), lowering="jit")
+    found = [x for x in plan.findings if x.kind == "costly-reshard"]
     assert [(x.severity, x.path.startswith("%")) for x in found] == [("info", True)]
 
 
@@ -524,7 +526,7 @@ RUN_WHOLE = {
 
 @pytest.mark.parametrize("name", RUN_WHOLE)
 def test_ops_that_xla_runs_whole_are_found(name: str) -> None:
-    plan = planned(RUN_WHOLE[name], ROWS, mesh={"x": 8}, in_shardings=P("x"), out_shardings=P("x"))
+    plan = planned(RUN_WHOLE[name], ROWS, mesh={"x": 8}, in_shardings=P("x"), out_shardings=P("x"), lowering="jit")
     (finding,) = [f for f in plan.findings if f.kind == "costly-reshard"]
     assert (finding.severity, finding.bytes) == ("warning", 224 << 20)
     assert "test_checks.py:" in finding.location
@@ -592,7 +594,7 @@ def test_kinds_are_known_and_told() -> None:
         check_names([Kind("a", "", ""), Kind("b", "", ""), Kind("a", "", "")])
     sources = [path.read_text() for path in sorted((ROOT / "shardy_py").rglob("*.py"))]
     named = {match[1] for text in sources for match in re.finditer(r'(?:Finding|report)\(\s*"([a-z-]+)"', text)}
-    named |= {"runs-whole", "whole-callback"}
+    named |= {"jit-lowering", "runs-whole", "whole-callback", "whole-dimension"}
     assert named <= {kind.name for kind in KINDS}
     rows = re.findall(r"^\| `([a-z-]+)` \| ([a-z, ]+) \| (.*?) \|$", (ROOT / "docs" / "findings.md").read_text(), re.MULTILINE)
     assert rows == [(kind.name, kind.severity, kind.meaning) for kind in KINDS]

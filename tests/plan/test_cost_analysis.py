@@ -79,7 +79,8 @@ def test_names_of_jax(plan: Plan) -> None:
     assert cost["flops"] == cost.flops
     assert dict(cost)["bytes accessed"] == cost.bytes_accessed
     assert cost.get("utilization") is None
-    compiled = sp.auto_shard(step, mesh={"data": 2, "model": 4}, in_shardings=({"up": P(None, "model"), "down": P("model")}, P("data")))
+    specs = ({"up": P(None, "model"), "down": P("model")}, P("data"))
+    compiled = sp.auto_shard(step, mesh={"data": 2, "model": 4}, in_shardings=specs, lowering="jit")
     found = compiled.lower({"up": struct(256, 512), "down": struct(512, 256)}, struct(64, 256)).compile().cost_analysis()
     assert cost["flops"] == pytest.approx(found["flops"], rel=0.05)
 
@@ -104,7 +105,7 @@ def test_what_waits_cannot_be_overlapped() -> None:
 
     big = struct(2048, 2048)
     specs = (P(None, "x"), P("x"), P(None, "x"))
-    cost = sp.auto_shard(chain, mesh={"x": 8}, in_shardings=specs).plan(big, big, big).cost_analysis("h100")
+    cost = sp.auto_shard(chain, mesh={"x": 8}, in_shardings=specs, lowering="jit").plan(big, big, big).cost_analysis("h100")
     assert cost.step_seconds is not None
     assert cost.step_seconds.low == pytest.approx(cost.step_seconds.high)
 
@@ -112,7 +113,9 @@ def test_what_waits_cannot_be_overlapped() -> None:
         return sp.with_sharding_constraint(a @ b, P()), c @ c.T
 
     specs = (P(None, "x"), P("x"), P())
-    cost = sp.auto_shard(beside, mesh={"x": 8}, in_shardings=specs).plan(big, big, struct(16384, 16384)).cost_analysis("h100")
+    cost = (
+        sp.auto_shard(beside, mesh={"x": 8}, in_shardings=specs, lowering="jit").plan(big, big, struct(16384, 16384)).cost_analysis("h100")
+    )
     assert cost.exposed_seconds is not None
     assert cost.exposed_seconds.low == 0 < cost.exposed_seconds.high
 

@@ -43,8 +43,8 @@ values  3 arrays on 2 source lines
     tanh         float32[8@data,32@model]  128 B
   test_plan.py:{1}
     dot_general  float32[8@data,16]        256 B
-reshards  1, which brings 384 B to each device in a call
-  384 B  all_reduce(model)  test_plan.py:{1}  %2 float32[8@data,16]  dot_general"""
+collectives  1, which brings 384 B to each device in a call
+  384 B  all_reduce(model)  test_plan.py:{1}  float32[4,16] of dot_general"""
 
 
 def test_text(plan: Plan) -> None:

@@ -28,7 +28,7 @@ def struct(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def both(mesh: Mesh, fun: Callable[..., Any], args: Any, specs: Any, out: Any = None) -> tuple[list[Any], list[Any]]:
-    traced = sp.auto_shard(fun, mesh=mesh, in_shardings=specs, out_shardings=out).trace(*args)
+    traced = sp.auto_shard(fun, mesh=mesh, in_shardings=specs, out_shardings=out, lowering="jit").trace(*args)
     compiled = traced.lower().compile().as_text()
     theirs = [(c.kind, c.group_size, piece, c.trips) for c in collectives_in(compiled) for piece in c.pieces]
     return sorted((c.kind, c.group_size, c.operand_bytes, c.trips) for c in traced.plan().collectives), sorted(theirs)
@@ -99,7 +99,7 @@ def test_a_value_moves_once(mesh: Mesh) -> None:
 
 
 def test_a_slice_of_a_sum_would_be_a_reduce_scatter(mesh: Mesh) -> None:
-    plan = sp.auto_shard(lambda a, b: a @ b, mesh=mesh, in_shardings=(P(None, "y"), P("y")), out_shardings=P("y")).plan(
+    plan = sp.auto_shard(lambda a, b: a @ b, mesh=mesh, in_shardings=(P(None, "y"), P("y")), out_shardings=P("y"), lowering="jit").plan(
         struct(64, 32), struct(32, 64)
     )
     assert [c.kind for c in plan.collectives] == ["all_reduce"]
@@ -107,7 +107,7 @@ def test_a_slice_of_a_sum_would_be_a_reduce_scatter(mesh: Mesh) -> None:
 
 
 def test_where_and_for_what(mesh: Mesh) -> None:
-    plan = sp.auto_shard(mlp, mesh=mesh, in_shardings=({"up": P(None, "y"), "down": P("y")}, P("x"))).plan(
+    plan = sp.auto_shard(mlp, mesh=mesh, in_shardings=({"up": P(None, "y"), "down": P("y")}, P("x")), lowering="jit").plan(
         {"up": struct(32, 64), "down": struct(64, 32)}, struct(16, 32)
     )
     first = plan.collectives[0]
@@ -116,7 +116,9 @@ def test_where_and_for_what(mesh: Mesh) -> None:
 
 
 def test_parts_of_axes_and_programs_without_shardings() -> None:
-    plan = sp.auto_shard(lambda x: x.reshape(2, 2, 8) * 2, mesh={"x": 4}, in_shardings=P("x"), out_shardings=P()).plan(struct(4, 8))
+    plan = sp.auto_shard(lambda x: x.reshape(2, 2, 8) * 2, mesh={"x": 4}, in_shardings=P("x"), out_shardings=P(), lowering="jit").plan(
+        struct(4, 8)
+    )
     assert sum(c.received_bytes for c in plan.collectives) == 3 * 8 * 4
     assert sp.auto_shard(lambda x: x + 1, mesh={"x": 1}).plan(struct(4)).collectives == ()
 
@@ -143,7 +145,7 @@ def test_what_runs_on_one_device(mesh: Mesh) -> None:
     ours, theirs = both(mesh, around, args, specs)
     assert ours == theirs
     assert ("all_reduce", 8, 64 * 64 * 4, 1) in ours
-    called = sp.auto_shard(around, mesh=mesh, in_shardings=specs)
+    called = sp.auto_shard(around, mesh=mesh, in_shardings=specs, lowering="jit")
     x = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     np.testing.assert_allclose(called(x, np.eye(64, dtype=np.float32)), 2 * np.sin(x), rtol=1e-5, atol=1e-5)
     plan = called.plan(*args)

@@ -200,7 +200,7 @@ def test_text_puts_the_largest_first_and_counts_the_rest() -> None:
         x = jnp.tanh(jnp.tanh(x @ w) @ w) @ w  # on one line
         return x @ w
 
-    text = planned(many, W, X, shardings=(P("model"), P("data", "model"))).as_text(values=False)
+    text = planned(many, W, X, shardings=(P("model"), P("data", "model")), lowering="jit").as_text(values=False)
     assert f"  {line(many)}  %" in text
     assert " and 2 more float32" in text
 
@@ -213,7 +213,7 @@ def test_text_puts_the_largest_first_and_counts_the_rest() -> None:
     names: dict = {}
     exec(compile(source, "wide.py", "exec"), names)
     sizes = [f32(8, 8 * (i + 1)) for i in range(23)]
-    lines = planned(names["wide"], *sizes, shardings=P("data")).as_text(values=False).splitlines()
+    lines = planned(names["wide"], *sizes, shardings=P("data"), lowering="jit").as_text(values=False).splitlines()
     start = next(i for i, text in enumerate(lines) if text.startswith("reshards  23, which bring "))
     assert len(lines) - start == 22
     assert lines[-1].startswith("  ... and 3 more reshards, of ")

@@ -55,8 +55,8 @@ def train_plan(batch: Any = BATCH, layers: int = 2, **settings: Any) -> Plan:
 
 @functools.cache
 def training() -> Plan:
-    """A training step: donation, reshards, modules, a finding or two."""
-    return train_plan()
+    """A training step: donation, reshards, modules, a finding or two; partitioned by XLA."""
+    return train_plan(lowering="jit")
 
 
 @functools.cache

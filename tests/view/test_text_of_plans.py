@@ -40,7 +40,7 @@ def trained(layers: int, width: int = 64) -> Plan:
     exec(compile(SOURCE, "/home/me/step.py", "exec"), names)
     params = {"layers": [{"up": f32(width, 4 * width), "down": f32(4 * width, width), "bias": f32(width)} for _ in range(layers)]}
     state = {"params": params, "mu": params}
-    sharded = sp.auto_shard(names["step"], mesh=MESH, in_shardings=(None, P("data")), rules=[("up", P(None, "model"))])
+    sharded = sp.auto_shard(names["step"], mesh=MESH, in_shardings=(None, P("data")), rules=[("up", P(None, "model"))], lowering="jit")
     return sharded.plan(state, f32(32, width))
 
 
@@ -204,7 +204,7 @@ def test_collectives_of_a_partitioned_program() -> None:
     )
     assert plan.as_text().splitlines()[-2:] == [
         "collectives  1, which brings 6 KiB to each device in a call",
-        "  6 KiB  all_reduce(model)  float32[16,64] of dot_general",
+        f"  6 KiB  all_reduce(model)  test_text_of_plans.py:{f.__code__.co_firstlineno + 1}  float32[16,64] of dot_general",
     ]
     assert plan.as_text(where="f:9*") == "plan of f on mesh data=2, model=4, where 'f:9*'\n  nothing of 6 values is like that"
 

@@ -32,7 +32,7 @@ def callback(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], sc
     partitioned = eqn.params.get("partitioned")
     if not partitioned:
         why = f"{eqn.primitive.name} is called once, with whole arrays", "give it less, such as a sum of them"
-        walker.gathers(eqn, operands, "whole-callback", *why, severity="info")
+        walker.gathers(eqn, operands, "whole-callback", *why)
     arrays = [held.get(settled(held)) if partitioned else held.whole() for held in operands]
     if walker.region.dry:
         made = [None] * len(eqn.outvars)

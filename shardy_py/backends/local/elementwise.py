@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+from jax.extend.core import Literal
+
 from shardy_py.backends.local.form import Builder, Equation, Form, as_is, is_inexact, make_rule
 
 
@@ -16,7 +19,10 @@ def _linear(equation: Equation) -> tuple[tuple[int, ...], ...]:
     name = equation.name
     floats = all(map(is_inexact, equation.result_dtypes))
     if name in _LINEAR_IN_ALL and floats:
-        return (tuple(range(len(equation.shapes))),)
+        every = tuple(range(len(equation.shapes)))
+        # Python's sum begins with 0, which each device can add to its part of a sum.
+        others = tuple(i for i, v in enumerate(equation.eqn.invars) if not (isinstance(v, Literal) and not np.any(v.val)))
+        return (every,) if others == every or not others else (every, others)
     if name == "mul" and floats:
         return ((0,), (1,))
     if name == "div" and floats:

@@ -28,6 +28,7 @@ from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.primitive_bodies import body_of
 from shardy_py.passes.propagation.factors import project
+from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes
 
@@ -387,7 +388,7 @@ class Walker:
             return [Held(region, s, d, at) for at, s, d in zip(decision.results, shapes, dtypes)]
         if not any(decision.axes) and any(form.rule.factor_sizes[f] > 1 for f in form.rule.need_replication):
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
-            self.gathers(eqn, operands, "runs-whole", *why, severity="info")
+            self.gathers(eqn, operands, "whole-dimension", *why, severity="info")
         arrays = [held.get(at) for held, at in zip(operands, decision.operands, strict=True)]
         made = self.run(equation, form, id(decision), decision.axes, arrays)
         if decision.reduced:
@@ -539,12 +540,12 @@ class Walker:
             made = [None] * len(eqn.outvars) if self.region.dry else bind(eqn, arrays, eqn.params)
         return [self.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
 
-    def gathers(self, eqn: JaxprEqn, operands: Sequence[Held], kind: str, why: str, fix: str, severity: Severity = "warning") -> None:
-        """Finds that an equation brings whole operands to every device, if it does."""
+    def gathers(self, eqn: JaxprEqn, operands: Sequence[Held], kind: str, why: str, fix: str, severity: Severity | None = None) -> None:
+        """Finds that an equation brings whole operands to every device, if it does; by default the bytes say how severe that is."""
         price = 0 if self.region.dry else sum(held.price(replicated(held.rank)) for held in operands)
         if price:
             message, where = f"{why}, which brings {format_bytes(price)} to each", locate(eqn.source_info)
-            self.findings.append(Finding(kind, message, "", "" if where is None else where.place, severity, price, fix))
+            self.findings.append(Finding(kind, message, "", "" if where is None else where.place, severity or graded(price), price, fix))
 
     def unknown(self, eqn: JaxprEqn, operands: Sequence[Held], scope: Scope | None) -> list[Held]:
         """In a dry run, an equation whose handler cannot be run dry: whole operands, results as planned."""

@@ -21,6 +21,8 @@ from shardy_py.rules.traits import is_elementwise
 
 KIND = "costly-reshard"
 
+_TAKE_WHOLE = ("runs-whole", "whole-callback", "whole-dimension")
+
 
 def costly_reshard(view: PlanView) -> Iterator[Finding]:
     """Reshards for which XLA's partitioner replicates a value and cuts it again, and intermediates that are gathered whole.
@@ -158,11 +160,17 @@ def _two_steps(view: PlanView, reshard: Reshard, price: int) -> str:
 
 
 def _gathered(view: PlanView) -> Iterator[Finding]:
-    """Collectives of the partitioned program that bring most of an intermediate to every device; one per line and kind."""
+    """Collectives of the partitioned program that bring most of an intermediate to every device; one per line and kind.
+
+    Where the partitioner said that an op takes whole operands, that is all there is to say.
+    """
+    told = {finding.location for finding in view.found if finding.location and finding.kind in _TAKE_WHOLE}
     groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
     for c in view.plan.collectives:
         total = c.received_bytes * (c.trips or 1)
-        if c.kind != "all_gather" or total < GRAVE or any(value.path == c.value for value in view.plan.inputs):
+        if c.kind != "all_gather" or total < GRAVE or c.location in told:
+            continue
+        if not c.value:  # an argument, or what a loop makes of one, as weights that are cut over the axis of the data
             continue
         key = (c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips)
         count, _, name = groups.get(key, (0, 0, c.value))

@@ -36,7 +36,7 @@ def opaque(view: PlanView) -> Iterator[Finding]:
             place = _place(op, view)
             count, most, first = groups.get(place, (0, 0, next((view.described[r].path for r in op.results if r in view.described), "")))
             groups[place] = (count + 1, max(most, size), first)
-    told = {finding.location for finding in view.found if finding.kind == "no-rule"}
+    told = {finding.location for finding in view.found if finding.kind in ("no-rule", "jit-lowering")}
     for (location, name), (count, size, path) in groups.items():
         if location and location in told:
             continue
