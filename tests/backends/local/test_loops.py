@@ -1,0 +1,44 @@
+"""Loops of local arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+
+X = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
+
+
+def scanned(x: Any, xs: Any) -> Any:
+    """Rows made of a constant that has to be moved, and of a carry."""
+    return lax.scan(lambda carry, row: (carry @ x + row, carry.sum(0) + row), x, xs)
+
+
+LOOPS: dict[str, Callable[[Any], Any]] = {
+    "fori_loop": lambda x: lax.fori_loop(0, 0, lambda i, y: y.at[1:].add(y[:-1]) @ x, x),
+    "scan": lambda x: scanned(x, x[:0]),
+    "in a loop": lambda x: lax.fori_loop(0, 3, lambda i, y: scanned(y @ x, x[:0])[0] + 1, x),
+    "around a loop": lambda x: lax.fori_loop(0, 0, lambda i, y: scanned(y, x)[0], x),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("spec", [P("x", "y"), P("y")], ids=str)
+def test_loops_that_never_run(kind: str, spec: P) -> None:
+    """Their parts are laid out and compiled all the same, also those of the gradient."""
+    function = LOOPS[kind]
+
+    def both(x: Any) -> Any:
+        return function(x), jax.grad(lambda x: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(x))))(x)
+
+    step = sp.auto_shard(both, mesh={"x": 2, "y": 4}, in_shardings=spec, lowering="shard_map")
+    for got, want in zip(jax.tree.leaves(step(X)), jax.tree.leaves(jax.jit(both)(X)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
