@@ -139,8 +139,9 @@ def planned(name: str, lowering: str) -> tuple[Plan, Any]:
 
 @pytest.mark.parametrize(
     ("name", "lowering"),
-    # Regions that write one array into several, or swap halves of pieces, keep less in memory than it seems.
-    [(name, way) for name in PROGRAMS for way in ("jit", "shard_map") if way == "jit" or name not in ("written", "joined")],
+    # Regions that write one array into several, or swap halves of pieces, keep less in memory than it seems. Which of two independent
+    # transforms runs first, and so what is kept meanwhile, is a tie in XLA's schedule.
+    [(name, way) for name in PROGRAMS for way in ("jit", "shard_map") if way == "jit" or name not in ("written", "joined", "transforms")],
 )
 def test_as_xla_says(name: str, lowering: str) -> None:
     plan, lowered = planned(name, lowering)
