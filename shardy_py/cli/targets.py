@@ -187,6 +187,7 @@ def _planned(found: Any, target: str, options: Namespace) -> Plan:
     changes = {} if options.lowering is None else {"lowering": options.lowering}
     changes |= {} if mesh is None else {"mesh": mesh}
     changes |= {} if options.platform is None else {"options": dataclasses.replace(_options(found), platform=options.platform)}
+    step: Any
     if isinstance(found, AutoSharded):
         step = found.replace(**changes) if changes else found
     elif mesh is None:
