@@ -91,6 +91,8 @@ WRONG = {
     "two cumulative ops": (two_cumulative, (random(16),), P("x"), P("x")),
     "gradient of overlapping max pooling": (pool_gradient, (random(16, 8),), P("x"), P("x")),
     "interior pad": (interior_pad, (random(8),), P(), P("x")),
+    "one element, taken by a large step": (lambda x: lax.slice(x, (1,), (2,), (3,)), (random(2),), P("x"), None),
+    "one element, taken from a later part": (lambda x: lax.slice(x, (2,), (3,), (4,)), (random(4),), P("y"), None),
 }
 
 

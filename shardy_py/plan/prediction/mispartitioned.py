@@ -151,6 +151,13 @@ def _gather(op: Op, parts: Parts) -> bool:
     return _is_differentiable(op.result) and _indexed(op.operands[0], op.operands[1], op.result, dims, parts)
 
 
+def _slice(op: Op, parts: Parts) -> bool:
+    """One element of a dimension that is cut, with a step that is larger than a part: it is looked for in another part."""
+    (operand,), strides = op.operands, op.attributes["strides"]
+    lone = [d for d, step in enumerate(strides) if step > 1 and op.result.type.shape[d] == 1]
+    return _is_cut(operand, parts, lone)
+
+
 def _sort(op: Op, parts: Parts) -> bool:
     """The same: the derivative gathers, and that of this scatters."""
     return any(_is_differentiable(v) and _is_uneven(v, parts, range(v.type.rank)) for v in op.results)
@@ -196,6 +203,7 @@ AT_RISK: Mapping[str, Callable[[Op, Parts], bool]] = {
     "stablehlo.reduce_window": _windows,
     "stablehlo.scatter": _scatter,
     "stablehlo.select_and_scatter": _windows,
+    "stablehlo.slice": _slice,
     "stablehlo.sort": _sort,
 }
 """Op -> whether XLA may get it wrong."""
@@ -210,6 +218,7 @@ OPS: Mapping[str, str] = {
     "gather": "stablehlo.gather",
     "pad": "stablehlo.pad",
     "select_and_scatter_add": "stablehlo.select_and_scatter",
+    "slice": "stablehlo.slice",
     **dict.fromkeys(("sort", "top_k"), "stablehlo.sort"),
 }
 """Primitive -> the op of its lowering that may be at risk."""
