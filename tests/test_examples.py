@@ -45,6 +45,13 @@ def test_dispatch_benchmark_runs() -> None:
         assert any(line.startswith(name) and line.endswith("us with 10 leaves") for line in printed.splitlines())
 
 
+def test_many_parameters_benchmark_runs() -> None:
+    printed = run(ROOT / "benchmarks" / "many_parameters.py", "--parameters=100", "--rounds=1")
+    ratios = {line.split()[0]: float(line.split()[-1]) for line in printed.splitlines()[-2:]}
+    assert ratios["jax.jit"] == 1
+    assert ratios["auto"] > 0
+
+
 def test_partitioner_benchmark_runs() -> None:
     printed = run(ROOT / "benchmarks" / "partitioner.py", "--depth=1", "--blocks=1", "--only=decode")
     assert "failed" not in printed
