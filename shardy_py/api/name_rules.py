@@ -189,8 +189,8 @@ def apply_rules(
             )
         out.append(have if wanted is None or have is not None else wanted)
     for paths in unmatched.values():
-        path = paths_as_one(paths)
-        message = f"no rule matches {slash_path(path)!r}; propagation decides {'its sharding' if len(paths) == 1 else 'their shardings'}"
+        path, shardings = paths_as_one(paths), "its sharding" if len(paths) == 1 else "their shardings"
+        message = f"no rule matches {paths_as_one([*map(slash_path, paths)])!r}; propagation decides {shardings}"
         findings.append(Finding("unmatched-rule", message, path, place, "info"))
     for i, (pattern, _) in enumerate(rules):
         if i in used:

@@ -61,11 +61,9 @@ class Filter:
         """Whether a finding is shown."""
         if self.where is None:
             return True
-        return (
-            finding.path in self._paths
-            if self._matches is None
-            else self._any(finding.path, finding.kind, self._module(finding.path), finding.location)
-        )
+        if self._matches is None:
+            return finding.path in self._paths or any(map(_numbered(finding.path).fullmatch, self._paths))
+        return self._any(finding.path, finding.kind, self._module(finding.path), finding.location)
 
     def _module(self, path: str) -> str:
         return self._modules.get(path, "")
@@ -73,6 +71,11 @@ class Filter:
     def _any(self, path: str, name: str, module: str, location: str) -> bool:
         assert self._matches is not None
         return any(text and self._matches(text) for text in (path, name, module, location.rpartition("/")[2], location))
+
+
+def _numbered(path: str) -> re.Pattern[str]:
+    """The paths that a finding of several layers speaks of: any number in place of `0..23`."""
+    return re.compile(r"\d+".join(map(re.escape, re.split(r"\d+\.\.\d+", path.partition(" and ")[0]))))
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:

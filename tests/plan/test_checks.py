@@ -516,8 +516,6 @@ def host_sum(x):
 ROWS = f32(8192, 8192)
 RUN_WHOLE = {
     "fft of cut rows": lambda x: jnp.fft.rfft(x, axis=1),
-    "running sum": lambda x: jnp.cumsum(x, axis=0),
-    "running product, backwards": lambda x: jax.lax.cumprod(x, axis=0, reverse=True),
     "sort": lambda x: jnp.sort(x, axis=0),
     "rows that are set": lambda x: x.at[3:9].set(0.0),
     "the largest": lambda x: jax.lax.top_k(x, 4)[0],

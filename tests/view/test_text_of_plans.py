@@ -80,11 +80,11 @@ reshards  14, which bring 164 KiB to each device in a call
   16 KiB  all_reduce(data)   step.py:3  %7 and 3 more float32[64,256@model]  dot_general
   16 KiB  all_reduce(data)   step.py:3  %10 and 3 more float32[256@model,64]  dot_general
    6 KiB  all_reduce(model)  step.py:3  %1 and 5 more float32[32@data,64]  dot_general
-findings  8 notes
-  info: unmatched-rule: no rule matches 'state/mu/layers/0/down'; propagation decides its sharding
-    [state['mu']['layers'][0..3]['down'], step.py:5]
-  info: unmatched-rule: no rule matches 'state/params/layers/0/down'; propagation decides its
-    sharding [state['params']['layers'][0..3]['down'], step.py:5]"""
+findings  2 notes
+  info: unmatched-rule: no rule matches 'state/mu/layers/0..3/down'; propagation decides their
+    shardings [state['mu']['layers'][0..3]['down'], step.py:5]
+  info: unmatched-rule: no rule matches 'state/params/layers/0..3/down'; propagation decides their
+    shardings [state['params']['layers'][0..3]['down'], step.py:5]"""
 
 
 @pytest.fixture(scope="module")

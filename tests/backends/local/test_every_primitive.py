@@ -182,6 +182,7 @@ MATRIX: dict[str, Case] = {
 }
 
 INSIDE_OTHERS: Mapping[str, str] = {
+    "agreed": "stands around calls in several processes",
     "cholesky_update": "takes no batch",
     "copy_p": "is what `copy` was called once",
     "empty": "holds any numbers",
