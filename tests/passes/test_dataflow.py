@@ -115,7 +115,7 @@ def test_changes_are_recorded() -> None:
 
 
 def test_deep_nesting() -> None:
-    depth = 150
+    depth = 100
     calls = "\n".join(
         f"func.func private @f{i}(%x: tensor<8xf32>) -> tensor<8xf32> {{ %0 = call @f{i + 1}(%x) : (tensor<8xf32>) -> tensor<8xf32>\n"
         "return %0 : tensor<8xf32> }"
