@@ -1,16 +1,14 @@
 """Shardings by name: `("layers/*/kernel", P("fsdp", "tp"))` gives every leaf of that path its sharding.
 
 A leaf's path is its pytree path joined by `/`, beginning with the parameter's name: `state/params/layers/0/kernel`. A pattern
-matches a path whose last components it matches, so the optimizer's moments, whose paths end as the parameters' do, follow them.
+(`plan/patterns`) matches a path whose last components it matches, so the optimizer's moments, whose paths end as the parameters' do,
+follow them.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
-import re
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import MeshView
@@ -20,6 +18,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.plan.checks.accept import paths_as_one, without_numbers
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.patterns import check_length, matches, slash_path
 
 NameRules = Sequence[tuple[str, object]]
 
@@ -48,66 +47,9 @@ def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
                 why="a rule is a pair of a pattern (a string) and a sharding",
                 fix='write rules=[("layers/*/kernel", P("fsdp", "tp"))]',
             )
+        check_length(pair[0], f"rules[{i}]", SpecError)
         made.append((pair[0], pair[1]))
     return tuple(made)
-
-
-_Part = TypeVar("_Part")
-
-
-def _fits(pattern: Sequence[_Part | None], parts: Sequence[_Part], same: Callable[[_Part, _Part], bool]) -> bool:
-    """Whether parts match a pattern, in which None stands for any number of them.
-
-    Only the last None is ever tried again, so the time is that of the product of the lengths.
-    """
-    i = k = 0
-    again: tuple[int, int] | None = None
-    while k < len(parts):
-        wanted = pattern[i] if i < len(pattern) else None
-        if i < len(pattern) and wanted is None:
-            again = i, k
-            i += 1
-        elif wanted is not None and same(wanted, parts[k]):
-            i, k = i + 1, k + 1
-        elif again is not None:
-            i, k = again[0] + 1, again[1] + 1
-            again = again[0], k
-        else:
-            return False
-    return all(part is None for part in pattern[i:])
-
-
-@functools.lru_cache(maxsize=1024)
-def _components(pattern: str) -> tuple[str | None, ...]:
-    """The components of a pattern behind any others; `**` is any one and any number of others."""
-    found: list[str | None] = [None]
-    for component in pattern.strip("/").split("/"):
-        found += ["?*", None] if component == "**" else [component]
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _component_fits(pattern: str, component: str) -> bool:
-    letters = [None if letter == "*" else letter for letter in pattern]
-    return _fits(letters, component, lambda wanted, letter: wanted in ("?", letter))
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether the last components of `path` match: `*` within a component, `?` one character, `**` one or more components.
-
-    Example:
-        >>> matches("layers/*/kernel", "params/layers/0/kernel")
-        True
-    """
-    return _fits(_components(pattern), path.split("/"), _component_fits)
-
-
-def slash_path(path: str) -> str:
-    """`state.params['layers'][0]['kernel']` -> `state/params/layers/0/kernel`.
-
-    A last `.value`, which every variable of Flax NNX has, is left out.
-    """
-    return "/".join(part for part in re.split(r"\['|'\]\['|'\]|\[|\]|\.", path.removesuffix(".value")) if part)
 
 
 def rule_for(rules: Sequence[tuple[str, object]], path: str) -> str:

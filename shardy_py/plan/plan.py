@@ -184,7 +184,7 @@ class Plan(Views, Costs, Stored):
         Args:
             strict: Raise for warnings too.
             ignore: Findings that are accepted, and left out: `"unused-axis"` is a kind, `"replicated-large:params['table']"` a kind and a
-                path, in which `*` stands for any characters.
+                path or a pattern of paths: the last components, as in `rules=`, or all of it with `*` for any characters.
 
         Raises:
             PlanError: There are such findings.
@@ -251,8 +251,7 @@ class Plan(Views, Costs, Stored):
 
         Args:
             where: Shows only some values, with their reshards and findings: a string that a path, primitive, `file:line` or module
-                contains; one with `*` for any characters or `?` for one, that matches one of these as a whole; or a function of a
-                `PlannedValue`.
+                contains; one with `*` or `?`, a pattern as in `ignore=` of `check`; or a function of a `PlannedValue`.
             values: Whether to list the intermediates too.
             depth: Levels of paths and modules that are shown; what is below is counted.
             limit: Lines of each part; None for all.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shardy_py.plan.patterns import check_length, names_path
 from shardy_py.plan.values import PlannedValue
 
 if TYPE_CHECKING:
@@ -19,9 +21,9 @@ Where = str | Callable[[PlannedValue], object] | None
 class Filter:
     """What `where=` lets through.
 
-    A string is looked for in paths, primitives, `file:line` and modules. With `*` (any characters) or `?` (one) it has to match all of
-    one of these, else any part. Brackets stand for themselves, as paths have them. A function is asked of each value; movements and
-    findings follow the values they name, and what they say of themselves.
+    A string is looked for in paths, primitives, `file:line` and modules. With `*` or `?` it is a pattern (`plan/patterns`), for the last
+    components of one of these or for all of it as it is printed. A function is asked of each value; movements and findings follow the
+    values they name, and what they say of themselves.
 
     Args:
         where: The string or function; None lets all through.
@@ -29,6 +31,7 @@ class Filter:
 
     Raises:
         TypeError: It is neither.
+        ShardyError: The string is too long.
     """
 
     def __init__(self, where: Where, plan: Plan) -> None:
@@ -79,7 +82,7 @@ def _numbered(path: str) -> re.Pattern[str]:
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
+    check_length(pattern, "where")
     if not any(char in pattern for char in "*?"):
         return lambda text: pattern in text
-    parts = (".*" if char == "*" else "." if char == "?" else re.escape(char) for char in pattern)
-    return re.compile("".join(parts), re.DOTALL).fullmatch
+    return functools.partial(names_path, pattern)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.errors import ShardyError
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.patterns import check_length, names_path
 
 _NUMBER = re.compile(r"\d+")
 _INDEX = re.compile(r"\[\d+\]|(?<=\D)\d+(?=\W|_|$)")
@@ -20,11 +20,12 @@ def accepted(findings: Sequence[Finding], ignore: str | Iterable[str]) -> tuple[
 
     Args:
         findings: Those of a plan.
-        ignore: `kind`, or `kind:path` where the path may have `*` for any characters and `?` for one; one string, or several.
+        ignore: `kind`, or `kind:path`, a pattern for the last components of a path or for all of it as it is printed (`plan/patterns`); one
+            string, or several.
 
     Raises:
         TypeError: A pattern is no string.
-        ShardyError: There is no such kind.
+        ShardyError: There is no such kind, or a pattern is too long.
 
     Example:
         >>> accepted([Finding("replicated-large", "...", "params['table']")], ["replicated-large:params*"])
@@ -35,7 +36,7 @@ def accepted(findings: Sequence[Finding], ignore: str | Iterable[str]) -> tuple[
     patterns = [_parsed(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
 
     def named(finding: Finding) -> bool:
-        return any(kind == finding.kind and (not colon or bool(_glob(path).fullmatch(finding.path))) for kind, colon, path in patterns)
+        return any(kind == finding.kind and (not colon or names_path(path, finding.path)) for kind, colon, path in patterns)
 
     return tuple(finding for finding in findings if not named(finding))
 
@@ -46,6 +47,7 @@ def _parsed(pattern: object) -> tuple[str, str, str]:
 
     if not isinstance(pattern, str):
         raise TypeError(f"ignore holds {pattern!r}, a {type(pattern).__name__}; it is a kind of finding or several, as ['unused-axis']")
+    check_length(pattern, "ignore")
     kind, colon, path = pattern.partition(":")
     names = [known.name for known in KINDS]
     if kind not in names:
@@ -57,11 +59,6 @@ def _parsed(pattern: object) -> tuple[str, str, str]:
             fix=f"did you mean {near[0]!r}?" if near else "use one of them",
         )
     return kind, colon, path
-
-
-@functools.lru_cache(maxsize=1024)
-def _glob(pattern: str) -> re.Pattern[str]:
-    return re.compile("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern), re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
