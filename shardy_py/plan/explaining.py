@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from shardy_py.dialect import AxisRef, OpShardingRule
+from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
 from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.ir import Block, Function, Op, Value
@@ -14,6 +14,7 @@ from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.factors import Axes
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.passes.walk import ops_of
 from shardy_py.plan.derivation import IDENTITIES, Fact, Link, View, derive
 from shardy_py.plan.explain import Reason, Source
 from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
@@ -102,7 +103,7 @@ class Explainer:
                     continue
                 if step.reason in CONSTRAINING and step.op is not None:
                     if step.op.name == dataflow.MANUAL_COMPUTATION:
-                        return "in_specs of shard_map", self.locate(step.op)
+                        return self._in_specs(step.op)
                     return self.annotation(step.op.results[0])
                 if step.reason == GROUP:
                     member = self.history.groups.get(holder)
@@ -145,6 +146,15 @@ class Explainer:
             return "entry"
         return "carry" if owner.owner.name == dataflow.WHILE else "exit"
 
+    def _beginning(self, link: Link) -> tuple[str, str]:
+        """What the annotation is called with which a derivation begins, and `file:line` of it."""
+        step = link.step
+        if step is not None and step.reason in CONSTRAINING:
+            return self._in_specs(step.op)
+        if step is not None and step.reason == PROPAGATE and step.op is not None:
+            return self.annotation(step.op.operands[0])
+        return self.annotation(link.fact.holder)
+
     def reason(self, link: Link, needs: tuple[int, ...]) -> Reason:
         """One link as a reason.
 
@@ -156,11 +166,7 @@ class Explainer:
         axes = tuple(map(format_axis, fact.axes))
         head = (self.name(fact.holder), fact.dim, axes[-1])
         if step is None or not needs:
-            said, where = self.annotation(fact.holder)
-            if step is not None and step.reason in CONSTRAINING:
-                said, where = "in_specs of shard_map", self.locate(step.op)
-            elif step is not None and step.reason == PROPAGATE and step.op is not None:
-                said, where = self.annotation(step.op.operands[0])
+            said, where = self._beginning(link)
             priority = 0 if step is None else step.user_priority
             return Reason(*head, "annotation", location=where, step=link.number, user_priority=priority, annotation=said, axes=axes)
         view = View(step.op, step.tensors)
@@ -198,24 +204,47 @@ class Explainer:
 
     def other_sources(self, holder: Holder, dim: int, axis: AxisRef, links: Iterable[Link]) -> tuple[list[Source], list[Source]]:
         """Annotations with an axis besides those of a derivation: connected by values that have it, and connected by rules only."""
-        used = {(link.fact.holder, link.fact.dim) for link in links if not link.needs}
+        used = {(link.fact.holder, link.fact.dim, *self._beginning(link)) for link in links if not link.needs}
         sharing = self.neighbourhood.sharing(axis.name)
         related = self.neighbourhood.related
         here, home = sharing.root((holder, dim)), related.root((holder, dim))
         also, connected = [], []
-        for given, sharding in self.history.annotated.items():
+        for source, sharding, said, where in self.annotations():
             for d, dims in enumerate(sharding.dims):
-                if (given, d) in used or all(a.name != axis.name for a in dims.axes) or related.root((given, d)) != home:
+                if (source, d, said, where) in used or all(a.name != axis.name for a in dims.axes) or related.root((source, d)) != home:
                     continue
-                said, where = self.annotation(given)
-                shared = sharing.root((given, d)) == here and begins_with(self.history.at(given, self.history.end), d, ())
-                (also if shared else connected).append(Source(self.name(given), d, axis.name, said, where))
+                shared = sharing.root((source, d)) == here and begins_with(self.history.at(source, self.history.end), d, ())
+                (also if shared else connected).append(Source(self.name(source), d, axis.name, said, where))
         return also, connected
+
+    def annotations(self) -> Iterator[tuple[Holder, TensorSharding, str, str]]:
+        """Holders that the user annotated: the holder, its sharding, what the annotation is called, and `file:line` of it.
+
+        The in_specs of a shard_map are said of its operands: no value of its own holds them.
+        """
+        for holder, sharding in self.history.annotated.items():
+            yield holder, sharding, *self.annotation(holder)
+        for op in self._manual_computations:
+            for operand, sharding in zip(op.operands, op.attributes["in_shardings"], strict=True):
+                yield self.history.holder(operand), _of_axes(sharding, op.attributes["manual_axes"]), *self._in_specs(op)
+
+    @functools.cached_property
+    def _manual_computations(self) -> list[Op]:
+        return ops_of(self.plan.program, (dataflow.MANUAL_COMPUTATION,))
+
+    def _in_specs(self, op: Op | None) -> tuple[str, str]:
+        return "in_specs of shard_map", self.locate(op)
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _rule_text(rule: OpShardingRule) -> str:
     return str(rule)
+
+
+def _of_axes(sharding: TensorSharding, axes: Iterable[str]) -> TensorSharding:
+    """A sharding with only some axes of the mesh: the specs of a shard_map speak of its manual axes."""
+    axes = frozenset(axes)
+    return sharding.with_dims([dim.with_axes([a for a in dim.axes if a.name in axes]) for dim in sharding.dims])
 
 
 def _constraint_text(op: Op) -> str:
@@ -226,6 +255,8 @@ def _constraint_text(op: Op) -> str:
     if isinstance(parent, Op) and parent.name == dataflow.NAMED_COMPUTATION:
         side = "in" if isinstance(op.operands[0].owner, Block) else "out"
         return f"{side}_shardings of jit {title(parent)}"
+    if any(user.name == dataflow.MANUAL_COMPUTATION for user, _ in op.results[0].uses):
+        return "in_specs of shard_map"
     return "sharding constraint"
 
 

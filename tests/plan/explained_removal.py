@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 
@@ -19,7 +20,10 @@ _CONSTRAINT = re.compile(r"constrain\((\w+), (P\(.*\))\)$")
 
 
 class Elsewhere(Exception):
-    """JAX gives the ops of a derivative rule the line of the call, on which no annotation stands."""
+    """An annotation that cannot be taken out of the text: the specs of a shard_map, or one on another line.
+
+    JAX gives the ops of a derivative rule the line of the call, on which no annotation stands.
+    """
 
 
 def planned(text: str, without: Iterable[End] = ()) -> Plan:
@@ -34,6 +38,8 @@ def planned(text: str, without: Iterable[End] = ()) -> Plan:
             lines[int(line) - 1], count = _CONSTRAINT.subn(r"\1", lines[int(line) - 1])
             if not count:
                 raise Elsewhere(where)
+        elif said.endswith("of shard_map"):
+            raise Elsewhere(where)  # a shard_map without its specs is another program
         else:
             assert _OF_JIT.match(said), said
             match = _CALL.match(lines[int(line) - 1])
@@ -43,7 +49,8 @@ def planned(text: str, without: Iterable[End] = ()) -> Plan:
     # So that each constraint has a line of its own, not that of the function that makes it.
     lines = [_CONSTRAINT.sub(r"lax.with_sharding_constraint(\1, NamedSharding(mesh, \2))", line) for line in lines]
     loaded = load("\n".join(lines))
-    ins = tuple(None if ("in_shardings", f"a{i}") in paths else s for i, s in enumerate(loaded.in_shardings))
+    names = inspect.signature(loaded.program).parameters
+    ins = tuple(None if ("in_shardings", name) in paths else s for name, s in zip(names, loaded.in_shardings, strict=True))
     outs = tuple(None if ("out_shardings", f"result[{i}]") in paths else s for i, s in enumerate(loaded.out_shardings))
     return shardy_py.auto_shard(loaded.program, mesh=loaded.mesh, in_shardings=ins, out_shardings=outs).plan(*loaded.arguments)
 
