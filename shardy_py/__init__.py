@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardy_py.errors import MeshError as MeshError
     from shardy_py.errors import PeerMissingError as PeerMissingError
     from shardy_py.errors import PlanMismatchError as PlanMismatchError
+    from shardy_py.errors import PlanWarning as PlanWarning
     from shardy_py.errors import ShardyError as ShardyError
     from shardy_py.errors import SpecError as SpecError
     from shardy_py.plan import Collective as Collective
@@ -67,6 +68,7 @@ _HOMES = {
     "PeerMissingError": "errors",
     "Plan": "plan",
     "PlanMismatchError": "errors",
+    "PlanWarning": "errors",
     "RuleTable": "rules.rule_table",
     "ShardyError": "errors",
     "SpecError": "errors",

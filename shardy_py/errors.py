@@ -118,6 +118,15 @@ class PeerMissingError(UserError, RuntimeError):
     """
 
 
+class PlanWarning(UserWarning):
+    """What deserves a look in a plan that runs for the first time; `Options.check` says whether it is told.
+
+    Example:
+        >>> import warnings, shardy_py as sp
+        >>> warnings.simplefilter("error", sp.PlanWarning)
+    """
+
+
 class ParseError(ShardyError):
     """Text that is not what was expected; the message shows the line with a caret under the place.
 

@@ -20,6 +20,7 @@ from shardy_py.api.inside import run_inside
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.options import Options
 from shardy_py.api.planning import Planned, make_plan
+from shardy_py.api.reporting import report
 from shardy_py.api.request import PlanRequest, Settings, request
 from shardy_py.api.running import Entry, check_buffers, make_entry
 from shardy_py.api.signature import Arguments, Layout
@@ -205,7 +206,9 @@ class AutoSharded(Generic[P, R]):
 
     def _new_entry(self, asked: PlanRequest) -> Entry:
         self.plan_count += 1
-        return make_entry(make_plan(trace(asked)))
+        entry = make_entry(make_plan(trace(asked)))
+        report(entry.planned)
+        return entry
 
     def _remember(self, entry: Entry, layout: Layout) -> None:
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""

@@ -25,6 +25,8 @@ class Options:
         platform: The platform whose lowering is planned for; by default that of the mesh's devices, `cpu` for a mesh without devices.
         peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
             compare their plans; None waits as long as the others live, 0 compares nothing.
+        check: What the first run of a plan does with its findings that are warnings: `"warn"` says so once (`PlanWarning`), `"raise"`
+            raises `PlanError`, `"off"` does not look for any.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -42,9 +44,10 @@ class Options:
     provenance: bool = True
     platform: str | None = None
     peer_timeout: float | None = None
+    check: Literal["warn", "raise", "off"] = "warn"
 
     def __post_init__(self) -> None:
-        for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS)):
+        for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS), ("check", _CHECKS)):
             value = getattr(self, name)
             if value not in known and not (name == "platform" and value is None):
                 raise SpecError(
@@ -73,4 +76,5 @@ class Options:
 
 
 _STRATEGIES = ("basic", "aggressive", "basic-then-aggressive")
+_CHECKS = ("warn", "raise", "off")
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

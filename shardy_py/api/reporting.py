@@ -1,0 +1,101 @@
+"""What the first run of a plan says: one line of log, and one warning of what deserves a look."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pathlib
+import sys
+import warnings
+from collections.abc import Sequence
+
+import jax
+
+from shardy_py.api.planning import Planned
+from shardy_py.errors import PlanWarning
+from shardy_py.plan.checks.accept import alike
+from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.movements import format_bytes
+
+LOGGER = logging.getLogger("shardy_py")
+
+KINDS_SHOWN = 3
+"""Kinds of findings in a warning; it takes two lines more."""
+
+_SAID = frozenset({"refused-donation"})
+"""Kinds that have a warning of their own."""
+
+_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+
+
+def report(planned: Planned) -> None:
+    """Logs a plan that is about to run for the first time, and warns of its findings, as `Options.check` says.
+
+    Args:
+        planned: The plan.
+
+    Raises:
+        PlanError: Findings are to be errors, and there are such.
+    """
+    plan, request = planned.plan, planned.traced.request
+    check = request.settings.options.check
+    name, mesh, seconds = request.location or request.name, request.view.describe(), plan.timings.total
+    LOGGER.info("planned %s for %s in %.2f s: %d inputs, %d outputs", name, mesh, seconds, len(plan.inputs), len(plan.outputs))
+    if check == "off":
+        return
+    if check == "raise":
+        plan.check(strict=True)
+        return
+    found = _grave(plan.findings)
+    if found and jax.process_index() == 0:
+        warnings.warn(warning_text(found, name), PlanWarning, stacklevel=_callers_level())
+
+
+def _grave(findings: Sequence[Finding]) -> list[Finding]:
+    """Warnings, without those that are about few bytes."""
+    return [f for f in findings if f.severity != "info" and f.kind not in _SAID and (not f.bytes or f.bytes >= NOTABLE)]
+
+
+def warning_text(findings: Sequence[Finding], location: str) -> str:
+    """Findings in a few lines, one for each kind: mistakes, which are about no bytes, first.
+
+    Args:
+        findings: At least one.
+        location: The function.
+
+    Example:
+        >>> print(warning_text([Finding("unused-rule", "rule 0, 'a', matches nothing"), Finding("no-rule", "no rule for f")], "f.py:3"))
+        the plan of f.py:3 has 2 findings:
+          unused-rule: rule 0, 'a', matches nothing
+          no-rule: no rule for f
+        plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said
+    """
+    kinds: dict[str, list[Finding]] = {}
+    for finding in sorted(findings, key=lambda f: f.bytes > 0):
+        kinds.setdefault(finding.kind, []).append(finding)
+    lines = [f"  {kind}: {_line(group)}" for kind, group in itertools.islice(kinds.items(), KINDS_SHOWN)]
+    more = len(kinds) - KINDS_SHOWN
+    others = f"{more} more kinds; " if more > 1 else "1 more kind; " if more == 1 else ""
+    count = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
+    tail = f'{others}plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said'
+    return "\n".join([f"the plan of {location} has {count}:", *lines, tail])
+
+
+def _line(group: Sequence[Finding]) -> str:
+    if not group[0].bytes:
+        return "; ".join(f.message for f in group[:4]) + (f"; {len(group) - 4} more" if len(group) > 4 else "")
+    first, *others = alike(group)
+    path = f"{first.path}: " if first.path and not first.path.startswith("%") else ""
+    place = f" [{first.first.location}]" if first.first.location else ""
+    more = f"; {sum(o.count for o in others)} more, {format_bytes(sum(f.bytes for f in group))} in all" if others else ""
+    return f"{path}{first.first.message}{place}{more}"
+
+
+def _callers_level() -> int:
+    """How far up the call stands that is not in this package or in JAX, for `warnings.warn` in the caller of this function."""
+    frame, level = sys._getframe(1), 1
+    folders = (_PACKAGE, str(pathlib.Path(jax.__file__).parent))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(folders):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,92 @@
+"""The first run of a plan says what deserves a look: once, in a few lines, as Options.check says."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.api.reporting import warning_text
+from shardy_py.plan import Finding, PlanError
+
+MESH = {"data": 4, "model": 2}
+RULES = [("up", P(None, "model")), ("donw", P("model")), ("hed", P(None, "model")), ("x", P("data")), ("embd", P("model"))]
+
+
+def step(params, x):
+    return jnp.tanh(x @ params["up"]) @ params["down"] @ params["head"]
+
+
+def arguments():
+    return {"up": jnp.ones((8, 16)), "down": jnp.ones((16, 8)), "head": jnp.ones((8, 32))}, jnp.ones((8, 8))
+
+
+def said(run, *args, calls=2):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            run(*args)
+    return [w for w in found if issubclass(w.category, sp.PlanWarning)]
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map", "auto"])
+def test_misspelt_rules_are_said_once_in_a_few_lines(lowering):
+    run = sp.auto_shard(step, mesh=MESH, rules=RULES, lowering=lowering)
+    assert run.plan(*arguments()).findings
+    (warning,) = said(run, *arguments())
+    text = str(warning.message)
+    assert all(repr(name) in text for name in ("donw", "hed", "embd"))
+    assert "test_reporting.py" in text.splitlines()[0]
+    assert len(text.splitlines()) <= 5
+    assert warning.filename == __file__
+
+
+def test_bytes_count_from_where_they_are_notable():
+    def whole(w, x):
+        return x @ w
+
+    run = sp.auto_shard(whole, mesh=MESH, in_shardings={"x": P("data")})
+    small, large = (said(run, jnp.ones((n, n)), jnp.ones((8, n))) for n in (64, 2048))
+    assert small == []
+    (warning,) = large
+    assert "replicated-large: w: float32[2048,2048] is whole on each of the 8 devices" in str(warning.message)
+
+
+def test_what_is_fine_says_nothing():
+    run = sp.auto_shard(step, mesh=MESH, in_shardings=(None, P("data")))
+    assert said(run, *arguments()) == []
+
+
+def test_findings_can_be_errors_or_silent():
+    for check, expected in (("raise", PlanError), ("off", None)):
+        run = sp.auto_shard(step, mesh=MESH, rules=RULES, options=sp.Options(check=check))
+        if expected is None:
+            assert said(run, *arguments()) == []
+            continue
+        for _ in range(2):
+            with pytest.raises(expected, match="'donw'"):
+                run(*arguments())
+        assert run.plan(*arguments()).findings
+    with pytest.raises(sp.SpecError, match="check is 'sometimes'"):
+        sp.Options(check="sometimes")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_plan_is_one_line_of_log(caplog):
+    run = sp.auto_shard(step, mesh=MESH, in_shardings=(None, P("data")))
+    with caplog.at_level(logging.INFO, logger="shardy_py"):
+        for _ in range(3):
+            run(*arguments())
+    (record,) = [r for r in caplog.records if r.name == "shardy_py"]
+    assert "test_reporting.py" in record.getMessage()
+    assert "for data=4, model=2 in " in record.getMessage()
+    assert record.getMessage().endswith("s: 4 inputs, 1 outputs")
+
+
+def test_many_kinds_take_five_lines():
+    findings = [Finding(f"kind{i}", f"message {i}", bytes=i << 20) for i in range(6)]
+    assert len(warning_text(findings, "f.py:1").splitlines()) == 5
+    assert "3 more kinds; " in warning_text(findings, "f.py:1")
