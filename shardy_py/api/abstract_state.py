@@ -59,7 +59,7 @@ def abstract_state(
     Raises:
         ShardyError: There is no such argument, or what was given does not fit.
     """
-    named = named_shardings.NamedShardings(own if mesh is None else _fitting(plan, mesh))
+    named = named_shardings.NamedShardings(own if mesh is None else fitting_mesh(plan, mesh, "abstract_state"))
     structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape))) for v in plan.inputs]
     arguments = [*positional, *keywords]
     if argument is None:
@@ -90,15 +90,25 @@ def _split(leaves: Sequence[Any], arguments: Sequence[Argument]) -> list[list[An
     return [list(itertools.islice(given, part.leaves)) for part in arguments]
 
 
-def _fitting(plan: Plan, mesh: AnyMesh) -> named_shardings.AnyMesh:
-    view = view_of(mesh, "abstract_state")
+def fitting_mesh(plan: Plan, mesh: AnyMesh, user: str) -> named_shardings.AnyMesh:
+    """A mesh with the axes of a plan.
+
+    Args:
+        plan: The plan.
+        mesh: A mesh; of a mapping the first devices there are.
+        user: The method that needs it.
+
+    Raises:
+        MeshError: It has other axes.
+    """
+    view = view_of(mesh, user)
     if view.sizes != dict(plan.mesh.shape):
         planned = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
         raise MeshError(
             f"the mesh has {view.describe()}, the plan is for {planned}",
-            where=f"mesh= of abstract_state, plan of {plan.name}",
+            where=f"mesh= of {user}, plan of {plan.name}",
             why="the shardings of a plan hold for its own axes and sizes",
-            fix="plan for the new mesh, and take the abstract state from that plan",
+            fix="plan for the new mesh, and use that plan",
         )
     return view.runnable() if isinstance(mesh, Mapping) else view.given
 

@@ -8,8 +8,10 @@ follow them.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 
+from shardy_py.api.companions import companion_sharding, parameters_of
 from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.specs import is_spec_leaf, to_tensor_sharding
@@ -52,24 +54,43 @@ def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
     return tuple(made)
 
 
+_ONLY_CHILD = "/<flat index 0>"
+
+
+def rule_paths(leaves: Sequence[Leaf]) -> list[str]:
+    """What rules see of each leaf: its `slash_path`, without what JAX calls the only array of a class that names none.
+
+    Args:
+        leaves: The leaves of the arguments.
+
+    Example:
+        >>> rule_paths([Leaf(path, (), "") for path in ("p['w'][<flat index 0>]", "q[<flat index 0>]", "q[<flat index 1>]")])
+        ['p/w', 'q/<flat index 0>', 'q/<flat index 1>']
+    """
+    paths = [slash_path(leaf.path) for leaf in leaves]
+    several = {path.removesuffix("/<flat index 1>") for path in paths if path.endswith("/<flat index 1>")}
+    bare = [path.removesuffix(_ONLY_CHILD) for path in paths]
+    return [path if short in several else short for path, short in zip(paths, bare, strict=True)]
+
+
 def rule_for(rules: Sequence[tuple[str, object]], path: str) -> str:
     """What to call the first rule that matches a leaf.
 
     Args:
         rules: Checked rules.
-        path: The path of the leaf.
+        path: The path of the leaf, as `rule_paths` has it.
 
     Example:
-        >>> rule_for([("bias", None), ("*kernel", None)], "params['kernel']")
+        >>> rule_for([("bias", None), ("*kernel", None)], "params/kernel")
         "rules[1] ('*kernel')"
     """
-    return next((f"rules[{i}] ({pattern!r})" for i, (pattern, _) in enumerate(rules) if matches(pattern, slash_path(path))), "")
+    return next((f"rules[{i}] ({pattern!r})" for i, (pattern, _) in enumerate(rules) if matches(pattern, path)), "")
 
 
-def _nearest(pattern: str, leaves: Sequence[Leaf]) -> str:
+def _nearest(pattern: str, paths: Sequence[str]) -> str:
     """The end of a path that is written most like a pattern."""
     parts = pattern.strip("/").count("/") + 1
-    ends = list(dict.fromkeys("/".join(slash_path(leaf.path).split("/")[-parts:]) for leaf in leaves))
+    ends = list(dict.fromkeys("/".join(path.split("/")[-parts:]) for path in paths))
     if not ends:
         return "one that an argument matches"
     near = max(ends[:200], key=lambda end: difflib.SequenceMatcher(None, pattern, end).ratio())
@@ -109,8 +130,9 @@ def apply_rules(
     findings: list[Finding] = []
     unmatched: dict[str, list[str]] = {}
     place = location.partition(" (")[0]  # without the name of the function
-    for leaf, have, named in zip(leaves, given, decided):
-        path = slash_path(leaf.path)
+    paths = rule_paths(leaves)
+    parameters = parameters_of(leaves, paths)
+    for number, (leaf, path, have, named) in enumerate(zip(leaves, paths, given, decided, strict=True)):
         hits = [i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)]
         for i in hits[1:]:
             shadowed.setdefault(i, hits[0])
@@ -121,7 +143,17 @@ def apply_rules(
             continue
         pattern, spec = rules[hits[0]]
         used.add(hits[0])
-        wanted = to_tensor_sharding(spec, view, leaf, f"rules[{hits[0]}] ({pattern!r})", location=location)
+        source = f"rules[{hits[0]}] ({pattern!r})"
+        parameter = parameters[number]
+        if parameter is None or not matches(pattern, paths[parameter]) or spec is None:
+            wanted = to_tensor_sharding(spec, view, leaf, source, location=location)
+        else:
+            cut = to_tensor_sharding(spec, view, leaves[parameter], source, location=location)
+            assert cut is not None
+            wanted = companion_sharding(leaf.shape, leaves[parameter].shape, cut, view.core)
+            if wanted is None and have is None and math.prod(leaf.shape) > 1:
+                message = f"{pattern!r} is for {leaves[parameter]}, which has other dimensions; propagation decides its sharding"
+                findings.append(Finding("unmatched-rule", message, leaf.path, place, "info"))
         if named and have is not None and wanted is not None and have is not wanted:
             raise SpecError(
                 f"rule {pattern!r} and in_shardings disagree",
@@ -130,10 +162,11 @@ def apply_rules(
                 fix="leave the leaf to one of them: None in in_shardings, or an earlier rule with the same sharding",
             )
         out.append(have if wanted is None or have is not None else wanted)
-    for paths in unmatched.values():
-        path, shardings = paths_as_one(paths), "its sharding" if len(paths) == 1 else "their shardings"
-        message = f"no rule matches {paths_as_one([*map(slash_path, paths)])!r}; propagation decides {shardings}"
+    for alike in unmatched.values():
+        path, shardings = paths_as_one(alike), "its sharding" if len(alike) == 1 else "their shardings"
+        message = f"no rule matches {paths_as_one([*map(slash_path, alike)])!r}; propagation decides {shardings}"
         findings.append(Finding("unmatched-rule", message, path, place, "info"))
+    free = [path for path in paths if not any(matches(pattern, path) for pattern, _ in rules)]
     for i, (pattern, _) in enumerate(rules):
         if i in used:
             continue
@@ -142,6 +175,6 @@ def apply_rules(
             if i in shadowed
             else "it matches no argument"
         )
-        fix = "put it before that one, or drop it" if i in shadowed else f"drop it, or write {_nearest(pattern, leaves)}"
+        fix = "put it before that one, or drop it" if i in shadowed else f"drop it, or write {_nearest(pattern, free or paths)}"
         findings.append(Finding("unused-rule", f"rule {i}, {pattern!r}, is not used: {why}", "", place, fix=fix))
     return out, findings

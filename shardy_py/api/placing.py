@@ -15,10 +15,15 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from shardy_py.api.abstract_state import fitting_mesh
 from shardy_py.api.errors import SpecError
+from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.trees import Leaf
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.errors import ShardyError
 from shardy_py.frontends.context import is_tracing
+from shardy_py.plan.plan import Plan
 
 _committed = attrgetter("committed")
 
@@ -73,6 +78,41 @@ class Placing:
         if isinstance(leaf, jax.Array):
             return not leaf.committed or (self._single and not isinstance(leaf.sharding, NamedSharding))
         return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex))
+
+
+def placed_arguments(plan: Plan, args: Any, mesh: AnyMesh) -> Any:
+    """See `Plan.place`.
+
+    Args:
+        plan: The plan.
+        args: The arguments.
+        mesh: Where to put them.
+
+    Raises:
+        ShardyError: They are not those that were planned for.
+        MeshError: The mesh has other axes than the plan, or no devices.
+    """
+    runnable = view_of(fitting_mesh(plan, mesh, "place")).runnable()
+    leaves, tree = jax.tree.flatten(args)
+    types = [tuple(np.shape(leaf)) for leaf in leaves]
+    if types != [value.shape for value in plan.inputs]:
+        wrong = next((i for i, (a, v) in enumerate(zip(types, plan.inputs)) if a != v.shape), min(len(types), len(plan.inputs)))
+        planned = str(plan.inputs[wrong]) if wrong < len(plan.inputs) else "no more leaves"
+        passed = f"shape {list(types[wrong])}" if wrong < len(types) else "no more leaves"
+        raise ShardyError(
+            "the arguments are not those that were planned for",
+            where=f"place, plan of {plan.name}",
+            why=f"leaf {wrong} has {passed}; the plan has {planned}",
+            fix="pass the tuple of arguments, as plan.input_shardings has it",
+        )
+    named = NamedShardings(runnable)
+    shardings = [named(value.sharding, len(value.shape)) for value in plan.inputs]
+    if all(sharding.is_fully_addressable for sharding in shardings):
+        return tree.unflatten(jax.device_put(leaves, shardings))
+    described = [Leaf(value.path, value.shape, value.dtype) for value in plan.inputs]
+    return tree.unflatten(
+        [cut_for_processes(x, s, False, leaf, plan.name) for x, s, leaf in zip(leaves, shardings, described, strict=True)]
+    )
 
 
 def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described: Leaf, location: str) -> Any:

@@ -11,14 +11,16 @@ from typing import Any
 from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument, abstract_state
+from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import propagated
 from shardy_py.api.specs import to_tensor_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.donation import used_inputs, why_off
-from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
+from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Outline
@@ -38,13 +40,13 @@ class NamedTrees:
     """A plan's shardings as pytrees of `NamedSharding`.
 
     Attributes:
-        mesh: What the shardings refer to.
+        view: The mesh; what the shardings refer to.
         positional: Positional arguments, by name.
         keywords: Keyword arguments, by name.
         result: The result.
     """
 
-    mesh: AnyMesh
+    view: MeshView
     positional: tuple[tuple[str, Outline], ...]
     keywords: tuple[tuple[str, Outline], ...]
     result: Outline
@@ -63,7 +65,7 @@ class NamedTrees:
         return rebuilt(self.result, self._named(plan.outputs))
 
     def _named(self, values: Sequence[PlannedValue]) -> list[NamedSharding]:
-        named = NamedShardings(self.mesh)
+        named = NamedShardings(self.view.expected)
         return [named(v.sharding, len(v.shape)) for v in values]
 
     def abstract(self, plan: Plan, argument: str | int | None, mesh: Any, like: Any) -> Any:
@@ -72,14 +74,18 @@ class NamedTrees:
             [Argument(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in part]
             for part in (self.positional, self.keywords)
         )
-        return abstract_state(plan, positional, keywords, self.mesh, argument, mesh, like)
+        return abstract_state(plan, positional, keywords, self.view.expected, argument, mesh, like)
+
+    def place(self, plan: Plan, args: Any, mesh: Any) -> Any:
+        """The arguments where the plan has them."""
+        return placed_arguments(plan, args, self.view.runnable() if mesh is None else mesh)
 
     def structure(self, plan: Plan) -> Structure:
         """What a stored plan keeps of the trees."""
         args, kwargs = ([structure_of(outline) for _, outline in part] for part in (self.positional, self.keywords))
         inputs = ["tuple", [["tuple", args], ["dict", [name for name, _ in self.keywords], kwargs]]]
         names = tuple(name for name, _ in self.positional)
-        return Structure(inputs, structure_of(self.result), names, axis_types_of(self.mesh), devices_of(self.mesh))
+        return Structure(inputs, structure_of(self.result), names, axis_types_of(self.view.given), devices_of(self.view.given))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +153,7 @@ def make_plan(traced: TracedCall) -> Planned:
             findings = (*request.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
             count = len(request.names)
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
-            trees = NamedTrees(request.view.given, outlines[:count], outlines[count:], traced.result.outline)
+            trees = NamedTrees(request.view, outlines[:count], outlines[count:], traced.result.outline)
             source = None if request.settings.lowering == "jit" else Partitioning(imported, traced)
             described = (inputs, outputs, findings, imported.program, log or (), timings, trees, donated, source)
             options = request.settings.options

@@ -13,10 +13,12 @@ import jax
 
 from shardy_py.api.planning import Planned
 from shardy_py.errors import PlanWarning
+from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.accept import alike
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.plan import Plan
 
 LOGGER = logging.getLogger("shardy_py")
 
@@ -47,14 +49,17 @@ def report(planned: Planned) -> None:
     if check == "raise":
         plan.check(strict=True)
         return
-    found = _grave(plan.findings)
+    found = _grave(plan)
     if found and jax.process_index() == 0:
         warnings.warn(warning_text(found, name), PlanWarning, stacklevel=_callers_level())
 
 
-def _grave(findings: Sequence[Finding]) -> list[Finding]:
-    """Warnings, without those that are about few bytes."""
-    return [f for f in findings if f.severity != "info" and f.kind not in _SAID and (not f.bytes or f.bytes >= NOTABLE)]
+def _grave(plan: Plan) -> list[Finding]:
+    """Warnings, without those that are about few bytes, and without ops that nothing is known of in small programs."""
+    values = (*plan.inputs, *plan.outputs)
+    small = sum(local_bytes(v.type, v.sharding, plan.program.meshes) for v in values) < NOTABLE
+    left_out = _SAID | {"no-rule"} if small else _SAID
+    return [f for f in plan.findings if f.severity != "info" and f.kind not in left_out and (not f.bytes or f.bytes >= NOTABLE)]
 
 
 def warning_text(findings: Sequence[Finding], location: str) -> str:

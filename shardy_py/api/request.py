@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView, same_axes
-from shardy_py.api.name_rules import apply_rules, rule_for
+from shardy_py.api.name_rules import apply_rules, rule_for, rule_paths
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
 from shardy_py.api.specs import broadcast_specs, is_spec_leaf, to_tensor_sharding
@@ -139,8 +139,8 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     shardings, findings = apply_rules(settings.rules, leaves, known, decided, view, location)
     own = "the sharding of the argument"
     sources = tuple(
-        "" if now is None else rule_for(settings.rules, leaf.path) if had is None else "in_shardings" if asked else own
-        for leaf, had, asked, now in zip(leaves, known, decided, shardings)
+        "" if now is None else rule_for(settings.rules, path) if had is None else "in_shardings" if asked else own
+        for path, had, asked, now in zip(rule_paths(leaves), known, decided, shardings, strict=True)
     )
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
@@ -221,7 +221,8 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
             "the argument is committed to a single device",
             where=f"{leaf}, argument of {location}",
             why=f"it was put on {next(iter(own.device_set))}; the function runs on {view.describe()}; JAX moves uncommitted arrays only",
-            fix="put it where the plan wants it, jax.device_put(x, plan.input_shardings[i]), or pass numpy or uncommitted arrays",
+            fix="put it where the plan wants it, jax.device_put(x, plan.input_shardings[i]) or plan.place((x, ...)), or pass numpy or"
+            " uncommitted arrays",
         )
     if not isinstance(own, NamedSharding) or own.mesh.empty:
         return asked

@@ -47,6 +47,10 @@ class ShardingTrees(Protocol):
         """The arguments without their values, see `Plan.abstract_state`."""
         ...
 
+    def place(self, plan: Plan, args: Any, mesh: Any) -> Any:
+        """The arguments where the plan has them, see `Plan.place`."""
+        ...
+
     def structure(self, plan: Plan) -> Structure:
         """What a stored plan keeps of both structures."""
         ...

@@ -117,6 +117,30 @@ class Stored:
         trees = cast("Plan", self).trees
         return None if trees is None else trees.abstract(cast("Plan", self), argument, mesh, like)
 
+    def place(self, args: Any, *, mesh: Any = None) -> Any:
+        """Arguments on the devices of the plan, sharded as planned.
+
+        As `jax.device_put(args, plan.input_shardings)`, with classes that refuse shardings, and with several processes, each of which
+        passes the whole value.
+
+        Args:
+            args: The tuple of arguments, or `(args, kwargs)` where the plan has keyword arguments, as in `input_shardings`.
+            mesh: A mesh with devices; by default that of the plan, which for a mapping of axis names is the first devices there are.
+
+        Raises:
+            ShardyError: The arguments are not those that were planned for.
+            MeshError: The mesh has other axes, or no devices.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, shardy_py as sp
+            >>> double = sp.auto_shard(lambda x: x * 2, mesh={"data": 4}, in_shardings=jax.P("data"))
+            >>> (x,) = double.plan(jnp.ones(8)).place((jnp.ones(8),))
+            >>> x.sharding.spec, len(x.devices())
+            (P('data',), 4)
+        """
+        trees = cast("Plan", self).trees
+        return None if trees is None else trees.place(cast("Plan", self), args, mesh)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Through `to_json`, with the timings."""
         from shardy_py.plan.store.document import unpickled

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api.name_rules import matches, slash_path
+from shardy_py.plan.checks.specs import sharding_text
 
 STATE = {
     "params": {"layers": [{"kernel": np.ones((8, 8)), "bias": np.ones(8)} for _ in range(2)], "embed": np.ones((16, 8))},
@@ -93,3 +96,46 @@ def test_a_pattern_that_matches_nothing_is_shown_one_that_would():
     p = plan([("layers/*/kernal", P("fsdp", "tp"))])
     (finding,) = [f for f in p.findings if f.kind == "unused-rule"]
     assert finding.fix == "drop it, or write a pattern for the end of a path, such as 'layers/0/kernel'"
+
+
+def test_state_of_other_dimensions_follows_its_parameter():
+
+    params = {"enc": {"up": jnp.ones((256, 512)), "bias": jnp.ones(512)}, "up": jnp.ones((128, 256))}
+
+    optax = pytest.importorskip("optax")
+    rules = [("up", P("data", "model")), ("bias", P("model"))]
+    for optimizer in (optax.adafactor(1e-3), optax.lbfgs(memory_size=6)):
+        state = jax.eval_shape(optimizer.init, params)
+        step = sp.auto_shard(lambda p, s: (p, s), mesh={"data": 4, "model": 2}, rules=rules)
+        plan = step.plan(params, state)
+        found = {v.path: sharding_text(v.sharding) for v in plan.inputs}
+        assert found["p['enc']['up']"] == found["p['up']"] == "P('data', 'model')"
+        for value in plan.inputs:
+            if value.path.endswith("['enc']['up']") and value.shape == (6, 256, 512):
+                assert found[value.path] == "P(None, 'data', 'model')"
+            if value.path.endswith("['enc']['up']") and value.shape in ((256,), (512,)):
+                assert found[value.path] == ("P('data')" if value.shape == (256,) else "P('model')")
+
+
+def test_a_rule_that_does_not_fit_another_parameter_stays_an_error():
+    params = {"enc": {"up": jnp.ones((8, 8))}, "up": jnp.ones(8)}
+    with pytest.raises(sp.SpecError, match=r"rules\[0\] \('up'\).*2 entries for a value of rank 1"):
+        sp.auto_shard(lambda p: p, mesh={"data": 4, "model": 2}, rules=[("up", P("data", "model"))]).plan(params)
+
+
+def test_rules_match_classes_that_hold_one_array():
+    @jax.tree_util.register_pytree_node_class
+    class Named:
+        def __init__(self, array, axes):
+            self.array, self.axes = array, axes
+
+        def tree_flatten(self):
+            return (self.array,), self.axes
+
+        @classmethod
+        def tree_unflatten(cls, axes, leaves):
+            return cls(leaves[0], axes)
+
+    params = {"qkv": {"weight": Named(jnp.ones((8, 16)), "a")}, "out": {"weight": Named(jnp.ones((16, 8)), "b")}}
+    step = sp.auto_shard(lambda p: p, mesh={"data": 4, "model": 2}, rules=[("qkv/weight", P(None, "model"))])
+    assert [sharding_text(v.sharding) for v in step.plan(params).inputs] == ["P()", "P(None, 'model')"]

@@ -282,6 +282,12 @@ class Stored:
 
         return abstract_state(plan, self.known, argument, mesh, like)
 
+    def place(self, plan: Plan, args: Any, mesh: Any) -> Any:
+        """The arguments where the plan has them."""
+        from shardy_py.api.placing import placed_arguments
+
+        return placed_arguments(plan, args, dict(plan.mesh.shape) if mesh is None else mesh)
+
     def structure(self, plan: Plan) -> Structure:
         """What was stored."""
         return self.known

@@ -1,0 +1,80 @@
+"""Leaves of optimizer state that have other dimensions than their parameter: factored moments, histories, placeholders."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from shardy_py.api.trees import Leaf
+from shardy_py.dialect import DimensionSharding, Mesh, TensorSharding
+
+_PARAMETERS = ("params", "model", "weights")
+"""What the part of a state is called that holds the parameters themselves."""
+
+
+def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | None]:
+    """For each leaf the parameter of another shape that it belongs to.
+
+    The whole path of a parameter, below its argument or below `params` in it, ends that of the leaf, which lies elsewhere.
+
+    Args:
+        leaves: The leaves of the arguments.
+        paths: Their paths, components joined by `/`.
+
+    Returns:
+        The number of the parameter, of several the one with the longest path; None where there is none.
+
+    Example:
+        >>> leaves = [Leaf("params['up']", (256, 512), "float32"), Leaf("state['v_row']['up']", (256,), "float32")]
+        >>> parameters_of(leaves, ["params/up", "state/v_row/up"])
+        [None, 0]
+    """
+    homes: dict[tuple[str, ...], list[tuple[int, tuple[str, ...]]]] = {}
+    split = [tuple(path.split("/")) for path in paths]
+    for i, parts in enumerate(split):
+        depth = 2 if len(parts) > 2 and parts[1] in _PARAMETERS else 1
+        homes.setdefault(parts[depth:], []).append((i, parts[:depth]))
+    found: list[int | None] = []
+    for leaf, parts in zip(leaves, split, strict=True):
+        candidates = (
+            i
+            for start in range(1, len(parts))
+            for i, home in homes.get(parts[start:], ())
+            if parts[: len(home)] != home and start > len(home) and leaves[i].shape != leaf.shape
+        )
+        found.append(next(candidates, None))
+    return found
+
+
+def companion_sharding(shape: Sequence[int], parameter: Sequence[int], sharding: TensorSharding, mesh: Mesh) -> TensorSharding | None:
+    """What a parameter's sharding says of a companion of it; None where that is nothing.
+
+    Args:
+        shape: The shape of the companion.
+        parameter: The shape of the parameter.
+        sharding: The sharding of the parameter.
+        mesh: The mesh.
+
+    Returns:
+        The sharding of the dimensions that both have, where only one choice of them fits.
+
+    Example:
+        >>> cut = TensorSharding("mesh", [["x"], ["y"]])
+        >>> mesh = Mesh([("x", 2), ("y", 4)])
+        >>> [str(companion_sharding(shape, (8, 16), cut, mesh)) for shape in ((16,), (10, 8, 16), (1,))]
+        ['#sdy.sharding<@mesh, [{"y"}]>', '#sdy.sharding<@mesh, [{}, {"x"}, {"y"}]>', 'None']
+    """
+    extra = len(shape) - len(parameter)
+    if extra > 0:
+        if tuple(shape[extra:]) != tuple(parameter):
+            return None
+        return sharding.with_dims((*(DimensionSharding(),) * extra, *sharding.dims))
+    kept = {
+        tuple(sharding.dims[d] for d in dims)
+        for dims in itertools.combinations(range(len(parameter)), len(shape))
+        if tuple(parameter[d] for d in dims) == tuple(shape)
+    }
+    if len(kept) != 1:
+        return None
+    (dims,) = kept
+    return sharding.with_dims(dims) if all(size % dim.shards(mesh) == 0 for size, dim in zip(shape, dims, strict=True)) else None

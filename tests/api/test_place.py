@@ -1,0 +1,74 @@
+"""plan.place, and plan.input_shardings with jax.device_put, where the mesh was a mapping or the plan was stored."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+
+
+def step(state, x, scale=1.0):
+    return {"w": state["w"] * scale + x.sum(), "n": state["n"] + 1}
+
+
+def planned(mesh, *args, **kwargs):
+    run = sp.auto_shard(step, mesh=mesh, in_shardings=(None, P("data")))
+    return run, run.plan(*args, **kwargs)
+
+
+def arguments():
+    return {"w": np.ones((8, 4), np.float32), "n": jnp.zeros(3)}, jnp.ones((16, 8))
+
+
+@pytest.mark.parametrize("mesh", ["mapping", "mesh"])
+@pytest.mark.parametrize("how", ["place", "device_put", "stored"])
+def test_arguments_lie_as_planned(mesh, how, tmp_path):
+    given = {"data": 8} if mesh == "mapping" else jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    run, plan = planned(given, *arguments())
+    if how == "stored":
+        plan.save(tmp_path / "plan.json")
+        plan = sp.Plan.load(tmp_path / "plan.json")
+    placed = jax.device_put(arguments(), plan.input_shardings) if how == "device_put" else plan.place(arguments())
+    assert placed[1].sharding.spec == P("data")
+    assert all(leaf.committed for leaf in jax.tree.leaves(placed))
+    want = jax.jit(step)(*arguments())
+    jax.tree.map(np.testing.assert_allclose, run(*placed), want)
+
+
+def test_keyword_arguments_and_classes_that_refuse_shardings():
+    @jax.tree_util.register_pytree_node_class
+    class OnlyArrays:
+        def __init__(self, value):
+            assert isinstance(value, jax.Array), type(value)
+            self.value = value
+
+        def tree_flatten(self):
+            return (self.value,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, leaves):
+            return cls(*leaves)
+
+    run = sp.auto_shard(lambda c, *, x: c.value * x, mesh={"data": 8}, in_shardings=P("data"))
+    c, x = OnlyArrays(jnp.ones(8)), jnp.ones(8)
+    args, kwargs = run.plan(c, x=x).place(((c,), {"x": x}))
+    assert isinstance(args[0], OnlyArrays)
+    assert args[0].value.sharding.spec == kwargs["x"].sharding.spec == P("data")
+
+
+def test_other_arguments_and_meshes_are_errors():
+    _, plan = planned({"data": 8}, *arguments())
+    with pytest.raises(sp.ShardyError, match=r"leaf 2 has shape \[16, 4\]; the plan has x"):
+        plan.place((arguments()[0], jnp.ones((16, 4))))
+    with pytest.raises(sp.ShardyError, match=r"leaf 2 has no more leaves"):
+        plan.place((arguments()[0],))
+    with pytest.raises(sp.MeshError, match="the mesh has data=4, the plan is for data=8"):
+        plan.place(arguments(), mesh={"data": 4})
+    _, abstract = planned(AbstractMesh((8,), ("data",)), *arguments())
+    with pytest.raises(sp.MeshError, match="names no devices"):
+        abstract.place(arguments())
