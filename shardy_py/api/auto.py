@@ -20,7 +20,6 @@ from shardy_py.api.inside import run_inside
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.options import Options
 from shardy_py.api.planning import Planned, make_plan
-from shardy_py.api.reporting import report
 from shardy_py.api.request import PlanRequest, Settings, request
 from shardy_py.api.running import Entry, check_buffers, make_entry
 from shardy_py.api.signature import Arguments, Layout
@@ -30,7 +29,7 @@ from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
-from shardy_py.frontends.context import api_boundary
+from shardy_py.frontends.context import api_boundary, is_tracing
 from shardy_py.plan.plan import Plan
 
 P = ParamSpec("P")
@@ -153,6 +152,8 @@ class AutoSharded(Generic[P, R]):
         last = self._last
         tried = None
         if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords and self._is_for_here(last):
+            if not last.is_reported and not is_tracing():
+                last.report()
             try:
                 return last(args)
             except (SignatureChanged, ValueError, TypeError) as error:
@@ -200,15 +201,15 @@ class AutoSharded(Generic[P, R]):
                         alike.append(entry)
             elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
                 raise tried[1]
+        if not is_tracing():  # what is only transformed, such as differentiated, is not run as it was planned
+            entry.report()
         result = entry(slots)
         self._remember(entry, layout)  # only now: where a first call fails, the next one is a first call again
         return result
 
     def _new_entry(self, asked: PlanRequest) -> Entry:
         self.plan_count += 1
-        entry = make_entry(make_plan(trace(asked)))
-        report(entry.planned)
-        return entry
+        return make_entry(make_plan(trace(asked)))
 
     def _remember(self, entry: Entry, layout: Layout) -> None:
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""

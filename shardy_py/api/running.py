@@ -24,6 +24,7 @@ from shardy_py.api.partitioning import Partitioning, Partitions
 from shardy_py.api.placing import Placing
 from shardy_py.api.planning import Planned
 from shardy_py.api.propagating import decided, propagated
+from shardy_py.api.reporting import report
 from shardy_py.api.signature import Layout, configuration
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
@@ -142,6 +143,17 @@ class Entry:
         if agreement is not None and not agreement.settled:
             self._settle(agreement, slots, leaves, statics)
         return self.dispatch.run(leaves, statics)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether it has been said what deserves a look in the plan."""
+        return "_reported" in self.__dict__
+
+    def report(self) -> None:
+        """Says what deserves a look in the plan, once; under `Options(check="raise")` raises each time."""
+        if not self.is_reported:
+            report(self.planned)
+            self.__dict__["_reported"] = True
 
     def _settle(self, agreement: Agreement, slots: Sequence[Any], leaves: Sequence[Any], statics: Sequence[Any]) -> None:
         """Waits for the other processes of the mesh; last, so that what fails in this process fails before they go on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -90,3 +91,10 @@ def test_many_kinds_take_five_lines():
     findings = [Finding(f"kind{i}", f"message {i}", bytes=i << 20) for i in range(6)]
     assert len(warning_text(findings, "f.py:1").splitlines()) == 5
     assert "3 more kinds; " in warning_text(findings, "f.py:1")
+
+
+def test_what_is_only_differentiated_is_said_when_it_runs():
+    run = sp.auto_shard(lambda w, x: (step(w, x) ** 2).sum(), mesh=MESH, rules=RULES)
+    params, x = arguments()
+    assert said(jax.grad(run), params, x) == []
+    assert len(said(run, params, x)) == 1
