@@ -77,9 +77,9 @@ class MeshView:
     @property
     def expected(self) -> JaxMesh | AbstractMesh:
         """The mesh with the devices that a call will run on, as far as that is known without starting any."""
-        if not self.from_mapping or not devices_started() or len(jax.devices()) < math.prod(self.twin.axis_sizes):
-            return self.given
-        return _first_devices(self.twin, math.prod(self.twin.axis_sizes))
+        need = math.prod(self.twin.axis_sizes)
+        known = self.from_mapping and devices_started() and len(jax.devices()) >= need
+        return _first_devices(self.twin, need) if known else self.given
 
     @property
     def auto(self) -> MeshView:

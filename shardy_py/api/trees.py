@@ -59,12 +59,6 @@ def argument_paths(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, 
     return paths
 
 
-def result_paths(result: Any) -> list[str]:
-    """One path per leaf of a result: `result[0]['w']`."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(result)
-    return ["result" + keystr(path) for path, _ in pairs]
-
-
 def location_of(fun: Callable[..., Any]) -> str:
     """`file:line (name)` of a function's definition; empty for builtins."""
     target = inspect.unwrap(fun) if callable(fun) else fun

@@ -99,8 +99,8 @@ class Stored:
         Args:
             argument: Name or position of an argument; None for all of them, as in `input_shardings`.
             mesh: The mesh that the shardings are over, with the axes of the plan: a `jax.sharding.Mesh`, or a mapping of names to sizes,
-                which takes the first devices there are. By default the mesh that was planned for, which has no devices where it was
-                given as a mapping or an `AbstractMesh`, or where the plan was read from a file; a restore needs devices.
+                which takes the first devices there are. By default the mesh that was planned for. That has no devices where it was an
+                `AbstractMesh`, or a mapping before JAX started any, or where the plan was read from a file; a restore needs devices.
             like: A tree of arrays or structs whose structure to give. A plan that was read from a file knows dicts, lists and tuples, and
                 gives other nodes, a `TrainState` or the states of optax, as dicts of their fields unless `like` has them.
 

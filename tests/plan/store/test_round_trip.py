@@ -85,22 +85,27 @@ def test_without_provenance() -> None:
 
 
 def test_trees() -> None:
-    """Dicts, lists, tuples and None come back; a node of a class is a dict of its fields."""
+    """Dicts, lists, tuples and None come back; a node of a class is a dict of its fields. A stored plan has no devices."""
+
+    def specs(shardings):
+        return jax.tree.map(lambda sharding: sharding.spec, shardings)
+
     plan = training()
     read = Plan.from_json(plan.to_json())
-    (state, batch), kwargs = plan.input_shardings
-    (read_state, read_batch), read_kwargs = read.input_shardings
+    (state, batch), kwargs = specs(plan.input_shardings)
+    (read_state, read_batch), read_kwargs = specs(read.input_shardings)
+    assert {type(leaf.mesh) for leaf in jax.tree.leaves(read.input_shardings)} == {jax.sharding.AbstractMesh}
     assert isinstance(state, State)
     assert {"step": state.step, "nothing": None, "params": state.params} == read_state
     assert batch == read_batch
     assert kwargs == read_kwargs
-    new_state, loss = read.output_shardings
-    assert new_state["params"]["up"] == plan.output_shardings[0].params["up"]
-    assert loss == plan.output_shardings[1]
+    new_state, loss = specs(read.output_shardings)
+    assert new_state["params"]["up"] == specs(plan.output_shardings)[0].params["up"]
+    assert loss == specs(plan.output_shardings)[1]
     plan = sp.auto_shard(lambda a, b, c: {"x": [a, b], "y": ()}, mesh={"x": 2}).plan(f32(2), f32(2), {})
     read = Plan.from_json(plan.to_json())
-    assert read.input_shardings == plan.input_shardings
-    assert read.output_shardings == plan.output_shardings
+    assert specs(read.input_shardings) == specs(plan.input_shardings)
+    assert specs(read.output_shardings) == specs(plan.output_shardings)
 
 
 def test_axis_types_come_back() -> None:
