@@ -34,7 +34,7 @@ def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | No
     for i, parts in enumerate(split):
         depth = 2 if len(parts) > 2 and parts[1] in _PARAMETERS else 1
         homes.setdefault(parts[depth:], []).append((i, parts[:depth]))
-    found: list[int | None] = []
+    matched: list[int | None] = []
     for leaf, parts in zip(leaves, split, strict=True):
         candidates = (
             i
@@ -42,8 +42,8 @@ def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | No
             for i, home in homes.get(parts[start:], ())
             if parts[: len(home)] != home and start > len(home) and leaves[i].shape != leaf.shape
         )
-        found.append(next(candidates, None))
-    return found
+        matched.append(next(candidates, None))
+    return matched
 
 
 def companion_sharding(shape: Sequence[int], parameter: Sequence[int], sharding: TensorSharding, mesh: Mesh) -> TensorSharding | None:

@@ -49,9 +49,9 @@ def report(planned: Planned) -> None:
     if check == "raise":
         plan.check(strict=True)
         return
-    found = _grave(plan)
-    if found and jax.process_index() == 0:
-        warnings.warn(warning_text(found, name), PlanWarning, stacklevel=_callers_level())
+    grave = _grave(plan)
+    if grave and jax.process_index() == 0:
+        warnings.warn(warning_text(grave, name), PlanWarning, stacklevel=_callers_level())
 
 
 def _grave(plan: Plan) -> list[Finding]:

@@ -99,7 +99,6 @@ def test_a_pattern_that_matches_nothing_is_shown_one_that_would():
 
 
 def test_state_of_other_dimensions_follows_its_parameter():
-
     params = {"enc": {"up": jnp.ones((256, 512)), "bias": jnp.ones(512)}, "up": jnp.ones((128, 256))}
 
     optax = pytest.importorskip("optax")
@@ -108,13 +107,13 @@ def test_state_of_other_dimensions_follows_its_parameter():
         state = jax.eval_shape(optimizer.init, params)
         step = sp.auto_shard(lambda p, s: (p, s), mesh={"data": 4, "model": 2}, rules=rules)
         plan = step.plan(params, state)
-        found = {v.path: sharding_text(v.sharding) for v in plan.inputs}
-        assert found["p['enc']['up']"] == found["p['up']"] == "P('data', 'model')"
+        shardings = {v.path: sharding_text(v.sharding) for v in plan.inputs}
+        assert shardings["p['enc']['up']"] == shardings["p['up']"] == "P('data', 'model')"
         for value in plan.inputs:
             if value.path.endswith("['enc']['up']") and value.shape == (6, 256, 512):
-                assert found[value.path] == "P(None, 'data', 'model')"
+                assert shardings[value.path] == "P(None, 'data', 'model')"
             if value.path.endswith("['enc']['up']") and value.shape in ((256,), (512,)):
-                assert found[value.path] == ("P('data')" if value.shape == (256,) else "P('model')")
+                assert shardings[value.path] == ("P('data')" if value.shape == (256,) else "P('model')")
 
 
 def test_a_rule_that_does_not_fit_another_parameter_stays_an_error():

@@ -27,11 +27,11 @@ def arguments():
 
 
 def said(run, *args, calls=2):
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(calls):
             run(*args)
-    return [w for w in found if issubclass(w.category, sp.PlanWarning)]
+    return [w for w in caught if issubclass(w.category, sp.PlanWarning)]
 
 
 @pytest.mark.parametrize("lowering", ["jit", "shard_map", "auto"])
