@@ -35,7 +35,7 @@ def in_region(
         named: Gives those of constraints.
         partition: Partitions the call.
     """
-    operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+    operands = [v for v in eqn.invars if _is_passed(v)]
     avals: list[Any] = [v.aval for v in (*operands, *eqn.outvars)]
     shardings = [_closed(sharding_of(v), aval.ndim) for v, aval in zip((*operands, *eqn.outvars), avals, strict=True)]
     padded = [_divisible(aval.shape, s, named) for aval, s in zip(avals, shardings, strict=True)]
@@ -49,12 +49,21 @@ def in_region(
         return lax.sharding_constraint_p.bind(x, **constraint_params(named(sharding, x.ndim)))
 
     def call(*xs: Any) -> list[Any]:
-        arrays = [x for x, v in zip(xs, eqn.invars, strict=True) if not isinstance(v, Literal)]
+        arrays = [x for x, v in zip(xs, eqn.invars, strict=True) if _is_passed(v)]
         inputs = [_resized(constrained(x, s), shape) for x, s, shape in zip(arrays, shardings, padded)]
         results = partitioned_call(jaxpr, inputs, partition, *seeds, eqn.primitive.name)
         return [constrained(_resized(y, a.shape), s) for y, a, s in zip(results, avals[count:], shardings[count:], strict=True)]
 
     return call
+
+
+def _is_passed(v: Any) -> bool:
+    """Whether the call gets an operand; those without elements are made inside, for XLA ends the process where it pads their parts."""
+    return not isinstance(v, Literal) and (v.aval.size > 0 or is_key(v.aval.dtype))
+
+
+def _constant(v: Any) -> Any:
+    return v.val if isinstance(v, Literal) else lax.full(v.aval.shape, 0, v.aval.dtype)
 
 
 def _closed(sharding: TensorSharding | None, rank: int) -> TensorSharding:
@@ -71,12 +80,12 @@ def _call_jaxpr(eqn: JaxprEqn, inputs: Sequence[Shape], outputs: Sequence[Shape]
 
     def run(*arrays: Any) -> list[Any]:
         rest = iter(arrays)
-        operands = [v.val if isinstance(v, Literal) else _resized(next(rest), v.aval.shape) for v in invars]
+        operands = [_resized(next(rest), v.aval.shape) if _is_passed(v) else _constant(v) for v in invars]
         made = eqn.primitive.bind(*operands, **eqn.params)
         return [_resized(y, shape) for y, shape in zip(made if eqn.primitive.multiple_results else [made], outputs, strict=True)]
 
     invars: list[Any] = eqn.invars
-    avals = [v.aval for v in invars if not isinstance(v, Literal)]
+    avals = [v.aval for v in invars if _is_passed(v)]
     arguments = [jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type) for aval, shape in zip(avals, inputs, strict=True)]
     with eqn.ctx.manager, jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         return jax.make_jaxpr(run)(*arguments)

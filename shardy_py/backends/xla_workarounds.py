@@ -122,9 +122,9 @@ def _with_starts(eqn: JaxprEqn, first: int, most: list[int]) -> Replacement | No
 
 def _gather(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
     params: Any = eqn.params
-    if params["mode"] != lax.GatherScatterMode.CLIP:
-        return None
     operand, indices = (v.aval for v in cast(Any, eqn.invars))
+    if params["mode"] != lax.GatherScatterMode.CLIP or not indices.size:
+        return None
     most = jnp.iinfo(indices.dtype).max
     bounds = [min(operand.shape[d] - params["slice_sizes"][d], most) for d in params["dimension_numbers"].start_index_map]
 
@@ -164,7 +164,10 @@ WORKAROUNDS: Mapping[str, Callable[[JaxprEqn, NamedShardings], Replacement | Non
 
 
 def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Replacement | None:
-    if not _is_float(eqn.invars[0]) or not (sharding_of is None or _is_cut(sharding_of(eqn.invars[0]), eqn.params["axes"])):
+    operand: Any = eqn.invars[0]
+    if not _is_float(operand) or not operand.aval.size:  # the largest of no integers is NaN
+        return None
+    if not (sharding_of is None or _is_cut(sharding_of(operand), eqn.params["axes"])):
         return None
     extreme = _ordered_extreme(eqn)
     return lambda x: [_as_planned(extreme(x), eqn, sharding_of, named)]

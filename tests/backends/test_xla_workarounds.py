@@ -118,6 +118,36 @@ def test_jit_is_wrong_and_ours_is_right(case, mesh):
         pytest.skip("this XLA is right")
 
 
+BATCHED = lax.GatherDimensionNumbers((0, 1), (), (), (0,), (0,))
+BATCHED_UPDATES = lax.ScatterDimensionNumbers((0, 1), (), (), (0,), (0,))
+WITHOUT_ELEMENTS = {
+    "gather, indices": lambda x, e: lax.gather(x, e.astype("int32"), BATCHED, (1, 4, 5), mode="clip"),
+    "scatter, indices": lambda x, e: lax.scatter_max(x, e.astype("int32"), jnp.ones((4, 5, 3)), BATCHED_UPDATES, mode="clip"),
+    "scatter, updates": lambda x, e: jnp.asarray(x).at[e.astype("int32").reshape(-1)].add(1.0),
+    "pad": lambda x, e: x[..., 0] + jnp.pad(e, ((0, 0), (1, 3))),
+    "pad that takes away": lambda x, e: x[..., 0] + lax.pad(e, 0.0, ((-1, 1, 0), (1, 3, 2))),
+    "padded windows of one element": lambda x, e: lax.reduce_window(e, 0.0, lax.add, (1, 1), (1, 1), ((0, 0), (2, 1))),
+    "padded windows": lambda x, e: lax.reduce_window(e, -np.inf, lax.max, (2, 2), (1, 1), ((0, 1), (2, 1))),
+    "largest": lambda x, e: x[:, 0, 0] + jnp.max(e, 1, initial=2.0),
+    "product": lambda x, e: e @ e.T,
+}
+
+
+@pytest.mark.parametrize("out", [(("x", "y"),), (None, ("x", "y"))], ids=str)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("kind", WITHOUT_ELEMENTS)
+def test_operands_without_elements(kind, lowering, out):
+    mesh = jax.make_mesh((3, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    f, args = WITHOUT_ELEMENTS[kind], (random(3, 4, 5), np.zeros((3, 0), np.float32))
+    want = f(*args)
+
+    def uneven(*args):
+        return lax.with_sharding_constraint(f(*args), NamedSharding(mesh, P(*out[: want.ndim])))
+
+    got = sp.auto_shard(uneven, mesh=mesh, in_shardings=(P("x"), P("x", "y")), lowering=lowering)(*args)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 @pytest.mark.parametrize("options", [{}, {"feature_group_count": 4}, {"feature_group_count": 16}, {"batch_group_count": 4}])
 @pytest.mark.parametrize("spec", [P("x"), P("y"), P("x", "y"), P(None, "x", "y"), P(None, None, None, "y"), P("x", None, None, "y")])
 @pytest.mark.parametrize("lowering", LOWERINGS)

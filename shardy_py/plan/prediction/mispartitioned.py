@@ -27,7 +27,9 @@ def is_mispartitioned(op: Op, parts: Parts) -> bool:
         parts: How its operands and results are cut.
     """
     at_risk = AT_RISK.get(op.name)
-    return at_risk is not None and all(v.type.size for v in (*op.operands, *op.results)) and at_risk(op, parts)
+    if at_risk is None or not all(v.type.size for v in op.results):
+        return False
+    return at_risk(op, parts) if all(v.type.size for v in op.operands) else _of_nothing(op, parts)
 
 
 def as_sharded(meshes: Mapping[str, Mesh]) -> Parts:
@@ -66,6 +68,11 @@ def _is_cut(value: Value, parts: Parts, dims: Iterable[int]) -> bool:
 def _is_uneven(value: Value, parts: Parts, dims: Iterable[int]) -> bool:
     cut = parts(value)
     return any(value.type.shape[d] % cut[d] for d in dims)
+
+
+def _of_nothing(op: Op, parts: Parts) -> bool:
+    """Anything cut around an operand without elements: of its parts, XLA pads those that are uneven, and ends the process."""
+    return any(_is_cut(v, parts, range(v.type.rank)) for v in (*op.operands, *op.results))
 
 
 def _convolution(op: Op, parts: Parts) -> bool:

@@ -97,6 +97,8 @@ def _choice(op: Op, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh) -> C
 def _borders(op: Op, read: Sequence[Axes], made: Sequence[Axes], mesh: Mesh) -> Iterator[Move]:
     """What comes from the neighbours of the first operand's pieces."""
     shape = local_shape(op.operands[0].type.shape, read, mesh)
+    if not math.prod(shape):
+        return
     for window in _WINDOWS.get(op.name, lambda _: ())(op):
         d = window.dim
         ways = size_of(read[d], mesh)
