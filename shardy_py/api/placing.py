@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -22,10 +21,8 @@ from shardy_py.api.request import PlanRequest
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.context import is_tracing
+from shardy_py.frontends.context import is_committed, is_tracing
 from shardy_py.plan.plan import Plan
-
-_committed = attrgetter("committed")
 
 
 class Placing:
@@ -52,14 +49,14 @@ class Placing:
         Raises:
             SpecError: A host array would have to be cut for several processes, and may be the whole or a part.
         """
-        if is_tracing():
-            return leaves
         try:
             # Most calls bring committed arrays only; on a mesh of one device these need not lie on the mesh.
-            if not self._single and all(map(_committed, leaves)):
+            if not self._single and all(map(is_committed, leaves)):
                 return leaves
         except AttributeError:
-            pass
+            pass  # a number, a numpy array, a tracer
+        if is_tracing():
+            return leaves
         moved = [i for i, leaf in enumerate(leaves) if self._moves(leaf)]
         if not moved:
             return leaves
