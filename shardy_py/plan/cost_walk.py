@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from shardy_py.cost.compute import Work, work_of
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.cost.traffic import Traffic
-from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.dialect import Mesh
+from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, WHILE
 from shardy_py.plan.trips import trip_count
 
@@ -52,25 +53,33 @@ class Walked:
     unknown: dict[str, None] = field(default_factory=dict)
 
 
-def walk(program: Program, seconds: Callable[[Work, int], float] | None = None, delays: Mapping[Edge, float] | None = None) -> Walked:
-    """What the ops of a planned program cost on one device.
+def walk(
+    block: Block,
+    meshes: Mapping[str, Mesh],
+    seconds: Callable[[Work, int], float] | None = None,
+    delays: Mapping[Edge, float] | None = None,
+) -> Walked:
+    """What the ops of a block cost on one device.
 
     Args:
-        program: With final shardings.
+        block: The body of a planned function, with final shardings; or that of a region, whose values are those of one device.
+        meshes: Where named meshes are looked up.
         seconds: How long so much work and so many bytes take; without it no path is looked for.
         delays: Seconds that collectives take between an op's operand, or its results, and the op.
     """
-    walker = _Walker(program, seconds, delays or {})
-    walker.block(program.main.body, 1)
+    walker = _Walker(block, meshes, seconds, delays or {})
+    walker.block(block, 1)
     found = walker.found
     found.path = walker.longest
     return found
 
 
 class _Walker:
-    def __init__(self, program: Program, seconds: Callable[[Work, int], float] | None, delays: Mapping[Edge, float]) -> None:
-        self.sizes = LocalSizes(program.meshes)
-        self.traffic = Traffic(program.main.body.walk(), self.sizes)
+    def __init__(
+        self, block: Block, meshes: Mapping[str, Mesh], seconds: Callable[[Work, int], float] | None, delays: Mapping[Edge, float]
+    ) -> None:
+        self.sizes = LocalSizes(meshes)
+        self.traffic = Traffic(block, self.sizes)
         self.seconds = seconds
         self.delays = delays
         self.delayed = {op for op, _ in delays}

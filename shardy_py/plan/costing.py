@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.compute import Work, roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError, hardware
 from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
+from shardy_py.dialect import Mesh
+from shardy_py.ir import Block, Program
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.plan.collective_axes import axes_of
-from shardy_py.plan.collectives import Collective
+from shardy_py.plan.collectives import KINDS, Collective
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
-from shardy_py.plan.cost_walk import Edge, Walked, walk
+from shardy_py.plan.cost_walk import RESULTS, Edge, Walked, walk
+from shardy_py.plan.values import intermediates
 
 if TYPE_CHECKING:
     from shardy_py.plan.plan import Plan
@@ -39,20 +43,23 @@ def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str,
     def timed(collective: Collective) -> float:
         return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
 
-    moved, delays = _moved(plan, machine, timed)
+    local = None if plan.source is None else plan.source.local_program(plan)
+    moved, delays = _moved(plan, local, machine, timed)
     collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
-    walked = _walk(plan, machine, delays)
-    described = dict(plan._intermediates)
+    program = plan.program if local is None else local
+    block = program.main.body if local is None else _region(local)
+    walked = _walk(block, program.meshes, machine, delays)
+    described = dict(plan._intermediates if local is None else intermediates(local))
     ops: list[OpCost] = []
     for run in walked.runs:
-        known = described.get(run.op.results[0]) if run.op.results else None
+        value = described.get(run.op.results[0]) if run.op.results else None
         once = None if machine is None else roofline_seconds(run.work, run.bytes, machine)
         ops.append(
             OpCost(
-                "" if known is None else known.path,
+                "" if value is None or local is not None else value.path,
                 run.op.primitive or run.op.name,
-                "" if known is None else known.location,
-                "" if known is None else known.module,
+                "" if value is None else value.location,
+                "" if value is None else value.module,
                 run.work.flops * run.trips,
                 run.work.transcendentals * run.trips,
                 run.bytes * run.trips,
@@ -65,10 +72,20 @@ def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str,
     return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, tuple(walked.unknown))
 
 
-def _moved(plan: Plan, machine: Hardware | None, timed: Callable[[Collective], float]) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
+def _region(local: Program) -> Block:
+    """The body of what runs on every device; beside it a local program has constants only."""
+    body = local.main.body  # on one device it is the region itself
+    return next((op.regions[0] for op in body.ops if op.name == MANUAL_COMPUTATION), body)
+
+
+def _moved(
+    plan: Plan, local: Program | None, machine: Hardware | None, timed: Callable[[Collective], float]
+) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
     """The collectives, and how long those whose place is known keep an op waiting."""
-    if plan.source is not None or machine is None:
+    if machine is None:
         return plan.collectives, {}
+    if local is not None:
+        return plan.collectives, _delays_in_region(local, plan.collectives, timed)
     delays: dict[Edge, float] = {}
     moved: list[Collective] = []
     for predicted in plan._predicted:
@@ -80,18 +97,26 @@ def _moved(plan: Plan, machine: Hardware | None, timed: Callable[[Collective], f
     return tuple(moved), delays
 
 
-def _walk(plan: Plan, machine: Hardware | None, delays: Mapping[Edge, float]) -> Walked:
+def _delays_in_region(local: Program, collectives: Sequence[Collective], timed: Callable[[Collective], float]) -> dict[Edge, float]:
+    """How long the collectives of a region keep what reads them waiting; nothing where XLA merges some of those that stand in it."""
+    ops = [op for op in local.main.body.walk() if op.name.partition(".")[2] in KINDS]
+    if [op.name.partition(".")[2] for op in ops] != [c.kind for c in collectives]:
+        return {}
+    return {(op, RESULTS): timed(c) for op, c in zip(ops, collectives, strict=True)}
+
+
+def _walk(block: Block, meshes: Mapping[str, Mesh], machine: Hardware | None, delays: Mapping[Edge, float]) -> Walked:
     if machine is None:
-        return walk(plan.program)
-    known: dict[tuple[Work, int], float] = {}
+        return walk(block, meshes)
+    times: dict[tuple[Work, int], float] = {}
 
     def seconds(work: Work, moved: int) -> float:
         key = (work, moved)
-        if key not in known:
-            known[key] = roofline_seconds(work, moved, machine)
-        return known[key]
+        if key not in times:
+            times[key] = roofline_seconds(work, moved, machine)
+        return times[key]
 
-    return walk(plan.program, seconds, delays)
+    return walk(block, meshes, seconds, delays)
 
 
 def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:

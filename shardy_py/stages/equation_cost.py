@@ -48,7 +48,7 @@ def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware:
     program, ops = from_equations(eqns, results)
     position = {op: i for i, own in enumerate(ops) for op in own}
     seconds = [0.0] * len(ops)
-    for run in walk(program).runs:
+    for run in walk(program.main.body, program.meshes).runs:
         if run.op in position:
             seconds[position[run.op]] += roofline_seconds(run.work, run.bytes, hardware) * run.trips
     return tuple(seconds)

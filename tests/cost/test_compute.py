@@ -26,7 +26,7 @@ def struct(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 
 def cost(fun: Callable[..., Any], *args: Any, specs: Any = None) -> Any:
-    return sp.auto_shard(fun, mesh=MESH, in_shardings=specs).plan(*args).cost_analysis()
+    return sp.auto_shard(fun, mesh=MESH, in_shardings=specs, lowering="jit").plan(*args).cost_analysis()
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
