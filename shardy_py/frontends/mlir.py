@@ -98,7 +98,7 @@ def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
     check_text(text)
     try:
         return ir.Module.parse(text, make_context(allow_unregistered=True) if context is None else context)
-    except ir.MLIRError as error:
+    except (ir.MLIRError, ValueError, MemoryError) as error:  # the last two where MLIR would reserve more than it can
         raise ShardyError(str(error)) from None
 
 

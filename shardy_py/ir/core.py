@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.errors import VerificationError
+
 if TYPE_CHECKING:
     from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
     from shardy_py.ir.types import Type
@@ -161,7 +163,9 @@ class Block:
 
     @property
     def terminator(self) -> Op:
-        """The last op: `func.return`, `stablehlo.return` or `sdy.return`."""
+        """The last op: `func.return`, `stablehlo.return` or `sdy.return`; raises VerificationError where there is none."""
+        if not self.ops:
+            raise VerificationError("block with no terminator")
         return self.ops[-1]
 
     def append(self, op: Op) -> Op:
@@ -252,13 +256,14 @@ class Program:
 
     @property
     def main(self) -> Function:
-        """The function named `main`, else the only one; raises ValueError where neither exists."""
+        """The function named `main`, else the only one; raises VerificationError where neither exists."""
         for function in self.functions:
             if function.name == "main":
                 return function
         if len(self.functions) == 1:
             return self.functions[0]
-        raise ValueError("the program has several functions and none is named 'main'")
+        count = f"{len(self.functions)} functions and none is named 'main'" if self.functions else "no function"
+        raise VerificationError(f"the module has {count}", fix="name the function that calls the others 'main'")
 
     def walk(self) -> Iterator[Op]:
         """All ops of all functions, an op before its regions."""

@@ -16,7 +16,7 @@ def run(program: Program, **_: object) -> None:
     The edge starts with the sharding of its value and takes over all its other uses. Values without a static shape get none.
 
     Raises:
-        ValueError: If there are several functions and none is named main.
+        VerificationError: If there are several functions and none is named main.
 
     Source: Shardy's add_func_data_flow_edges.cc.
     """

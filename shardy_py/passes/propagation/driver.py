@@ -59,7 +59,8 @@ class Propagation:
 
     def finish(self) -> None:
         """Writes the function results back and removes dead ops."""
-        self.program.main.result_shardings = [slot.sharding for slot in self.graph.results]
+        if self.graph.main is not None:
+            self.graph.main.result_shardings = [slot.sharding for slot in self.graph.results]
         self.graph.sweep()
 
     def _function_results(self, table: StepTable, stage: int) -> None:

@@ -104,8 +104,8 @@ class PropagationGraph:
         self._rules: dict[tuple[object, ...], OpShardingRule | None] = {}
         self._calls: dict[str, list[Op]] = {}
         self._functions: dict[str, Function] = {}
-        self.main = program.main
-        self.results = [FunctionResult(i, s) for i, s in enumerate(self.main.result_shardings)]
+        self.main = program.main if program.functions else None
+        self.results = [FunctionResult(i, s) for i, s in enumerate(self.main.result_shardings if self.main else ())]
         if len(program.functions) > 1:
             self._functions = functions_by_name(program)
             for call in ops_of(program, (CALL,)):
@@ -217,6 +217,8 @@ class PropagationGraph:
 
     def _result_nodes(self) -> list[Node]:
         nodes = []
+        if self.main is None or not self.main.body.ops:  # a declaration
+            return nodes
         for value, slot in zip(self.main.body.terminator.operands, self.results):  # an unregistered op need not return all results
             holder = self.holder(value)
             if holder is None or not isinstance(value.type, TensorType) or value.type.rank == 0:
@@ -263,14 +265,27 @@ class PropagationGraph:
         return pushed
 
     def _push_users(self, value: Value, pushed: list[Node]) -> None:
-        for op, i in reversed(value.uses):
-            if self._calls and op.name in (CALL, "func.return"):
-                for other in self._across_call(op, i):
-                    self._push_users(other, pushed)
-            # an edge that a block argument owns is not told of its operand's change, only one that a result owns
-            owner = None if op.name in dataflow.COMPUTATIONS else dataflow.owner_fed_by(op, i)
-            edge = None if owner is None else dataflow.edge_of_owner(owner)
-            node = self.node_of.get(op if edge is None else edge)
+        """Adds the nodes of the users of a value, the latest use first; calls and returns come behind the users on their other side."""
+        crossed = {value}  # functions that return an argument make rings of values
+        stack: list[Value | tuple[Op, int] | Op] = [value]
+        while stack:
+            entry = stack.pop()
+            if isinstance(entry, Value):
+                stack += entry.uses
+                continue
+            if isinstance(entry, tuple):
+                op, i = entry
+                # an edge that a block argument owns is not told of its operand's change, only one that a result owns
+                owner = None if op.name in dataflow.COMPUTATIONS else dataflow.owner_fed_by(op, i)
+                edge = None if owner is None else dataflow.edge_of_owner(owner)
+                entry = op if edge is None else edge
+                others = self._across_call(op, i) if self._calls and op.name in (CALL, "func.return") else []
+                others = [other for other in others if other not in crossed]
+                if others:
+                    crossed.update(others)
+                    stack += [entry, *reversed(others)]
+                    continue
+            node = self.node_of.get(entry)
             if node is not None:
                 pushed.append(node)
 

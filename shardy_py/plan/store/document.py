@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from shardy_py.dialect import Mesh
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program
 from shardy_py.passes.collection import no_collection
@@ -185,7 +186,7 @@ def _read(data: dict[str, Any]) -> Plan:
         ("outputs", outputs, "output", program.main.body.terminator.operands),
     ):
         with at(name):
-            _check_values(values, kind, [value.type.rank for value in held])
+            _check_values(values, kind, [value.type.rank for value in held], mesh, tables.meshes)
     with at("partitioned"):
         source = _read_partitioned(data["partitioned"], tables)
     with at("trees"):
@@ -230,7 +231,7 @@ def _read_propagation(data: Any) -> Propagated:
         return Propagated(given["strategy"], *(boolean(given[field.name]) for field in fields(Propagated)[1:]))
 
 
-def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int]) -> None:
+def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int], mesh: Mesh, meshes: dict[str, Mesh]) -> None:
     if len(values) != len(ranks):
         raise StoreError(f"{len(values)} values where the program has {len(ranks)}")
     for number, (value, rank) in enumerate(zip(values, ranks)):
@@ -242,6 +243,9 @@ def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int])
             # A PRNG key has fewer dimensions than the array that holds it.
             if value.type.rank > rank or (value.sharding is not None and value.sharding.rank != rank):
                 raise StoreError(f"the value has not the rank of that of the program, {rank}")
+            own = mesh if value.sharding is None else value.sharding.mesh_in(meshes)
+            if own is not mesh and own.axes and not own.is_maximal:
+                raise StoreError(f"the value lies on the mesh {own}, the plan is for {mesh}")
 
 
 def _read_trees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:

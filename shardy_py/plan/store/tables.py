@@ -15,7 +15,8 @@ from shardy_py.plan.store.checks import StoreError, at, boolean, entry, integer,
 NAMES = ("types", "shardings", "rules", "attributes", "locations", "kinds")
 """The tables of a file, in order; an entry of `kinds` refers to the others."""
 
-MOST_DEVICES = 1 << 31
+MOST_DEVICES = (1 << 31) - 1
+"""Numbers of devices have 32 bits in JAX and XLA."""
 
 COMPARED = 1 << 16
 """Arrays of fewer bytes are equal where their elements are."""

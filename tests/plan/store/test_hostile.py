@@ -145,7 +145,7 @@ def of_product(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("format", to="model"), "this is no stored plan"),
         (lambda d: d.pop("log"), "the member 'log' is missing"),
         (change("more", to=1), "unknown member 'more'"),
-        (change("mesh", to='#sdy.mesh<["a"=9000000000000000000]>'), r"a mesh of more than 2147483648 devices\n  where: mesh"),
+        (change("mesh", to='#sdy.mesh<["a"=9000000000000000000]>'), r"a mesh of more than 2147483647 devices\n  where: mesh"),
         (change("mesh", to="#sdy.mesh<"), "expected"),
         (change("types", 0, to=["float32", [-1]]), r"a number from 0 .*, got -1\n  where: types, entry 0"),
         (change("types", 0, to=["float32", [1 << 62, 4]]), "a type of 18446744073709551616 elements"),
