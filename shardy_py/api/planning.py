@@ -158,7 +158,7 @@ def make_plan(traced: TracedCall) -> Planned:
             described = (inputs, outputs, findings, imported.program, log or (), timings, trees, donated, source)
             options = request.settings.options
             how = Propagated(options.strategy, options.conservative, options.op_priority, options.provenance)
-            plan = Plan(request.name, request.view.core, *described, how)
+            plan = Plan(request.name, request.view.core, *described, how, options.platform_of(request.view.given))
     return Planned(plan, imported, traced, source)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.backends.compiled_groups import groups_in, pairs_in
+from shardy_py.backends.compiled_ops import NAME, NAMES, STRING, CompiledOp, closing, op_of
+from shardy_py.backends.compiled_trips import Constants, loop_constants, trips_of
 from shardy_py.plan.collectives import received_bytes
 
 Shape = tuple[str, tuple[int, ...]]
@@ -80,7 +82,7 @@ def collectives_in(hlo_text: str) -> list[CompiledCollective]:
     module = _Module(hlo_text)
     if module.entry is None:
         raise ValueError("this text has no ENTRY computation: pass the whole of compiled.as_text()")
-    return list(module.collectives(module.entry))
+    return list(module.collectives(module.entry, {}))
 
 
 _KINDS = {
@@ -91,16 +93,10 @@ _KINDS = {
     "ragged-all-to-all": "all_to_all",
     "collective-permute": "collective_permute",
 }
-_NAME = r"%?([\w.\-]+)"
-_HEAD = re.compile(rf"(ENTRY\s+)?{_NAME}\s*\(.*\{{\s*$")
-_INSTRUCTION = re.compile(rf"\s+(?:ROOT\s+)?{_NAME}\s*=\s*")
-_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_HEAD = re.compile(rf"(ENTRY\s+)?{NAME}\s*\(.*\{{\s*$")
 _COMMENT = re.compile(r"/\*.*?\*/")
-_CALLED = re.compile(
-    r"\b(condition|body|to_apply|calls|branch_computations|true_computation|false_computation|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
-)
-_CALLED_NAME = re.compile(_NAME)
+_CHAIN = re.compile(r'\bchain_id="?(\d+)')
+_STARTS = 'custom_call_target="AsyncCollectiveStart"'
 _TRIPS = re.compile(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)')
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([^\]]*)\]")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
@@ -109,27 +105,19 @@ _SOURCE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"\s+source_line=(\d+)')
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Op:
-    name: str
-    type: str
-    opcode: str
-    operands: str
-    attributes: str
-
-
 class _Module:
     """The computations of a module; the lines of those that are never called stay unread."""
 
     def __init__(self, text: str) -> None:
-        self.computations: dict[str, list[str]] = {}
+        self.lines: dict[str, list[str]] = {}
         self.entry: str | None = None
-        self._collectives: dict[str, tuple[CompiledCollective, ...]] = {}
+        self._ops: dict[str, tuple[CompiledOp, ...]] = {}
+        self._collectives: dict[tuple[object, ...], tuple[CompiledCollective, ...]] = {}
         head: list[str] = []
         current = head
         for line in text.splitlines():
             if line[:1] not in ("", " ", "\t", "}") and (match := _HEAD.match(line)) and " -> " in line:
-                current = self.computations[match[2]] = []
+                current = self.lines[match[2]] = []
                 if match[1]:
                     self.entry = match[2]
             elif line.startswith("}"):
@@ -139,41 +127,57 @@ class _Module:
         count = _PARTITIONS.search(head[0] if head else "")
         self.partitions = 1 if count is None else int(count[1])
         self.frames = _frames(head)
+        self.chains = _started_chains(self.lines.values())
 
-    def collectives(self, name: str) -> tuple[CompiledCollective, ...]:
-        """Those of a computation and of all it calls, as often as they run when it runs once."""
-        known = self._collectives.get(name)
-        if known is None:
-            known = self._collectives[name] = tuple(self._read(self.computations.get(name, [])))
-        return known
+    def collectives(self, name: str, constants: Constants, fused: bool = False) -> tuple[CompiledCollective, ...]:
+        """Those of a computation and of all it calls, as often as they run when it runs once.
 
-    def _read(self, lines: list[str]) -> Iterator[CompiledCollective]:
-        types: dict[str, str] = {}
-        for line in lines:
-            op = _instruction(line)
-            if op is None:
-                continue
-            types[op.name] = op.type
+        Args:
+            name: The computation.
+            constants: What its parameter has in every trip, if it is the body of a loop.
+            fused: Whether it is that of a fusion.
+        """
+        key = (name, fused, *sorted(constants.items()))
+        if key not in self._collectives:
+            self._collectives[key] = tuple(self._read(self.ops(name), constants, fused))
+        return self._collectives[key]
+
+    def ops(self, name: str) -> tuple[CompiledOp, ...]:
+        """The ops of a computation; none where there is no such computation."""
+        if name not in self._ops:
+            self._ops[name] = tuple(filter(None, map(op_of, self.lines.get(name, ()))))
+        return self._ops[name]
+
+    def _read(self, ops: Sequence[CompiledOp], constants: Constants, fused: bool) -> Iterator[CompiledCollective]:
+        types = {op.name: op.type for op in ops}
+        started = {name for op in ops if _STARTS in op.attributes for name in op.operand_names}
+        for op in ops:
             kind = _KINDS.get(op.opcode.removesuffix("-start"))
             if kind is not None:
-                yield self._collective(kind, op, types)
+                if fused and kind == "all_reduce" and _keeps_a_slice(op, ops):
+                    kind = "reduce_scatter"
+                # Fusions that carry a collective on while they compute hold its op too: it counts where it is started.
+                chain = _CHAIN.search(op.attributes)
+                if chain is None or chain[1] not in self.chains or op.name in started:
+                    yield self._collective(kind, op, types)
             elif not op.opcode.endswith(("-done", "-update")):
-                yield from self._called(op)
+                yield from self._called(op, ops, constants)
 
-    def _called(self, op: _Op) -> Iterator[CompiledCollective]:
-        trips = None
-        if op.opcode == "while" and (match := _TRIPS.search(op.attributes)):
-            trips = int(match[1])
-        for role, names in _CALLED.findall(_STRING.sub('""', op.attributes)):
-            times = 1
-            if op.opcode == "while":
-                times = trips if trips is None or role == "body" else trips + 1
-            for name in _CALLED_NAME.findall(names):
-                for c in self.collectives(name):
-                    yield c if times == 1 else replace(c, trips=None if times is None or c.trips is None else c.trips * times)
+    def _called(self, op: CompiledOp, around: Sequence[CompiledOp], constants: Constants) -> Iterator[CompiledCollective]:
+        if op.opcode != "while":
+            for _, name in op.called:
+                yield from self.collectives(name, {}, op.opcode == "fusion")
+            return
+        match = _TRIPS.search(op.attributes)
+        trips = trips_of(op, around, self.ops, constants) if match is None else int(match[1])
+        within = loop_constants(op, around, self.ops, constants)
+        for role, name in op.called:
+            times = trips if trips is None or role == "body" else trips + 1
+            for c in self.collectives(name, within):
+                yield c if times == 1 else replace(c, trips=None if times is None or c.trips is None else c.trips * times)
 
-    def _collective(self, kind: str, op: _Op, types: dict[str, str]) -> CompiledCollective:
-        attributes = _STRING.sub('""', op.attributes)
+    def _collective(self, kind: str, op: CompiledOp, types: dict[str, str]) -> CompiledCollective:
+        attributes = STRING.sub('""', op.attributes)
         operands = _shapes(_operand_types(op.operands, types))
         if kind == "collective_permute":
             groups = pairs_in(attributes)
@@ -193,40 +197,27 @@ class _Module:
         return "" if match is None else f"{_unquoted(match[1])}:{match[2]}"
 
 
-def _instruction(line: str) -> _Op | None:
-    """The parts of `  %name = type opcode(operands), attributes`."""
-    match = _INSTRUCTION.match(line)
-    if match is None:
-        return None
-    start = match.end()
-    end = _closing(line, start) if line.startswith("(", start) else line.find(" ", start)
-    opcode = _OPCODE.match(line, end) if end >= 0 else None
-    if opcode is None:
-        return None
-    close = _closing(line, opcode.end() - 1)
-    return _Op(match[1], line[start:end], opcode[1], line[opcode.end() : close - 1], line[close:])
+def _started_chains(computations: Iterable[Sequence[str]]) -> set[str]:
+    """The chains of fusions that begin with a computation in which a collective is started."""
+    return {
+        chain[1]
+        for lines in computations
+        if any(_STARTS in line for line in lines)
+        for line in lines
+        if (chain := _CHAIN.search(line)) is not None
+    }
 
 
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\]]')
-
-
-def _closing(text: str, start: int) -> int:
-    """The position behind the bracket that closes the one at `start`; the end of the text where none does."""
-    depth = 0
-    for match in _BRACKETS.finditer(text, start):
-        if match[0] in "([{":
-            depth += 1
-        elif match[0] in ")]}":
-            depth -= 1
-            if not depth:
-                return match.end()
-    return len(text)
+def _keeps_a_slice(op: CompiledOp, computation: Sequence[CompiledOp]) -> bool:
+    """Whether all that is read of an all-reduce is a slice: in a fusion, the form in which TPUs run a reduce-scatter."""
+    readers = [other for other in computation if op.name in other.operand_names]
+    return len(readers) == 1 and readers[0].opcode == "dynamic-slice"
 
 
 def _operand_types(operands: str, types: dict[str, str]) -> str:
     """The types of operands: written before their names in some texts, else those of the ops with these names."""
     plain = _COMMENT.sub("", operands)
-    return plain if _SHAPE.search(plain) else " ".join(types.get(name, "") for name in _CALLED_NAME.findall(plain))
+    return plain if _SHAPE.search(plain) else " ".join(types.get(name, "") for name in NAMES.findall(plain))
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
@@ -329,7 +320,7 @@ def aliases_in(hlo_text: str) -> Aliases:
 
 def _braces(text: str, key: str) -> str:
     start = text.find(key)
-    return "" if start < 0 else text[start + len(key) : _closing(text, start + len(key))]
+    return "" if start < 0 else text[start + len(key) : closing(text, start + len(key))]
 
 
 def _path(text: str) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class Costs:
         Args:
             hardware: What it should fit on: a name (`"h100"`, `"v5e"`), a `Hardware` of your own, or a number of bytes.
             compiler: Whose ways to follow: `"cpu"`, which is compared with XLA in docs/memory.md, or `"accelerator"`. By default the
-                latter where `hardware` is a name or a `Hardware`.
+                latter where `hardware` is a name or a `Hardware`, or the plan is for another platform than CPUs.
 
         Returns:
             Sizes under the names of `jax.stages.Compiled.memory_analysis()`, the peak, where it is and what it is made of, and the

@@ -162,18 +162,18 @@ def analyse(plan: Plan, which: str | Hardware | int | None = None, compiler: str
         compiler: Whose ways to follow.
     """
     name, room = _room(which)
-    ways = compiler_named(compiler or ("accelerator" if name else "cpu"))
-    known: dict[str, MemoryAnalysis] = plan.__dict__.setdefault("_memory", {})
-    if ways.name not in known:
-        known[ways.name] = _analysed(plan, ways)
-    return replace(known[ways.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
+    rules = compiler_named(compiler or ("accelerator" if name or plan.platform != "cpu" else "cpu"))
+    analyses: dict[str, MemoryAnalysis] = plan.__dict__.setdefault("_memory", {})
+    if rules.name not in analyses:
+        analyses[rules.name] = _analysed(plan, rules)
+    return replace(analyses[rules.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
 
 
 @no_collection()
-def _analysed(plan: Plan, ways: Compiler) -> MemoryAnalysis:
-    graph, program = local_graph(plan, ways)
+def _analysed(plan: Plan, rules: Compiler) -> MemoryAnalysis:
+    graph, program = local_graph(plan, rules)
     names = dict(graph.names)
-    found = estimate(graph, ways)
+    found = estimate(graph, rules)
     fixed = found.argument + found.output - found.alias
     locate = _Locations(program)
     return MemoryAnalysis(
@@ -183,7 +183,7 @@ def _analysed(plan: Plan, ways: Compiler) -> MemoryAnalysis:
         alias_size_in_bytes=found.alias,
         temp_size_in_bytes=found.temp,
         peak_memory_in_bytes=fixed + found.temp,
-        compiler=ways.name,
+        compiler=rules.name,
         peak_step=found.fullest,
         steps=tuple(Step(fixed + more, node.label, locate(node)) for node, more in zip(found.steps, found.series)),
         contributors=tuple(

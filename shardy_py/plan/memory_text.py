@@ -46,7 +46,7 @@ def memory_text(memory: MemoryAnalysis, limit: int) -> str:
     """See `MemoryAnalysis.as_text`."""
     rows = summary_rows(memory)
     width = max(len(name) for name, _ in rows)
-    lines = [f"memory of {memory.name} per device", *(f"  {name.ljust(width)}  {value}" for name, value in rows)]
+    lines = [_title(memory), *(f"  {name.ljust(width)}  {value}" for name, value in rows)]
     parts = contributor_rows(memory, limit)
     if parts:
         widths = [max(map(len, column)) for column in zip(*parts)]
@@ -57,9 +57,16 @@ def memory_text(memory: MemoryAnalysis, limit: int) -> str:
     return "\n".join(lines)
 
 
+def _title(memory: MemoryAnalysis) -> str:
+    return f"memory of {memory.name} per device, as compiled for {_COMPILED_FOR[memory.compiler]}"
+
+
+_COMPILED_FOR = {"cpu": "a cpu", "accelerator": "an accelerator"}
+
+
 def memory_html(memory: MemoryAnalysis, limit: int = 12) -> str:
     """The figures as a table, and the contributors to be folded out."""
     rows = "".join(f"<tr><th style='text-align:left'>{escape(a.strip())}</th><td>{escape(b)}</td></tr>" for a, b in summary_rows(memory))
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in contributor_rows(memory, limit))
-    head = escape(f"memory of {memory.name} per device")
+    head = escape(_title(memory))
     return f"<div><b>{head}</b><table>{rows}</table><details><summary>at the peak</summary><table>{body}</table></details></div>"

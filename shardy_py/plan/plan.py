@@ -92,6 +92,7 @@ class Plan(Views, Costs, Stored):
         donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
         partitioner: What may run the plan by explicit collectives; None under `lowering="jit"`.
         propagation: How its shardings were propagated.
+        platform: What it is for, as JAX names it: `cpu`, `cuda`, `rocm`, `tpu`.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -117,6 +118,7 @@ class Plan(Views, Costs, Stored):
     donation: tuple[Donated, ...] = ()
     partitioner: CollectiveSource | None = None
     propagation: Propagated = field(default_factory=Propagated)
+    platform: str = "cpu"
 
     @functools.cached_property
     def source(self) -> CollectiveSource | None:

@@ -145,15 +145,15 @@ class _Walker:
         for i, (operand, sharding) in enumerate(zip(op.operands, shardings)):
             self.to(op, i, operand, sharding, scope)
         count = trip_count(op)
-        body = op.regions[1]
-        ends = body.terminator.operands
-        changing = {a for a, end in zip(body.arguments, ends) if end is not a}
-        for argument, operand in zip(body.arguments, op.operands):
-            if argument not in changing and argument.sharding is operand.sharding:
-                self.same[argument] = operand
-        trips = None if count is None or scope.trips is None else scope.trips * count
-        inner = _Scope(trips, set(), changing, scope)
-        self.block(body, inner)
+        condition, body = op.regions
+        varying = [end is not a for a, end in zip(body.arguments, body.terminator.operands)]
+        for block, more in ((condition, 1), (body, 0)):  # the condition is asked once more than the body runs
+            changing = {a for a, varies in zip(block.arguments, varying) if varies}
+            for argument, operand in zip(block.arguments, op.operands):
+                if argument not in changing and argument.sharding is operand.sharding:
+                    self.same[argument] = operand
+            inner = _Scope(None if count is None or scope.trips is None else scope.trips * (count + more), set(), changing, scope)
+            self.block(block, inner)
         self.ends(body.terminator, shardings, inner)
 
     def computation(self, op: Op, scope: _Scope) -> None:

@@ -152,6 +152,84 @@ def test_loops_multiply() -> None:
     assert [(c.trips, c.total_bytes) for c in collectives_in(module(inside, LOOP))] == [(None, None)] * 2
 
 
+COUNTED = """
+%one_more (q: s32[]) -> s32[] {{
+  %q = s32[]{{:T(128)}} parameter(0)
+  %two = s32[]{{:T(128)}} constant(2)
+  ROOT %sum = s32[]{{:T(128)}} add(%q, %two)
+}}
+
+%body (c: (s32[], f32[8,8], s32[])) -> (s32[], f32[8,8], s32[]) {{
+  %c = (s32[]{{:T(128)}}, f32[8,8]{{1,0}}, s32[]{{:T(128)}}) parameter(0)
+  %i = s32[]{{:T(128)}} get-tuple-element(%c), index=0
+  %v = f32[8,8]{{1,0}} get-tuple-element(%c), index=1
+  %limit = s32[]{{:T(128)}} get-tuple-element(%c), index=2
+  %next = {next}
+  %sums = f32[8,8]{{1,0}} all-reduce(%v), replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
+  ROOT %carried = (s32[], f32[8,8], s32[]) tuple(%next, %sums, %limit)
+}}
+
+%condition (d: (s32[], f32[8,8], s32[])) -> pred[] {{
+  %d = (s32[]{{:T(128)}}, f32[8,8]{{1,0}}, s32[]{{:T(128)}}) parameter(0)
+  %j = s32[]{{:T(128)}} get-tuple-element(%d), index=0
+  %end = s32[]{{:T(128)}} get-tuple-element(%d), index=2
+  ROOT %less = pred[]{{:T(512)}} compare({test})
+}}
+"""
+STEPS = {
+    "fusion": "s32[]{:T(128)} fusion(%i), kind=kLoop, calls=%one_more",
+    "subtraction": "s32[]{:T(128)} subtract(%i, %two)\n  %two = s32[] constant(-2)",
+    "data": "s32[]{:T(128)} convert(%v)",
+}
+BEGIN = """%start = s32[] constant(1)
+%copied = s32[] copy(%start)
+%ten = s32[] constant({ten})
+%t = (s32[], f32[8,8], s32[]) tuple(%copied, %param.5, %ten)
+%w = (s32[], f32[8,8], s32[]) while(%t), condition=%condition, body=%body"""
+
+
+@pytest.mark.parametrize(
+    ("step", "test", "ten", "trips"),
+    [
+        ("fusion", "%j, %end), direction=LT", 10, 5),
+        ("fusion", "%j, %end), direction=LE", 11, 6),
+        ("subtraction", "%end, %j), direction=GT", 10, 5),
+        ("fusion", "%j, %end), direction=NE", 11, 5),
+        ("fusion", "%j, %end), direction=NE", 10, None),
+        ("fusion", "%j, %end), direction=GT", 10, 0),
+        ("data", "%j, %end), direction=LT", 10, None),
+    ],
+)
+def test_loops_whose_trips_are_not_written(step: str, test: str, ten: int, trips: int | None) -> None:
+    (found,) = collectives_in(module(BEGIN.format(ten=ten), COUNTED.format(next=STEPS[step], test=test)))
+    assert found.trips == trips
+
+
+def test_a_collective_that_fusions_carry_on_counts_where_it_starts() -> None:
+    gather = 'all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="3"}'
+    computation = (
+        "%{name} (p: f32[8,8]) -> f32[32,8] {{\n  %p = f32[8,8] parameter(0)\n  %g = f32[32,8] {gather}\n  ROOT %r = f32[32,8] {root}\n}}\n"
+    )
+    start, done = ('custom-call(%g), custom_call_target="AsyncCollective' + which + '"' for which in ("Start", "Done"))
+    parts = {"begin": start, "meanwhile": "negate(%g)", "end": done}
+    text = module(
+        "%a = f32[32,8] fusion(%param.5), kind=kCustom, calls=%begin\n%b = f32[32,8] fusion(%param.5), kind=kOutput, calls=%meanwhile\n"
+        "%c = f32[32,8] fusion(%param.5), kind=kCustom, calls=%end",
+        "".join(computation.format(name=name, gather=gather, root=root) for name, root in parts.items()),
+    )
+    assert [(c.kind, c.received_bytes) for c in collectives_in(text)] == [("all_gather", 768)]
+
+
+def test_a_fusion_that_keeps_a_slice_of_a_sum_is_a_reduce_scatter() -> None:
+    text = module(
+        "%a = f32[2,8] fusion(%param.5), kind=kCustom, calls=%scattered",
+        "%scattered (p: f32[8,8]) -> f32[2,8] {\n  %p = f32[8,8] parameter(0)\n  %o = s32[] constant(0)\n"
+        "  %s = f32[8,8] all-reduce(%p), replica_groups=[2,4]<=[8]\n"
+        "  ROOT %r = f32[2,8] dynamic-slice(%s, %o, %o), dynamic_slice_sizes={2,8}\n}\n",
+    )
+    assert [(c.kind, c.received_bytes) for c in collectives_in(text)] == [("reduce_scatter", 192)]
+
+
 def test_whatever_is_called_counts_as_often_as_it_is_called() -> None:
     text = module(
         """%a = f32[8,8]{1,0} call(%param.5), to_apply=%body

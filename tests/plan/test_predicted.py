@@ -164,3 +164,14 @@ def test_every_view_of_what_runs_on_one_device() -> None:
     assert plan.memory_analysis().peak_memory_in_bytes
     assert plan.findings is not None
     assert all(str(plan.explain(value, axis)) for value in plan.values for axis in (None, "data", "model"))
+
+
+def test_conditions_of_loops(mesh: Mesh) -> None:
+    """A condition that sums over devices does so before each trip, and once more."""
+
+    def solve(a: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: jnp.linalg.norm(a @ x) > 1e-3, lambda x: x - 0.01 * (a @ x), x)
+
+    ours, theirs = both(mesh, solve, (struct(64, 64), struct(64, 16)), (P(None, "y"), P("y")))
+    assert [kind for kind, *_ in ours].count("all_reduce") == 2
+    assert [(kind, trips) for kind, *_, trips in ours if kind == "all_reduce"] == [(k, t) for k, *_, t in theirs if k == "all_reduce"]

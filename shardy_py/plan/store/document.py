@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from shardy_py.plan.plan import CollectiveSource, Plan
 
 FORMAT = "shardy_py.plan"
-VERSION = 1
+VERSION = 2
 """Raised by each change that makes older readers fail; `read_plan` reads this version only."""
 
 _MEMBERS = (
-    *("format", "version", "name", "mesh", *SECTION, "log"),
+    *("format", "version", "name", "mesh", "platform", *SECTION, "log"),
     *("inputs", "outputs", "noted", "donation", "partitioned", "trees", "propagation"),
 )
 _PARTITIONED = ("collectives", "findings", "local_program")
@@ -88,6 +88,7 @@ def _written(plan: Plan) -> str:
         "version": VERSION,
         "name": plan.name,
         "mesh": str(plan.mesh),
+        "platform": plan.platform,
         **section.parts,
         "log": write_log(plan.log, plan.program, tables, section.numbers),
         "inputs": entries.write_entries(PlannedValue, plan.inputs, tables),
@@ -207,6 +208,7 @@ def _read(data: dict[str, Any]) -> Plan:
         donation=donation,
         partitioner=source,
         propagation=_read_propagation(data["propagation"]),
+        platform=text(data["platform"]),
     )
 
 

@@ -140,7 +140,7 @@ def of_product(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change("version", to=2), "the stored plan has the version 2"),
+        (change("version", to=3), "the stored plan has the version 3"),
         (change("version", to=True), "the stored plan has the version true"),
         (change("format", to="model"), "this is no stored plan"),
         (lambda d: d.pop("log"), "the member 'log' is missing"),
