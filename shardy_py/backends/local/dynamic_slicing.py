@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,27 +86,50 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         if not split:
             return local.bind(*arrays)
         at = [clamped_start(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
-        begins, lengths = list(at), list(new.shape)
-        shifts: dict[int, Array] = {}
-        for d in split:
-            lengths[d] = min(update[d], x.shape[d])
-            begins[d], shifts[d] = _own(at[d], line(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
-        old = ops.dynamic_slice(x, begins, lengths)
-        inside = None
-        for d in split:
-            here = _within(old.shape, d, shifts[d], update[d])
-            inside = here if inside is None else lax.bitwise_and(inside, here)
-        moving = [d for d in split if update[d] > 1]
-        if moving:
-            room = [lengths[d] if d in moving else 0 for d in rank]
-            wide = ops.pad(new, np.zeros((), new.dtype), [(room[d], room[d], 0) for d in rank])
-            first = [_between(ops.add(shifts[d], np.int32(room[d])), update[d] + room[d]) if d in moving else 0 for d in rank]
-            new = ops.dynamic_slice(wide, first, lengths)
-        assert inside is not None
-        return [ops.dynamic_update_slice(x, ops.select(inside, new, old), begins)]
+        return [write_window(local, x, new, at, {d: d for d in split})]
 
     rule = make_rule(sizes, [rank, given, *[()] * len(scalars)], [rank], whole=[given[d] for d in cuts])
     return Form(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)
+
+
+def write_window(
+    local: Local,
+    x: Array,
+    new: Array,
+    at: Sequence[Array],
+    cut: Mapping[int, int],
+    combine: Callable[[Array, Array], Array] | None = None,
+    valid: Array | None = None,
+) -> Array:
+    """This device's part of an operand with a window of the whole written to it, as far as the window lies there.
+
+    Args:
+        local: The equation.
+        x: The part.
+        new: The window, whole along dimensions that are cut.
+        at: Where the window begins in each dimension, so that it lies within the operand.
+        cut: The dimensions that are cut, at least one, each with its factor.
+        combine: Makes what is written of the old elements and the new ones; None for the new ones.
+        valid: Whether anything is written; None for always.
+    """
+    begins, lengths = list(at), list(new.shape)
+    shifts: dict[int, Array] = {}
+    for d, factor in cut.items():
+        lengths[d] = min(new.shape[d], x.shape[d])
+        begins[d], shifts[d] = _own(at[d], line(local.index(factor), x.shape[d]), x.shape[d] - lengths[d])
+    old = ops.dynamic_slice(x, begins, lengths)
+    inside = None if valid is None else ops.broadcast_in_dim(valid, old.shape, ())
+    for d in cut:
+        here = _within(old.shape, d, shifts[d], new.shape[d])
+        inside = here if inside is None else lax.bitwise_and(inside, here)
+    moving = {d: new.shape[d] for d in cut if new.shape[d] > 1}
+    if moving:
+        room = [lengths[d] if d in moving else 0 for d in range(new.ndim)]
+        wide = ops.pad(new, np.zeros((), new.dtype), [(n, n, 0) for n in room])
+        first = [_between(ops.add(shifts[d], np.int32(n)), moving[d] + n) if d in moving else 0 for d, n in enumerate(room)]
+        new = ops.dynamic_slice(wide, first, lengths)
+    assert inside is not None
+    return ops.dynamic_update_slice(x, ops.select(inside, new if combine is None else combine(old, new), old), begins)
 
 
 def _own(start: Array, first: Array, most: int) -> tuple[Array, Array]:

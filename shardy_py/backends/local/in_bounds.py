@@ -84,18 +84,25 @@ def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update
     for i, d in enumerate(mapped):
         starts[d] = ops.index_in_dim(place, i)
     old, new = ops.dynamic_slice(x, starts, shape), ops.reshape(update, shape)
-    if primitive.name in _COMBINATIONS:
-        new = _COMBINATIONS[primitive.name](old, new)
-    elif not _overwrites(params["update_jaxpr"]):
+    combine = combination(primitive)
+    if combine is not None:
+        new = combine(old, new)
+    elif not writes_itself(primitive, params):
         new = primitive.bind(old, ops.full(indices.shape, 0, vector.dtype), update, **params)
     if params["mode"] != lax.GatherScatterMode.CLIP:
         new = ops.select(ops.broadcast_in_dim(are_in_bounds(vector, bounds), shape, ()), new, old)
     return ops.dynamic_update_slice(x, new, starts)
 
 
-def _overwrites(body: Jaxpr | None) -> bool:
-    """Whether what a scatter computes of an element and its update is the update."""
-    return body is None or body.outvars[0] is body.invars[1]
+def combination(primitive: Primitive) -> Callable[[Array, Array], Array] | None:
+    """What a scatter computes of an element and its update; None where that is the update, or a function of the user's."""
+    return _COMBINATIONS.get(primitive.name)
+
+
+def writes_itself(primitive: Primitive, params: Mapping[str, Any]) -> bool:
+    """Whether a scatter writes its updates, or what `combination` makes of them, and not what a function of the user's does."""
+    body: Jaxpr | None = params["update_jaxpr"]
+    return primitive.name in _COMBINATIONS or body is None or body.outvars[0] is body.invars[1]
 
 
 _COMBINATIONS: dict[str, Callable[[Array, Array], Array]] = {

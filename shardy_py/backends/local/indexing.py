@@ -12,6 +12,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
+from shardy_py.backends.local.dynamic_slicing import write_window
 from shardy_py.backends.local.form import (
     Array,
     Builder,
@@ -25,7 +26,15 @@ from shardy_py.backends.local.form import (
     make_rule,
     zero_of_sums,
 )
-from shardy_py.backends.local.in_bounds import are_in_bounds, clamped_indices, is_single_window, scatter_single_window
+from shardy_py.backends.local.in_bounds import (
+    are_in_bounds,
+    clamped_indices,
+    clamped_start,
+    combination,
+    is_single_window,
+    scatter_single_window,
+    writes_itself,
+)
 
 
 class _Factors:
@@ -178,10 +187,11 @@ def _any_padded(local: Local) -> bool:
 
 
 def scatter(equation: Equation) -> Form | None:
-    """Full windows and batching dimensions pass through, and so do dimensions that are indexed element by element.
+    """Full windows and batching dimensions pass through; the dimensions of the operand in which windows begin anywhere may be cut.
 
-    A shard makes the updates that lie in its range. Updates that are themselves cut are made by the shards that have them, the first of
-    which starts from the operand, and the others from what changes nothing.
+    A shard makes the updates that lie in its range: of a single window its part, of several one element after the other along dimensions
+    that are cut. Updates that are themselves cut are made by the shards that have them, the first of which starts from the operand, and
+    the others from what changes nothing.
     """
     shape, indices, updates = equation.shapes
     numbers = equation.params["dimension_numbers"]
@@ -197,18 +207,22 @@ def scatter(equation: Equation) -> Form | None:
     source: list[int] = []
     from_window: dict[int, int] = {}
     indexed: dict[int, int] = {}
+    lengths: list[int] = []
+    movable = not is_key(dtype) and all(n <= _INT32 for n in shape)
     for d, n in enumerate(shape):
         if d in batching:
             source.append(batch[batching[d]])
+            lengths.append(1)
             continue
         inserted = d in numbers.inserted_window_dims
         at = -1 if inserted else next(windows)
         length = 1 if inserted else updates[at]
+        lengths.append(length)
         if not inserted and length == n:
             source.append(factors.new(n))
             from_window[at] = source[-1]
             continue
-        if length == 1 and d in numbers.scatter_dims_to_operand_dims and n > 1:
+        if n > 1 and d in numbers.scatter_dims_to_operand_dims and (length == 1 or movable):
             source.append(factors.new(n))
             indexed[d] = source[-1]
         else:
@@ -224,9 +238,6 @@ def scatter(equation: Equation) -> Form | None:
     def run(local: Local, arrays: list) -> list:
         x, i, u = arrays
         changed: dict[str, Any] = {"indices_are_sorted": False, "unique_indices": False} if _any_padded(local) else {}
-        cut = {d: f for d, f in indexed.items() if local.names(f)}
-        if cut:
-            i, changed = _shifted(local, i, cut, shape, updates, source)
         if combine is not None:
             nothing = zero_of_sums(dtype) if combine == "add" else identity_fill(combine, dtype)
             for d, f in enumerate(update):
@@ -235,6 +246,12 @@ def scatter(equation: Equation) -> Form | None:
             parts = [f for f in split if local.names(f)]
             if parts and combine in ("add", "mul"):
                 x = ops.select(lax.broadcast(_is_first(local, parts), x.shape), x, ops.full(x.shape, nothing, x.dtype))
+        cut = {d: f for d, f in indexed.items() if local.names(f)}
+        wide = [d for d in cut if lengths[d] > 1]
+        if wide and is_single_window(i) and writes_itself(local.eqn.primitive, local.params):
+            return [_single_window(local, x, i, u, cut, shape, lengths)]
+        if cut:
+            i, u, changed = _shifted(local, i, u, cut, shape, lengths)
         if is_single_window(i):
             return [scatter_single_window(local.eqn.primitive, x, i, u, {**local.params, **changed})]
         return local.bind(x, i, u, **changed)
@@ -249,29 +266,82 @@ def scatter(equation: Equation) -> Form | None:
     )
 
 
-def _shifted(
-    local: Local, i: Array, cut: Mapping[int, int], shape: Sequence[int], updates: Sequence[int], source: Sequence[int]
-) -> tuple[Array, dict[str, Any]]:
-    """Indices into this device's part, with those of other parts out of bounds, and the parameters that this changes."""
-    numbers, mode = local.params["dimension_numbers"], local.params["mode"]
+def _single_window(
+    local: Local, x: Array, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
+) -> Array:
+    """A scatter of one window into a part of the operand."""
+    numbers = local.params["dimension_numbers"]
+    mapped = numbers.scatter_dims_to_operand_dims
+    vector = ops.reshape(i, (len(mapped),))
+    at: list[Array] = [np.int32(0)] * len(shape)
+    for k, d in enumerate(mapped):
+        at[d] = clamped_start(ops.index_in_dim(vector, k), shape[d] - lengths[d])
+    clips = local.params["mode"] == lax.GatherScatterMode.CLIP
+    valid = None if clips else are_in_bounds(vector, [shape[d] - lengths[d] for d in mapped])
     windows = iter(numbers.update_window_dims)
-    lengths = [
-        1 if d in numbers.inserted_window_dims or d in numbers.operand_batching_dims else updates[next(windows)] for d in range(len(shape))
-    ]
-    if mode == lax.GatherScatterMode.CLIP:
-        i = clamped_indices(i, [shape[d] - lengths[d] for d in numbers.scatter_dims_to_operand_dims])
-    columns = []
-    for at, d in enumerate(numbers.scatter_dims_to_operand_dims):
-        column = _wide(ops.index_in_dim(i, at, -1))
-        if d in cut:
-            inside = _lies_in(column, shape[d]) if local.is_padded(cut[d]) else None
-            column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
-            if inside is not None:  # otherwise it could lie in the padding
-                column = ops.select(inside, column, ops.full_like(column, -1))
-        columns.append(column)
-    dropped = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
-    return _side_by_side(columns), dropped
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    new = ops.reshape(u, tuple([1 if d in single else u.shape[next(windows)] for d in range(len(shape))]))
+    return write_window(local, x, new, at, cut, combination(local.eqn.primitive), valid)
 
+
+def _shifted(
+    local: Local, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
+) -> tuple[Array, Array, dict[str, Any]]:
+    """Indices into this device's part, with those of other parts out of bounds; the updates; and the parameters that this changes.
+
+    A window that is longer than one element along a dimension that is cut becomes several: a further dimension of the indices.
+    """
+    numbers, mode = local.params["dimension_numbers"], local.params["mode"]
+    mapped = numbers.scatter_dims_to_operand_dims
+    wide = [d for d in mapped if d in cut and lengths[d] > 1]
+    bounds = [shape[d] - lengths[d] for d in mapped]
+    if mode == lax.GatherScatterMode.CLIP:
+        i = clamped_indices(i, bounds)
+    room = tuple(lengths[d] for d in wide)
+    batch = i.shape[:-1]
+    spread = functools.partial(ops.broadcast_in_dim, shape=(*batch, *room), dims=range(len(batch)))
+    valid = spread(are_in_bounds(i, bounds)) if wide else None
+    columns = []
+    for at, d in enumerate(mapped):
+        column = _wide(ops.index_in_dim(i, at, -1))
+        inside = _lies_in(column, shape[d]) if d in cut and d not in wide and local.is_padded(cut[d]) else None
+        if wide:
+            column = spread(column)
+            inside = inside if inside is None else spread(inside)
+        if d in wide:
+            column = ops.add(column, ops.broadcasted_iota(column.dtype, column.shape, len(batch) + wide.index(d)))
+        if d in cut:
+            column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
+        for kept in (inside, valid):
+            if kept is not None:  # otherwise it could lie in the padding, or in the part of a window that fits
+                column = ops.select(kept, column, ops.full_like(column, -1))
+        columns.append(column)
+    changed = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
+    if wide:
+        u, changed["dimension_numbers"] = _split_windows(u, numbers, wide, len(shape))
+    return _side_by_side(columns), u, changed
+
+
+def _split_windows(u: Array, numbers: Any, dims: Sequence[int], rank: int) -> tuple[Array, Any]:
+    """Updates whose windows have one element along some dimensions: these stand behind the others that are indexed."""
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = dict(zip((d for d in range(rank) if d not in single), numbers.update_window_dims, strict=True))
+    batch = [at for at in range(u.ndim) if at not in numbers.update_window_dims]
+    rest = [at for d, at in window.items() if d not in dims]
+    order = [*batch, *(window[d] for d in dims), *rest]
+    first = len(order) - len(rest)
+    inserted = tuple(sorted({*numbers.inserted_window_dims, *dims}))
+    split = lax.ScatterDimensionNumbers(
+        tuple(range(first, len(order))),
+        inserted,
+        numbers.scatter_dims_to_operand_dims,
+        numbers.operand_batching_dims,
+        numbers.scatter_indices_batching_dims,
+    )
+    return ops.transpose(u, order), split
+
+
+_INT32 = (1 << 31) - 1
 
 COMBINES: dict[str, Combine] = {
     "scatter-add": "add",

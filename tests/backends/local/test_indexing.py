@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from jax import lax
 from jax import numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+import shardy_py as sp
 from tests.backends.local.forced import check
 
 RNG = np.random.default_rng(0)
@@ -99,15 +103,67 @@ def test_batched_scatter() -> None:
     check(lambda a, i, j, u: a.at[:, i, j].add(u), x, rows[0], rows[1], updates[..., 0], name="scatter-add", cuts=5)
 
 
-def test_scatter_of_windows() -> None:
-    """A window of one index is found on its shard; a longer one needs its dimension whole."""
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_scatter_of_windows(rows: int) -> None:
+    """Each shard makes its part of every window, of those that overlap the last one last, and of those that do not fit nothing."""
     x = jnp.asarray(RNG.integers(-50, 50, (10, 6)), jnp.int32)
     numbers = lax.ScatterDimensionNumbers(update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1))
-    starts = jnp.array([[0, 0], [2, 1], [8, 0], [9, 9]])
-    for rows in (1, 3):
-        updates = jnp.asarray(RNG.integers(-5, 5, (4, rows, 6)), jnp.int32)
-        for mode in ("clip", "drop"):
-            check(lambda x, i, u, m=mode: lax.scatter_add(x, i, u, numbers, mode=m), x, starts, updates, name="scatter-add", cuts=3)
+    starts = jnp.array([[0, 0], [2, 1], [8, 0], [1, 2], [-1, 0], [9, 9]])
+    updates = jnp.asarray(RNG.integers(-5, 5, (6, rows, 4)), jnp.int32)
+    for scatter, name, mode in ((lax.scatter_add, "scatter-add", "clip"), (lax.scatter, "scatter", "drop")):
+        check(lambda x, i, u, s=scatter, m=mode: s(x, i, u, numbers, mode=m), x, starts, updates, name=name, cuts=5)
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [("int32", "clip"), ("bool", "drop"), ("bfloat16", "promise_in_bounds")])
+@pytest.mark.parametrize("where", [np.s_[3:9], np.s_[-7:-1], np.s_[:, 1:3], np.s_[2:9, 1:5], np.s_[4, 2:5]], ids=str)
+def test_scatter_of_one_window(where: Any, dtype: str, mode: str) -> None:
+    x = table(dtype)
+    updates = table(dtype, x[where].shape) if x[where].ndim > 1 else table(dtype, (2, *x[where].shape))[0]
+    for name, primitive in (("set", "scatter"), *((("add", "scatter-add"), ("max", "scatter-max")) if dtype != "bool" else ())):
+        check(lambda x, u, n=name: getattr(x.at[where], n)(u, mode=mode), x, updates, name=primitive, tolerance=1e-2, cuts=3)
+
+
+@pytest.mark.parametrize(("start", "mode"), [(-20, "clip"), (-2, "drop"), (6, "drop"), (8, "clip"), (8, "drop")])
+def test_scatter_of_one_window_anywhere(start: int, mode: str) -> None:
+    x = jnp.asarray(RNG.integers(-50, 50, (10, 6)), jnp.int32)
+    numbers = lax.ScatterDimensionNumbers(update_window_dims=(0, 1), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
+    updates = jnp.asarray(RNG.integers(-5, 5, (4, 6)), jnp.int32)
+    for scatter, name in ((lax.scatter_mul, "scatter-mul"), (lax.scatter, "scatter")):
+        check(lambda x, i, u, s=scatter: s(x, i, u, numbers, mode=mode), x, jnp.array([start], jnp.int8), updates, name=name, cuts=3)
+
+
+def test_keys_are_scattered() -> None:
+    keys = jax.random.split(jax.random.key(0), 12).reshape(6, 2)
+    check(lambda k, u: k.at[1:4].set(u), keys, jax.random.split(jax.random.key(1), 6).reshape(3, 2), name="scatter", cuts=2)
+
+
+def test_batched_windows() -> None:
+    """Caches that are written at a place of their own each: windows of several rows, along a dimension that is cut."""
+    caches = jnp.asarray(RNG.integers(-50, 50, (4, 10, 6)), jnp.int32)
+    rows = jnp.asarray(RNG.integers(-5, 5, (4, 3, 6)), jnp.int32)
+    places = jnp.array([0, 3, 8, -20])
+
+    def write(cache: Any, rows: Any, place: Any) -> Any:
+        return lax.dynamic_update_slice(cache, rows, (place, 0))
+
+    check(jax.vmap(write), caches, rows, places, name="scatter", cuts=6)
+
+
+@pytest.mark.parametrize(
+    ("write", "rows"),
+    [
+        (lambda x, u: x.at[3:9].set(u), 6),
+        (lambda x, u: x.at[-7:-1].add(u), 6),
+        (lambda x, u: x.at[2].set(u[0]).at[5, :4].multiply(u[1, :4]), 2),
+        (lambda x, u: x.at[0:2].set(0).at[-2:].set(u), 2),
+    ],
+    ids=["set", "add", "row", "halo"],
+)
+def test_rows_are_written_where_they_lie(write: Any, rows: int) -> None:
+    step = sp.auto_shard(write, mesh={"x": 8}, in_shardings=(P("x"), P()), out_shardings=P("x"), lowering="shard_map")
+    x, u = RNG.normal(size=(64, 8)).astype(np.float32), RNG.normal(size=(rows, 8)).astype(np.float32)
+    assert step.plan(x, u).collectives == ()
+    np.testing.assert_array_equal(step(x, u), jax.jit(write)(x, u))
 
 
 def test_apply_reads_what_it_writes() -> None:
