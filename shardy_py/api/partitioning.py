@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.plan import Plan
+
+_LOGGER = logging.getLogger("shardy_py")
 
 Run = Callable[..., Sequence[Any]]
 
@@ -251,8 +254,11 @@ class Partitions:
         def region() -> Partitioned:
             return partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context)
 
-        if not self.may_be_left or obstacle(region) is None:
+        why = obstacle(region) if self.may_be_left else None
+        if why is None:
             return in_parts(region().jaxpr)
+        # No plan of the user's lists it: this program came of a transformation.
+        _LOGGER.log(logging.INFO if why.severity == "info" else logging.WARNING, "of what a transformation made: %s", why.message)
         if self.context is not None:
             return jaxpr
         inner = Partitions(view, self.options, self.devices, lambda: None)

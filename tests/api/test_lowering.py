@@ -101,8 +101,9 @@ def test_a_failure_to_partition_leaves_the_plan_to_xla(error, severity):
     assert str(error).splitlines()[0] in finding.message
 
 
-def test_derivatives_are_chosen_for_by_themselves():
-    """The gradient has an op without local form that the function has not."""
+def test_derivatives_are_chosen_for_by_themselves(caplog):
+    """The gradient has an op without local form that the function has not. No plan can say so; the log does."""
+    caplog.set_level("INFO", "shardy_py")
 
     @jax.custom_vjp
     def double(x):
@@ -115,6 +116,7 @@ def test_derivatives_are_chosen_for_by_themselves():
     np.testing.assert_array_equal(jax.jit(jax.grad(step))(x, m), 2 * m)
     text = jax.jit(jax.grad(step)).lower(x, m).as_text()
     assert "sharding_constraint" in text
+    assert "of what a transformation made: lowering='jit' runs the plan: as a region, bcoo_fromdense" in caplog.text
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
