@@ -15,6 +15,7 @@ from shardy_py.dialect.verify_ops import COLLECTIVES
 from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends._jax import ir, make_context
 from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
+from shardy_py.frontends.mlir_edges import check_edges
 from shardy_py.frontends.mlir_limits import check_text
 from shardy_py.frontends.mlir_text import LocationText, attribute_texts, module_resources, unread_attributes
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
@@ -96,8 +97,10 @@ def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
         ShardyError: If the text is no valid module, in the words of the MLIR parser, or is beyond the limits of `mlir_limits`.
     """
     check_text(text)
+    context = make_context(allow_unregistered=True) if context is None else context
+    check_edges(text, context.is_registered_operation)
     try:
-        return ir.Module.parse(text, make_context(allow_unregistered=True) if context is None else context)
+        return ir.Module.parse(text, context)
     except (ir.MLIRError, ValueError, MemoryError) as error:  # the last two where MLIR would reserve more than it can
         raise ShardyError(str(error)) from None
 
@@ -247,7 +250,7 @@ class _Reader:
             found = discardable(view)
         if not found:
             return
-        shardings = found.get(_SHARDING)
+        shardings = found.get(_SHARDING) if named is None else None  # the sharding that is an attribute of its own is the one that counts
         if isinstance(shardings, TensorShardingPerValue) and op.results and len(shardings.shardings) == len(op.results):
             del found[_SHARDING]
             for result, sharding in zip(op.results, shardings.shardings, strict=True):

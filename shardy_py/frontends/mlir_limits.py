@@ -79,7 +79,7 @@ def _check_nesting(text: str, inside: int) -> None:
         if depth + int(depths.max()) > MAX_BRACKETS:
             raise ShardyError(
                 f"brackets are nested more than {MAX_BRACKETS:,} deep",
-                where=_place(text, _position_at_depth(text, MAX_BRACKETS - inside)),
+                where=place(text, _position_at_depth(text, MAX_BRACKETS - inside)),
                 why="MLIR's parser calls itself for every level and would run out of stack",
                 fix="write fewer regions, attributes or types inside each other",
             )
@@ -139,7 +139,7 @@ def _check_uses(text: str, aliases: Mapping[str, _Alias]) -> None:
 def _too_long(text: str, position: int, name: str) -> ShardyError:
     return ShardyError(
         f"alias {name} stands for more text than can be written out",
-        where=_place(text, position),
+        where=place(text, position),
         why=f"aliases may be nested {MAX_BRACKETS:,} deep and stand for {MAX_ALIAS_TEXT:,} characters together",
         fix="use fewer aliases inside of aliases",
     )
@@ -150,7 +150,7 @@ def _check_affine(text: str) -> None:
         if len(found[0]) > MAX_AFFINE_TEXT:
             raise ShardyError(
                 f"an affine map or set has more than {MAX_AFFINE_TEXT:,} characters",
-                where=_place(text, found.start()),
+                where=place(text, found.start()),
                 why="MLIR's parser calls itself for every term and would run out of stack",
             )
 
@@ -168,7 +168,7 @@ def _check_manual_computations(text: str, aliases: Mapping[str, _Alias]) -> None
                 if sharding is not None and (sharding[1] is None or sharding[1] in meshes):
                     raise ShardyError(
                         "a manual computation states a sharding over one device",
-                        where=_place(text, position),
+                        where=place(text, position),
                         why="a manual computation is divided over the axes of a mesh, and this one has none; jaxlib ends the process there",
                         fix="state shardings over a mesh with axes",
                     )
@@ -188,7 +188,12 @@ def _step(token: str) -> int:
     return (token in _OPEN) - (token in _CLOSE)
 
 
-def _place(text: str, position: int) -> str:
-    """A place as MLIR writes it."""
+def place(text: str, position: int) -> str:
+    """A place as MLIR writes it.
+
+    Args:
+        text: The module.
+        position: A character of it.
+    """
     start = text.rfind("\n", 0, position) + 1
     return f"-:{text.count(chr(10), 0, position) + 1}:{position - start + 1}"

@@ -116,6 +116,10 @@ def change_attribute(draw: random.Random, document: Document) -> None:
         )
 
 
+def _is_op(row: Any) -> bool:
+    return isinstance(row, list) and len(row) > 2 and isinstance(row[0], int) and isinstance(row[2], list)
+
+
 def change_row(draw: random.Random, document: Document) -> None:
     """An op gets other operands, another kind or other shardings, or goes, or comes twice."""
     rows = _section(draw, document)["program"]
@@ -126,17 +130,17 @@ def change_row(draw: random.Random, document: Document) -> None:
         del rows[number]
     elif change == 1:
         rows.insert(number, copy.deepcopy(row))
-    elif isinstance(row[0], int):
-        values = [operand for other in rows if isinstance(other[0], int) for operand in other[2]] or [0]
+    elif _is_op(row):
+        values = [operand for other in rows if _is_op(other) for operand in other[2]] or [0]
         if change == 2:
-            row[0] = draw.choice([other[0] for other in rows if isinstance(other[0], int)])
+            row[0] = draw.choice([other[0] for other in rows if _is_op(other)])
         elif change == 3 and row[2]:
             row[2][draw.randrange(len(row[2]))] = draw.choice(values)
         elif change == 4 and row[2]:
             del row[2][draw.randrange(len(row[2]))]
         else:
             row[2].append(draw.choice(values))
-    else:
+    elif isinstance(row, list):
         inner = [part for part in row if isinstance(part, list) and part]
         if inner:
             part = draw.choice(inner)

@@ -26,13 +26,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TAKEN = "taken"
 REFUSED = "refused"
 UNREAD = "not read by MLIR"
+UNVERIFIED = "not verified after a pass"
 ERROR = "Python error"
 UNREADABLE = "output cannot be read"
 HUNG = "hung"
 ENDED = "process ended"
 GROWN = "memory grew"
 
-MEANT = frozenset((TAKEN, REFUSED, UNREAD))
+MEANT = frozenset((TAKEN, REFUSED, UNREAD, UNVERIFIED))
 
 PER_WORKER = 2000
 """Runs of a process, over which its memory may grow by `MOST_GROWTH`."""
@@ -104,7 +105,9 @@ def _attempt(run: Callable[[], Any]) -> tuple[str, Any]:
     try:
         return TAKEN, run()
     except ShardyError as error:
-        return (UNREAD if "Unable to parse module" in error.what else REFUSED), str(error)
+        if "Unable to parse module" not in error.what:
+            return REFUSED, str(error)
+        return (UNREAD if error.where is None else UNVERIFIED), str(error)
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return ERROR, f"{type(error).__name__}: {str(error)[:150]!r} at {frame.filename.partition('shardy_py/')[2]}:{frame.lineno}"
@@ -120,7 +123,7 @@ def _of_module(seed: int) -> tuple[str, str]:
     kind, result = _attempt(lambda: run_passes(text, pipeline))
     if kind == TAKEN:
         kind, result = _attempt(lambda: run_passes(result))
-        kind = UNREADABLE if kind in (UNREAD, REFUSED) else kind
+        kind = UNREADABLE if kind in (UNREAD, REFUSED, UNVERIFIED) else kind
     return kind, "" if kind == TAKEN else f"{pipeline}: {result}"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Op, TensorType, Value
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Op, OpaqueType, TensorType, Value
 from shardy_py.ir.attribute_text import AttributeText, constant_text
 from shardy_py.ir.type_text import type_text
 
@@ -17,9 +18,20 @@ def resized(type_: TensorType, shape: Sequence[int]) -> TensorType:
     return TensorType(tuple(shape), type_.dtype)
 
 
+def is_dynamic(value: Value) -> bool:
+    """Whether a value is a tensor without a static shape."""
+    return isinstance(value.type, OpaqueType) and value.type.text.startswith("tensor<")
+
+
 def tensor_type(value: Value) -> TensorType:
-    """The type of a value that is a tensor with a static shape."""
-    assert isinstance(value.type, TensorType), value
+    """The type of a value that is a tensor with a static shape.
+
+    Raises:
+        ShardyError: It is none.
+    """
+    if not isinstance(value.type, TensorType):
+        where = value.owner.name if isinstance(value.owner, Op) else None
+        raise ShardyError(f"only tensors with a static shape can be cut into parts, got '{type_text(value.type)}'", where=where)
     return value.type
 
 

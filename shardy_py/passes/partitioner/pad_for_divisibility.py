@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
-from shardy_py.ir import Block, Function, Program, TensorType
+from shardy_py.ir import Block, Function, Op, Program, TensorType
+from shardy_py.passes.partitioner.local_ops import is_dynamic
 from shardy_py.passes.partitioner.padding.ops import generic
 from shardy_py.passes.partitioner.padding.padder import Padder
 from shardy_py.passes.partitioner.padding.table import CONVERSIONS
@@ -42,9 +43,22 @@ def _convert(padder: Padder, block: Block) -> None:
     for op in list(block.ops):
         for region in op.regions:
             _convert(padder, region)
-        CONVERSIONS.get(op.name, generic)(padder, op)
+        conversion = _as_it_is if any(map(is_dynamic, (*op.operands, *op.results))) else CONVERSIONS.get(op.name, generic)
+        conversion(padder, op)
     block.set_ops(padder.made)
     padder.made = outer
+
+
+def _as_it_is(padder: Padder, op: Op) -> None:
+    """An op with a dimension that is not known, of which a padded operand would make another one."""
+    if any(isinstance(operand.type, TensorType) and padder.padded_dims(operand) for operand in op.operands):
+        raise padder.error(
+            f"'{op.name}' cannot be padded",
+            op,
+            "an operand or result has no static shape",
+            "give every dimension a size, or take the shardings of its operands away",
+        )
+    padder.made.append(op)
 
 
 def _check(padder: Padder, function: Function) -> None:
