@@ -12,10 +12,11 @@ BENCH_FLAGS ?=
 py := $(VENV)/bin/python
 pip := $(py) -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test test-slow test-packages lint bench notebooks clean help
+.PHONY: demo check test test-slow test-packages lint bench notebooks clean help
 
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
+	@echo "make check   ruff, pyright and one test of each file: a first verdict in a minute or two"
 	@echo "make test    ruff, pyright and the tests"
 	@echo "make test-slow  the long sweeps: every primitive under random shardings, random programs, random reshards"
 	@echo "make test-packages  steps of public packages (equinox, diffrax, distrax, ...) in a virtual environment of their own"
@@ -26,6 +27,9 @@ help:
 
 demo: $(VENV)/.ready-demo
 	$(py) examples/train_lm.py $(DEMO_FLAGS)
+
+check: lint
+	$(py) -m pytest --sample 1 -x $(PYTEST_FLAGS)
 
 test: lint
 	$(py) -m pytest $(PYTEST_FLAGS)
@@ -49,6 +53,7 @@ $(PACKAGES_VENV)/.ready: pyproject.toml
 
 lint: $(VENV)/.ready-test
 	$(py) -m ruff check .
+	$(py) -m ruff format --check .
 	$(py) -m pyright --pythonpath $(py)
 
 bench: $(VENV)/.ready-demo
