@@ -11,7 +11,8 @@ from shardy_py.cost.hardware import Hardware, HardwareError, hardware
 from shardy_py.cost.liveness.compilers import Compiler
 from shardy_py.cost.liveness.compilers import compiler as compiler_named
 from shardy_py.cost.liveness.estimate import Estimate, estimate
-from shardy_py.cost.liveness.graph import Node
+from shardy_py.cost.liveness.graph import Graph, Node
+from shardy_py.cost.liveness.live import Buffer
 from shardy_py.dialect.format import printable
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.memory_graph import local_graph
@@ -35,6 +36,7 @@ class Contributor:
         bytes: On one device.
         count: How many arrays.
         location: `file:line` of the user's code that makes them; empty for arguments and results, and where unknown.
+        type: Element type and shape on a device, of arrays that a loop fills step by step, as the residuals of a scan; empty of others.
     """
 
     name: str
@@ -42,6 +44,12 @@ class Contributor:
     bytes: int
     count: int = 1
     location: str = ""
+    type: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name, with the type where it is said."""
+        return f"{self.name} {self.type}" if self.type else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +184,7 @@ def _analysed(plan: Plan, rules: Compiler) -> MemoryAnalysis:
     found = estimate(graph, rules)
     fixed = found.argument + found.output - found.alias
     locate = _Locations(program)
+    parts = (*_fixed(plan, graph.bytes, graph.main.arguments, graph.main.results, names), *_temporaries(found, graph, locate))
     return MemoryAnalysis(
         name=plan.name,
         argument_size_in_bytes=found.argument,
@@ -186,9 +195,7 @@ def _analysed(plan: Plan, rules: Compiler) -> MemoryAnalysis:
         compiler=rules.name,
         peak_step=found.fullest,
         steps=tuple(Step(fixed + more, node.label, locate(node)) for node, more in zip(found.steps, found.series)),
-        contributors=tuple(
-            sorted((*_fixed(plan, graph.bytes, graph.main.arguments, graph.main.results, names), *_temporaries(found, locate)), key=_order)
-        ),
+        contributors=tuple(sorted(parts, key=_order)),
     )
 
 
@@ -230,18 +237,30 @@ def _fixed(plan: Plan, sizes: list[int], arguments: list[int], results: list[int
             yield Contributor(output.path, "output", sizes[value])
 
 
-def _temporaries(found: Estimate, locate: _Locations) -> Iterable[Contributor]:
-    """Those alive at the peak, together where one line makes several of a kind."""
+def _temporaries(found: Estimate, graph: Graph, locate: _Locations) -> Iterable[Contributor]:
+    """Those alive at the peak, together where one line makes several of a kind.
+
+    What a loop fills step by step is named after what makes its elements, not after the loop.
+    """
     at = found.fullest
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for buffer in found.buffers:
         if buffer.start <= at <= buffer.end and buffer.bytes:
-            key = ("", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker))
+            key = _maker(buffer, graph, locate)
             count, total = sums.get(key, (0, 0))
             sums[key] = count + 1, total + buffer.bytes
-    for (primitive, location), (count, total) in sums.items():
-        yield Contributor(primitive, "temporary", total, count, location)
+    for (primitive, location, kind), (count, total) in sums.items():
+        yield Contributor(primitive, "temporary", total, count, location, kind)
 
 
-def _order(part: Contributor) -> tuple[int, str, str]:
-    return -part.bytes, part.name, part.location
+def _maker(buffer: Buffer, graph: Graph, locate: _Locations) -> tuple[str, str, str]:
+    """Primitive and place of what makes a buffer, and its type where a loop fills it."""
+    if buffer.written is not None:
+        writer = graph.writers[buffer.written]
+        shape, dtype = graph.forms[buffer.written]
+        return writer.label, locate(writer), f"{dtype}[{','.join(map(str, shape))}]"
+    return ("", "", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker), "")
+
+
+def _order(part: Contributor) -> tuple[int, str, str, str]:
+    return -part.bytes, part.name, part.location, part.type

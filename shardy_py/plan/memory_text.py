@@ -39,7 +39,7 @@ def contributor_rows(memory: MemoryAnalysis, limit: int) -> list[tuple[str, ...]
 
 def _row(part: Contributor) -> tuple[str, ...]:
     many = f" x{part.count}" if part.count > 1 else ""
-    return format_bytes(part.bytes), part.role, part.name + many, part.location.rpartition("/")[2]
+    return format_bytes(part.bytes), part.role, part.title + many, part.location.rpartition("/")[2]
 
 
 def memory_text(memory: MemoryAnalysis, limit: int) -> str:

@@ -262,3 +262,39 @@ def test_control_flow_and_kernels() -> None:
         found = step.plan(f32(8, 8), jax.ShapeDtypeStruct((), jnp.int32)).memory_analysis()
         assert found.temp_size_in_bytes > 0
         assert len(found.series) == len(found.steps)
+
+
+def _block(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+    h = jnp.tanh(x @ w)
+    return h * jnp.exp(x), None
+
+
+def _deep(checkpoint: bool, nested: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    block = jax.checkpoint(_block) if checkpoint else _block
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        if not nested:
+            return lax.scan(block, x, w)[0].sum()
+        return lax.scan(lambda x, w: lax.scan(block, x, w), x, w.reshape(4, -1, *w.shape[1:]))[0].sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("compiler", ["cpu", "accelerator"])
+@pytest.mark.parametrize(("checkpoint", "nested"), [(False, False), (False, True), (True, False)])
+def test_residuals_of_scans_have_names(checkpoint: bool, nested: bool, compiler: str, lowering: str) -> None:
+    """They are named by what makes them, its line, and their shape on a device; under `jax.checkpoint` only what goes from step to step."""
+    step = sp.auto_shard(
+        jax.grad(_deep(checkpoint, nested)), mesh={"data": 2, "model": 4}, in_shardings=(None, P("data")), lowering=lowering
+    )
+    analysis = step.plan(f32(32, 64, 64), f32(4096, 64)).memory_analysis(compiler=compiler)
+    large = [part for part in analysis.contributors if part.role == "temporary" and part.bytes >= part.count * 32 * 2048 * 64 * 4]
+    first = _block.__code__.co_firstlineno
+    assert large
+    for part in large:
+        assert part.type == ("float32[4,8,2048,64]" if nested else "float32[32,2048,64]")
+        assert first < int(part.location.rpartition(":")[2].split()[0]) <= first + 2
+        assert f"{part.name} {part.type}" in analysis.as_text()
+    assert {"tanh", "exp"} <= {part.name for part in large} or checkpoint
+    assert len(large) == 1 or not checkpoint

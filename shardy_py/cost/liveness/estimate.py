@@ -13,6 +13,7 @@ from shardy_py.cost.liveness.live import Buffer, alive, lives
 from shardy_py.cost.liveness.order import from_results, put_in_order
 from shardy_py.cost.liveness.packing import into_outputs, packed
 from shardy_py.cost.liveness.simplify import simplify
+from shardy_py.cost.liveness.stacks import name_stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def estimate(graph: Graph, compiler: Compiler = COMPILERS["cpu"]) -> Estimate:
         graph: Is changed.
         compiler: Whose ways to follow.
     """
+    name_stacks(graph)
     simplify(graph)
     if compiler.order != "program":
         from_results(graph)

@@ -110,6 +110,7 @@ class Graph:
         bytes: Bytes of each value; a value is its number.
         main: Its arguments are those of the program, its results likewise.
         names: Value -> path, for values that people know by one.
+        writers: Argument of a loop's body -> the node that makes the elements that the body writes to it in each step (`stacks`).
         donated: Argument number -> number of the result that takes its memory.
         forms: Value -> what has to be equal for one array to be written over another: shape and element type, as a rule.
     """
@@ -118,6 +119,7 @@ class Graph:
     forms: dict[int, Any] = field(default_factory=dict)
     main: Region = field(default_factory=Region)
     names: dict[int, str] = field(default_factory=dict)
+    writers: dict[int, Node] = field(default_factory=dict)
     donated: dict[int, int] = field(default_factory=dict)
 
     def value(self, size: int) -> int:

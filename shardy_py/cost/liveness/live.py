@@ -25,6 +25,7 @@ class Buffer:
         lives: The first and last step of each value that uses it; empty of one value.
         rank: Where the first of its values comes, met from the results on, with those in regions before those around them.
         outer_rank: The same with those in regions behind those around them.
+        written: Of what a loop fills step by step, such as the residuals of a scan, the argument of its body; None of anything else.
     """
 
     bytes: int
@@ -37,6 +38,7 @@ class Buffer:
     lives: list[tuple[int, int]] = field(default_factory=list)
     rank: int = 0
     outer_rank: int = 0
+    written: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -255,6 +257,8 @@ def _buffers(walk: _Walk) -> list[Buffer]:
         buffer.lives.append((start, end))
         buffer.rank = min(buffer.rank, inner.get(v, last))
         buffer.outer_rank = min(buffer.outer_rank, outer.get(v, last))
+        if buffer.written is None and v in walk.graph.writers:
+            buffer.written = v
         maker = walk.maker[v]
         if v in arguments:
             buffer.role = "argument"

@@ -72,7 +72,7 @@ def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any
     top = [
         [
             -1 if part.role == "temporary" else numbers.get(part.name, -1),
-            part.name + (f" × {part.count}" if part.count > 1 else ""),
+            part.title + (f" × {part.count}" if part.count > 1 else ""),
             part.bytes,
             part.location.rpartition("/")[2] if part.role == "temporary" else part.role,
         ]
