@@ -25,6 +25,7 @@ import jax, jax.numpy as jnp
 import shardy_py as sp
 from shardy_py import opt
 from shardy_py.cli.main import main as command
+from shardy_py.stages.conversion.converting import write_files
 from shardy_py.testing import assert_plan_matches
 
 here = pathlib.Path(sys.argv[2])
@@ -34,6 +35,8 @@ plan = sp.auto_shard(loss, mesh={"a": 2}, in_shardings=(None, jax.P("a"))).plan(
 graph = sp.stages.profile(loss, *shapes)
 (here / "in.mlir").write_text(plan.as_sdy())
 (here / "graph.txt").write_text(sp.stages.write_graph(graph))
+(here / "stored.json").write_text(plan.to_json())
+(here / "package").mkdir()
 PARTITION = ["stages", "partition", "--machines=2", "--bandwidths=1e9"]
 kinds = {
     "plan.json": lambda path: plan.save(path),
@@ -46,6 +49,8 @@ kinds = {
     "opt.mlir": lambda path: opt.main([str(here / "in.mlir"), "-o", str(path)]),
     "partition.txt": lambda path: command([*PARTITION, str(here / "graph.txt"), "-o", str(path)]),
     "profile.txt": lambda path: command(["stages", "profile", "jax.numpy:tanh", "--args", "f32[8,8]", "-o", str(path)]),
+    "view.html": lambda path: command(["view", str(here / "stored.json"), "-o", str(path)]),
+    "package/stage0.py": lambda path: write_files(path.parent, {path.name: "# " * 400}),
     "schedule.json": lambda path: command(["stages", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--perfetto", str(path)]),
     "schedule.svg": lambda path: command(["stages", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--svg", str(path)]),
 }
@@ -73,12 +78,13 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: pathlib.Path, limi
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert len(said) == 12, done.stdout
+    assert len(said) == 14, done.stdout
     for name, text in said.items():
         content = (tmp_path / name).read_bytes()
         assert (content == b"old") == bool(limit), (name, text)
         assert ("File too large" in text and name in text) == bool(limit), (name, text)
-    assert {path.name for path in tmp_path.iterdir()} == {*said, "in.mlir", "graph.txt"}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {*said, "in.mlir", "graph.txt", "stored.json"}
 
 
 def test_no_other_module_writes_files() -> None:

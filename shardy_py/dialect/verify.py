@@ -301,7 +301,28 @@ def _verify_sub_axes(axes: tuple[AxisRef, ...], mesh: Mesh) -> None:
         before = axis
 
 
+def verify_parts(axes: Iterable[AxisRef], mesh: Mesh) -> None:
+    """Checks that parts of axes are parts of these; Shardy does not for the axes that a collective moves.
+
+    Args:
+        axes: Axes and parts of axes; one that the mesh does not have is left to other checks.
+        mesh: Their mesh.
+
+    Raises:
+        DialectError: A part is empty, or does not come from splitting its axis.
+    """
+    for axis in axes:
+        if not axis.is_full and mesh.has_axis(axis.name):
+            _verify_part(axis, mesh.axis_size(axis.name))
+
+
 def _verify_sub_axis(axis: AxisRef, full_size: int) -> None:
+    _verify_part(axis, full_size)
+    if axis.size == full_size:
+        raise DialectError(f"sub-axis size is equal to the full axis size: {axis}", fix="write the full axis")
+
+
+def _verify_part(axis: AxisRef, full_size: int) -> None:
     assert axis.pre_size is not None
     assert axis.size is not None
     if axis.pre_size < 1:
@@ -313,8 +334,6 @@ def _verify_sub_axis(axis: AxisRef, full_size: int) -> None:
             f"sub-axis next pre-size {axis.next_pre_size} doesn't divide the size of the full axis {full_size}: {axis}",
             why="sub-axes come from splitting an axis into factors of its size",
         )
-    if axis.size == full_size:
-        raise DialectError(f"sub-axis size is equal to the full axis size: {axis}", fix="write the full axis")
 
 
 def _verify_free(sharding: TensorSharding, manual_axes: Iterable[str]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from jax.export import Exported
 from jax.stages import Lowered
 
-from shardy_py.dialect import AllToAllParamList, AxisRefList, ListOfAxisRefLists, Mesh, TensorShardingPerValue
+from shardy_py.dialect import AllToAllParamList, AxisRef, AxisRefList, ListOfAxisRefLists, Mesh, TensorShardingPerValue
+from shardy_py.dialect.verify import verify_parts
 from shardy_py.dialect.verify_ops import COLLECTIVES
 from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends._jax import ir, make_context
@@ -134,6 +135,7 @@ class _Reader:
                 program.attributes[KEPT] = (*program.attributes.get(KEPT, ()), text)
         if self.has_resources:
             program.attributes |= module_resources(module)
+        self.check_collectives(program)
         self.order_uses()
         program.locate = locate
         return program
@@ -226,8 +228,6 @@ class _Reader:
         name = source.name
         reader = READERS.get(name)
         attributes = reader(view) if reader is not None else None
-        if name in COLLECTIVES and attributes:
-            _check_sub_axes(attributes)
         location = LocationText(str(source.location)) if self.keep else source.location
         op = Op(name, operands, [self.type(r.type) for r in source.results], attributes, regions, location=location)
         self.ops[source] = op
@@ -261,6 +261,15 @@ class _Reader:
         if found:
             op.attributes = {**op.attributes, **found}
 
+    def check_collectives(self, program: Program) -> None:
+        """Checks the parts of axes that collectives move, which MLIR takes as they are."""
+        for source, op in self.ops.items():
+            if op.name in COLLECTIVES and op.attributes and op.result.sharding is not None:
+                try:
+                    verify_parts(_moved_axes(op.attributes.values()), op.result.sharding.mesh_in(program.meshes))
+                except DialectError as error:
+                    raise error.at(_place(source)) from None
+
     def order_uses(self) -> None:
         """Puts uses into the order of the module, which depends on how it was built where regions capture values."""
         for theirs, ours in self.values.items():
@@ -269,14 +278,12 @@ class _Reader:
                 ours.uses = [(op, i) for op, i in reversed(uses) if op is not None]
 
 
-def _check_sub_axes(attributes: dict[str, Any]) -> None:
-    """Checks the sizes of parts of axes that a collective moves, which MLIR takes as they are."""
-    for value in attributes.values():
+def _moved_axes(attributes: Iterable[Any]) -> Iterator[AxisRef]:
+    """The axes that a collective moves."""
+    for value in attributes:
         lists = value.lists if isinstance(value, ListOfAxisRefLists) else (value,) if isinstance(value, AxisRefList) else ()
-        params = value.params if isinstance(value, AllToAllParamList) else ()
-        for axis in (axis for axes in (*(each.axes for each in lists), *(param.axes for param in params)) for axis in axes):
-            if axis.pre_size is not None and axis.size is not None and (axis.pre_size < 1 or axis.size < 2):
-                raise DialectError(f"sub-axis sizes must be greater than 1, and pre-sizes at least 1: {axis}", fix="leave the sub-axis out")
+        for entry in (*lists, *(value.params if isinstance(value, AllToAllParamList) else ())):
+            yield from entry.axes
 
 
 def _place(operation: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from shardy_py.errors import ShardyError
@@ -83,3 +85,24 @@ TWO_SHARDINGS = f"""{MESH}func.func @main(%x: {TYPE}) -> {TYPE} {{
 def test_the_sharding_of_its_own_counts_before_one_that_any_op_may_have(op: str, label: str, passes: str) -> None:
     text = TWO_SHARDINGS.replace("OP", op).replace("OUT", label)
     assert run_passes(text, passes) == jaxlib_text(text, passes)
+
+
+COLLECTIVES = {
+    "all_reduce": "{PART} %0 out_sharding=<@mesh, [{}, {}]>",
+    "all_slice": "[{PART}, {}] %0 out_sharding=<@mesh, [{PART}, {}]>",
+    "replicated_to_unreduced": "{PART} %0 out_sharding=<@mesh, [{}, {}], unreduced={PART}>",
+}
+
+
+@pytest.mark.parametrize("part", ['"a":(2)2', '"a":(3)2', '"a":(1)3', '"a":(4)1', '"b":(9223372036854775807)2'])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_move_parts_that_their_axes_have(name: str, part: str) -> None:
+    op = COLLECTIVES[name].replace("PART", part)
+    text = f"""{MESH}func.func @main(%x: {TYPE}) -> {TYPE} {{
+  %0 = sdy.sharding_constraint %x <@mesh, [{{}}, {{}}]> : {TYPE}
+  %1 = sdy.{name} {op} : {TYPE}
+  return %1 : {TYPE}
+}}"""
+    with pytest.raises(ShardyError, match="sub-axis") as error:
+        run_passes(text, "sdy-convert-global-to-local")
+    assert re.search(r"-\"?:4", str(error.value))

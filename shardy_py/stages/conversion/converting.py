@@ -125,12 +125,11 @@ def write_files(directory: str | os.PathLike[str], texts: Mapping[str, str | byt
     if path.exists() and not path.is_dir():
         raise ConversionError(f"{str(path)!r} is no directory", fix="give the directory of the package")
     path.mkdir(parents=True, exist_ok=True)
-    for old in sorted(path.glob("stage*.py")):
-        if old.name not in texts and re.fullmatch(r"stage\d+\.py", old.name) and old.read_text().startswith(MARK):
-            old.unlink()
-    for stale in ("hybrid_conf.json",):
-        if stale not in texts and (path / "__init__.py").exists() and (path / "__init__.py").read_text().startswith(MARK):
-            (path / stale).unlink(missing_ok=True)
+    stale = [path / "hybrid_conf.json"] if (path / "__init__.py").exists() and (path / "__init__.py").read_text().startswith(MARK) else []
+    stale += [old for old in sorted(path.glob("stage*.py")) if re.fullmatch(r"stage\d+\.py", old.name) and old.read_text().startswith(MARK)]
     for name, text in texts.items():
         write_file(path / name, text)
+    for old in stale:  # last, so that a disk that is full costs nothing
+        if old.name not in texts:
+            old.unlink(missing_ok=True)
     return path
