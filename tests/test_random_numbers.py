@@ -18,6 +18,10 @@ def test_random_numbers(seed: int) -> None:
     assert not found, f"{found}\n{text}"
 
 
+def test_quotient_of_a_sum_that_is_zero_but_for_rounding() -> None:
+    assert not difference(text_of_seed(365), ("shard_map",))
+
+
 @pytest.mark.slow
 def test_many_random_numbers() -> None:
     check(sweep((PROGRAM, seed) for seed in range(QUICK, QUICK + MANY)))

@@ -135,23 +135,50 @@ class Partitioning:
             plan: The plan of it.
             mesh: The devices; None where the mesh is abstract, or they are known from around the call.
         """
-        request, consts = self.traced.request, self.closed.consts
-        # Without what nothing uses, as jax.jit would leave it out later: that would be another program, to be planned once more.
-        jaxpr, used = self.needed
-        ins = (*(None for _ in consts), *(decided(v.sharding, len(v.shape)) for v in plan.inputs))
-        outs = tuple(decided(v.sharding, len(v.shape)) for v in plan.outputs)
-        ins = tuple(s for s, u in zip(ins, used, strict=True) if u)
-        planned = _Planned(self, plan, jaxpr, used, ins, outs)
-        # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
-        light = not any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts)
-        find = (lambda: planned) if light else _Weakly(planned)
-        partition = Partitions(request.view, request.settings.options, mesh, find, self.may_be_left, self.context)
+        _, used = self.needed
 
-        def run(*leaves: Any) -> list[Any]:
-            operands = [x for x, u in zip((*consts, *leaves), planned.used, strict=True) if u]
-            return partitioned_call(jaxpr, operands, partition, ins, outs, request.name)
+        def program() -> ClosedJaxpr:
+            return in_parts(self.made(plan).as_call(used))
 
-        return run
+        return calling(self.traced, plan, self.closed.consts, self.needed, program, mesh, self.context)
+
+
+def calling(
+    traced: TracedCall,
+    plan: Plan,
+    consts: Sequence[Any],
+    needed: tuple[ClosedJaxpr, tuple[bool, ...]],
+    program: Callable[[], ClosedJaxpr],
+    mesh: Mesh | None,
+    context: AbstractMesh | None = None,
+) -> Run:
+    """A function from leaves to leaves that runs a plan, and can be transformed as the traced one.
+
+    Args:
+        traced: What was planned.
+        plan: The plan of it.
+        consts: The constants of what was traced.
+        needed: What was traced without what nothing uses, its constants as first inputs, and which of constants and arguments it has:
+            `jax.jit` would leave the rest out later, and what it leaves would have to be planned once more.
+        program: Makes what runs, with the inputs of that.
+        mesh: The devices; None where the mesh is abstract, or they are known from around the call.
+        context: The mesh of the `shard_map` around it, if there is one.
+    """
+    request, (jaxpr, used) = traced.request, needed
+    ins = (*(None for _ in consts), *(decided(v.sharding, len(v.shape)) for v in plan.inputs))
+    outs = tuple(decided(v.sharding, len(v.shape)) for v in plan.outputs)
+    ins = tuple(s for s, u in zip(ins, used, strict=True) if u)
+    planned = _Planned(program, jaxpr, used, ins, outs)
+    # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
+    light = not any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts)
+    find = (lambda: planned) if light else _Weakly(planned)
+    partition = Partitions(request.view, request.settings.options, mesh, find, request.settings.lowering, context)
+
+    def run(*leaves: Any) -> list[Any]:
+        operands = [x for x, u in zip((*consts, *leaves), planned.used, strict=True) if u]
+        return partitioned_call(jaxpr, operands, partition, ins, outs, request.name)
+
+    return run
 
 
 _LIGHT = 1 << 16
@@ -163,24 +190,18 @@ class _Planned:
     """A call that is planned already.
 
     Attributes:
-        partitioning: Makes its region.
-        plan: Its plan.
+        program: Makes what runs, whose inputs are those of the call.
         jaxpr: What the call binds.
         used: Which of the constants and inputs of the planned jaxpr are its inputs.
         ins: What the plan says of them.
         outs: What it says of results.
     """
 
-    partitioning: Partitioning
-    plan: Plan
+    program: Callable[[], ClosedJaxpr]
     jaxpr: ClosedJaxpr
     used: tuple[bool, ...]
     ins: Shardings
     outs: Shardings
-
-    def region(self) -> ClosedJaxpr:
-        """The region, whose inputs are those of the call, in parts if it is large."""
-        return in_parts(self.partitioning.made(self.plan).as_call(self.used))
 
 
 class _Weakly:
@@ -213,7 +234,7 @@ class Partitions:
         options: How to propagate.
         devices: The devices of the mesh.
         first: Gives the call that is planned already, while there is such a one.
-        may_be_left: Whether XLA's partitioner gets programs that something stands against partitioning.
+        lowering: How programs run.
         context: The mesh of the `shard_map` around the call, if there is one.
     """
 
@@ -221,7 +242,7 @@ class Partitions:
     options: Options
     devices: Mesh | None
     first: Callable[[], _Planned | None]
-    may_be_left: bool = False
+    lowering: str = "shard_map"
     context: AbstractMesh | None = None
     _derived: dict[Any, _Derived] = field(default_factory=dict)
 
@@ -234,7 +255,7 @@ class Partitions:
     def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
         """A jaxpr from global arrays to global arrays, one region."""
         first = self._is_first(jaxpr, in_shardings, out_shardings)
-        return self._region(jaxpr, in_shardings, out_shardings) if first is None else first.region()
+        return self._region(jaxpr, in_shardings, out_shardings) if first is None else first.program()
 
     def _is_first(self, jaxpr: ClosedJaxpr, ins: Shardings, outs: Shardings) -> _Planned | None:
         first = self.first()
@@ -254,11 +275,11 @@ class Partitions:
         def region() -> Partitioned:
             return partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context)
 
-        why = obstacle(region) if self.may_be_left else None
-        if why is None:
+        why = obstacle(region) if self.lowering == "auto" else None
+        if why is None and self.lowering != "jit":
             return in_parts(region().jaxpr)
-        # No plan of the user's lists it: this program came of a transformation.
-        _LOGGER.log(logging.INFO if why.severity == "info" else logging.WARNING, "of what a transformation made: %s", why.message)
+        if why is not None:  # no plan of the user's lists it: this program came of a transformation
+            _LOGGER.log(logging.INFO if why.severity == "info" else logging.WARNING, "of what a transformation made: %s", why.message)
         if self.context is not None:
             return jaxpr
         inner = Partitions(view, self.options, self.devices, lambda: None)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from shardy_py.api.agreement import Agreement, agreement_of, covering
 from shardy_py.api.dispatch import Dispatch, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.gate import AgreedStage, gated
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.partitioning import Partitioning, Partitions
+from shardy_py.api.partitioning import Partitions, calling
 from shardy_py.api.placing import Placing
 from shardy_py.api.planning import Planned
 from shardy_py.api.propagating import decided, propagated
@@ -35,6 +35,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
 from shardy_py.plan.plan import Plan
@@ -221,7 +222,8 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
     _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
     _warn_of_refused(plan.donation, request.location)
 
-    pins, replay = _pinned(planned) if planned.region is None else (None, _partitioned(planned, planned.region, mesh))
+    devices = mesh if isinstance(mesh, Mesh) else None
+    pins, replay = _pinned(planned, devices) if planned.region is None else (None, planned.region.calling(plan, devices))
     named = NamedShardings(mesh)
     agreement = None if abstract or not isinstance(mesh, Mesh) else agreement_of(planned, mesh)
     types, statics = request.key[2], request.key[4]
@@ -250,27 +252,25 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
     return Entry(planned, pins, jitted, dispatch, placing, layout, guard, errors, not traced.closes_over_tracers)
 
 
-def _pinned(planned: Planned) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
+def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
     """The traced jaxpr with constraints that pin the plan, as far as it is run, and a function that runs it."""
-    plan, request = planned.plan, planned.traced.request
-    closed = _closed(plan.inputs), _closed(plan.outputs)
+    plan, request, view = planned.plan, planned.traced.request, planned.traced.request.view
+    sides = _closed(plan.inputs), _closed(plan.outputs)
+    closed = ClosedJaxpr(planned.imported.scope.jaxpr, planned.traced.jaxpr.consts)
 
     def again(copy: ClosedJaxpr) -> Imported:
-        return propagated(copy, request.view, request.settings.options, *closed, plan.timings)
+        return propagated(copy, view, request.settings.options, *sides, plan.timings)
 
     with plan.timings.step("pin"):
-        platform = request.settings.options.platform_of(request.view.given)
-        partition = Partitions(request.view, request.settings.options, None, lambda: None)
-        if not plan._as_run.planned:
-            made = left_to_xla(planned.traced.jaxpr, planned.imported, request.view.twin, platform, partition)
-            return made, jaxpr_as_fun(made.jaxpr)
-        made = pinned(planned.traced.jaxpr, planned.imported, request.view.twin, again, platform, partition)
-    return made, jaxpr_as_fun(made.jaxpr)
-
-
-def _partitioned(planned: Planned, partitioning: Partitioning, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
-    """A function that calls the region of a plan."""
-    return partitioning.calling(planned.plan, mesh if isinstance(mesh, Mesh) else None)
+        platform = request.settings.options.platform_of(view.given)
+        partition = Partitions(view, request.settings.options, None, lambda: None)
+        if plan._as_run.planned:
+            made = pinned(closed, planned.imported, view.twin, again, platform, partition)
+        else:
+            made = left_to_xla(closed, planned.imported, view.twin, platform, partition)
+    whole = hoisted(closed)
+    needed = used_part(whole, (True,) * len(whole.out_avals))
+    return made, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(made.jaxpr, needed[1]), mesh)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:

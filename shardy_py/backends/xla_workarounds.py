@@ -9,9 +9,11 @@ they are, and why. The others run in another form:
 * A slice from the first element on that leaves the parts of devices as they are shares with its operand what the partitioner brought either
   of them to in another layout, so that ops get operands of the wrong size (jax-ml/jax#39301 is of this kind). Here: a copy is sliced.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
-  integers in the same order are combined, which sends no more; derivatives taken outside of the sharded function are those of floats.
+  integers in the same order are combined, which sends no more.
 * `fft` on CPU where a later dimension is gathered beside it: the array is put in an order that the transform refuses when it runs. Here:
-  row-major order is asked for. (Not of the transforms in a gradient that is taken outside of the sharded function.)
+  row-major order is asked for.
+
+Programs are rewritten when they are lowered: derivatives, batched forms and checks have been made before, of what the user wrote.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
@@ -169,24 +170,11 @@ def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedSharding
         return None
     if not (sharding_of is None or _is_cut(sharding_of(operand), eqn.params["axes"])):
         return None
-    extreme = _ordered_extreme(eqn)
-    return lambda x: [_as_planned(extreme(x), eqn, sharding_of, named)]
+    largest, dtype = eqn.primitive.name == "reduce_max", operand.aval.dtype
 
-
-def _ordered_extreme(eqn: JaxprEqn) -> Callable[[Any], Any]:
-    """The extreme of integers in the order of the floats."""
-    largest, dims = eqn.primitive.name == "reduce_max", eqn.params["axes"]
-
-    @jax.custom_jvp
-    def extreme(x: Any) -> Any:
-        return from_ordered(eqn.primitive.bind(as_ordered(x, largest), **eqn.params), x.dtype)
-
-    @extreme.defjvp
-    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-        (x,), (dx,) = primals, tangents
-        best = extreme(x)
-        at = (x == jnp.expand_dims(best, dims)).astype(x.dtype)
-        return best, jnp.sum(dx * at, dims) / jnp.sum(at, dims)
+    def extreme(x: Any) -> list[Any]:
+        ordered = eqn.primitive.bind(as_ordered(x, largest), **eqn.params)
+        return [_as_planned(from_ordered(ordered, dtype), eqn, sharding_of, named)]
 
     return extreme
 
@@ -200,26 +188,13 @@ def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: Nam
         among = [d for d in range(cast(Any, updates.aval).ndim) if d not in windows]
         if not (_is_cut(sharding_of(updates), among) or _is_cut(sharding_of(indices), range(cast(Any, indices.aval).ndim))):
             return None
-    extreme = _ordered_scattered_extreme(eqn)
-    return lambda x, at, new: [_as_planned(extreme(x, at, new), eqn, sharding_of, named)]
-
-
-def _ordered_scattered_extreme(eqn: JaxprEqn) -> Callable[[Any, Any, Any], Any]:
-    """The same of what is scattered."""
-    largest, params = eqn.primitive.name == "scatter-max", eqn.params
-    numbers: Any = params["dimension_numbers"]
-    scatter = lax.scatter_max if largest else lax.scatter_min
+    largest, params, dtype = eqn.primitive.name == "scatter-max", eqn.params, cast(Any, eqn.invars[0].aval).dtype
+    scatter: Any = lax.scatter_max if largest else lax.scatter_min
     flags = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
 
-    @jax.custom_jvp
-    def extreme(x: Any, at: Any, new: Any) -> Any:
-        made = scatter(as_ordered(x, largest), at, as_ordered(new, largest), numbers, **flags)
-        return from_ordered(made, x.dtype)
-
-    @extreme.defjvp
-    def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        (x, at, new), (dx, _, dnew) = primals, tangents
-        return extreme(x, at, new), jax.jvp(lambda x, new: eqn.primitive.bind(x, at, new, **params), (x, new), (dx, dnew))[1]
+    def extreme(x: Any, at: Any, new: Any) -> list[Any]:
+        ordered = scatter(as_ordered(x, largest), at, as_ordered(new, largest), params["dimension_numbers"], **flags)
+        return [_as_planned(from_ordered(ordered, dtype), eqn, sharding_of, named)]
 
     return extreme
 

@@ -157,6 +157,21 @@ def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, 
     return ClosedJaxpr(part, ()), tuple(inputs)
 
 
+def with_inputs(jaxpr: ClosedJaxpr, kept: Sequence[bool]) -> ClosedJaxpr:
+    """A jaxpr of fewer inputs; what its results do not need may use the others, and is left out.
+
+    Args:
+        jaxpr: The jaxpr.
+        kept: Which of its constants, which become inputs, and its inputs.
+    """
+    whole = hoisted(jaxpr)
+    if all(kept):
+        return whole
+    part, _ = partial_eval.dce_jaxpr(whole.jaxpr, (True,) * len(whole.out_avals))
+    invars = [v for v, keep in zip(whole.jaxpr.invars, kept, strict=True) if keep]
+    return ClosedJaxpr(part.replace(invars=invars, debug_info=part.debug_info.with_unknown_names()), ())
+
+
 NEGLIGIBLE = 0.01
 """The share of the work of a jaxpr below which it is not taken apart."""
 

@@ -119,12 +119,7 @@ ERRORS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", ERRORS)
-def test_checks_of_jax_find_what_they_find_in_a_jitted_function(
-    kind: str, lowering: str, mesh: Mesh, request: pytest.FixtureRequest
-) -> None:
-    if (kind, lowering) == ("index", "jit"):
-        reason = "starts are brought into range where the program is rewritten for XLA, before checkify sees them"
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+def test_checks_of_jax_find_what_they_find_in_a_jitted_function(kind: str, lowering: str, mesh: Mesh) -> None:
     errors, fun = ERRORS[kind]
     step = sp.auto_shard(fun, mesh=mesh, in_shardings=P("data"), lowering=lowering)
     for x in (X, BAD):

@@ -176,6 +176,43 @@ def test_gradient_from_outside(options, spec, lowering, mesh):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+@jax.custom_vjp
+def with_own_rule(x):
+    return x * 2
+
+
+def backward(x, g):
+    moved = lax.pad(g, 0.0, ((-1, 0, 1), (-1, 0, 1)))
+    return (lax.slice(moved, (0, 0), g.shape) * x,)
+
+
+with_own_rule.defvjp(lambda x: (x * 2, x), backward)
+
+PADDED_BY_DERIVATIVES = {
+    "slice with steps": lambda x: x[1::2],
+    "difference": lambda x: x[1:] - x[:-1],
+    "cumulative by pads between elements": lambda x: lax.associative_scan(jnp.add, x, axis=0),
+    "backward rule of the user": with_own_rule,
+}
+
+
+@pytest.mark.parametrize("spec", [P(), P("x", "y")])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("kind", PADDED_BY_DERIVATIVES)
+def test_derivatives_from_outside_that_pad(kind, lowering, spec, mesh):
+    f, x = PADDED_BY_DERIVATIVES[kind], random(16, 8)
+
+    def cut(x):
+        y = f(x)
+        return lax.with_sharding_constraint(y, NamedSharding(mesh, P("y")))
+
+    def gradient(f):
+        return jax.jit(jax.grad(lambda x: (jax.vjp(f, x)[1](jnp.cos(f(x)))[0] * x).sum()))(x)
+
+    step = sp.auto_shard(cut, mesh=mesh, in_shardings=spec, lowering=lowering)
+    np.testing.assert_allclose(gradient(step), gradient(f), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("spec", [P("x"), P("y", "x"), P(None, "y")])
 def test_gradient_of_max_pooling_from_outside(spec, lowering, mesh):
