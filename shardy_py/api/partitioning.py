@@ -283,7 +283,7 @@ class Partitions:
         if self.context is not None:
             return jaxpr
         inner = Partitions(view, self.options, self.devices, lambda: None)
-        return pinned(jaxpr, imported, view.twin, lambda copy: propagated(copy, view, self.options, ins, outs), platform, inner).jaxpr
+        return pinned(closed, imported, view.twin, lambda copy: propagated(copy, view, self.options, ins, outs), platform, inner).jaxpr
 
     def _plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> _Derived:
         key = (jaxpr, in_shardings, out_shardings)
