@@ -25,11 +25,11 @@ def primitive(name, run, rule=None, multiple=False):
     return made.bind
 
 
-choose = primitive("package_choose", lambda which, x, y: jnp.where(which, x, y))
-mark = primitive("package_mark", lambda x: x, lambda ctx, x: [x])
-swap = primitive("package_swap", lambda x, y: [y, x], lambda ctx, x, y: [y, x], multiple=True)
-twice = primitive("package_twice", lambda x: mark(x) + choose(True, x, x))
-normalized = primitive("package_normalized", lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True))
+choose = primitive("choose_of_this_test", lambda which, x, y: jnp.where(which, x, y))
+mark = primitive("mark_of_this_test", lambda x: x, lambda ctx, x: [x])
+swap = primitive("swap_of_this_test", lambda x, y: [y, x], lambda ctx, x, y: [y, x], multiple=True)
+twice = primitive("twice_of_this_test", lambda x: mark(x) + choose(True, x, x))
+normalized = primitive("normalized_of_this_test", lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True))
 
 PROGRAMS = {
     "function": lambda x, w: choose(x.sum() < 0, x @ w, x),
