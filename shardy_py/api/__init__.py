@@ -120,7 +120,8 @@ def auto_shard(
             `PartitionSpec`, `NamedSharding` or `TensorSharding`. None lets propagation decide, `P()` replicates, `P.UNCONSTRAINED`
             leaves one dimension open.
         out_shardings: The same for the result.
-        rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches an argument's path wins.
+        rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches the path of an argument or of a
+            named part of the result wins.
         options: How to propagate.
         planner: None; searching for annotations is not available yet.
         lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA's partitioner places the collectives. `"shard_map"`: one

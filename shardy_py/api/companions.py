@@ -15,7 +15,7 @@ _PARAMETERS = ("params", "model", "weights")
 def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | None]:
     """For each leaf the parameter of another shape that it belongs to.
 
-    The whole path of a parameter, below its argument or below `params` in it, ends that of the leaf, which lies elsewhere.
+    The whole path of a parameter, below its argument, an element of it, or `params` in these, ends that of the leaf, which lies elsewhere.
 
     Args:
         leaves: The leaves of the arguments.
@@ -32,8 +32,8 @@ def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | No
     homes: dict[tuple[str, ...], list[tuple[int, tuple[str, ...]]]] = {}
     split = [tuple(path.split("/")) for path in paths]
     for i, parts in enumerate(split):
-        depth = 2 if len(parts) > 2 and parts[1] in _PARAMETERS else 1
-        homes.setdefault(parts[depth:], []).append((i, parts[:depth]))
+        for depth in _depths(parts):
+            homes.setdefault(parts[depth:], []).append((i, parts[:depth]))
     matched: list[int | None] = []
     for leaf, parts in zip(leaves, split, strict=True):
         candidates = (
@@ -44,6 +44,15 @@ def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | No
         )
         matched.append(next(candidates, None))
     return matched
+
+
+def _depths(parts: Sequence[str]) -> list[int]:
+    """How many components may come before those of a parameter: its argument or the result, an element of it, the part that is `params`."""
+    if len(parts) > 2 and parts[1] in _PARAMETERS:
+        return [2]
+    if len(parts) < 3 or not parts[1].isdigit():
+        return [1]
+    return [1, 3] if len(parts) > 3 and parts[2] in _PARAMETERS else [1, 2]
 
 
 def companion_sharding(shape: Sequence[int], parameter: Sequence[int], sharding: TensorSharding, mesh: Mesh) -> TensorSharding | None:

@@ -3,6 +3,9 @@
 A leaf's path is its pytree path joined by `/`, beginning with the parameter's name: `state/params/layers/0/kernel`. A pattern
 (`plan/patterns`) matches a path whose last components it matches, so the optimizer's moments, whose paths end as the parameters' do,
 follow them.
+
+Rules reach results too, so that what an `init` function returns is sharded from the first: the leaves of a result that have a name, by
+rules that name something.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Sequence
 from shardy_py.api.companions import companion_sharding, parameters_of
 from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.specs import is_spec_leaf, to_tensor_sharding
+from shardy_py.api.specs import has_rank, is_spec_leaf, to_tensor_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import TensorSharding
 from shardy_py.plan.checks.accept import paths_as_one, without_numbers
@@ -84,7 +87,8 @@ def rule_for(rules: Sequence[tuple[str, object]], path: str) -> str:
         >>> rule_for([("bias", None), ("*kernel", None)], "params/kernel")
         "rules[1] ('*kernel')"
     """
-    return next((f"rules[{i}] ({pattern!r})" for i, (pattern, _) in enumerate(rules) if matches(pattern, path)), "")
+    hit = _first_rule(rules, path)
+    return "" if hit is None else f"rules[{hit}] ({rules[hit][0]!r})"
 
 
 def _nearest(pattern: str, paths: Sequence[str]) -> str:
@@ -116,8 +120,7 @@ def apply_rules(
         location: `file:line` of the user's function.
 
     Returns:
-        Shardings, and findings: leaves of rank 2 and more that no rule matches, those of layers as one; rules that match nothing or never
-        first.
+        Shardings, and findings: leaves of rank 2 and more that no rule matches, those of layers as one.
 
     Raises:
         SpecError: A rule does not fit its leaf, or contradicts `in_shardings`.
@@ -125,35 +128,23 @@ def apply_rules(
     if not rules:
         return list(given), []
     out: list[TensorSharding | None] = []
-    used: set[int] = set()
-    shadowed: dict[int, int] = {}
     findings: list[Finding] = []
     unmatched: dict[str, list[str]] = {}
     place = location.partition(" (")[0]  # without the name of the function
     paths = rule_paths(leaves)
     parameters = parameters_of(leaves, paths)
     for number, (leaf, path, have, named) in enumerate(zip(leaves, paths, given, decided, strict=True)):
-        hits = [i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)]
-        for i in hits[1:]:
-            shadowed.setdefault(i, hits[0])
-        if not hits:
+        hit = _first_rule(rules, path)
+        if hit is None:
             out.append(have)
             if have is None and len(leaf.shape) > 1:
                 unmatched.setdefault(without_numbers(leaf.path), []).append(leaf.path)
             continue
-        pattern, spec = rules[hits[0]]
-        used.add(hits[0])
-        source = f"rules[{hits[0]}] ({pattern!r})"
-        parameter = parameters[number]
-        if parameter is None or not matches(pattern, paths[parameter]) or spec is None:
-            wanted = to_tensor_sharding(spec, view, leaf, source, location=location)
-        else:
-            cut = to_tensor_sharding(spec, view, leaves[parameter], source, location=location)
-            assert cut is not None
-            wanted = companion_sharding(leaf.shape, leaves[parameter].shape, cut, view.core)
-            if wanted is None and have is None and math.prod(leaf.shape) > 1:
-                message = f"{pattern!r} is for {leaves[parameter]}, which has other dimensions; propagation decides its sharding"
-                findings.append(Finding("unmatched-rule", message, leaf.path, place, "info"))
+        pattern, spec = rules[hit]
+        parameter = _parameter(pattern, parameters[number], leaves, paths)
+        wanted = _by_rule(spec, leaf, parameter, view, f"rules[{hit}] ({pattern!r})", location)
+        if wanted is None and spec is not None and have is None and math.prod(leaf.shape) > 1:
+            findings.append(_other_dimensions(pattern, parameter, leaf, place))
         if named and have is not None and wanted is not None and have is not wanted:
             raise SpecError(
                 f"rule {pattern!r} and in_shardings disagree",
@@ -166,15 +157,108 @@ def apply_rules(
         path, shardings = paths_as_one(alike), "its sharding" if len(alike) == 1 else "their shardings"
         message = f"no rule matches {paths_as_one([*map(slash_path, alike)])!r}; propagation decides {shardings}"
         findings.append(Finding("unmatched-rule", message, path, place, "info"))
+    return out, findings
+
+
+def apply_to_results(
+    rules: Sequence[tuple[str, object]], results: Sequence[Leaf], given: Sequence[TensorSharding | None], view: MeshView, location: str
+) -> tuple[list[TensorSharding | None], list[str], list[Finding]]:
+    """Adds the shardings of rules to those of `out_shardings`.
+
+    Args:
+        rules: Checked rules.
+        results: The leaves of the result.
+        given: What `out_shardings` says of each.
+        view: The mesh.
+        location: `file:line` of the user's function.
+
+    Returns:
+        Shardings, the rule that says each, and findings: leaves that have too few dimensions for their rule.
+
+    Raises:
+        SpecError: A rule does not fit its leaf.
+    """
+    out, sources, findings = list(given), [""] * len(given), list[Finding]()
+    paths = rule_paths(results)
+    parameters = parameters_of(results, paths) if rules else []
+    for i, (leaf, path) in enumerate(zip(results, paths, strict=True)):
+        hit = _result_rule(rules, path)
+        if hit is None or given[i] is not None or rules[hit][1] is None:
+            continue
+        pattern, spec = rules[hit]
+        source = f"rules[{hit}] ({pattern!r})"
+        parameter = _parameter(pattern, parameters[i], results, paths)
+        if parameter is not None or has_rank(spec, len(leaf.shape)):
+            out[i] = _by_rule(spec, leaf, parameter, view, source, location)
+        if out[i] is not None:
+            sources[i] = source
+        elif math.prod(leaf.shape) > 1:
+            findings.append(_other_dimensions(pattern, parameter, leaf, location.partition(" (")[0]))
+    return out, sources, findings
+
+
+def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], location: str) -> list[Finding]:
+    """Rules that match nothing, or never first.
+
+    Args:
+        rules: Checked rules.
+        leaves: The leaves of the arguments.
+        results: Those of the result.
+        location: `file:line` of the user's function.
+    """
+    if not rules:
+        return []
+    arguments = rule_paths(leaves)
+    paths = arguments + [path for path in rule_paths(results) if _has_name(path)]
+    used: set[int] = set()
+    shadowed: dict[int, int] = {}
+    for path in paths:
+        hits = [i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)]
+        used.update(hits[:1])
+        for i in hits[1:]:
+            shadowed.setdefault(i, hits[0])
     free = [path for path in paths if not any(matches(pattern, path) for pattern, _ in rules)]
+    nothing = "it matches no argument" + (" and no result" if len(paths) > len(arguments) else "")
+    findings: list[Finding] = []
     for i, (pattern, _) in enumerate(rules):
         if i in used:
             continue
-        why = (
-            f"every leaf it matches is taken by rule {shadowed[i]}, {rules[shadowed[i]][0]!r}"
-            if i in shadowed
-            else "it matches no argument"
-        )
+        why = f"every leaf it matches is taken by rule {shadowed[i]}, {rules[shadowed[i]][0]!r}" if i in shadowed else nothing
         fix = "put it before that one, or drop it" if i in shadowed else f"drop it, or write {_nearest(pattern, free or paths)}"
-        findings.append(Finding("unused-rule", f"rule {i}, {pattern!r}, is not used: {why}", "", place, fix=fix))
-    return out, findings
+        message = f"rule {i}, {pattern!r}, is not used: {why}"
+        findings.append(Finding("unused-rule", message, "", location.partition(" (")[0], fix=fix))
+    return findings
+
+
+def _first_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:
+    return next((i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)), None)
+
+
+def _by_rule(spec: object, leaf: Leaf, parameter: Leaf | None, view: MeshView, source: str, location: str) -> TensorSharding | None:
+    """What a rule says of a leaf; of one that belongs to a parameter of another shape what follows from that of the parameter."""
+    if parameter is None:
+        return to_tensor_sharding(spec, view, leaf, source, location=location)
+    cut = to_tensor_sharding(spec, view, parameter, source, location=location)
+    return None if cut is None else companion_sharding(leaf.shape, parameter.shape, cut, view.core)
+
+
+def _parameter(pattern: str, number: int | None, leaves: Sequence[Leaf], paths: Sequence[str]) -> Leaf | None:
+    """The parameter that a leaf belongs to, where the leaf's rule is the parameter's too."""
+    return leaves[number] if number is not None and matches(pattern, paths[number]) else None
+
+
+def _other_dimensions(pattern: str, parameter: Leaf | None, leaf: Leaf, place: str) -> Finding:
+    owner = "values of" if parameter is None else f"{parameter}, which has"
+    message = f"{pattern!r} is for {owner} other dimensions; propagation decides its sharding"
+    return Finding("unmatched-rule", message, leaf.path, place, "info")
+
+
+def _result_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:
+    """The first rule that matches a leaf of a result; None of a leaf without a name, and where that rule would match any path."""
+    hit = _first_rule(rules, path) if _has_name(path) else None
+    return None if hit is None or not set(rules[hit][0]) - set("*?/") else hit
+
+
+def _has_name(path: str) -> bool:
+    """Whether a leaf of a result is more than an element of tuples."""
+    return not all(part.isdigit() for part in path.split("/")[1:])

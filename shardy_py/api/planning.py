@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument, abstract_state
 from shardy_py.api.meshes import MeshView
+from shardy_py.api.name_rules import apply_to_results, unused_rules
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import propagated
@@ -28,6 +29,7 @@ from shardy_py.ir import TensorType
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, refusals
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.plan import Plan
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.store.structure import Structure
@@ -116,15 +118,37 @@ def result_leaves(traced: TracedCall) -> list[Leaf]:
     return [Leaf("result" + key, tuple(s.shape), str(s.dtype)) for key, s in zip(result.outline.keys, result.values, strict=True)]
 
 
-def out_shardings(traced: TracedCall, leaves: list[Leaf]) -> list[TensorSharding | None]:
-    """The user's out_shardings, one per leaf of the result.
+@dataclass(frozen=True)
+class Results:
+    """What the user says of the result.
+
+    Attributes:
+        leaves: Path, shape and type of each leaf.
+        shardings: What `out_shardings` or a rule says of each.
+        sources: Which of them.
+        findings: Remarks of the name rules, those on the arguments included.
+    """
+
+    leaves: list[Leaf]
+    shardings: list[TensorSharding | None]
+    sources: list[str]
+    findings: tuple[Finding, ...]
+
+
+def described_results(traced: TracedCall) -> Results:
+    """The leaves of the result with `out_shardings` and rules.
 
     Raises:
         SpecError: They do not fit.
     """
-    view, location = traced.request.view, traced.request.location
-    specs = traced.out_specs
-    return [to_tensor_sharding(spec, view, leaf, "out_shardings", location=location) for spec, leaf in zip(specs, leaves, strict=True)]
+    request = traced.request
+    rules, view, location = request.settings.rules, request.view, request.location
+    leaves, specs = result_leaves(traced), traced.out_specs
+    asked = [to_tensor_sharding(spec, view, leaf, "out_shardings", location=location) for spec, leaf in zip(specs, leaves, strict=True)]
+    shardings, by_rule, findings = apply_to_results(rules, leaves, asked, view, location)
+    sources = ["out_shardings" if spec else rule for spec, rule in zip(asked, by_rule, strict=True)]
+    unused = unused_rules(rules, request.leaves, leaves, location)
+    return Results(leaves, shardings, sources, (*request.findings, *findings, *unused))
 
 
 def make_plan(traced: TracedCall) -> Planned:
@@ -134,23 +158,22 @@ def make_plan(traced: TracedCall) -> Planned:
     log: list[Step] | None = [] if request.settings.options.provenance else None
     with no_collection():
         with timings.step("describe"):
-            results = result_leaves(traced)
-            wanted = out_shardings(traced, results)
+            results = described_results(traced)
+            wanted = results.shardings
         names = [leaf.path for leaf in request.leaves]
         imported = propagated(traced.jaxpr, request.view, request.settings.options, request.shardings, wanted, timings, log, names)
         with timings.step("collect"):
             main = imported.program.main
-            said = ["out_shardings" if given else "" for given in wanted]
             inputs = tuple(
                 PlannedValue(leaf.path, "input", TensorType(leaf.shape, leaf.dtype), argument.sharding, given=given, given_by=by)
                 for leaf, argument, given, by in zip(request.leaves, main.arguments, request.shardings, request.sources)
             )
             outputs = tuple(
                 PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding, given=given, given_by=by)
-                for leaf, sharding, given, by in zip(results, main.result_shardings, wanted, said)
+                for leaf, sharding, given, by in zip(results.leaves, main.result_shardings, wanted, results.sources)
             )
             donated = _donated(traced, imported, inputs, outputs)
-            findings = (*request.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
+            findings = (*results.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
             count = len(request.names)
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
             trees = NamedTrees(request.view, outlines[:count], outlines[count:], traced.result.outline)

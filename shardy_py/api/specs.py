@@ -99,6 +99,19 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
     return made
 
 
+def has_rank(spec: object, rank: int) -> bool:
+    """Whether a sharding may be of a value with so many dimensions.
+
+    Args:
+        spec: A `PartitionSpec`, `NamedSharding` or `TensorSharding`; anything else may.
+        rank: The number of dimensions.
+    """
+    if isinstance(spec, TensorSharding):
+        return len(spec.dims) == rank
+    spec = spec.spec if isinstance(spec, NamedSharding) else spec
+    return not isinstance(spec, PartitionSpec) or len(spec.partitions) <= rank
+
+
 def _in_device_memory(sharding: NamedSharding) -> bool:
     kind, mesh = sharding.memory_kind, sharding.mesh
     return kind in (None, "device") or (isinstance(mesh, JaxMesh) and kind == mesh.devices.flat[0].default_memory().kind)

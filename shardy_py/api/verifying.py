@@ -19,7 +19,7 @@ from shardy_py.api.agreement import covering
 from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.partitioning import Partitioning
-from shardy_py.api.planning import Planned, out_shardings, result_leaves
+from shardy_py.api.planning import Planned, described_results, result_leaves
 from shardy_py.api.running import make_entry
 from shardy_py.api.signature import Layout
 from shardy_py.api.tracing import TracedCall
@@ -231,7 +231,7 @@ def _annotated(planned: Planned, flat: Flat) -> Flat:
         given = [plan if s is None else s for s, plan in zip(given, flat.in_shardings)]
     named = given if any(s is not None for s in given) else flat.in_shardings
     ins = [plan if s is not None and any(d.is_open for d in s.dims) else s for s, plan in zip(named, flat.in_shardings)]
-    return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(out_shardings(traced, result_leaves(traced))))
+    return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(described_results(traced).shardings))
 
 
 def planned_run(planned: Planned) -> Run:

@@ -138,3 +138,64 @@ def test_rules_match_classes_that_hold_one_array():
     params = {"qkv": {"weight": Named(jnp.ones((8, 16)), "a")}, "out": {"weight": Named(jnp.ones((16, 8)), "b")}}
     step = sp.auto_shard(lambda p: p, mesh={"data": 4, "model": 2}, rules=[("qkv/weight", P(None, "model"))])
     assert [sharding_text(v.sharding) for v in step.plan(params).inputs] == ["P()", "P(None, 'model')"]
+
+
+KERNELS = [("up", P(None, "model")), ("down", P("model")), ("bias", P("model")), ("**", P())]
+
+
+def initial(key, optimizer):
+    params = {"up": jax.random.normal(key, (256, 512)), "bias": jnp.zeros(512), "down": jax.random.normal(key, (512, 256))}
+    return {"params": params, "opt": optimizer.init(params)}
+
+
+@pytest.mark.parametrize("returned", [lambda state: state, lambda state: (state["params"], state["opt"]), lambda state: state["params"]])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "lbfgs"])
+def test_rules_reach_what_an_init_function_returns(optimizer, returned):
+    """Parameters and optimizer state are sharded from the first, as the step that takes them plans them, and are as without sharding."""
+    optax = pytest.importorskip("optax")
+    chosen = optax.lbfgs(memory_size=6) if optimizer == "lbfgs" else getattr(optax, optimizer)(1e-3)
+
+    def init(key):
+        return returned(initial(key, chosen))
+
+    run = sp.auto_shard(init, mesh={"data": 2, "model": 4}, rules=KERNELS)
+    state = run(jax.random.key(0))
+    assert not [f for f in run.plan(jax.random.key(0)).findings if f.kind in ("unused-rule", "unmatched-rule")]
+    parameters = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    cut = {path.rpartition("['")[2]: leaf.sharding.spec for path, leaf in parameters.items() if leaf.ndim == 2 and 6 not in leaf.shape}
+    assert cut == {"up']": P(None, "model"), "down']": P("model")}
+    step = sp.auto_shard(lambda state: state, mesh={"data": 2, "model": 4}, rules=KERNELS)
+    shardings = jax.tree.leaves(step.plan(jax.eval_shape(init, jax.random.key(0))).input_shardings)
+    assert all(leaf.sharding.is_equivalent_to(s, leaf.ndim) for leaf, s in zip(jax.tree.leaves(state), shardings, strict=True))
+    jax.tree.map(np.testing.assert_array_equal, state, jax.jit(init)(jax.random.key(0)))
+
+
+def test_rules_and_results_of_other_kinds():
+    """A result without a name, a number called as a parameter is, what `out_shardings` says, and patterns of wildcards alone."""
+
+    def step(params, x):
+        return params, x, {"up": jnp.mean(params["up"]), "norms": {"down": jnp.ones(6)}, "logits": x @ params["up"]}
+
+    rules = [("x", P("data")), *KERNELS]
+    arguments = {"up": jnp.ones((8, 16)), "down": jnp.ones((16, 8))}, jnp.ones((32, 8))
+    run = sp.auto_shard(step, mesh={"data": 2, "model": 4}, rules=rules)
+    plan = run.plan(*arguments)
+    shardings = {v.path: sharding_text(v.sharding) for v in plan.outputs}
+    assert shardings["result[0]['up']"] == "P(None, 'model')"
+    assert shardings["result[1]"] == "P('data')"
+    assert shardings["result[2]['logits']"] == "P('data', 'model')"
+    assert shardings["result[2]['up']"] == "P()"
+    run = sp.auto_shard(step, mesh={"data": 2, "model": 4}, out_shardings=({"up": P("data"), "down": None}, None, None), rules=rules)
+    assert {v.path: sharding_text(v.sharding) for v in run.plan(*arguments).outputs}["result[0]['up']"] == "P('data')"
+    with pytest.raises(sp.SpecError, match=r"rules\[0\] \('down'\): dimension 0 of size 6 is not divisible by 4"):
+        sp.auto_shard(lambda: {"down": jnp.ones((6, 2))}, mesh={"model": 4}, rules=[("down", P("model"))]).plan()
+
+
+def test_a_rule_for_results_that_matches_nothing_is_said():
+    def init():
+        return {"kernel": jnp.ones((8, 8))}
+
+    (finding,) = sp.auto_shard(init, mesh={"model": 4}, rules=[("kernal", P("model"))]).plan().findings
+    assert finding.kind == "unused-rule"
+    assert "it matches no argument and no result" in finding.message
+    assert finding.fix == "drop it, or write a pattern for the end of a path, such as 'kernel'"

@@ -34,6 +34,8 @@ def unused_axis(view: PlanView) -> Iterator[Finding]:
             fix = "say where to begin, " + (examples[0] if examples else "with in_shardings, rules or a constraint")
             yield Finding(KIND, message, fix=fix)
         return
+    if all(len(value.shape) < 2 for value in view.plan.inputs):
+        return  # an init function of a key: the axis is for the data of the step
     for name in unused:
         n = view.mesh.shape[name]
         fitting = next((text for value in largest if (text := _example(view, value, name))), "")
