@@ -25,12 +25,18 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
         return closed
     now: dict[Var, Any] = {}
     eqns: list[JaxprEqn] = []
+    defined: set[Any] = {*jaxpr.constvars, *jaxpr.invars}
 
     def use(v: Any) -> Any:
         return v if isinstance(v, Literal) else now.get(v, v)
 
     def run(made: Sequence[JaxprEqn]) -> None:
-        eqns.extend(eqn.replace(invars=list(map(use, eqn.invars))) for eqn in made)
+        for eqn in made:
+            invars = list(map(use, eqn.invars))
+            outvars = [Var(v.aval) if v in defined else v for v in eqn.outvars]  # bodies that were copied of one share variables
+            now.update((v, out) for v, out in zip(eqn.outvars, outvars) if v is not out)
+            defined.update(outvars)
+            eqns.append(eqn.replace(invars=invars, outvars=outvars))
 
     for eqn, body in zip(jaxpr.eqns, inner, strict=True):
         if body is None:

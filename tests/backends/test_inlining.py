@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,6 +30,18 @@ def test_what_is_called_twice_stays_a_call() -> None:
     twice = jax.jit(jnp.sin)
     made = jax.make_jaxpr(lambda x: twice(twice(x)))(1.5)
     assert [eqn.primitive.name for eqn in without_calls(made).eqns] == ["jit", "jit"]
+
+
+def test_bodies_may_share_variables() -> None:
+    inner = jax.jit(lambda x: jnp.sin(x) * 2.0)
+    made = jax.make_jaxpr(lambda x: (inner(x), inner(x + 1.0)))(1.5)
+    copies = [
+        eqn.replace(params={**eqn.params, "jaxpr": ClosedJaxpr(eqn.params["jaxpr"].jaxpr.replace(), ())}) if "jaxpr" in eqn.params else eqn
+        for eqn in made.eqns
+    ]
+    whole = without_calls(ClosedJaxpr(made.jaxpr.replace(eqns=copies), ()))
+    assert "jit" not in [eqn.primitive.name for eqn in whole.eqns]
+    np.testing.assert_allclose(jaxpr_as_fun(whole)(1.5), jaxpr_as_fun(made)(1.5))
 
 
 def test_the_region_stands_in_the_main_function() -> None:
