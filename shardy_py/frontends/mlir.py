@@ -121,7 +121,10 @@ class _Reader:
         for view in module.body.operations:
             op = view.operation
             if op.name == "func.func":
-                program.functions.append(self.function(op))
+                try:
+                    program.functions.append(self.function(op))
+                except DialectError as error:
+                    raise error if error.where else error.at(_place(op)) from None
             elif op.name == "sdy.mesh":
                 mesh = plain(op.attributes["mesh"])
                 assert isinstance(mesh, Mesh)

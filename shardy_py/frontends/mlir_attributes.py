@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from shardy_py import dialect
+from shardy_py.errors import DialectError
 from shardy_py.frontends._jax import ir, stablehlo
 from shardy_py.frontends.mlir_entries import attribute_text
 from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
@@ -52,10 +53,17 @@ _SDY_PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def read_type(type_: ir.Type) -> Type:
-    """A tensor type with a static shape, else an opaque type with the MLIR text."""
+    """A tensor type with a static shape, else an opaque type with the MLIR text.
+
+    Raises:
+        DialectError: A tensor has so many elements that MLIR, which counts with 64 bits, takes it for another one.
+    """
     if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
         element = str(type_.element_type)
-        return TensorType(tuple(type_.shape), _DTYPES.get(element, element))
+        read = TensorType(tuple(type_.shape), _DTYPES.get(element, element))
+        if read.size >= 1 << 63:
+            raise DialectError(f"a tensor of {read.size} elements: '{type_}'", why="no array has as many")
+        return read
     text = str(type_)
     return TOKEN if text == "!stablehlo.token" else OpaqueType(text)
 

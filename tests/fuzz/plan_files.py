@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,20 @@ def change_row(draw: random.Random, document: Document) -> None:
             part[draw.randrange(len(part))] = draw.choice([None, 0, 1, 2])
 
 
+def resize(draw: random.Random, document: Document) -> None:
+    """One size becomes another, wherever it stands in types, rules and attributes."""
+    section = _section(draw, document)
+    sizes = sorted({size for type_ in section["types"] if isinstance(type_, list) for size in type_[1]})
+    if not sizes:
+        return
+    old, new = draw.choice(sizes), draw.choice(_NUMBERS)
+    for table in [section["types"], section["attributes"]] if draw.random() < 0.8 else [section["types"]]:
+        for node, key in _places(table):
+            if type(node[key]) is int and node[key] == old:
+                node[key] = new
+    section["rules"] = [re.sub(rf"={old}(?=[,}}])", f"={new}", rule) for rule in section["rules"]]
+
+
 def change_sharding(draw: random.Random, document: Document) -> None:
     """A sharding becomes another one, mostly of its rank."""
     section = _section(draw, document)
@@ -207,6 +222,7 @@ CHANGES: tuple[Callable[[random.Random, Document], None], ...] = (
     change_rule,
     change_sharding,
     change_type,
+    resize,
 )
 
 
@@ -215,7 +231,8 @@ def damaged_plan(draw: random.Random) -> tuple[int, str]:
     number = draw.randrange(len(BASES))
     document = json.loads(base(number)[1])
     for _ in range(draw.choice([1, 1, 2, 3])):
-        draw.choice(CHANGES)(draw, document)
+        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # of a part that an earlier change has broken
+            draw.choice(CHANGES)(draw, document)
     return number, json.dumps(document)
 
 

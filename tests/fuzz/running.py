@@ -114,6 +114,7 @@ def _attempt(run: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _of_module(seed: int) -> tuple[str, str]:
+    from shardy_py.frontends.mlir import from_mlir
     from shardy_py.opt import run_passes
     from tests.fuzz.modules import damaged_module
     from tests.fuzz.pipelines import draw_pipeline
@@ -122,7 +123,7 @@ def _of_module(seed: int) -> tuple[str, str]:
     text, pipeline = damaged_module(draw), draw_pipeline(draw, seed)
     kind, result = _attempt(lambda: run_passes(text, pipeline))
     if kind == TAKEN:
-        kind, result = _attempt(lambda: run_passes(result))
+        kind, result = _attempt(lambda: from_mlir(result, keep=True))
         kind = UNREADABLE if kind in (UNREAD, REFUSED, UNVERIFIED) else kind
     return kind, "" if kind == TAKEN else f"{pipeline}: {result}"
 
