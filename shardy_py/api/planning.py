@@ -16,7 +16,7 @@ from shardy_py.api.name_rules import apply_to_results, unused_rules
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import propagated
-from shardy_py.api.specs import to_tensor_sharding
+from shardy_py.api.specs import called, to_tensor_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
@@ -143,7 +143,8 @@ def described_results(traced: TracedCall) -> Results:
     """
     request = traced.request
     rules, view, location = request.settings.rules, request.view, request.location
-    leaves, specs = result_leaves(traced), traced.out_specs
+    leaves = result_leaves(traced)
+    specs = called(traced.out_specs, leaves, traced.result.values)
     asked = [to_tensor_sharding(spec, view, leaf, "out_shardings", location=location) for spec, leaf in zip(specs, leaves, strict=True)]
     shardings, by_rule, findings = apply_to_results(rules, leaves, asked, view, location)
     sources = ["out_shardings" if spec else rule for spec, rule in zip(asked, by_rule, strict=True)]

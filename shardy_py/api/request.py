@@ -17,7 +17,7 @@ from shardy_py.api.meshes import MeshView, same_axes
 from shardy_py.api.name_rules import apply_rules, rule_for, rule_paths
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
-from shardy_py.api.specs import broadcast_specs, is_spec_leaf, to_tensor_sharding
+from shardy_py.api.specs import broadcast_specs, called, is_spec_function, is_spec_leaf, to_tensor_sharding
 from shardy_py.api.trees import Leaf, location_of
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.dialect import Mesh as PlannedMesh
@@ -134,7 +134,7 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
         abstract_slots[i] = argument.outline.filled(structs[len(structs) - len(argument.values) :])
     location = location_of(settings.fun)
     view = view.holding(values)
-    shardings, decided = _given(settings, view, layout, labels, args, kwargs, values, leaves, location)
+    shardings, decided = _given(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
     known = shardings
     shardings, findings = apply_rules(settings.rules, leaves, known, decided, view, location)
     own = "the sharding of the argument"
@@ -157,10 +157,11 @@ def _given(
     kwargs: dict[str, Any],
     values: list[Any],
     leaves: list[Leaf],
+    structs: list[jax.ShapeDtypeStruct],
     location: str,
 ) -> tuple[list[TensorSharding | None], list[bool]]:
     """What `in_shardings` and the arguments say of each leaf, and whether it was `in_shardings`."""
-    specs = _specs(settings.in_shardings, layout, labels, args, kwargs, location)
+    specs = called(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
     out: list[TensorSharding | None] = []
     for value, spec, leaf in zip(values, specs, leaves):
         asked = None if spec is None else to_tensor_sharding(spec, view, leaf, "in_shardings", location=location)
@@ -179,7 +180,7 @@ def _specs(
         number = head[1:]
         return labels[int(number)] + rest if bracket and number.isdigit() and int(number) < len(labels) else path
 
-    if is_spec_leaf(in_shardings):
+    if is_spec_leaf(in_shardings) or is_spec_function(in_shardings):
         return [in_shardings] * jax.tree.structure((args, kwargs)).num_leaves
     specs = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
     specs, by_name = _by_parameter(specs, layout, labels, kwargs, location)

@@ -1,13 +1,14 @@
 """User-written shardings (`PartitionSpec`, `NamedSharding`, `TensorSharding`, None) as `TensorSharding`s.
 
 As in `jax.jit`: a spec is closed in every dimension, `None` leaves a value to the propagation, and a tree of specs is a prefix of
-the tree of values. Beyond `jax.jit`: `P.UNCONSTRAINED` leaves one dimension open, and a `TensorSharding` may carry priorities.
+the tree of values. Beyond `jax.jit`: `P.UNCONSTRAINED` leaves one dimension open, a `TensorSharding` may carry priorities, and a function
+of a path and a leaf gives the spec of each leaf.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,6 +219,22 @@ def _axes(mesh: Any) -> str:
 def _spec_text(spec: PartitionSpec) -> str:
     entries = ("P.UNCONSTRAINED" if e is PartitionSpec.UNCONSTRAINED else repr(e) for e in spec.partitions)
     return f"P({', '.join(entries)})"
+
+
+def is_spec_function(specs: object) -> bool:
+    """Whether `in_shardings` or `out_shardings` is a function of a path and a leaf; a class of pytrees that can be called is a tree."""
+    return callable(specs) and jax.tree_util.treedef_is_leaf(jax.tree.structure(specs))
+
+
+def called(specs: Sequence[object], leaves: Sequence[Leaf], structs: Sequence[jax.ShapeDtypeStruct]) -> list[object]:
+    """One spec per leaf, of which those that are functions are called.
+
+    Args:
+        specs: One per leaf.
+        leaves: The leaves, whose paths functions get.
+        structs: Their types, which they get too.
+    """
+    return [spec(leaf.path, struct) if callable(spec) else spec for spec, leaf, struct in zip(specs, leaves, structs, strict=True)]
 
 
 def broadcast_specs(specs: object, tree: object, source: str, root: Callable[[str], str], location: str = "") -> list[object]:

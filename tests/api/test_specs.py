@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -10,6 +11,7 @@ import shardy_py as sp
 from shardy_py.api.meshes import view_of
 from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
 from shardy_py.api.trees import Leaf, argument_paths, parameter_names
+from shardy_py.plan.checks.specs import sharding_text
 
 VIEW = view_of({"x": 2, "y": 4})
 LEAF = Leaf("w", (8, 16), "float32")
@@ -108,3 +110,74 @@ def test_an_axis_of_one_device_hides_no_difference():
     function = sp.auto_shard(lambda w: w * 2, mesh=mesh, in_shardings=P("model", "data"))
     with pytest.raises(ValueError, match="another sharding than in_shardings says"):
         function(jax.device_put(np.ones((8, 8), "float32"), NamedSharding(mesh, P("data", "model"))))
+
+
+def by_size(path: str, leaf: jax.ShapeDtypeStruct) -> P | None:
+    """As a user writes it: the largest dimension that `model` divides, of what is called kernel; None leaves the rest to propagation."""
+    if not path.endswith("['kernel']"):
+        return P("data") if path in ("x", "result[1]") else None
+    dim = max(range(len(leaf.shape)), key=leaf.shape.__getitem__)
+    return P(*(["model" if d == dim else None for d in range(len(leaf.shape))]))
+
+
+def test_functions_of_paths_and_leaves():
+    def step(params, x, *, scale):
+        return {"kernel": params["kernel"] * scale}, jnp.tanh(x @ params["kernel"])
+
+    run = sp.auto_shard(step, mesh={"data": 2, "model": 4}, in_shardings=by_size, out_shardings=by_size)
+    params, x = {"kernel": jnp.ones((8, 16)), "bias": jnp.ones(16)}, jnp.ones((32, 8))
+    plan = run.plan(params, x, scale=2.0)
+    shardings = {v.path: sharding_text(v.sharding) for v in (*plan.inputs, *plan.outputs)}
+    assert shardings["params['kernel']"] == shardings["result[0]['kernel']"] == "P(None, 'model')"
+    assert shardings["x"] == shardings["result[1]"] == "P('data')"
+    assert shardings["scale"] == "P()"
+    jax.tree.map(np.testing.assert_allclose, run(params, x, scale=2.0), step(params, x, scale=2.0))
+
+
+def test_a_function_for_one_argument():
+    run = sp.auto_shard(
+        lambda params, x: (x, params), mesh={"data": 2, "model": 4}, in_shardings=(by_size, P("data")), out_shardings=(None, by_size)
+    )
+    plan = run.plan({"kernel": jnp.ones((8, 16))}, jnp.ones((32, 8)))
+    assert [sharding_text(v.sharding) for v in plan.inputs] == ["P(None, 'model')", "P('data')"]
+    assert sharding_text(plan.outputs[1].sharding) == "P(None, 'model')"
+
+
+def test_functions_for_modules():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+    specs = {
+        "in_shardings": lambda path, leaf: P(None, "model") if "kernel" in path else None,
+        "out_shardings": lambda path, leaf: P("data"),
+    }
+    plan = sp.auto_shard(lambda model, x: model(x), mesh={"data": 2, "model": 4}, **specs).plan(model, jnp.ones((32, 8)))
+    assert "P(None, 'model')" in [sharding_text(v.sharding) for v in plan.inputs]
+    assert sharding_text(plan.outputs[0].sharding) == "P('data')"
+
+
+def test_functions_that_give_no_sharding_name_the_leaf():
+    run = sp.auto_shard(lambda x: x, mesh={"data": 2}, in_shardings=lambda path, leaf: "data")  # pyright: ignore
+    with pytest.raises(sp.SpecError, match=r"in_shardings: 'data' is not a sharding"):
+        run.plan(jnp.ones(4))
+
+
+def test_a_tree_that_can_be_called_is_a_tree():
+    @jax.tree_util.register_pytree_node_class
+    class Layer:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __call__(self, x):
+            return x @ self.kernel
+
+        def tree_flatten(self):
+            return (self.kernel,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, leaves):
+            return cls(*leaves)
+
+    run = sp.auto_shard(lambda layer, x: layer(x), mesh={"data": 2, "model": 4}, in_shardings=(Layer(P(None, "model")), P("data")))
+    assert sharding_text(run.plan(Layer(jnp.ones((8, 16))), jnp.ones((32, 8))).inputs[0].sharding) == "P(None, 'model')"
+    both = sp.auto_shard(lambda layer: layer, mesh={"model": 4}, out_shardings=Layer(P("model")))
+    assert sharding_text(both.plan(Layer(jnp.ones((8, 16)))).outputs[0].sharding) == "P('model')"
