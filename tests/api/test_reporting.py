@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api.reporting import warning_text
+from shardy_py.api.planning import make_plan
+from shardy_py.api.reporting import report, warning_text
 from shardy_py.plan import Finding, PlanError
 
 MESH = {"data": 4, "model": 2}
@@ -44,6 +45,66 @@ def test_misspelt_rules_are_said_once_in_a_few_lines(lowering):
     assert "test_reporting.py" in text.splitlines()[0]
     assert len(text.splitlines()) <= 5
     assert warning.filename == __file__
+
+
+def llama(layers=32, width=4096, hidden=14336, heads=32, kv=8, vocabulary=128256):
+    """The parameters of a Llama, scanned; by default those of Llama 3 with 8 billion."""
+    head = width // heads
+    shapes = {"q": (width, heads, head), "k": (width, kv, head), "v": (width, kv, head), "o": (heads, head, width)}
+    shapes |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width), "norm": (width,)}
+    blocks = {name: jax.ShapeDtypeStruct((layers, *shape), "bfloat16") for name, shape in shapes.items()}
+    table = jax.ShapeDtypeStruct((vocabulary, width), "bfloat16")
+    return {"embed": table, "layers": blocks, "lm_head": jax.ShapeDtypeStruct((width, vocabulary), "bfloat16")}
+
+
+def llama_block(x, p):
+    y = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * p["norm"]
+    q, k, v = (jnp.einsum("btd,dhe->bthe", y, p[name]) for name in "qkv")
+    q = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1])
+    mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+    scores = jax.nn.softmax(jnp.where(mask, jnp.einsum("btkge,bske->bkgts", q, k), -1e9), -1)
+    x = x + jnp.einsum("bthe,hed->btd", jnp.einsum("bkgts,bske->btkge", scores, v).reshape(*x.shape[:2], *p["o"].shape[:2]), p["o"])
+    return x + (jax.nn.silu(x @ p["gate"]) * (x @ p["up"])) @ p["down"], None
+
+
+def llama_step(params, tokens):
+    def loss(params):
+        x, _ = jax.lax.scan(llama_block, params["embed"][tokens], params["layers"])
+        return jnp.mean(jax.nn.logsumexp((x @ params["lm_head"]).astype("float32"), -1))
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.001 * g, params, gradients), value
+
+
+LLAMA_RULES = [
+    ("tokens", P("data")),
+    ("embed", P("model")),
+    ("layers/gat", P(None, None, "model")),
+    ("layer/up", P(None, None, "model")),
+    ("lmhead", P(None, "model")),
+]
+"""Three of five are misspelt."""
+
+
+def test_a_llama_with_misspelt_rules_says_so_in_five_lines():
+    run = sp.auto_shard(llama_step, mesh={"data": 2, "model": 8}, rules=LLAMA_RULES)
+    planned = make_plan(run.trace(llama(), jax.ShapeDtypeStruct((16, 2048), "int32"))._call)
+    with pytest.warns(sp.PlanWarning) as caught:
+        report(planned)
+    (text,) = [str(w.message) for w in caught]
+    assert len(text.splitlines()) <= 5
+    assert text.splitlines()[1].startswith("  unused-rule: ")
+    assert all(repr(pattern) in text for pattern in ("layers/gat", "layer/up", "lmhead"))
+    assert "'embed'" not in text
+
+
+def test_a_small_llama_with_misspelt_rules_says_so_once():
+    abstract = llama(layers=2, width=32, hidden=64, heads=8, kv=4, vocabulary=64)
+    params = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01, leaf.dtype), abstract)
+    run = sp.auto_shard(llama_step, mesh=MESH, rules=LLAMA_RULES)
+    (warning,) = said(run, params, jnp.ones((8, 16), "int32"), calls=3)
+    assert len(str(warning.message).splitlines()) <= 5
+    assert all(repr(pattern) in str(warning.message) for pattern in ("layers/gat", "layer/up", "lmhead"))
 
 
 def test_bytes_count_from_where_they_are_notable():
