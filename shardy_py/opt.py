@@ -7,6 +7,8 @@ python -m shardy_py.opt --list
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import pathlib
 import re
 import sys
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from shardy_py.backends.mlir import to_mlir
+from shardy_py.dialect.format import printable
 from shardy_py.files import write_file
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Program
@@ -77,13 +80,32 @@ _DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = _parser().parse_args(arguments)
+    try:
+        status = _run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _let_go_of_output()
+        return 0
+    except OSError as error:
+        _let_go_of_output()
+        _say(f"error: cannot write to standard output: {error}")
+        return 1
+    except (MemoryError, RecursionError) as error:
+        _say(f"error: the module is too large or nested too deep: {error or type(error).__name__}")
+        return 1
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.list:
         print(_list())
         return 0
     try:
         text = sys.stdin.read() if options.file == "-" else pathlib.Path(options.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        print(f"error: cannot read '{options.file}': {error}", file=sys.stderr)
+        _say(f"error: cannot read '{options.file}': {error}")
         return 1
     name = "<stdin>" if options.file == "-" else options.file
     try:
@@ -92,17 +114,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _show_warning
             result = run_passes(text, options.pass_pipeline, verify_each=options.verify_each, locations=options.mlir_print_debuginfo)
     except ValueError as error:
-        print(diagnostics(error, name), file=sys.stderr)
+        _say(diagnostics(error, name))
         return 1
     if options.output == "-":
         sys.stdout.write(result)
-    else:
-        try:
-            write_file(options.output, result)
-        except OSError as error:
-            print(f"error: cannot write '{options.output}': {error}", file=sys.stderr)
-            return 1
+        return 0
+    try:
+        write_file(options.output, result)
+    except OSError as error:
+        _say(f"error: cannot write '{options.output}': {error}")
+        return 1
     return 0
+
+
+def _say(text: str) -> None:
+    """Writes to standard error; names in a module or of a file do not steer the terminal."""
+    print(printable(text), file=sys.stderr)
+
+
+def _let_go_of_output() -> None:
+    """Standard output goes nowhere from here on, so that Python says nothing more of it when it ends."""
+    with contextlib.suppress(OSError, ValueError):  # it may be no file, as in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def diagnostics(error: ValueError, name: str) -> str:
@@ -132,7 +165,7 @@ _PLACE = re.compile(r'^( *)(error|warning|note|remark): "-":(\d+):(\d+): ', re.M
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
 ) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    _say(f"warning: {message}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -243,6 +243,51 @@ def test_warnings_on_the_command_line(file: pathlib.Path, capsys: pytest.Capture
     assert capsys.readouterr().err == "warning: op 'other.op' is not known: it is kept and nothing propagates through it\n"
 
 
+NAMES = """sdy.mesh @mesh = <["a\\1B[31m"=2]>
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = "acme.\\1B]0;stop\\C2\\9B"(%x) : (tensor<8xf32>) -> tensor<8xf32>
+  %1 = sdy.all_reduce {"a\\1B[31m"PART} %0 out_sharding=<@mesh, [{}]> : tensor<8xf32>
+  return %1 : tensor<8xf32>
+}
+"""
+
+
+@pytest.mark.parametrize(("part", "status"), [(":(3)2", 1), (":(x\x1b[2J)2", 1), ("", 0)])
+def test_names_do_not_steer_the_terminal(part: str, status: int, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "\x1b[31m.mlir"
+    file.write_text(NAMES.replace("PART", part))
+    assert opt.main([str(file), "--pass-pipeline", "sdy-close-shardings"]) == status
+    out, err = capsys.readouterr()
+    assert ("module {" in out) is not bool(status)
+    assert "\\x1b" in err
+    assert all(char.isprintable() or char == "\n" for char in out + err)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_output_that_is_full_or_closed_is_no_traceback(file: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "shardy_py.opt", str(file)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: cannot write to standard output: [Errno 28] No space left on device\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("error", [RecursionError("maximum recursion depth exceeded"), MemoryError()])
+def test_what_runs_out_is_no_traceback(
+    error: Exception, file: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(opt, "run_passes", run)
+    assert opt.main([str(file)]) == 1
+    assert capsys.readouterr().err.startswith("error: the module is too large or nested too deep: ")
+
+
 def test_as_a_module(file: pathlib.Path) -> None:
     command = [sys.executable, "-m", "shardy_py.opt", "--pass-pipeline=sdy-nope", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[1], timeout=120)

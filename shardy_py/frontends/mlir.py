@@ -67,10 +67,15 @@ def from_mlir(module: ir.Module | Lowered | Exported | str, *, keep: bool = Fals
         float32[8]
     """
     read = _module(module)
-    if not keep:
-        return _Reader().program(read)
-    with no_collection():
-        return _Reader(keep=True).program(read)
+    try:
+        if not keep:
+            return _Reader().program(read)
+        with no_collection():
+            return _Reader(keep=True).program(read)
+    except RecursionError:
+        raise
+    except RuntimeError as error:  # of jaxlib's bindings
+        raise ShardyError("a name or another text in the module is not UTF-8", where="the module", why=str(error)) from None
 
 
 def _module(module: ir.Module | Lowered | Exported | str) -> ir.Module:

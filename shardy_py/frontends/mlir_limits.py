@@ -40,6 +40,9 @@ _ALIAS = re.compile(r"^[ \t]*([#!][\w.$]+)[ \t]*=", re.MULTILINE)
 _REFERENCE = re.compile(r"[#!][\w.$]+")
 _AFFINE = re.compile(r"\baffine_(?:map|set)\s*<(?:->|>=|[^>])*")
 
+_NAME_OF_OP = re.compile(r'//[^\n]*|"((?:[^"\\\n]|\\.)*)"(?P<op>(?:\s|//[^\n]*)*\()?')
+_ESCAPE = re.compile(rb"\\([0-9a-fA-F]{2}|.)", re.DOTALL)
+
 _ONE_DEVICE = r"<\s*\[\s*\]\s*,\s*device_ids"
 _MESHES_OF_ONE = re.compile(rf'@"?([\w.$-]+)"?\s*=\s*{_ONE_DEVICE}|mesh{_ONE_DEVICE}[^>]*>[^}}]*sym_name\s*=\s*"([^"]*)"')
 _STATED = re.compile(r"\b(?:in|out)_shardings\s*=")
@@ -59,9 +62,10 @@ def check_text(text: str) -> None:
     """Checks that jaxlib can read a module and print what is in it.
 
     Raises:
-        ShardyError: It is nested too deep, its aliases stand for too much text, an affine map or set is too long, or a manual computation
-            states a sharding over one device.
+        ShardyError: It is no Unicode text, the name of an op is not UTF-8, it is nested too deep, its aliases stand for too much text, an
+            affine map or set is too long, or a manual computation states a sharding over one device.
     """
+    _check_encoding(text)
     aliases = _aliases(text)
     _check_nesting(text, max((alias.depth for alias in aliases.values()), default=0))
     _check_uses(text, aliases)
@@ -69,6 +73,25 @@ def check_text(text: str) -> None:
         _check_affine(text)
     if "manual_computation" in text and "device_ids" in text:
         _check_manual_computations(text, aliases)
+
+
+def _check_encoding(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ShardyError("the module is no Unicode text", where=place(text, error.start), why=error.reason) from None
+    if "\\" not in text:
+        return
+    for found in _NAME_OF_OP.finditer(text):
+        if found["op"] and "\\" in found[1]:
+            try:
+                _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()) if len(escape[1]) == 2 else b"?", found[1].encode()).decode()
+            except UnicodeDecodeError:
+                raise ShardyError(
+                    "the name of an op or function is not UTF-8",
+                    where=place(text, found.start()),
+                    why="jaxlib ends the process where it is read",
+                ) from None
 
 
 def _check_nesting(text: str, inside: int) -> None:

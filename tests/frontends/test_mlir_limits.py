@@ -25,6 +25,8 @@ REFUSED = {
     "a chain of aliases": ("#a0 = [1]\n" + "".join(f"#a{i + 1} = [#a{i}]\n" for i in range(1500)), "alias #a", "-:"),
     "aliases twice": ("#a0 = [1]\n" + "".join(f"#a{i + 1} = [#a{i}, #a{i}]\n" for i in range(40)), "alias #a", "-:"),
     "an alias used often": ("#a0 = [" + "1, " * 9999 + '1]\n"a.b"() {m = [' + "#a0, " * 999 + "#a0]} : () -> ()", "alias #a0", "-:2:"),
+    "an op that is not UTF-8": ('\n"a.\\9B" // of\n () : () -> ()', "not UTF-8", "-:2:1"),
+    "no Unicode": ('"a.b"() {s = "\udc9b"} : () -> ()', "no Unicode text", "-:1:15"),
     "one device": (ONE.replace("MESH", "@m"), "over one device", "-:3:"),
     "one device in place": (ONE.replace("MESH", "mesh<[], device_ids=[0]>"), "over one device", "-:3:"),
 }
@@ -63,3 +65,22 @@ def test_nested_regions() -> None:
     with pytest.raises(ShardyError, match="regions are nested") as error:
         run_passes(f"func.func @main() {{ {nested(MAX_REGIONS + 1)} return }}")
     assert "-:" in str(error.value.where)
+
+
+NAMES_OF_BYTES = {
+    "a function": 'func.func private @"\\9B"()',
+    "an attribute": 'module attributes {"x.\\9B" = 1} {}',
+    "a mesh": 'sdy.mesh @"\\9B" = <["a"=2]>',
+}
+
+
+@pytest.mark.parametrize("name", NAMES_OF_BYTES)
+def test_names_that_are_not_utf_8(name: str) -> None:
+    with pytest.raises(ShardyError, match="not UTF-8"):
+        run_passes(NAMES_OF_BYTES[name])
+
+
+def test_values_of_attributes_may_be_bytes() -> None:
+    head = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32>"
+    text = head + ' { %0 = stablehlo.abs %x {x.y = "\\9B\\00"} : tensor<8xf32>\nreturn %0 : tensor<8xf32> }'
+    assert 'x.y = "\\9B\\00"' in run_passes(text, "sdy-propagation-pipeline")
