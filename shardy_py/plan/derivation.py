@@ -217,10 +217,14 @@ def _propagated(
     if found is None or rule is None or len(rule.mappings) != len(before):
         raise _unfit(number, step)
     mesh, sizes, mappings = found[1], rule.factor_sizes, rule_tensors(rule)
+    if any(s is not None and s.rank != len(m) for m, s in zip(mappings, before, strict=True)):
+        raise _unfit(number, step)
     factors_of = [project(m, s, sizes, mesh).factors for m, s in zip(mappings, before, strict=True)]
     for i, holder in enumerate(holders):
         if holder is not fact.holder:
             continue
+        if fact.dim >= len(mappings[i]):
+            raise _unfit(number, step)
         wanted = view.seen_axes(i, fact)
         dim = mappings[i][fact.dim]
         old = factors_of[i]

@@ -40,6 +40,11 @@ func.func @g(%x: {TYPE} {ROWS}) -> {TYPE} {{ return %x : {TYPE} }}""",
   %1 = stablehlo.slice %0 [0:8:2, 0:8] : ({TYPE}) -> tensor<?x8xf32>
   return %1 : tensor<?x8xf32>
 }}""",
+    "a scalar that is sliced": f"""{MESH}func.func @main(%x: tensor<f32>) -> tensor<f32> {{
+  %0 = sdy.all_slice [] %x out_sharding=<@mesh, []> : tensor<f32>
+  %1 = stablehlo.abs %0 {{sdy.sharding = #sdy.sharding_per_value<[<@mesh, []>]>}} : tensor<f32>
+  return %1 : tensor<f32>
+}}""",
     "a reshape of more elements than MLIR counts": f"""{MESH}func.func @main(%x: tensor<8x8xf32> {ROWS}) -> tensor<8x8xf32> {{
   %0 = stablehlo.broadcast_in_dim %x, dims = [0, 1] : (tensor<8x8xf32>) -> tensor<8x8x{1 << 62}xf32>
   %1 = stablehlo.reshape %0 : (tensor<8x8x{1 << 62}xf32>) -> tensor<4x{1 << 62}xf32>

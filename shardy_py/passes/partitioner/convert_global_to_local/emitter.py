@@ -103,6 +103,8 @@ class Emitter:
 
     def dynamic_slice(self, value: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
         """Adds a slice whose starts are values."""
+        if not sizes:  # MLIR cannot read what it writes of a slice of a scalar
+            return value
         return self.value("dynamic_slice", (value, *starts), TensorType(tuple(sizes), value.type.dtype), {"slice_sizes": tuple(sizes)})
 
     def compare(self, direction: str, left: Value, right: Value) -> Value:
