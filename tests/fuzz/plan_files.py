@@ -259,6 +259,7 @@ USES: dict[str, Callable[[Plan, Plan], object]] = {
     "save_model_explorer": lambda plan, _: plan.save_model_explorer(os.devnull),
     "_repr_html_": lambda plan, _: plan._repr_html_(),
     "shardings": lambda plan, _: (plan.input_shardings, plan.output_shardings),
+    "abstract_state": lambda plan, _: plan.abstract_state(),
     "diff": lambda plan, other: str(plan.diff(other)) + str(other.diff(plan)),
     "to_json": lambda plan, _: Plan.from_json(plan.to_json()),
 }
