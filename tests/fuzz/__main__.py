@@ -39,7 +39,7 @@ def main() -> None:
             log.flush()
     for (source, kind), count in sorted(counts.items()):
         print(f"{source}: {count} {kind}")
-    print(f"memory of a process grew by at most {growth} MB over {running.PER_WORKER} runs")
+    print(f"memory of a process grew by at most {growth} MB, one process for {min(arguments.count, running.PER_WORKER)} runs")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ MOST_GROWTH = 200
 MOST_MEMORY = 4 << 30
 """Bytes of address space of a run, besides what the process has before the first."""
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a run counts as hung."""
 
 START = 120.0
@@ -198,7 +198,9 @@ class _Worker:
 
     @classmethod
     def start(cls, first: int, count: int) -> _Worker:
-        environment = {**os.environ, "NPROC": "64", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+        # Every thread that allocates would take a part of the address space.
+        own = {"NPROC": "64", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "MALLOC_ARENA_MAX": "2"}
+        environment = {**os.environ, **own}
         errors = tempfile.TemporaryFile("w+")
         command = [*COMMAND, "--work", "--seed", str(first), "--count", str(count)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=environment)
