@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local import ops
+from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, before, line, make_rule, positions, zero_of_sums
 
 _MATRICES: dict[str, tuple[int, ...]] = {
     "cholesky": (2,),
@@ -76,7 +79,11 @@ def _run(local: Local, arrays: list) -> list:
 
 
 def ragged_dot_general(equation: Equation) -> Form | None:
-    """As `dot_general`; the dimension that groups cut, and the groups, are whole."""
+    """As `dot_general`; the rows that groups cut and the groups, which experts are as a rule, may be cut too.
+
+    Every device counts how many of its rows belong to each of its groups. Where groups are cut, rows of a device's own come first for the
+    product, and the results of the others are zeros, to which the devices that have the groups contribute.
+    """
     lhs_shape, rhs_shape, groups, *offset = equation.shapes
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
@@ -102,24 +109,65 @@ def ragged_dot_general(equation: Equation) -> Form | None:
                 if dims is lhs or d not in numbers.rhs_group_dimensions:
                     out.append(dims[d])
     group = factor(groups[0])
-    whole = [lhs[ragged], group, *(rhs[d] for d in numbers.rhs_group_dimensions)]
-    if ragged in lhs_contracted:
+    sizes_of_groups = factor(groups[0])
+    contracts, batched = ragged in lhs_contracted, ragged in lhs_batch
+    rows, experts = lhs[ragged], group if contracts else next((rhs[d] for d in numbers.rhs_group_dimensions), group)
+    whole = [sizes_of_groups]
+    if contracts:
         out.insert(0, group)
+    if batched or offset:
+        whole += [rows, experts]
+    else:
+        summed.append(rows if contracts else experts)
     others = [[factor(n) for n in shape] for shape in offset]
     whole += [f for dims in others for f in dims]
-    operands = [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)], [group], *others]
+    operands = [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)], [sizes_of_groups], *others]
     rule = make_rule(sizes, operands, [out], reduction=summed, whole=whole)
 
     def run(local: Local, arrays: list) -> list:
         x, y, *rest = arrays
         for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
-            if a != ragged:
-                x, y = local.mask(x, a, lhs[a], 0), local.mask(y, b, rhs[b], 0)
-        return local.bind(x, y, *rest)
+            x, y = local.mask(x, a, lhs[a], 0), local.mask(y, b, rhs[b], 0)
+        if not local.names(rows) and not local.names(experts):
+            return local.bind(x, y, *rest)
+        counts, begin = _own_rows(local, rest[0], rows, experts)
+        if not local.names(experts):
+            return local.bind(x, y, counts)
+        x = _rotated(x, ragged, begin)
+        if contracts:
+            return local.bind(x, _rotated(y, rhs_contracted[lhs_contracted.index(ragged)], begin), counts)
+        for d in numbers.rhs_group_dimensions:
+            y = local.mask(y, d, experts, 0)
+        (product,) = local.bind(x, y, counts)
+        dim, nothing = out.index(rows), zero_of_sums(product.dtype)
+        mine = before(positions(product.shape, dim), lax.reduce_sum(counts, (0,)))
+        product = ops.select(mine, product, ops.full(product.shape, nothing, product.dtype))
+        return [_rotated(product, dim, lax.sub(np.int32(product.shape[dim]), begin))]
 
     linear = ((0,), (1,)) if jnp.issubdtype(equation.result_dtypes[0], jnp.inexact) else ()
     weight = 0.001 / max(1, groups[0])
     return Form(rule, run, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
+
+
+def _own_rows(local: Local, sizes: Array, rows: int, experts: int) -> tuple[Array, Array]:
+    """How many of this device's rows belong to each of its groups, and which of its rows is the first of these, as int32."""
+    room = local.block(rows)
+    ends = lax.cumsum(ops.convert_element_type(sizes, np.int32))
+    ends = lax.clamp(np.int32(0), lax.sub(ends, ops.convert_element_type(line(local.index(rows), room), np.int32)), np.int32(room))
+    begins = ops.pad(ops.slice_in_dim(ends, 0, ends.size - 1, axis=0), np.int32(0), [(1, 0, 0)])
+    counts, count = lax.sub(ends, begins), local.block(experts)
+    if not local.names(experts):
+        return counts, np.int32(0)
+    more = count * local.ways(experts) - ends.size
+    first = line(local.index(experts), count)
+    counts, begins = (ops.dynamic_slice(ops.pad(x, np.int32(0), [(0, more, 0)]), (first,), (count,)) for x in (counts, begins))
+    return counts, ops.index_in_dim(begins, 0)
+
+
+def _rotated(x: Array, dim: int, begin: Array) -> Array:
+    """An array whose elements along a dimension begin with those from `begin` on, followed by those before."""
+    starts = [begin if d == dim else np.int32(0) for d in range(x.ndim)]
+    return ops.dynamic_slice(ops.concatenate([x, x], dim), starts, x.shape)
 
 
 FORMS: dict[str, Builder] = {**dict.fromkeys(_MATRICES, batched), "ragged_dot_general": ragged_dot_general}

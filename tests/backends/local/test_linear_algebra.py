@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax import lax
 from jax import numpy as jnp
 from jax.lax import linalg
+from jax.sharding import PartitionSpec as P
 
+import shardy_py as sp
 from shardy_py.backends.local.table import FORMS
 from tests.backends.local.forced import check, equation_of
 
@@ -52,11 +55,31 @@ def test_right_hand_sides_pass_through(left: bool) -> None:
     assert form.linear == ((1,),)
 
 
-def test_ragged_dot() -> None:
-    """Groups of rows times a matrix each: what is summed over leaves partial sums, columns pass through."""
-    x, y = jnp.asarray(RNG.normal(size=(8, 5)), jnp.float32), jnp.asarray(RNG.normal(size=(3, 5, 7)), jnp.float32)
-    groups = jnp.array([1, 4, 2])
-    check(lax.ragged_dot, x, y, groups, name="ragged_dot_general", cuts=4, tolerance=1e-4)
+@pytest.mark.parametrize("groups", [[1, 4, 2], [0, 8, 0], [3, 0, 5], [0, 0, 0], [1, 2, 0, 1, 3]], ids=str)
+def test_ragged_dot(groups: list[int]) -> None:
+    """Groups of rows times a matrix each: what is summed over and the groups leave partial sums, rows and columns pass through."""
+    x, y = jnp.asarray(RNG.normal(size=(8, 5)), jnp.float32), jnp.asarray(RNG.normal(size=(len(groups), 5, 7)), jnp.float32)
+    counts = jnp.array(groups)
+    check(lax.ragged_dot, x, y, counts, name="ragged_dot_general", count=8, cuts=10, tolerance=1e-4)
+    gradient = jnp.asarray(RNG.normal(size=(8, 7)), jnp.float32)
+    numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+    def of_weights(x: Any, gradient: Any, counts: Any) -> Any:
+        return lax.ragged_dot_general(x, gradient, counts, numbers)
+
+    check(of_weights, x, gradient, counts, name="ragged_dot_general", count=8, cuts=8, tolerance=1e-4)
+
+
+def test_experts_stay_where_they_are() -> None:
+    """Tokens are cut over one axis, experts over another: only the sums over the experts are sent."""
+    step = sp.auto_shard(lax.ragged_dot, mesh={"data": 2, "model": 4}, in_shardings=(P("data"), P("model"), P()), lowering="shard_map")
+    struct = jax.ShapeDtypeStruct
+    plan = step.plan(struct((8192, 1024), "bfloat16"), struct((64, 1024, 4096), "bfloat16"), struct((64,), "int32"))
+    assert [(c.kind, c.axes, c.total_bytes) for c in plan.collectives] == [("all_reduce", ("model",), 96 << 20)]  # float32 on CPU
+    x, y = RNG.normal(size=(32, 8)).astype(np.float32), RNG.normal(size=(4, 8, 16)).astype(np.float32)
+    for groups in ([5, 0, 20, 7], [0, 0, 0, 32], [3, 4, 5, 6]):
+        counts = np.array(groups, np.int32)
+        np.testing.assert_allclose(step(x, y, counts), jax.jit(lax.ragged_dot)(x, y, counts), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("ragged", ["contracting", "batch"])
@@ -72,4 +95,4 @@ def test_ragged_dot_of_other_dimensions(ragged: str) -> None:
     equation, _ = equation_of(lambda a, b, g: lax.ragged_dot_general(a, b, g, numbers), [x, y, groups], "ragged_dot_general", run=False)
     form = FORMS["ragged_dot_general"](equation)
     assert form is not None
-    assert form.rule.reduction == ((1,) if ragged == "batch" else ())
+    assert form.rule.reduction == (1,)
