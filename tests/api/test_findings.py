@@ -30,6 +30,7 @@ def test_what_runs_whole_is_found():
     assert "partition" not in plan.timings
     (finding,) = [finding for finding in plan.findings if finding.severity == "warning"]
     assert (finding.kind, finding.severity) == ("runs-whole", "warning")
+    assert "sp.manual_computation" in finding.fix
     assert "bcoo_fromdense runs whole on every device, which brings 56 MiB to each" in finding.message
     assert "test_findings.py:" in finding.location
     assert plan.check() == plan.findings

@@ -533,8 +533,8 @@ class Walker:
     def whole(self, equation: Equation, operands: Sequence[Held]) -> list[Held]:
         """Runs an equation as it is on every device; what that moves is a finding."""
         eqn = equation.eqn
-        why = f"{equation.name} runs whole on every device", "shard its operands otherwise, or give it a rule with sharding_rule"
-        self.gathers(eqn, operands, "runs-whole", *why)
+        fix = "shard its operands otherwise, or call it on parts inside of sp.manual_computation"
+        self.gathers(eqn, operands, "runs-whole", f"{equation.name} runs whole on every device", fix)
         arrays = [held.whole() for held in operands]
         with self.reading.settings_of(eqn):
             made = [None] * len(eqn.outvars) if self.region.dry else bind(eqn, arrays, eqn.params)
