@@ -40,6 +40,12 @@ func.func @g(%x: {TYPE} {ROWS}) -> {TYPE} {{ return %x : {TYPE} }}""",
   %1 = stablehlo.slice %0 [0:8:2, 0:8] : ({TYPE}) -> tensor<?x8xf32>
   return %1 : tensor<?x8xf32>
 }}""",
+    "a group of other ranks": f"""{MESH}func.func @main(%x: {TYPE} {ROWS}, %y: tensor<8xf32>) -> {TYPE} {{
+  sdy.sharding_group %x group_id=1 : {TYPE}
+  sdy.sharding_group %y group_id=1 : tensor<8xf32>
+  %0 = stablehlo.broadcast_in_dim %y, dims = [0] : (tensor<8xf32>) -> {TYPE}
+  return %0 : {TYPE}
+}}""",
     "a scalar that is sliced": f"""{MESH}func.func @main(%x: tensor<f32>) -> tensor<f32> {{
   %0 = sdy.all_slice [] %x out_sharding=<@mesh, []> : tensor<f32>
   %1 = stablehlo.abs %0 {{sdy.sharding = #sdy.sharding_per_value<[<@mesh, []>]>}} : tensor<f32>

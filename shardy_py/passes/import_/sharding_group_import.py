@@ -75,6 +75,7 @@ def _check(group: int, ops: list[Op]) -> None:
             raise ShardyError(
                 f"ShardingGroupOps values must have the same shape for groupId: {group}",
                 why=f"shapes {shape} and {op.operands[0].type.shape} are in one group",
+                fix="give the groups different numbers",
             )
 
 

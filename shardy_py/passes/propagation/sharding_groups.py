@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.walk import place
 
 
 class ShardingGroupConflictWarning(UserWarning):
@@ -21,6 +23,9 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
     Members are the values themselves: one whose sharding an edge holds takes changes of the group, but does not make any,
     as in the reference. A group whose members have different shardings is cut: an open constraint after each member takes its place
     (`ShardingGroupMap` of the reference), with a warning.
+
+    Raises:
+        ShardyError: Values of a group have different ranks.
     """
     members: dict[int, list[Value]] = {}
     stated: dict[Value, Op] = {}
@@ -33,6 +38,9 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
     groups: dict[Holder, tuple[Value, ...]] = {}
     for group_id in sorted(members):
         group = members[group_id]
+        if any(v.type.rank != group[0].type.rank for v in group):  # sdy-sharding-group-import checks shapes, if it has run
+            where = place(program, stated[next(v for v in group if v.type.rank != group[0].type.rank)])
+            raise ShardyError(f"ShardingGroupOps values must have the same shape for groupId: {group_id}", where=where)
         known = [s for v in group if (s := dataflow.get_sharding(v)) is not None]
         given = [s for s in known if not (s.is_fully_open and s.is_fully_replicated)]
         differ = any(s is not given[0] for s in given[1:])
