@@ -40,7 +40,7 @@ class OpCost:
     """What one op costs in one call, all trips of loops together.
 
     Attributes:
-        value: Name of the first value it makes, as in `Plan.values`.
+        value: Name of the first value it makes, as in `Plan.values`; `region %3` where it runs in a region.
         primitive: The JAX primitive.
         location: `file:line` of the user's code; empty where unknown.
         module: The named scopes it stands in.

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.compute import Work, roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError, hardware
 from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
-from shardy_py.dialect import Mesh
-from shardy_py.ir import Block, Program
-from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.plan.collective_axes import axes_of
-from shardy_py.plan.collectives import KINDS, Collective
+from shardy_py.plan.collectives import Collective
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
 from shardy_py.plan.cost_walk import RESULTS, Edge, Walked, walk
-from shardy_py.plan.values import intermediates
+from shardy_py.plan.executed import Executed, executed
 
 if TYPE_CHECKING:
     from shardy_py.plan.plan import Plan
@@ -43,20 +40,17 @@ def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str,
     def timed(collective: Collective) -> float:
         return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
 
-    local = None if plan.source is None else plan.source.local_program(plan)
-    moved, delays = _moved(plan, local, machine, timed)
+    what = executed(plan)
+    moved, delays = _moved(plan, what, machine, timed)
     collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
-    program = plan.program if local is None else local
-    block = program.main.body if local is None else _region(local)
-    walked = _walk(block, program.meshes, machine, delays)
-    described = dict(plan._intermediates if local is None else intermediates(local))
+    walked = _walk(what, machine, delays)
     ops: list[OpCost] = []
     for run in walked.runs:
-        value = described.get(run.op.results[0]) if run.op.results else None
+        value = what.values.get(run.op.results[0]) if run.op.results else None
         once = None if machine is None else roofline_seconds(run.work, run.bytes, machine)
         ops.append(
             OpCost(
-                "" if value is None or local is not None else value.path,
+                "" if value is None else value.path,
                 run.op.primitive or run.op.name,
                 "" if value is None else value.location,
                 "" if value is None else value.module,
@@ -72,20 +66,14 @@ def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str,
     return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, tuple(walked.unknown))
 
 
-def _region(local: Program) -> Block:
-    """The body of what runs on every device; beside it a local program has constants only."""
-    body = local.main.body  # on one device it is the region itself
-    return next((op.regions[0] for op in body.ops if op.name == MANUAL_COMPUTATION), body)
-
-
 def _moved(
-    plan: Plan, local: Program | None, machine: Hardware | None, timed: Callable[[Collective], float]
+    plan: Plan, what: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
 ) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
     """The collectives, and how long those whose place is known keep an op waiting."""
     if machine is None:
         return plan.collectives, {}
-    if local is not None:
-        return plan.collectives, _delays_in_region(local, plan.collectives, timed)
+    if plan.source is not None:
+        return plan.collectives, {(op, RESULTS): timed(c) for op, c in zip(what.collectives, plan.collectives)}
     delays: dict[Edge, float] = {}
     moved: list[Collective] = []
     for predicted in plan._predicted:
@@ -97,17 +85,9 @@ def _moved(
     return tuple(moved), delays
 
 
-def _delays_in_region(local: Program, collectives: Sequence[Collective], timed: Callable[[Collective], float]) -> dict[Edge, float]:
-    """How long the collectives of a region keep what reads them waiting; nothing where XLA merges some of those that stand in it."""
-    ops = [op for op in local.main.body.walk() if op.name.partition(".")[2] in KINDS]
-    if [op.name.partition(".")[2] for op in ops] != [c.kind for c in collectives]:
-        return {}
-    return {(op, RESULTS): timed(c) for op, c in zip(ops, collectives, strict=True)}
-
-
-def _walk(block: Block, meshes: Mapping[str, Mesh], machine: Hardware | None, delays: Mapping[Edge, float]) -> Walked:
+def _walk(what: Executed, machine: Hardware | None, delays: Mapping[Edge, float]) -> Walked:
     if machine is None:
-        return walk(block, meshes)
+        return walk(what.block, what.meshes)
     times: dict[tuple[Work, int], float] = {}
 
     def seconds(work: Work, moved: int) -> float:
@@ -116,7 +96,7 @@ def _walk(block: Block, meshes: Mapping[str, Mesh], machine: Hardware | None, de
             times[key] = roofline_seconds(work, moved, machine)
         return times[key]
 
-    return walk(block, meshes, seconds, delays)
+    return walk(what.block, what.meshes, seconds, delays)
 
 
 def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:

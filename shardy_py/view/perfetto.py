@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.ir import Block, Value
+from shardy_py.plan.executed import Executed, executed
 from shardy_py.plan.movements import format_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def timeline(plan: Plan, hardware: str | Hardware | None = None, links: Mapping[
         links: As for `Plan.cost_analysis`.
     """
     analysis = plan.cost_analysis(hardware, links)
-    scheduler = _Scheduler(plan, analysis.ops, analysis.collectives)
-    scheduler.block(plan.program.main.body)
+    what = executed(plan)
+    scheduler = _Scheduler(plan, what, analysis.ops, analysis.collectives)
+    scheduler.block(what.block)
     scheduler.finish()
     counter = _memory(plan.memory_analysis(hardware), scheduler.events)
     if analysis.hardware is None:
@@ -70,22 +72,24 @@ def timeline_json(plan: Plan, hardware: str | Hardware | None = None, links: Map
 class _Scheduler:
     """Gives every op and collective its time.
 
-    Collectives of a program that runs on shards are not known by the plan's values, but by the line and the primitive of the op that they
-    come from: those follow such an op, one each.
+    Collectives of a region are ops of it. Where XLA merges some of them they are known by the line and the primitive of the op that they
+    come from: those follow such an op, one each. Predicted ones are known by the value that moves.
 
     Args:
         plan: The plan.
+        what: What a device executes.
         ops: What its ops cost.
         collectives: What its collectives cost.
     """
 
-    def __init__(self, plan: Plan, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
-        self.names = plan._names
+    def __init__(self, plan: Plan, what: Executed, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
+        self.names = plan._names if plan.source is None else {value: planned.path for value, planned in what.values.items()}
+        self.sent = dict(zip(what.collectives, collectives))
         self.costs = {cost.value: cost for cost in ops if cost.value}
         self.waiting: dict[str, deque[CollectiveCost]] = defaultdict(deque)
         self.unnamed: dict[tuple[str, str], deque[CollectiveCost]] = defaultdict(deque)
         known = frozenset(self.names.values())
-        for cost in collectives:
+        for cost in collectives[len(self.sent) :]:
             value = cost.collective.value
             if value in known:
                 self.waiting[value].append(cost)
@@ -110,6 +114,8 @@ class _Scheduler:
                 queue = self.unnamed.get((cost.location, cost.primitive))
                 if queue:
                     start = self._send(queue.popleft(), start)
+            if op in self.sent:
+                start = self._send(self.sent[op], start)
             for region in op.regions:
                 self.ready.update((argument, start) for argument in region.arguments)
                 self.block(region)
