@@ -67,7 +67,7 @@ def with_results(draw: Draw, function: Function, arguments: tuple[Any, ...], mes
             start = draw.integer(0, min(2, max(n - 1, 0)))
             cuts.append((d, start, max(n - draw.integer(0, 1), start)))
         around.append(f"results cut to {cuts}")
-        cut = lambda r, c: lax.slice_in_dim(r, c[1], c[2], axis=c[0]) if r.ndim else r  # noqa: E731
+        cut = lambda r, c: lax.slice_in_dim(r, c[1], c[2], axis=c[0]) if jnp.ndim(r) else r  # noqa: E731
         return lambda constrain, *args: tuple(cut(r, c) for r, c in zip(function(constrain, *args), cuts))
     if any(not jnp.issubdtype(t.dtype, jnp.number) or jnp.dtype(t.dtype).itemsize < 2 for t in types):
         return function
