@@ -60,6 +60,15 @@ def test_a_users_cycle_does_not_grow_old() -> None:
     assert gone() is None
 
 
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    """Collections do not look at what other tests of the process left: there may be millions of objects."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_alone")
 def test_a_loop_of_calls_sees_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     regions = collection._Regions()
     monkeypatch.setattr(collection, "_REGIONS", regions)
