@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.context import types_enabled
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Op
 
@@ -196,7 +197,7 @@ class Copier:
     def inline(self, replacement: Replacement, eqn: JaxprEqn, operands: list[Any], eqns: list[JaxprEqn], now: dict[Var, Any]) -> None:
         """Appends the equations of a replacement."""
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
-        with eqn.ctx.manager:
+        with eqn.ctx.manager, types_enabled(str(aval.dtype) for aval in avals):
             traced = jax.make_jaxpr(replacement)(*avals)
         if traced.consts:
             raise AssertionError(f"the replacement of {eqn.primitive.name} has constants")

@@ -24,9 +24,11 @@ from shardy_py.backends.local.walk import Place, Reading, Start, Walker
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.backends.region import region
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.frontends.context import types_enabled
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import axes_bound
+from shardy_py.ir import Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
@@ -155,6 +157,10 @@ def partitioned(
     maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
 
     def run(walker: Walker, parts: Sequence[Any]) -> list[Any]:
+        with types_enabled(value.type.dtype for value in _values(planned.scope)):
+            return results(walker, parts)
+
+    def results(walker: Walker, parts: Sequence[Any]) -> list[Any]:
         held = [
             walker.hold(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1) if read else walker.arbitrary(tuple(v.aval.shape), v.aval.dtype)
             for x, at, v, read in zip(parts, (*at_consts, *at_in), variables, reads, strict=True)
@@ -329,8 +335,10 @@ def _with_consts(traced: ClosedJaxpr, count: int, consts: Sequence[Any]) -> Clos
 
 
 def _shardings(scope: Scope) -> Iterator[TensorSharding]:
-    for value in scope.env.values():
-        if value.sharding is not None:
-            yield value.sharding
+    return (value.sharding for value in _values(scope) if value.sharding is not None)
+
+
+def _values(scope: Scope) -> Iterator[Value]:
+    yield from scope.env.values()
     for inner in itertools.chain.from_iterable(scope.children.values()):
-        yield from _shardings(inner)
+        yield from _values(inner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -31,6 +33,21 @@ from shardy_py.frontends._jax import settings as settings
 from shardy_py.frontends._jax import trace_context as trace_context
 from shardy_py.frontends._jax import under_settings as under_settings
 from shardy_py.frontends._jax import written as written
+
+
+def types_enabled(dtypes: Iterable[str]) -> contextlib.AbstractContextManager[Any]:
+    """Enables types of 64 bits where there are some though they are off: the traced function enabled them inside of itself.
+
+    Args:
+        dtypes: Element types, in JAX's spelling, of what is about to be traced once more.
+    """
+    on = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    if on or _OF_64_BITS.isdisjoint(dtypes):
+        return contextlib.nullcontext()
+    return jax.enable_x64(True)
+
+
+_OF_64_BITS = frozenset(("complex128", "float64", "int64", "uint64"))
 
 
 def explicit_sharding(tracer: Any) -> Any:

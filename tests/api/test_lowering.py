@@ -142,3 +142,19 @@ def test_inside_of_a_shard_map_a_plan_that_does_not_fit_runs_as_the_function():
     outer = jax.jit(jax.shard_map(inner, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=False))
     x = a_few((256, 32))
     np.testing.assert_array_equal(outer(x), 2 * jnp.concatenate([through_sparse(part) / 2 for part in np.split(x, 4)]))
+
+
+@pytest.mark.parametrize("lowering", ["auto", "shard_map"])
+def test_types_that_a_function_enables_inside_of_itself(lowering):
+    def total(x):
+        with jax.enable_x64(True):
+            wide = x.astype(jnp.float64)
+            sums = jnp.cumsum(wide * jnp.arange(x.size, dtype=jnp.float64).reshape(x.shape), axis=0)
+            shifted = jnp.pad(sums, ((1, 0), (0, 0)))[:-1] / 3.0
+            looped = jax.lax.fori_loop(0, 3, lambda _, c: c + sums, shifted)
+            return (looped @ looped.T).astype(jnp.float32)
+
+    x = a_few(SMALL)
+    step = decorated(total, lowering)
+    assert step.plan(x).lowering == "shard_map"
+    np.testing.assert_allclose(step(x), jax.jit(total)(x), rtol=1e-6)

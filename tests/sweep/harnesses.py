@@ -16,7 +16,8 @@ LARGEST = 1 << 14
 
 @functools.cache
 def _harnesses() -> list[Any]:
-    from jax._src.internal_test_util.test_harnesses import all_harnesses
+    with jax.enable_x64(True):  # which decides, when the module is first imported, how many there are
+        from jax._src.internal_test_util.test_harnesses import all_harnesses
 
     return [h for h in all_harnesses if h.filter("cpu", include_jax_unimpl=False)]
 
