@@ -125,8 +125,26 @@ _SCALARS_TOO = {"stablehlo.select": (0,), "stablehlo.clamp": (0, 2)}
 """Operands that may be scalars beside arrays."""
 
 
+_OPERANDS = {
+    **dict.fromkeys(
+        (
+            f"stablehlo.{name}"
+            for name in (
+                "add and atan2 compare complex divide maximum minimum multiply or power remainder shift_left shift_right_arithmetic "
+                "shift_right_logical subtract xor"
+            ).split()
+        ),
+        2,
+    ),
+    "stablehlo.clamp": 3,
+    "stablehlo.select": 3,
+}
+"""How many operands those elementwise ops have that have several, of which views read the second or third."""
+
+
 def _elementwise(op: Op) -> None:
     _require(bool(op.operands) and len(op.results) == 1, "expected operands and a result")
+    _count(op, _OPERANDS.get(op.name, len(op.operands)))
     scalars = _SCALARS_TOO.get(op.name, ())
     _same_shapes([op.result, *(v for i, v in enumerate(op.operands) if i not in scalars or v.type.rank)])
 

@@ -137,6 +137,18 @@ def of_product(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return apply
 
 
+def with_fewer_operands(name: str) -> Callable[[dict[str, Any]], None]:
+    """Takes the last operand from the first op of a name, and the rules of such ops."""
+
+    def apply(document: dict[str, Any]) -> None:
+        kinds = [number for number, kind in enumerate(document["kinds"]) if kind[0] == name]
+        for number in kinds:
+            document["kinds"][number][3] = None
+        next(row for row in document["program"] if row[0] in kinds)[2].pop()
+
+    return apply
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -174,6 +186,7 @@ def of_product(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (of_product("lhs_contracting_dimensions", "0"), "attribute lhs_contracting_dimensions is '0', not a list"),
         (of_product("rhs_contracting_dimensions", []), "the two sides have other numbers"),
         (of_product("lhs_batching_dimensions", [1]), "both a batch dimension and contracted"),
+        (with_fewer_operands("stablehlo.add"), r"expected 2 operands and a result, got 1 and 1\n  where: program, stablehlo.add"),
         (change("inputs", "rows", 0, 0, to=""), "a value without a path\n  where: inputs, row 0"),
         (change("donation", "rows", 0, 8, to=7), "there is no such input or output\n  where: donation, row 0"),
         (change("partitioned", to=[]), "expected an object, got a list of 0\n  where: partitioned"),
