@@ -156,8 +156,10 @@ def partitioned(
 
     maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
 
+    dtypes = {value.type.dtype for value in _values(planned.scope)}
+
     def run(walker: Walker, parts: Sequence[Any]) -> list[Any]:
-        with types_enabled(value.type.dtype for value in _values(planned.scope)):
+        with types_enabled(dtypes):
             return results(walker, parts)
 
     def results(walker: Walker, parts: Sequence[Any]) -> list[Any]:
