@@ -50,6 +50,7 @@ class Partitioning:
         self.traced = traced
         self.context = context
         self._made: Partitioned | None = None
+        self._local: Program | None = None
         self._choice: tuple[Finding | None] | None = None
 
     @property
@@ -119,14 +120,16 @@ class Partitioning:
         return self.made(plan).findings if why is None else (why,)
 
     def local_program(self, plan: Plan) -> Program:
-        """The region as a program: a manual computation over arrays as they are on one device.
+        """The region as a program: a manual computation over arrays as they are on one device. Cost, memory and stores share it.
 
         Args:
             plan: The plan of it.
         """
-        made = self.made(plan)
-        mesh = PlannedMesh(tuple((name, made.mesh.shape[name]) for name in made.mesh.axis_names))
-        return from_jaxpr(made.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
+        if self._local is None:
+            region = self.made(plan)
+            mesh = PlannedMesh(tuple((name, region.mesh.shape[name]) for name in region.mesh.axis_names))
+            self._local = from_jaxpr(region.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
+        return self._local
 
     def calling(self, plan: Plan, mesh: Mesh | None) -> Run:
         """A function from leaves to leaves that runs the region, and can be transformed as the traced one.

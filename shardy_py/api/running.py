@@ -265,12 +265,12 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
         platform = request.settings.options.platform_of(view.given)
         partition = Partitions(view, request.settings.options, None, lambda: None)
         if plan._as_run.planned:
-            made = pinned(closed, planned.imported, view.twin, again, platform, partition)
+            program = pinned(closed, planned.imported, view.twin, again, platform, partition)
         else:
-            made = left_to_xla(closed, planned.imported, view.twin, platform, partition)
+            program = left_to_xla(closed, planned.imported, view.twin, platform, partition)
     whole = hoisted(closed)
     needed = used_part(whole, (True,) * len(whole.out_avals))
-    return made, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(made.jaxpr, needed[1]), mesh)
+    return program, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(program.jaxpr, needed[1]), mesh)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:

@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 )
 
 
-class _Made(NamedTuple):
+class _Definition(NamedTuple):
     """Where an op that jaxlib does not know makes values."""
 
     op: str
@@ -38,8 +38,8 @@ def check_edges(text: str, is_registered: Callable[[str], bool]) -> None:
     """
     if "data_flow_edge" not in text:
         return
-    scopes: list[dict[str, _Made | None]] = [{}]
-    anywhere: dict[str, _Made] = {}
+    scopes: list[dict[str, _Definition | None]] = [{}]
+    anywhere: dict[str, _Definition] = {}
     edges_before: list[tuple[str, int]] = []
     names: list[str] = []  # before an `=`, or the first behind an edge
     op, has_blocks = "", False
@@ -49,21 +49,21 @@ def check_edges(text: str, is_registered: Callable[[str], bool]) -> None:
             continue
         if kind == "name":
             if op == _EDGE:
-                made = next((scope[written] for scope in reversed(scopes) if written in scope), _MISSING)
-                if made is _MISSING:
+                definition = next((scope[written] for scope in reversed(scopes) if written in scope), _MISSING)
+                if definition is _MISSING:
                     edges_before.append((written, token.start()))
-                elif made is not None:
-                    raise _error(text, token.start(), made)
+                elif definition is not None:
+                    raise _error(text, token.start(), definition)
                 op = ""
             names.append(written)
         elif kind == "op":
             op = written.strip('"')
             if names and names[-1] == "=":
-                made = None if is_registered(op) else _Made(op, token.start())
+                definition = None if is_registered(op) else _Definition(op, token.start())
                 for name in names[:-1]:
-                    scopes[-1][name] = made
-                    if made is not None:
-                        anywhere[name] = made
+                    scopes[-1][name] = definition
+                    if definition is not None:
+                        anywhere[name] = definition
             names = []
         elif written == "=":
             names.append(written)
@@ -81,13 +81,13 @@ def check_edges(text: str, is_registered: Callable[[str], bool]) -> None:
             raise _error(text, position, anywhere[name])
 
 
-_MISSING = _Made("", -1)
+_MISSING = _Definition("", -1)
 
 
-def _error(text: str, position: int, made: _Made) -> ShardyError:
+def _error(text: str, position: int, definition: _Definition) -> ShardyError:
     return ShardyError(
-        f"an {_EDGE} is on a result of '{made.op}'",
+        f"an {_EDGE} is on a result of '{definition.op}'",
         where=place(text, position),
-        why=f"jaxlib does not know the dialect of the op at {place(text, made.position)}, and its verifier ends the process there",
+        why=f"jaxlib does not know the dialect of the op at {place(text, definition.position)}, and its verifier ends the process there",
         fix="put the edge on the result of a stablehlo.optimization_barrier of that value",
     )

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from tests.api.test_user_classes import OnlyArrays
 
 
 def step(state, x, scale=1.0):
@@ -41,19 +42,6 @@ def test_arguments_lie_as_planned(mesh, how, tmp_path):
 
 
 def test_keyword_arguments_and_classes_that_refuse_shardings():
-    @jax.tree_util.register_pytree_node_class
-    class OnlyArrays:
-        def __init__(self, value):
-            assert isinstance(value, jax.Array), type(value)
-            self.value = value
-
-        def tree_flatten(self):
-            return (self.value,), None
-
-        @classmethod
-        def tree_unflatten(cls, _, leaves):
-            return cls(*leaves)
-
     run = sp.auto_shard(lambda c, *, x: c.value * x, mesh={"data": 8}, in_shardings=P("data"))
     c, x = OnlyArrays(jnp.ones(8)), jnp.ones(8)
     args, kwargs = run.plan(c, x=x).place(((c,), {"x": x}))
