@@ -63,8 +63,8 @@ def _lowers(text: str) -> bool:
 def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
     """What differs on devices; "" where nothing does.
 
-    Floats may differ by rounding, and by what tiny changes of the arguments, or of what is summed up, make of that; everything else has
-    to be equal.
+    Floats may differ by the rounding of the arguments' type, and by what tiny changes of the arguments, or of what is summed up, make of
+    that; everything else has to be equal.
     """
     import jax
     import numpy as np
@@ -76,6 +76,7 @@ def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
     whole = _called(load(without_shardings(text)).program, loaded.outside).lower(*arguments).compile(compiler_options=QUICK)
     run = lambda args: [np.asarray(x) for x in jax.tree.leaves(whole(*args))]  # noqa: E731
     wanted = run(arguments)
+    coarsest = min((x.dtype.itemsize for x in arguments if x.dtype.kind != "i"), default=8)
     nearby = [run([_changed(x, i) for x in arguments]) for i in range(3)]
 
     @functools.cache
@@ -91,8 +92,8 @@ def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
         got = jax.tree.leaves(called.lower(*arguments).compile(compiler_options=QUICK)(*arguments))
         for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
             g = np.asarray(g)
-            if comparing.difference(g, w, [n[i] for n in nearby]):
-                differs = comparing.difference(g, w, [n[i] for n in (*nearby, *otherwise_rounded())])
+            if comparing.difference(g, w, [n[i] for n in nearby], coarsest):
+                differs = comparing.difference(g, w, [n[i] for n in (*nearby, *otherwise_rounded())], coarsest)
                 if differs:
                     return f"{lowering}, result {i}: {differs}"
     return ""

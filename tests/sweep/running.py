@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOWERINGS = ("jit", "shard_map")
+UNSHARDED = "unsharded"
+"""In place of a lowering: the run without shardings alone, which others are compared with."""
 
 RIGHT = "right"
 WRONG = "wrong numbers"
@@ -70,9 +72,9 @@ def outcomes_here(name: str, seed: int, lowerings: Iterable[str]) -> Iterable[Ou
         from tests.random_numbers import text_of_seed
 
         text = text_of_seed(seed)
-        yield from (
-            _outcome(name, seed, lowering, lambda lowering=lowering: difference_of_program(text, (lowering,))) for lowering in lowerings
-        )
+        for lowering in lowerings:
+            run = () if lowering == UNSHARDED else (lowering,)
+            yield _outcome(name, seed, lowering, functools.partial(difference_of_program, text, run))
         return
     yield from _configured(name, seed, lowerings)
 
@@ -113,6 +115,8 @@ def _configured(name: str, seed: int, lowerings: Iterable[str]) -> Iterable[Outc
         function = functools.partial(configuration.function, constraint(configuration.mesh))
 
         def difference_under(lowering: str) -> str:
+            if lowering == UNSHARDED:
+                return ""
             sharded = shardy_py.auto_shard(
                 function, mesh=configuration.mesh, in_shardings=configuration.in_shardings, out_shardings=configuration.out_shardings,
                 lowering=lowering,
@@ -216,6 +220,8 @@ def sweep(
                     if outcomes[-1].kind in (ENDED, HUNG) or worker.count >= PER_WORKER:
                         worker.stop()
                         worker = Worker.start()
+                    if outcomes[-1].kind == ENDED and _ends_unsharded(name, seed):
+                        outcomes[-1] = outcomes[-1]._replace(kind=INVALID)
                     with lock:
                         done[i] += outcomes
                         if report is not None:
@@ -230,6 +236,15 @@ def sweep(
     for thread in threads:
         thread.join()
     return [outcome for i in sorted(done) for outcome in done[i]]
+
+
+def _ends_unsharded(name: str, seed: int) -> bool:
+    """Whether XLA ends the process on the program without shardings too."""
+    worker = Worker.start()
+    try:
+        return worker.outcomes(name, seed, [UNSHARDED])[-1].kind == ENDED
+    finally:
+        worker.stop()
 
 
 def allowed(outcome: Outcome) -> bool:
