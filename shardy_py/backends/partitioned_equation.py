@@ -20,6 +20,7 @@ from shardy_py.backends.named_shardings import NamedShardings, ways
 from shardy_py.backends.partitioned_call import Partition, partitioned_call
 from shardy_py.backends.rewriting import Replacement, constraint_params
 from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.context import types_enabled
 
 Shape = tuple[int, ...]
 
@@ -87,7 +88,8 @@ def _call_jaxpr(eqn: JaxprEqn, inputs: Sequence[Shape], outputs: Sequence[Shape]
     invars: list[Any] = eqn.invars
     avals = [v.aval for v in invars if _is_passed(v)]
     arguments = [jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type) for aval, shape in zip(avals, inputs, strict=True)]
-    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    dtypes = (str(aval.dtype) for aval in avals)
+    with eqn.ctx.manager, types_enabled(dtypes), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         return jax.make_jaxpr(run)(*arguments)
 
 
