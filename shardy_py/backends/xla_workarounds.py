@@ -6,6 +6,7 @@ they are, and why. The others run in another form:
 * Slices and updates at places that are known at run time only, and gathered windows, move a place that is out of range back. XLA makes one
   slice of a slice of a slice, and moves only the sum back (openxla/xla#49122); and where one position is written, it asks which device has
   it before it moves it (openxla/xla#49118). Here: places are brought into range first.
+* Gathers at indices of fewer than 32 bits end the process where the indexed dimension is cut. Here: the indices are int32.
 * A slice from the first element on that leaves the parts of devices as they are shares with its operand what the partitioner brought either
   of them to in another layout, so that ops get operands of the wrong size (jax-ml/jax#39301 is of this kind). Here: a copy is sliced.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
@@ -122,21 +123,29 @@ def _with_starts(eqn: JaxprEqn, first: int, most: list[int]) -> Replacement | No
 
 
 def _gather(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
+    """The gather at indices of at least 32 bits, in range where the mode is to clip."""
     params: Any = eqn.params
     operand, indices = (v.aval for v in cast(Any, eqn.invars))
-    if params["mode"] != lax.GatherScatterMode.CLIP or not indices.size:
+    is_clipped = params["mode"] == lax.GatherScatterMode.CLIP and indices.size > 0
+    wide = jnp.dtype(np.int32 if indices.dtype.itemsize < 4 else indices.dtype)
+    if not is_clipped and wide == indices.dtype:
         return None
-    most = jnp.iinfo(indices.dtype).max
-    bounds = [min(operand.shape[d] - params["slice_sizes"][d], most) for d in params["dimension_numbers"].start_index_map]
+    bounds = [min(operand.shape[d] - params["slice_sizes"][d], jnp.iinfo(wide).max) for d in params["dimension_numbers"].start_index_map]
 
     def call(x: Any, indices: Any) -> list[Any]:
-        place = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
-        limits = lax.full_like(indices, bounds[0])
-        for i, bound in enumerate(bounds[1:], 1):
-            limits = limits if bound == bounds[0] else lax.select(lax.eq(place, np.int32(i)), lax.full_like(indices, bound), limits)
-        return [eqn.primitive.bind(x, lax.clamp(lax.full_like(indices, 0), indices, limits), **params)]
+        places = lax.convert_element_type(indices, wide)
+        return [eqn.primitive.bind(x, _clipped(places, bounds) if is_clipped else places, **params)]
 
     return call
+
+
+def _clipped(indices: Any, bounds: list[int]) -> Any:
+    """Index vectors, whose last dimension has a bound for each of their elements, between zero and these."""
+    place = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
+    limits = lax.full_like(indices, bounds[0])
+    for i, bound in enumerate(bounds[1:], 1):
+        limits = limits if bound == bounds[0] else lax.select(lax.eq(place, np.int32(i)), lax.full_like(indices, bound), limits)
+    return lax.clamp(lax.full_like(indices, 0), indices, limits)
 
 
 def _slice(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:

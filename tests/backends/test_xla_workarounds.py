@@ -148,6 +148,38 @@ def test_operands_without_elements(kind, lowering, out):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+@pytest.mark.parametrize("mode", ["promise_in_bounds", "clip", "fill"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_gathers_at_narrow_indices(lowering, mode, dtype, mesh):
+    rows = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+
+    def gathered(x, at):
+        return lax.gather(x, at, rows, (1, 6), mode=mode) * 2
+
+    x, at = random(16, 6), np.array([3, 0, 15, 7, 7, 1, 9, 12 if mode == "promise_in_bounds" else 99]).astype(dtype)[:, None]
+    step = sp.auto_shard(gathered, mesh=mesh, in_shardings=(P("x"), P()), lowering=lowering)
+    np.testing.assert_array_equal(step(x, at), jax.jit(gathered)(x, at))
+
+
+@pytest.mark.parametrize(
+    "specs", [(P("x"), P(None, "x", "y")), (P("x", None, "y"), P()), (P(None, "x"), P("x")), (P(), P("x", None, "y"))], ids=str
+)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_scatters_of_batches_that_are_cut_in_several_places(lowering, specs, mesh):
+    batched = lax.ScatterDimensionNumbers(
+        update_window_dims=(3,), inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,),
+        operand_batching_dims=(2,), scatter_indices_batching_dims=(1,),
+    )  # fmt: skip
+
+    def scattered(x, updates, at):
+        return lax.scatter_add(x, at, updates + 1, batched)
+
+    args = random(24, 6, 2), random(2, 2, 8, 24), (np.arange(32).reshape(2, 2, 8, 1) * 5 % 6).astype(np.int32)
+    step = sp.auto_shard(scattered, mesh=mesh, in_shardings=(P(None, None, "x"), *specs), lowering=lowering)
+    np.testing.assert_allclose(step(*args), jax.jit(scattered)(*args), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, {"feature_group_count": 4}, {"feature_group_count": 16}, {"batch_group_count": 4}])
 @pytest.mark.parametrize("spec", [P("x"), P("y"), P("x", "y"), P(None, "x", "y"), P(None, None, None, "y"), P("x", None, None, "y")])
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -141,13 +141,17 @@ def _fft(op: Op, parts: Parts) -> bool:
 
 
 def _scatter(op: Op, parts: Parts) -> bool:
-    """Updates in uneven parts, and single updates of a dimension that is cut.
+    """Updates in uneven parts, single updates of a dimension that is cut, and batches of which several dimensions are cut.
 
     What lies behind the end of uneven indices and updates is scattered too. A single update is lowered to a slice, which is updated and put
     back; where the operand is itself a slice of something whole, the two are made one, with another bound for where they may begin.
+    Where a dimension is a batch and the indices or the updates are cut along another one too, over the same axes or others, groups of
+    devices are lined up that are not as many, which ends the process.
     """
     a, inputs = op.attributes, len(op.results)
     dims = _Dims(a["update_window_dims"], a["inserted_window_dims"], a["input_batching_dims"], a["index_vector_dim"])
+    if dims.batching and _cut_among(op.operands[inputs], op.operands[inputs + 1], dims, parts) > 1:
+        return True
     return _indexed(op.operands[0], op.operands[inputs], op.operands[inputs + 1], dims, parts)
 
 
@@ -188,6 +192,13 @@ class _Dims(NamedTuple):
     collapsed: Sequence[int]
     batching: Sequence[int]
     vector: int
+
+
+def _cut_among(indices: Value, slices: Value, dims: _Dims, parts: Parts) -> int:
+    """Of how many dimensions that indices and slices share one of them is cut."""
+    batch = [d for d in range(indices.type.rank) if d != dims.vector]
+    among = [d for d in range(slices.type.rank) if d not in dims.windows]
+    return sum(_is_cut(indices, parts, [d]) or _is_cut(slices, parts, [e]) for d, e in zip(batch, among, strict=True))
 
 
 def _indexed(operand: Value, indices: Value, slices: Value, dims: _Dims, parts: Parts) -> bool:
