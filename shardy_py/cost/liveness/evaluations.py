@@ -1,8 +1,10 @@
-"""How often each node that is computed where it is read is written out there, and when that is too often."""
+"""How many times the code of each node is written out in the nodes that compute it, and when that is too many."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node
 
@@ -14,6 +16,29 @@ REDUCTIONS = 6
 
 BLOCKS = frozenset(("stablehlo.concatenate", "stablehlo.pad"))
 """Ops that are branches in code, in which nothing that was computed before them is read again."""
+
+_ITSELF = frozenset((-1,))
+"""The counter of a node's own result."""
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """The nodes that compute a node, its roots (their ids). Placements share their tables, which are never changed.
+
+    Along a chain of sums, such as a residual stream, roots add up. So a table is shared, or copied as a whole, and only what differs is
+    looked at one by one.
+
+    Attributes:
+        times: Root -> how many times the node's code is written out there.
+        counters: Root -> the nodes (their ids) there that each count the node's elements in a way of their own.
+        most: The largest of `times`.
+        joint: The part of `times` that several readers contribute to.
+    """
+
+    times: Mapping[int, int]
+    counters: Mapping[int, frozenset[int]]
+    most: int
+    joint: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Evaluations:
@@ -27,64 +52,104 @@ class Evaluations:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._times: dict[int, dict[int, int]] = {}
-        self._counted_by: dict[int, dict[int, set[int]]] = {}
+        self._placements: dict[int, Placement] = {}
         self._several: set[int] = set()
         self._reductions: dict[int, int] = {}
+        self._full: set[int] = set()
 
     def start(self, node: Node) -> None:
-        """A node that may take in others.
+        """A node that may take in others, and is its own root until something absorbs it.
 
         Args:
             node: Comes before what it reads.
         """
         root = id(node)
-        self._times[root] = {-1: 1, root: 1}
+        self._placements[root] = Placement({root: 1}, {root: _ITSELF}, 1)
         self._reductions[root] = int(node.kind is Kind.REDUCE)
-        self._counted_by[root] = {v: {-1} for v in node.results[:1]}
-        self._reads(node, root)
 
-    def absorb(self, node: Node, roots: Iterable[int]) -> None:
-        """A node is computed in others.
+    def placement(self, node: Node, readers: Sequence[Node]) -> Placement:
+        """Where a node is written out if its readers compute it.
 
         Args:
-            node: It.
-            roots: The others, by id.
+            node: It has one result.
+            readers: All of them.
         """
-        for root in roots:
-            self._several.add(root)
-            self._reductions[root] += node.kind is Kind.REDUCE
-            self._times[root][id(node)] = self._written(node, root)
-            self._reads(node, root)
+        parts = [self._part(node, reader) for reader in readers if reader.results]
+        if len(parts) == 1:
+            return parts[0]
+        first = max(parts, key=lambda part: len(part.times))
+        times, counters = dict(first.times), dict(first.counters)
+        shared: dict[int, set[int]] = {}
+        for part in parts:
+            if part is first or part.counters is first.counters:
+                continue
+            for root in times.keys() & part.times.keys():
+                shared.setdefault(root, set(counters[root])).update(part.counters[root])
+            times.update(part.times)
+            counters.update(part.counters)
+        joint = {root: sum(1 if u == -1 else self._placements[u].times[root] for u in several) for root, several in shared.items()}
+        times.update(joint)
+        counters.update((root, frozenset(several)) for root, several in shared.items())
+        return Placement(times, counters, max(*(part.most for part in parts), *joint.values()), joint)
 
-    def too_many(self, node: Node, roots: Iterable[int], several: bool) -> bool:
-        """Whether a node would be written out too often.
+    def are_several(self, nodes: Sequence[Node]) -> bool:
+        """Whether nodes have more than one root between them."""
+        tables = [self._placements[id(n)].times for n in nodes]
+        return any(len(table) > 1 for table in tables) or len(set().union(*tables)) > 1
+
+    def absorb(self, node: Node, placement: Placement, readers: Sequence[Node], *, stays: bool, all_read: bool) -> None:
+        """Readers compute a node.
 
         Args:
             node: It.
-            roots: The nodes, by id, that it would be computed in. What is alone as yet takes it in anyhow.
-            several: Whether it has several readers.
+            placement: Of the node, in all that read it.
+            readers: Those that compute it.
+            stays: Whether it is computed by itself too.
+            all_read: Whether no others read it.
+        """
+        if not all_read:
+            roots = set[int]().union(*(self._placements[id(u)].times for u in readers))
+            times = {root: placement.times[root] for root in roots}
+            placement = Placement(times, {root: placement.counters[root] for root in roots}, max(times.values()))
+        self._several.update(placement.times)
+        if node.kind is Kind.REDUCE:
+            for root in placement.times:
+                self._reductions[root] += 1
+                if self._reductions[root] >= REDUCTIONS:
+                    self._full.add(root)
+        if stays:
+            root = id(node)
+            placement = Placement({**placement.times, root: 1}, {**placement.counters, root: _ITSELF}, placement.most)
+        self._placements[id(node)] = placement
+
+    def too_many(self, node: Node, placement: Placement, reader: Node, several: bool) -> bool:
+        """Whether a node would be written out too often in the roots of a reader.
+
+        Args:
+            node: It.
+            placement: Of the node, in all that read it.
+            reader: One of those. A root that is alone as yet takes the node in anyhow.
+            several: Whether the node has several readers.
         """
         if node.kind is Kind.BROADCAST:
             return False
-        if node.kind is Kind.REDUCE and any(self._reductions[root] >= REDUCTIONS for root in roots):
+        own = self._placements[id(reader)]
+        if node.kind is Kind.REDUCE and not self._full.isdisjoint(own.times):
             return True
+        if len(own.times) == 1 and self._several.isdisjoint(own.times):
+            return False
+        # Where no other reader contributes, the node is written out as many times as its reader is.
+        times = max((n for root, n in placement.joint.items() if root in own.times), default=0)
+        times = max(times, own.most)
         blocks = node.name in BLOCKS or node.kind in (Kind.UPDATE, Kind.REDUCE)
-        return any(
-            (times := self._written(node, root)) > AT_MOST or (blocks and (times > 1 or several)) for root in roots if root in self._several
-        )
+        return times > AT_MOST or (blocks and (times > 1 or several))
 
-    def _written(self, node: Node, root: int) -> int:
-        times = self._times[root]
-        return sum(times[u] for u in self._counted_by[root].get(node.results[0], ()))
-
-    def _reads(self, node: Node, root: int) -> None:
-        if not node.results:
-            return
-        v, counted_by = node.results[0], self._counted_by[root]
-        for operand in node.operands:
-            same = self._shape(operand) == self._shape(v)
-            counted_by.setdefault(operand, set()).update(counted_by[v] if same else (id(node),))
+    def _part(self, node: Node, reader: Node) -> Placement:
+        """What one reader contributes to a node's placement."""
+        own = self._placements[id(reader)]
+        if self._shape(node.results[0]) == self._shape(reader.results[0]):
+            return own
+        return Placement(own.times, dict.fromkeys(own.times, frozenset((id(reader),))), own.most)
 
     def _shape(self, v: int) -> object:
         form = self._graph.forms.get(v)

@@ -63,8 +63,7 @@ def _fuse(graph: Graph, region: Region) -> None:
         pointwise = node.kind in POINTWISE
         for position, v in enumerate(node.operands):
             aligned = pointwise or (node.kind is Kind.UPDATE and position == 0)
-            for source, straight in (sources[v] if v in inside else {v: True}).items():
-                reads[source] = reads.get(source, True) and straight and aligned
+            reads = _read_too(reads, sources[v] if v in inside else {v: True}, aligned)
         if in_place:
             reads[node.operands[0]] = True
         if node.results and node.results[0] in absorbed:
@@ -85,6 +84,28 @@ def _fuse(graph: Graph, region: Region) -> None:
     region.nodes = kept
     region.results = [seen_as.get(v, v) for v in region.results]
     _mark_shares(graph, [n for n in kept if n.kind not in ABSORBING])
+
+
+def _read_too(reads: dict[int, bool], more: Mapping[int, bool], aligned: bool) -> dict[int, bool]:
+    """Sources of a node with those of one more operand, and whether each is only read at the position that is computed.
+
+    What a residual stream adds up has many sources: tables are copied as a whole, and only the shorter one is looked at one by one.
+
+    Args:
+        reads: Those of the operands before; may be changed.
+        more: Those of the operand.
+        aligned: Whether the operand is read at the position that is computed.
+    """
+    if not aligned:
+        more = dict.fromkeys(more, False)
+    if len(more) <= len(reads):
+        for v, straight in more.items():
+            reads[v] = straight and reads.get(v, True)
+        return reads
+    both = {**reads, **more}
+    for v, straight in reads.items():
+        both[v] = straight and more.get(v, True)
+    return both
 
 
 def _reads_what_it_writes(node: Node, inside: set[int], maker: Mapping[int, Node], absorbed: set[int]) -> bool:
@@ -147,7 +168,6 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         for inner in node.regions:
             _read_inside(inner, outside)
     along = _repeating(region)
-    roots: dict[int, set[int]] = {}
     times: dict[int, int] = {}
     in_library: dict[int, str] = {}
     absorbed: set[int] = set()
@@ -165,21 +185,21 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         if update:  # of what it writes one part comes from each operand, so that converting the result reads no more
             able = [u for u in able if u.name == "stablehlo.convert"]
         times[v] = sum(times.get(u.results[0], 1) if u.name in SLICES else 1 for u in users)
-        several = times[v] > 1 or len(_roots(able, roots)) > 1
-        able = [u for u in able if not evaluations.too_many(node, roots.get(u.results[0], (id(u),)), several)]
-        into = _roots(able, roots)
+        if not able:
+            continue
+        placement = evaluations.placement(node, users)
+        several = times[v] > 1 or evaluations.are_several(able)
+        able = [u for u in able if not evaluations.too_many(node, placement, u, several)]
         use[v] = _use([max(_USE.get(u.kind, _PERMUTED), use.get(u.results[0], _ONCE) if u.results[0] in absorbed else _ONCE) for u in able])
-        if not able or (_is_dear(node) and (len(into) > 1 or use[v] == _REPEATED)):
+        if not able or (_is_dear(node) and (use[v] == _REPEATED or evaluations.are_several(able))):
             continue
         if v in outside or len(able) < len(users):
             if not _is_dear(node) and (update or _is_unary(graph, node, maker, along)):
                 repeated[v] = {id(u) for u in able}
-                roots[v] = into | {id(node)}
-                evaluations.absorb(node, into)
+                evaluations.absorb(node, placement, able, stays=True, all_read=len(able) == len(users))
             continue
-        roots[v] = into
         absorbed.add(v)
-        evaluations.absorb(node, into)
+        evaluations.absorb(node, placement, able, stays=False, all_read=True)
         for u in users:
             name = _reader_in_library(u, in_library)
             if name is not None:
@@ -197,14 +217,6 @@ def _use(ways: Sequence[int]) -> int:
     """How elements are read that are read in several ways."""
     most = max(ways, default=_ONCE)
     return _REPEATED if len(ways) > 1 and most > _ONCE else most
-
-
-def _roots(users: Iterable[Node], roots: Mapping[int, set[int]]) -> set[int]:
-    """The nodes (their ids) that some readers are part of."""
-    found: set[int] = set()
-    for u in users:
-        found |= roots.get(u.results[0], {id(u)})
-    return found
 
 
 def _takes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
