@@ -151,6 +151,22 @@ def small_types() -> Program:
 
 
 @program
+def bfloat16_sums() -> Program:
+    """Whole, scattered, in a loop, and added up in float32."""
+
+    def fun(x: Any, w: Any) -> Any:
+        total = lax.scan(lambda c, row: (c + (x * row) @ w, None), jnp.zeros((64, 32), F32), x[:3].astype(F32))[0]
+        return (
+            x @ w,
+            sp.with_sharding_constraint(x @ (2 * w), P("y")),
+            lax.scan(lambda c, _: (jnp.tanh(c @ w) @ w.T, None), x, None, length=3)[0],
+            total,
+        )
+
+    return fun, (S((64, 64), jnp.bfloat16), S((64, 32), jnp.bfloat16)), (P(None, "y"), P("y"))
+
+
+@program
 def windows() -> Program:
     def fun(x: Any, k: Any) -> Any:
         y = lax.conv_general_dilated(x, k, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

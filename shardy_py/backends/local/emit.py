@@ -43,7 +43,8 @@ def moved(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh
     return x
 
 
-def _padded(x: Array, dim: int, length: int) -> Array:
+def padded(x: Array, dim: int, length: int) -> Array:
+    """`x` with a dimension lengthened; what is behind its end is arbitrary."""
     missing = length - x.shape[dim]
     if not missing:
         return x
@@ -55,7 +56,7 @@ def _padded(x: Array, dim: int, length: int) -> Array:
 def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, d = ways(move.axes, mesh), move.dim
     size = block(shape[d], ways(move.after.dims[d].axes, mesh))
-    x = _padded(x, d, k * size)
+    x = padded(x, d, k * size)
     return ops.dynamic_slice_in_dim(x, line(block_index(names(move.axes)), size), size, axis=d)
 
 
@@ -66,7 +67,7 @@ def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: st
 
 def _all_to_all(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, s, t = ways(move.axes, mesh), move.dim, move.to
-    x = _padded(x, t, k * block(shape[t], ways(move.after.dims[t].axes, mesh)))
+    x = padded(x, t, k * block(shape[t], ways(move.after.dims[t].axes, mesh)))
     x = as_bits(x, lambda y: all_to_all(y, names(move.axes), t, s), platform)
     length = block(shape[s], ways(move.after.dims[s].axes, mesh))
     return ops.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
@@ -83,7 +84,7 @@ def _reduce(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: st
 
 def _scatter(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, d = ways(move.axes, mesh), move.dim
-    x = _padded(x, d, k * block(shape[d], ways(move.after.dims[d].axes, mesh)))
+    x = padded(x, d, k * block(shape[d], ways(move.after.dims[d].axes, mesh)))
     wide, back = summable(x, platform)
     return back(psum_scatter(wide, names(move.axes), d))
 
@@ -144,7 +145,7 @@ def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Arr
 
     if 2 * block >= x.size:
         return fold(as_bits(x, lambda y: all_gather(y, over, 0, tiled=False), platform))
-    parts = _padded(ops.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
+    parts = padded(ops.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
     mine = fold(as_bits(parts, lambda y: all_to_all(y, over, 0, 0), platform))
     return ops.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
 

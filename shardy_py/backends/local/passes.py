@@ -11,6 +11,7 @@ from shardy_py.backends.local.carries import without_idle_carries
 from shardy_py.backends.local.combine import combined
 from shardy_py.backends.local.hoist import hoisted, summed_late
 from shardy_py.backends.local.in_place import out_of_place
+from shardy_py.backends.local.narrow_sums import narrow_sums
 from shardy_py.backends.local.tidy import tidied
 from shardy_py.backends.local.transposed_products import transposed_products
 from shardy_py.backends.local.unroll import unrolled
@@ -23,7 +24,7 @@ what reads pieces of a packed one is a kernel of its own, which costs a fifth of
 def improved(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str) -> Jaxpr:
     """The jaxpr of a region with fewer collectives: repeats and dead ones dropped, moved out of loops, small ones packed.
 
-    On CPU, updates are out of place where XLA would run them wrongly in place.
+    On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them wrongly in place.
 
     Args:
         jaxpr: The jaxpr of the region.
@@ -34,6 +35,7 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str) -> Jaxpr:
     jaxpr = without_idle_carries(tidy, sizes)
     jaxpr = jaxpr if jaxpr is tidy else tidied(jaxpr)
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
+    moved = narrow_sums(moved, sizes) if platform == "cpu" else moved
     packed = combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)
     return out_of_place(packed, sizes) if platform == "cpu" else packed
 

@@ -1,0 +1,146 @@
+"""Sums over devices of bfloat16 that are sent in two bytes an element, where XLA would send four.
+
+XLA on CPU adds bfloat16 up in float32 and sends that. Here devices exchange the bits, and each adds up its part in float32, which gives
+the same sum for half the bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from shardy_py.backends.local import ops
+from shardy_py.backends.local.collectives import all_gather, all_to_all
+from shardy_py.backends.local.emit import as_bits, padded
+from shardy_py.backends.local.moves import STARTING
+from shardy_py.backends.local.tidy import Atom, Rewritten, everywhere, retraced, rewrite
+from shardy_py.passes.export.collective_bytes import received
+
+_CONVERSION = "convert_element_type"
+
+
+def narrow_sums(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+    """The jaxpr of a region for CPUs, in which float32 sums of converted bfloat16 are exchanged as bfloat16 where that saves bytes.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+        sizes: The axes of the region.
+    """
+    return everywhere(jaxpr, lambda body: _narrowed(body, sizes))
+
+
+def _narrowed(body: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+    if not any(eqn.primitive.name in ("psum", "reduce_scatter") for eqn in body.eqns):
+        return body
+    producers: dict[Any, JaxprEqn] = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+    exact = {v for v in body.outvars if not isinstance(v, Literal)}  # values that are read as float32
+    exact.update(v for eqn in body.eqns if not _is_rounding(eqn) for v in eqn.invars if not isinstance(v, Literal))
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        operand = _narrow_operand(eqn, producers)
+        if operand is None:
+            return None
+        names = _names(eqn)
+        k = math.prod(sizes[name] for name in names)
+        if eqn.primitive.name == "reduce_scatter":
+            dim = eqn.params["scatter_dimension"]
+            if not eqn.params["tiled"] or not _saves_scatter(operand.aval.size, k):
+                return None
+            return retraced(lambda x: [_scatter(x, names, dim, k)], eqn, sizes, [operand])
+        rounded = eqn.outvars[0] not in exact
+        if not _saves_sum(operand.aval.size, k, 2 if rounded else 4):
+            return None
+        return retraced(lambda x: [_sum(x, names, k, rounded)], eqn, sizes, [operand])
+
+    return rewrite(body, replace)
+
+
+def _is_rounding(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == _CONVERSION and eqn.params["new_dtype"] == jnp.bfloat16
+
+
+def _narrow_operand(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:
+    """The bfloat16 value whose conversion to float32 an equation sums over devices; None for any other equation."""
+    if eqn.primitive.name not in ("psum", "reduce_scatter") or len(eqn.invars) != 1 or eqn.params["axis_index_groups"] is not None:
+        return None
+    producer = None if isinstance(eqn.invars[0], Literal) else producers.get(eqn.invars[0])
+    if producer is None or producer.primitive.name != _CONVERSION or producer.params["new_dtype"] != jnp.float32:
+        return None
+    (operand,) = producer.invars
+    aval: Any = operand.aval
+    if isinstance(operand, Literal) or aval.dtype != jnp.bfloat16 or not all(isinstance(name, str) for name in _names(eqn)):
+        return None
+    return operand
+
+
+def _names(eqn: JaxprEqn) -> tuple[Any, ...]:
+    over = eqn.params["axes" if "axes" in eqn.params else "axis_name"]
+    return tuple(over) if isinstance(over, tuple | list) else (over,)
+
+
+def _saves_scatter(size: int, k: int) -> bool:
+    return received("all_to_all", k, 2 * size, 2 * size) + STARTING * k < received("reduce_scatter", k, 4 * size, 4 * size // k) + STARTING
+
+
+def _saves_sum(size: int, k: int, gathered: int) -> bool:
+    """Whether a sum takes fewer bytes than in float32.
+
+    Args:
+        size: Elements of the operand.
+        k: Devices that add up.
+        gathered: Bytes of an element of the sums that devices send around.
+    """
+    part = -(-size // k)
+    bits = 2 * size + STARTING if k == 2 else (k - 1) * part * (2 + gathered) + STARTING * (k + 1)
+    return bits < received("all_reduce", k, 4 * size, 4 * size) + STARTING
+
+
+FEW = 8
+"""Parts up to which they are added one to the other: XLA makes one kernel of that, but two of a reduction, with a copy of the parts."""
+
+
+def _added(parts: Any, dim: int) -> Any:
+    """The sum in float32 along a dimension."""
+    k = parts.shape[dim]
+    if k > FEW:
+        return lax.reduce(ops.convert_element_type(parts, jnp.float32), np.float32(0), lax.add, (dim,))
+    rest = tuple(n for d, n in enumerate(parts.shape) if d != dim)
+    first, *others = (ops.reshape(ops.slice_in_dim(parts, i, i + 1, axis=dim), rest) for i in range(k))
+    return functools.reduce(
+        lambda total, part: ops.add(total, ops.convert_element_type(part, jnp.float32)),
+        others,
+        ops.convert_element_type(first, jnp.float32),
+    )
+
+
+def _scatter(x: Any, names: tuple[str, ...], dim: int, k: int) -> Any:
+    """This device's part of the sum, in float32: every device receives its part from every other one."""
+    parts = ops.reshape(x, (*x.shape[:dim], k, x.shape[dim] // k, *x.shape[dim + 1 :]))
+    return _added(as_bits(parts, lambda y: all_to_all(y, names, dim, dim), "cpu"), dim)
+
+
+def _sum(x: Any, names: tuple[str, ...], k: int, rounded: bool) -> Any:
+    """The sum in float32, on every device.
+
+    Args:
+        x: This device's summand.
+        names: Over which axes.
+        k: How many devices.
+        rounded: Whether the sum is read in bfloat16 only, so that rounding it before it is sent changes nothing.
+    """
+    if k == 2:  # Each sends all that it has: as many bytes as two exchanges of halves, by one collective.
+        return _added(as_bits(x, lambda y: all_gather(y, names, 0, tiled=False), "cpu"), 0)
+    part = -(-x.size // k)
+    mine = _scatter(padded(ops.reshape(x, (x.size,)), 0, part * k), names, 0, k)
+    if rounded:
+        mine = ops.convert_element_type(mine, jnp.bfloat16)
+    whole = as_bits(mine, lambda y: all_gather(y, names, 0, tiled=True), "cpu")
+    whole = ops.slice_in_dim(whole, 0, x.size) if whole.shape[0] != x.size else whole
+    return ops.reshape(ops.convert_element_type(whole, jnp.float32) if rounded else whole, x.shape)
