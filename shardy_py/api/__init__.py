@@ -21,6 +21,7 @@ from shardy_py.api.auto import Decoration
 from shardy_py.api.auto import Traced as Traced
 from shardy_py.api.custom_rules import sharding_rule as sharding_rule
 from shardy_py.api.errors import ArgumentTypeError, NotAvailableError, SpecError
+from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
 from shardy_py.api.lowering import LOWERINGS
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
@@ -54,6 +55,7 @@ def auto_shard(
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     rules: NameRules | None = ...,
+    logical_axis_rules: LogicalAxisRules | None = ...,
     options: Options | None = ...,
     planner: None = ...,
     lowering: str = ...,
@@ -76,6 +78,7 @@ def auto_shard(
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     rules: NameRules | None = ...,
+    logical_axis_rules: LogicalAxisRules | None = ...,
     options: Options | None = ...,
     planner: None = ...,
     lowering: str = ...,
@@ -98,6 +101,7 @@ def auto_shard(
     in_shardings: Any = None,
     out_shardings: Any = None,
     rules: NameRules | None = None,
+    logical_axis_rules: LogicalAxisRules | None = None,
     options: Options | None = None,
     planner: None = None,
     lowering: str = "auto",
@@ -123,6 +127,9 @@ def auto_shard(
         out_shardings: The same for the result.
         rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches the path of an argument or of a
             named part of the result wins.
+        logical_axis_rules: For parameters and results that name their dimensions, as Flax's boxes and variables do: `[("batch", ("data",
+            "fsdp")), ("mlp", "model"), ("embed", None)]`. In order, as in Flax; a name without a rule that is no mesh axis, and a mesh axis
+            for two dimensions of one array, are errors. Flax's own constraints in the function see these rules too.
         options: How to propagate.
         planner: None; searching for annotations is not available yet.
         lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA's partitioner places the collectives. `"shard_map"`: one
@@ -160,6 +167,7 @@ def auto_shard(
             in_shardings=in_shardings,
             out_shardings=out_shardings,
             rules=rules,
+            logical_axis_rules=logical_axis_rules,
             options=options,
             planner=planner,
             lowering=lowering,
@@ -179,7 +187,8 @@ def auto_shard(
     if mesh is not None:
         view_of(mesh)
     jit = JitKeywords(keep_unused, inline, None if compiler_options is None else dict(compiler_options))
-    settings = Settings(fun, in_shardings, out_shardings, check_rules(rules), options or Options(), str(lowering), jit)
+    by_name, by_axis = check_rules(rules), check_logical_rules(logical_axis_rules)
+    settings = Settings(fun, in_shardings, out_shardings, by_name, options or Options(), str(lowering), jit, by_axis)
     return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
 
 

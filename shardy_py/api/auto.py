@@ -328,6 +328,7 @@ class AutoSharded(Generic[P, R]):
             in_shardings=settings.in_shardings,
             out_shardings=settings.out_shardings,
             rules=settings.rules,
+            logical_axis_rules=settings.logical_axis_rules,
             options=settings.options if options is None else options,
             lowering=settings.lowering if lowering is None else lowering,
             static_argnums=decoration.static_argnums,

@@ -13,11 +13,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardy_py.api.companions import companion_sharding, parameters_of
 from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.specs import has_rank, is_spec_leaf, to_tensor_sharding
+from shardy_py.api.options import Options
+from shardy_py.api.specs import has_rank, is_spec_leaf, to_fitting_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import TensorSharding
 from shardy_py.plan.checks.accept import paths_as_one, without_numbers
@@ -26,6 +28,24 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.patterns import check_length, matches, slash_path
 
 NameRules = Sequence[tuple[str, object]]
+
+OWN = "the sharding of the argument"
+"""What says the sharding of an argument of which the user says nothing."""
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """What is said of the leaves of arguments or results.
+
+    Attributes:
+        shardings: The sharding of each.
+        sources: What says so: `in_shardings`, a rule, the argument; empty where nothing does.
+        findings: Remarks on it.
+    """
+
+    shardings: Sequence[TensorSharding | None]
+    sources: Sequence[str]
+    findings: Sequence[Finding] = ()
 
 
 def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
@@ -76,21 +96,6 @@ def rule_paths(leaves: Sequence[Leaf]) -> list[str]:
     return [path if short in several else short for path, short in zip(paths, bare, strict=True)]
 
 
-def rule_for(rules: Sequence[tuple[str, object]], path: str) -> str:
-    """What to call the first rule that matches a leaf.
-
-    Args:
-        rules: Checked rules.
-        path: The path of the leaf, as `rule_paths` has it.
-
-    Example:
-        >>> rule_for([("bias", None), ("*kernel", None)], "params/kernel")
-        "rules[1] ('*kernel')"
-    """
-    hit = _first_rule(rules, path)
-    return "" if hit is None else f"rules[{hit}] ({rules[hit][0]!r})"
-
-
 def _nearest(pattern: str, paths: Sequence[str]) -> str:
     """The end of a path that is written most like a pattern."""
     parts = pattern.strip("/").count("/") + 1
@@ -104,97 +109,119 @@ def _nearest(pattern: str, paths: Sequence[str]) -> str:
 def apply_rules(
     rules: Sequence[tuple[str, object]],
     leaves: Sequence[Leaf],
-    given: Sequence[TensorSharding | None],
-    decided: Sequence[bool],
+    said: Annotated,
     view: MeshView,
+    options: Options,
     location: str,
-) -> tuple[list[TensorSharding | None], list[Finding]]:
+) -> Annotated:
     """Adds the shardings of the first rule that matches each leaf.
 
     Args:
         rules: Checked rules.
         leaves: The leaves of the arguments.
-        given: What `in_shardings` and the arguments themselves say of each leaf.
-        decided: Whether `in_shardings` named that leaf.
+        said: What is said of each leaf besides rules.
         view: The mesh.
+        options: What happens to axes that do not divide their dimension, and to arguments that lie otherwise.
         location: `file:line` of the user's function.
 
     Returns:
-        Shardings, and findings: leaves of rank 2 and more that no rule matches, those of layers as one.
+        Shardings, what says them, and findings: leaves of rank 2 and more that no rule matches, those of layers as one.
 
     Raises:
-        SpecError: A rule does not fit its leaf, or contradicts `in_shardings`.
+        SpecError: A rule does not fit its leaf, or contradicts something else that the user says.
     """
     if not rules:
-        return list(given), []
-    out: list[TensorSharding | None] = []
-    findings: list[Finding] = []
+        return said
+    out, sources, findings = list(said.shardings), list(said.sources), list(said.findings)
     unmatched: dict[str, list[str]] = {}
     place = location.partition(" (")[0]  # without the name of the function
     paths = rule_paths(leaves)
     parameters = parameters_of(leaves, paths)
-    for number, (leaf, path, have, named) in enumerate(zip(leaves, paths, given, decided, strict=True)):
-        hit = _first_rule(rules, path)
+    for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
+        hit, have = _first_rule(rules, path), out[i]
         if hit is None:
-            out.append(have)
             if have is None and len(leaf.shape) > 1:
                 unmatched.setdefault(without_numbers(leaf.path), []).append(leaf.path)
             continue
         pattern, spec = rules[hit]
-        parameter = _parameter(pattern, parameters[number], leaves, paths)
-        wanted = _by_rule(spec, leaf, parameter, view, f"rules[{hit}] ({pattern!r})", location)
+        source = f"rules[{hit}] ({pattern!r})"
+        parameter = _parameter(pattern, parameters[i], leaves, paths)
+        wanted, dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
         if wanted is None and spec is not None and have is None and math.prod(leaf.shape) > 1:
             findings.append(_other_dimensions(pattern, parameter, leaf, place))
-        if named and have is not None and wanted is not None and have is not wanted:
-            raise SpecError(
-                f"rule {pattern!r} and in_shardings disagree",
-                where=f"{leaf}, {location}",
-                why=f"the rule says {sharding_text(wanted)}, in_shardings says {sharding_text(have)}",
-                fix="leave the leaf to one of them: None in in_shardings, or an earlier rule with the same sharding",
-            )
-        out.append(have if wanted is None or have is not None else wanted)
+        if is_taken(wanted, source, have, sources[i], options, f"{leaf}, {location}"):
+            out[i], sources[i] = wanted, source
+            findings += dropped
     for alike in unmatched.values():
         path, shardings = paths_as_one(alike), "its sharding" if len(alike) == 1 else "their shardings"
         message = f"no rule matches {paths_as_one([*map(slash_path, alike)])!r}; propagation decides {shardings}"
         findings.append(Finding("unmatched-rule", message, path, place, "info"))
-    return out, findings
+    return Annotated(out, sources, findings)
+
+
+def is_taken(wanted: TensorSharding | None, source: str, have: TensorSharding | None, other: str, options: Options, where: str) -> bool:
+    """Whether a leaf of the arguments gets what a rule says.
+
+    Args:
+        wanted: What the rule says.
+        source: The rule.
+        have: What is said besides.
+        other: What says so.
+        options: Whether arguments that lie otherwise are moved.
+        where: The leaf, for messages.
+
+    Raises:
+        SpecError: The user says two things of one leaf.
+    """
+    if wanted is None or have is wanted:
+        return False
+    if have is not None and other != OWN:
+        raise SpecError(
+            f"{source} and {other} disagree",
+            where=where,
+            why=f"{source} says {sharding_text(wanted)}, {other} says {sharding_text(have)}",
+            fix="leave the leaf to one of them: None in in_shardings, or the same sharding in both",
+        )
+    return have is None or options.misplaced == "move"
 
 
 def apply_to_results(
-    rules: Sequence[tuple[str, object]], results: Sequence[Leaf], given: Sequence[TensorSharding | None], view: MeshView, location: str
-) -> tuple[list[TensorSharding | None], list[str], list[Finding]]:
-    """Adds the shardings of rules to those of `out_shardings`.
+    rules: Sequence[tuple[str, object]], results: Sequence[Leaf], said: Annotated, view: MeshView, options: Options, location: str
+) -> Annotated:
+    """Adds the shardings of rules to what else is said of results.
 
     Args:
         rules: Checked rules.
         results: The leaves of the result.
-        given: What `out_shardings` says of each.
+        said: What `out_shardings` and the like say of each.
         view: The mesh.
+        options: What happens to axes that do not divide their dimension.
         location: `file:line` of the user's function.
 
     Returns:
-        Shardings, the rule that says each, and findings: leaves that have too few dimensions for their rule.
+        Shardings, what says each, and findings: leaves that have too few dimensions for their rule.
 
     Raises:
         SpecError: A rule does not fit its leaf.
     """
-    out, sources, findings = list(given), [""] * len(given), list[Finding]()
+    out, sources, findings = list(said.shardings), list(said.sources), list(said.findings)
     paths = rule_paths(results)
     parameters = parameters_of(results, paths) if rules else []
     for i, (leaf, path) in enumerate(zip(results, paths, strict=True)):
         hit = _result_rule(rules, path)
-        if hit is None or given[i] is not None or rules[hit][1] is None:
+        if hit is None or out[i] is not None or rules[hit][1] is None:
             continue
         pattern, spec = rules[hit]
         source = f"rules[{hit}] ({pattern!r})"
         parameter = _parameter(pattern, parameters[i], results, paths)
         if parameter is not None or has_rank(spec, len(leaf.shape)):
-            out[i] = _by_rule(spec, leaf, parameter, view, source, location)
+            out[i], dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
+            findings += dropped
         if out[i] is not None:
             sources[i] = source
         elif math.prod(leaf.shape) > 1:
             findings.append(_other_dimensions(pattern, parameter, leaf, location.partition(" (")[0]))
-    return out, sources, findings
+    return Annotated(out, sources, findings)
 
 
 def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], location: str) -> list[Finding]:
@@ -234,12 +261,14 @@ def _first_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:
     return next((i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)), None)
 
 
-def _by_rule(spec: object, leaf: Leaf, parameter: Leaf | None, view: MeshView, source: str, location: str) -> TensorSharding | None:
+def _by_rule(
+    spec: object, leaf: Leaf, parameter: Leaf | None, view: MeshView, source: str, options: Options, location: str
+) -> tuple[TensorSharding | None, list[Finding]]:
     """What a rule says of a leaf; of one that belongs to a parameter of another shape what follows from that of the parameter."""
     if parameter is None:
-        return to_tensor_sharding(spec, view, leaf, source, location=location)
-    cut = to_tensor_sharding(spec, view, parameter, source, location=location)
-    return None if cut is None else companion_sharding(leaf.shape, parameter.shape, cut, view.core)
+        return to_fitting_sharding(spec, view, leaf, source, options.indivisible, location)
+    cut, _ = to_fitting_sharding(spec, view, parameter, source, options.indivisible, location)
+    return None if cut is None else companion_sharding(leaf.shape, parameter.shape, cut, view.core), []
 
 
 def _parameter(pattern: str, number: int | None, leaves: Sequence[Leaf], paths: Sequence[str]) -> Leaf | None:

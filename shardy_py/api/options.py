@@ -27,6 +27,10 @@ class Options:
             compare their plans; None waits as long as the others live, 0 compares nothing.
         check: What the first run of a plan does with its findings that are warnings: `"warn"` says so once (`PlanWarning`), `"raise"`
             raises `PlanError`, `"off"` does not look for any.
+        indivisible: Where an axis of a spec, of a rule or of a logical name does not divide its dimension: `"raise"` is a `SpecError`,
+            `"drop"` leaves the dimension whole, or cut by the axes before that one, which is a finding.
+        misplaced: Where a committed argument lies otherwise than `in_shardings`, rules or logical names say: `"raise"` is a `SpecError`,
+            `"move"` puts it there in each call.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -45,9 +49,11 @@ class Options:
     platform: str | None = None
     peer_timeout: float | None = None
     check: Literal["warn", "raise", "off"] = "warn"
+    indivisible: Literal["raise", "drop"] = "raise"
+    misplaced: Literal["raise", "move"] = "raise"
 
     def __post_init__(self) -> None:
-        for name, known in (("strategy", _STRATEGIES), ("platform", _PLATFORMS), ("check", _CHECKS)):
+        for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known and not (name == "platform" and value is None):
                 raise SpecError(
@@ -75,6 +81,10 @@ class Options:
         return device_platform(mesh.devices.flat[0]) if isinstance(mesh, Mesh) else "cpu"
 
 
-_STRATEGIES = ("basic", "aggressive", "basic-then-aggressive")
-_CHECKS = ("warn", "raise", "off")
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_CHOICES = {
+    "strategy": ("basic", "aggressive", "basic-then-aggressive"),
+    "platform": ("cpu", "cuda", "rocm", "tpu"),
+    "check": ("warn", "raise", "off"),
+    "indivisible": ("raise", "drop"),
+    "misplaced": ("raise", "move"),
+}

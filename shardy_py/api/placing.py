@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from shardy_py.api.abstract_state import fitting_mesh
 from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import AnyMesh, view_of
+from shardy_py.api.name_rules import OWN
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
@@ -39,6 +40,9 @@ class Placing:
         self._shardings = shardings
         self._single = math.prod(mesh.axis_sizes) == 1
         self._several_processes = isinstance(mesh, Mesh) and mesh.is_multi_process
+        self._axes = mesh.axis_names
+        self._named = frozenset(i for i, source in enumerate(request.sources) if source not in ("", OWN))
+        self._moves_committed = request.settings.options.misplaced == "move"
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The leaves, those moved that do not lie on the mesh.
@@ -51,13 +55,13 @@ class Placing:
         """
         try:
             # Most calls bring committed arrays only; on a mesh of one device these need not lie on the mesh.
-            if not self._single and all(map(is_committed, leaves)):
+            if not self._single and not self._moves_committed and all(map(is_committed, leaves)):
                 return leaves
         except AttributeError:
             pass  # a number, a numpy array, a tracer
         if is_tracing():
             return leaves
-        moved = [i for i, leaf in enumerate(leaves) if self._moves(leaf)]
+        moved = [i for i, leaf in enumerate(leaves) if self._moves(leaf) or (self._moves_committed and self._is_misplaced(i, leaf))]
         if not moved:
             return leaves
         placed = list(leaves)
@@ -70,6 +74,15 @@ class Placing:
         for i, leaf in zip(moved, jax.device_put([leaves[i] for i in moved], [self._shardings[i] for i in moved]), strict=True):
             placed[i] = leaf
         return placed
+
+    def _is_misplaced(self, number: int, leaf: Any) -> bool:
+        """Whether a committed array lies otherwise than the user says, or, where nothing is said, on other devices."""
+        if not isinstance(leaf, jax.Array) or not leaf.committed:
+            return False
+        own, planned = leaf.sharding, self._shardings[number]
+        if number in self._named:
+            return own is not planned and not own.is_equivalent_to(planned, leaf.ndim)
+        return not isinstance(own, NamedSharding) or own.mesh.axis_names != self._axes or own.device_set != planned.device_set
 
     def _moves(self, leaf: Any) -> bool:
         if isinstance(leaf, jax.Array):
@@ -128,6 +141,8 @@ def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described
     Raises:
         SpecError: The user named the sharding, so that it is not known which is meant.
     """
+    if isinstance(leaf, jax.Array) and leaf.committed and not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
     if not isinstance(leaf, (np.ndarray, jax.Array)) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
         return leaf
     if isinstance(leaf, np.ndarray) and sharding.is_fully_replicated:

@@ -11,12 +11,13 @@ from typing import Any
 from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument, abstract_state
+from shardy_py.api.logical_axes import apply_axis_names
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.name_rules import apply_to_results, unused_rules
+from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import propagated
-from shardy_py.api.specs import called, to_tensor_sharding
+from shardy_py.api.specs import called, to_fitting_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
@@ -142,14 +143,20 @@ def described_results(traced: TracedCall) -> Results:
         SpecError: They do not fit.
     """
     request = traced.request
-    rules, view, location = request.settings.rules, request.view, request.location
+    settings, view, location = request.settings, request.view, request.location
+    rules, options = settings.rules, settings.options
     leaves = result_leaves(traced)
     specs = called(traced.out_specs, leaves, traced.result.values)
-    asked = [to_tensor_sharding(spec, view, leaf, "out_shardings", location=location) for spec, leaf in zip(specs, leaves, strict=True)]
-    shardings, by_rule, findings = apply_to_results(rules, leaves, asked, view, location)
-    sources = ["out_shardings" if spec else rule for spec, rule in zip(asked, by_rule, strict=True)]
+    pairs = [
+        to_fitting_sharding(spec, view, leaf, "out_shardings", options.indivisible, location)
+        for spec, leaf in zip(specs, leaves, strict=True)
+    ]
+    dropped = [finding for _, findings in pairs for finding in findings]
+    said = Annotated([sharding for sharding, _ in pairs], ["out_shardings" if sharding else "" for sharding, _ in pairs], dropped)
+    said = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, said, view, options, location)
+    said = apply_to_results(rules, leaves, said, view, options, location)
     unused = unused_rules(rules, request.leaves, leaves, location)
-    return Results(leaves, shardings, sources, (*request.findings, *findings, *unused))
+    return Results(leaves, list(said.shardings), list(said.sources), (*request.findings, *said.findings, *unused))
 
 
 def make_plan(traced: TracedCall) -> Planned:

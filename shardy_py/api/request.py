@@ -13,11 +13,12 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 from shardy_py.api.errors import SpecError, did_you_mean
+from shardy_py.api.logical_axes import LogicalRule, apply_axis_names, axis_names
 from shardy_py.api.meshes import MeshView, same_axes
-from shardy_py.api.name_rules import apply_rules, rule_for, rule_paths
+from shardy_py.api.name_rules import OWN, Annotated, apply_rules
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
-from shardy_py.api.specs import broadcast_specs, called, is_spec_function, is_spec_leaf, to_tensor_sharding
+from shardy_py.api.specs import broadcast_specs, called, is_spec_function, is_spec_leaf, to_fitting_sharding, to_tensor_sharding
 from shardy_py.api.trees import Leaf, location_of
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.dialect import Mesh as PlannedMesh
@@ -47,6 +48,7 @@ class Settings:
     options: Options
     lowering: str = "auto"
     jit: JitKeywords = JitKeywords()
+    logical_axis_rules: tuple[LogicalRule, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,18 +136,16 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
         abstract_slots[i] = argument.outline.filled(structs[len(structs) - len(argument.values) :])
     location = location_of(settings.fun)
     view = view.holding(values)
-    shardings, decided = _given(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
-    known = shardings
-    shardings, findings = apply_rules(settings.rules, leaves, known, decided, view, location)
-    own = "the sharding of the argument"
-    sources = tuple(
-        "" if now is None else rule_for(settings.rules, path) if had is None else "in_shardings" if asked else own
-        for path, had, asked, now in zip(rule_paths(leaves), known, decided, shardings, strict=True)
-    )
+    options = settings.options
+    said = _given(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
+    names = axis_names((args, kwargs))
+    said = apply_axis_names(settings.logical_axis_rules, leaves, names, said, view, options, location)
+    said = apply_rules(settings.rules, leaves, said, view, options, location)
+    shardings = said.shardings
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
-    described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(findings)
-    return PlanRequest(settings, view, layout, *described, sources, key)
+    described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(said.findings)
+    return PlanRequest(settings, view, layout, *described, tuple(said.sources), key)
 
 
 def _given(
@@ -159,14 +159,17 @@ def _given(
     leaves: list[Leaf],
     structs: list[jax.ShapeDtypeStruct],
     location: str,
-) -> tuple[list[TensorSharding | None], list[bool]]:
-    """What `in_shardings` and the arguments say of each leaf, and whether it was `in_shardings`."""
+) -> Annotated:
+    """What `in_shardings` and the arguments say of each leaf."""
     specs = called(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
     out: list[TensorSharding | None] = []
+    findings: list[Finding] = []
     for value, spec, leaf in zip(values, specs, leaves):
-        asked = None if spec is None else to_tensor_sharding(spec, view, leaf, "in_shardings", location=location)
-        out.append(_merged(asked, value, view, leaf, location))
-    return out, [spec is not None for spec in specs]
+        asked, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", settings.options.indivisible, location)
+        out.append(_merged(asked, value, view, leaf, settings.options, location))
+        findings += dropped
+    sources = ["" if sharding is None else OWN if spec is None else "in_shardings" for sharding, spec in zip(out, specs)]
+    return Annotated(out, sources, findings)
 
 
 def _specs(
@@ -212,29 +215,34 @@ def _by_parameter(specs: Any, layout: Layout, labels: list[str], kwargs: dict[st
     return specs[: len(labels)], dict(zip(layout.parameters, specs))
 
 
-def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, location: str) -> TensorSharding | None:
+def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, options: Options, location: str) -> TensorSharding | None:
     """The sharding of a leaf by its spec and by its own sharding, which counts where it is committed to the mesh."""
+    moves = options.misplaced == "move" and isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    if moves and asked is not None:
+        return asked
     own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
     if isinstance(value, Tracer) and asked is None:
         own = explicit_sharding(value)
-    if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.twin.axis_sizes) > 1:
+    if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.twin.axis_sizes) > 1 and not moves:
         raise SpecError(
             "the argument is committed to a single device",
             where=f"{leaf}, argument of {location}",
             why=f"it was put on {next(iter(own.device_set))}; the function runs on {view.describe()}; JAX moves uncommitted arrays only",
-            fix="put it where the plan wants it, jax.device_put(x, plan.input_shardings[i]) or plan.place((x, ...)), or pass numpy or"
-            " uncommitted arrays",
+            fix="put it where the plan wants it, jax.device_put(x, plan.input_shardings[i]) or plan.place((x, ...)), pass numpy or"
+            f" uncommitted arrays, or {_MOVE}",
         )
     if not isinstance(own, NamedSharding) or own.mesh.empty:
         return asked
     if not same_axes(view, own.mesh):
         if asked is not None and own.is_fully_replicated:
             return asked
+        if moves:
+            return None
         raise SpecError(
             f"the argument is sharded over another mesh: {own.spec}",
             where=f"{leaf}, argument of {location}",
             why=f"its mesh has {', '.join(f'{n}={s}' for n, s in own.mesh.shape.items())}; the mesh of the function has {view.describe()}",
-            fix="move it with jax.device_put, or plan for its mesh",
+            fix=f"move it with jax.device_put, plan for its mesh, or {_MOVE}",
         )
     if isinstance(value, jax.Array) and isinstance(view.given, Mesh) and not view.explicit and AxisType.Explicit in own.mesh.axis_types:
         raise SpecError(
@@ -252,8 +260,12 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
         "the argument has another sharding than in_shardings says",
         where=f"{leaf}, argument of {location}",
         why=f"in_shardings says {sharding_text(asked)}, the argument has {sharding_text(has)}",
-        fix="move it with jax.device_put, or pass None for it in in_shardings",
+        fix="where a function of yours makes it, give its sharding there too, in out_shardings or rules (constants, such as zeros, come out"
+        f" whole otherwise); or {_MOVE}; or pass None for it in in_shardings, or move it with jax.device_put",
     )
+
+
+_MOVE = 'have it moved in each call, options=sp.Options(misplaced="move")'
 
 
 def _is_committed(value: Any) -> bool:

@@ -22,6 +22,11 @@ from shardy_py.api.trees import Leaf, one_level
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
+from shardy_py.ir import TensorType
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.checks.specs import nearest, sharding_text
+from shardy_py.plan.checks.thresholds import graded
+from shardy_py.plan.findings import Finding
 
 Spec = PartitionSpec | Sharding | TensorSharding | None
 
@@ -62,6 +67,42 @@ def to_tensor_sharding(
         line = location() if callable(location) else location
         where = f"{source} of {leaf}" + (f", {line}" if line else "")
         raise SpecError(f"{source}: {wrong.what}", where=where, why=wrong.why, fix=wrong.fix) from None
+
+
+def to_fitting_sharding(
+    spec: object, view: MeshView, leaf: Leaf, source: str, indivisible: str, location: str
+) -> tuple[TensorSharding | None, list[Finding]]:
+    """As `to_tensor_sharding`; where `indivisible` is `"drop"`, without the axes that do not divide their dimension, which is a finding.
+
+    Args:
+        spec: `PartitionSpec`, `NamedSharding`, `TensorSharding` or None.
+        view: The mesh of the program.
+        leaf: The value it is for.
+        source: What says so, for messages.
+        indivisible: As `Options.indivisible`.
+        location: `file:line (name)` for messages.
+
+    Raises:
+        SpecError: The spec does not fit the value or the mesh.
+    """
+    sharding = to_tensor_sharding(spec, view, leaf, source, uneven=indivisible == "drop", location=location)
+    if sharding is None or indivisible != "drop":
+        return sharding, []
+    fitting = sharding.with_dims(map(functools.partial(_dividing, view.core), leaf.shape, sharding.dims))
+    if fitting is sharding:
+        return sharding, []
+    size = local_bytes(TensorType(leaf.shape, leaf.dtype), fitting, {MESH_NAME: view.core})
+    cut = [(d, n, dim) for d, (n, dim) in enumerate(zip(leaf.shape, sharding.dims)) if n % dim.shards(view.core)]
+    message = "; ".join(f"dimension {d} of size {n} is no multiple of {dim.shards(view.core)} ({_sizes(dim, view)})" for d, n, dim in cut)
+    fix = ", ".join(f"make dimension {d} {nearest(n, dim.shards(view.core))}" for d, n, dim in cut)
+    said = f"{source} says {sharding_text(sharding)}, and it is cut by {sharding_text(fitting)}: {message}"
+    return fitting, [Finding("indivisible", said, leaf.path, location.partition(" (")[0], graded(size), size, fix)]
+
+
+def _dividing(mesh: Mesh, size: int, dim: DimensionSharding) -> DimensionSharding:
+    """The first axes of a dimension, as many as divide it together."""
+    count = next(k for k in range(len(dim.axes), -1, -1) if size % DimensionSharding(dim.axes[:k]).shards(mesh) == 0)
+    return dim if count == len(dim.axes) else DimensionSharding(dim.axes[:count], dim.is_closed)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -197,15 +238,17 @@ def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...],
 
 
 def _indivisible(d: int, size: int, ways: int, dim: DimensionSharding, view: MeshView) -> _Wrong:
-    axes = " x ".join(f"{axis.name}={view.core.axis_size(axis)}" for axis in dim.axes)
-    below, above = size - size % ways, size - size % ways + ways
-    near = f"{below} or {above}" if below else str(above)
     fits = [name for name, n in view.sizes.items() if n > 1 and size % n == 0]
     return _Wrong(
         f"dimension {d} of size {size} is not divisible by {ways}",
-        f"it is sharded over {axes}, {ways} ways",
-        f"the nearest divisible sizes are {near}" + (f"; axes that divide {size}: {', '.join(map(repr, fits))}" if fits else ""),
+        f"it is sharded over {_sizes(dim, view)}, {ways} ways",
+        f"the nearest divisible sizes are {nearest(size, ways)}"
+        + (f"; axes that divide {size}: {', '.join(map(repr, fits))}" if fits else ""),
     )
+
+
+def _sizes(dim: DimensionSharding, view: MeshView) -> str:
+    return " x ".join(f"{axis.name}={view.core.axis_size(axis)}" for axis in dim.axes)
 
 
 def _unknown_axis(name: str, view: MeshView) -> _Wrong:

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, NamedSharding
 
+from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.specs import broadcast_specs
@@ -30,12 +31,14 @@ class TracedCall:
         jaxpr: The traced function; closed-over arrays are its constants.
         result: The result, of `ShapeDtypeStruct`s.
         out_specs: What the user says of the sharding of each leaf of the result.
+        out_names: What each leaf says of its dimensions.
     """
 
     request: PlanRequest
     jaxpr: ClosedJaxpr
     result: Leaves
     out_specs: tuple[object, ...]
+    out_names: tuple[AxisNames | None, ...]
 
     @property
     def out_tree(self) -> Any:
@@ -79,11 +82,13 @@ def trace(request: PlanRequest) -> TracedCall:
     layout = request.layout
     bound = _bound(request.settings.fun, request)
     out_specs: list[object] = []
+    out_names: list[AxisNames | None] = []
 
     @functools.wraps(bound)
     def with_specs(*args: Any, **kwargs: Any) -> Any:
         result = bound(*args, **kwargs)
         out_specs[:] = _out_specs(request, result)
+        out_names[:] = axis_names(result)
         return result
 
     args, kwargs = layout.dynamic_arguments(request.slots)
@@ -97,7 +102,7 @@ def trace(request: PlanRequest) -> TracedCall:
             # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
             with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
-    return TracedCall(request, jaxpr, result, tuple(out_specs))
+    return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names))
 
 
 def _out_specs(request: PlanRequest, result: Any) -> list[object]:
@@ -111,6 +116,7 @@ def _out_specs(request: PlanRequest, result: Any) -> list[object]:
 def _bound(fun: Callable[..., Any], request: PlanRequest) -> Callable[..., Any]:
     """The function with its static arguments filled in; keeps the names of the others for JAX's messages."""
     layout, slots = request.layout, request.slots
+    fun = in_flax_context(fun, request.settings.logical_axis_rules)
     if not layout.static:
         return fun
     static_names = {layout.keywords[i - layout.positional] for i in layout.static if i >= layout.positional}

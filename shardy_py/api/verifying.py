@@ -264,7 +264,7 @@ def planned_run(planned: Planned) -> Run:
             key=(layout, in_tree, types, shardings, (), *request.key[5:]),
         )
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
-        call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results))
+        call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
         partitioning = None if plan.source is None else Partitioning(imported, call)
         made = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning)
         entry = make_entry(made)

@@ -228,7 +228,7 @@ CASES = {
     "name rule and spec": (
         lambda: plan(({"mlp": {"w": P("data")}, "norm": None}, None), rules=[("mlp/w", P(None, "model"))]),
         ValueError,
-        ["'mlp/w' and in_shardings disagree", "params['mlp']['w']"],
+        ["rules[0] ('mlp/w') and in_shardings disagree", "params['mlp']['w']"],
     ),
     "static argument that is not there": (
         lambda: sp.auto_shard(step, mesh=MESH, static_argnames="n"),

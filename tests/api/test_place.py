@@ -60,3 +60,64 @@ def test_other_arguments_and_meshes_are_errors():
     _, abstract = planned(AbstractMesh((8,), ("data",)), *arguments())
     with pytest.raises(sp.MeshError, match="names no devices"):
         abstract.place(arguments())
+
+
+def initial():
+    """A state of constants, which come out whole on every device, and one leaf on one device."""
+    return {"w": jnp.zeros((16, 8)), "n": 0}
+
+
+SAYS = {
+    "in_shardings": {"in_shardings": ({"w": P("data"), "n": P()}, P("data"))},
+    "rules": {"rules": [("w", P("data")), ("x", P("data"))]},
+}
+
+
+def update(state, x):
+    return {"w": state["w"] + x.sum(), "n": state["n"] + 1}
+
+
+def test_constants_of_an_init_name_the_remedy():
+    state = sp.auto_shard(initial, mesh={"data": 8})()
+    run = sp.auto_shard(update, mesh={"data": 8}, **SAYS["in_shardings"])
+    with pytest.raises(sp.SpecError, match=r"state\['w'\](.|\n)*out_shardings or rules(.|\n)*misplaced=\"move\""):
+        run(state, np.ones((8, 8), np.float32))
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("mesh", ["mapping", "explicit"])
+@pytest.mark.parametrize("says", SAYS)
+def test_constants_of_an_init_are_moved(says, mesh, lowering):
+    over = {"data": 8} if mesh == "mapping" else jax.make_mesh((8,), ("data",))
+    start, x = sp.auto_shard(initial, mesh=over), np.ones((8, 8), np.float32)
+    run = sp.auto_shard(update, mesh=over, lowering=lowering, options=sp.Options(misplaced="move"), donate_argnums=0, **SAYS[says])
+    for _ in range(3):
+        state = start()
+        after = run({**state, "n": jax.device_put(state["n"], jax.devices()[3])}, x)
+        assert after["w"].sharding.spec == P("data")
+        jax.tree.map(np.testing.assert_array_equal, after, {"w": np.full((16, 8), 64.0), "n": 1})
+    assert int(run(after, x)["n"]) == 2
+    assert run.plan_count == 1
+
+
+def test_arguments_of_another_mesh_are_moved():
+    other = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    state, x = (
+        jax.device_put(initial(), jax.NamedSharding(other, P())),
+        jax.device_put(np.ones((8, 8)), jax.NamedSharding(other, P("a", "b"))),
+    )
+    refusing = sp.auto_shard(update, mesh={"data": 8}, **SAYS["rules"])
+    with pytest.raises(sp.SpecError, match=r"over another mesh(.|\n)*misplaced=\"move\""):
+        refusing(state, x)
+    after = refusing.replace(options=sp.Options(misplaced="move"))(state, x)
+    assert int(after["n"]) == 1
+    assert after["w"].sharding.spec == P("data")
+
+
+def test_where_nothing_is_said_arguments_stay_where_they_lie():
+    """`"move"` is for what the user says; else the sharding of an argument is what is planned for."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    run = sp.auto_shard(lambda x: x * 2, mesh=mesh, options=sp.Options(misplaced="move"))
+    for spec in (P("data"), P(None, "data"), P("data")):
+        assert run(jax.device_put(np.ones((8, 8)), jax.NamedSharding(mesh, spec))).sharding.spec == spec
+    assert run.plan_count == 2

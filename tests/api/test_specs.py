@@ -181,3 +181,51 @@ def test_a_tree_that_can_be_called_is_a_tree():
     assert sharding_text(run.plan(Layer(jnp.ones((8, 16))), jnp.ones((32, 8))).inputs[0].sharding) == "P(None, 'model')"
     both = sp.auto_shard(lambda layer: layer, mesh={"model": 4}, out_shardings=Layer(P("model")))
     assert sharding_text(both.plan(Layer(jnp.ones((8, 16)))).outputs[0].sharding) == "P('model')"
+
+
+UNEVEN = {
+    "in_shardings": {"in_shardings": ({"w": P("data", "model"), "b": P("model")},)},
+    "rules": {"rules": [("w", P("data", "model")), ("b", P("model"))]},
+    "out_shardings": {"out_shardings": {"w": P("data", "model"), "b": P("model")}},
+}
+
+
+@pytest.mark.parametrize("where", UNEVEN)
+def test_axes_that_do_not_divide_are_an_error_or_dropped(where):
+    tree = {"w": np.arange(60.0).reshape(6, 10), "b": np.ones(16)}
+    run = sp.auto_shard(lambda tree: jax.tree.map(lambda x: x + 1, tree), mesh={"data": 2, "model": 4}, **UNEVEN[where])
+    with pytest.raises(sp.SpecError, match=r"\['w'\](.|\n)*nearest divisible sizes are 8 or 12"):
+        run.plan(tree)
+    run = run.replace(options=sp.Options(indivisible="drop"))
+    plan = run.plan(tree)
+    values = plan.outputs if where == "out_shardings" else plan.inputs
+    assert {value.path.rpartition("[")[2]: sharding_text(value.sharding) for value in values} == {"'w']": "P('data')", "'b']": "P('model')"}
+    dropped = [finding for finding in plan.findings if finding.kind == "indivisible"]
+    assert {finding.path.rpartition("[")[2] for finding in dropped} == {"'w']"}
+    assert {finding.severity for finding in dropped} == {"info"}
+    assert "P('data', 'model'), and it is cut by P('data'): dimension 1 of size 10 is no multiple of 4 (model=4)" in dropped[0].message
+    jax.tree.map(np.testing.assert_array_equal, run(tree), jax.tree.map(lambda x: x + 1, tree))
+
+
+@pytest.mark.parametrize(
+    ("size", "axes", "expected"),
+    [
+        (8, ("data", "model"), "P(('data', 'model'))"),
+        (6, ("data", "model"), "P('data')"),
+        (3, ("data", "model"), "P()"),
+        (1, "model", "P()"),
+    ],
+)
+def test_the_first_axes_that_divide_stay(size, axes, expected):
+    run = sp.auto_shard(lambda x: x, mesh={"data": 2, "model": 4}, in_shardings=P(axes), options=sp.Options(indivisible="drop"))
+    plan = run.plan(jnp.ones(size))
+    assert sharding_text(plan.inputs[0].sharding) == expected
+    assert bool([f for f in plan.findings if f.kind == "indivisible"]) is (size != 8)
+
+
+def test_a_large_array_that_stays_whole_is_a_warning():
+    run = sp.auto_shard(lambda x: x, mesh={"model": 4}, rules=[("x", P("model"))], options=sp.Options(indivisible="drop"))
+    findings = run.plan(jax.ShapeDtypeStruct((50257, 1024), jnp.float32)).findings
+    assert [(f.severity, f.bytes, f.fix) for f in findings if f.kind == "indivisible"] == [
+        ("warning", 50257 * 4096, "make dimension 0 50256 or 50260")
+    ]

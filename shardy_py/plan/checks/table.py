@@ -45,7 +45,11 @@ class Kind:
 KINDS = (
     Kind("no-rule", "warning", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
     Kind("unused-rule", "warning", "a rule by name that matches no argument and no named result, or only what an earlier rule takes"),
-    Kind("unmatched-rule", "note", "an argument of rank 2 or more that no rule by name matches"),
+    Kind(
+        "unmatched-rule",
+        "note",
+        "an argument of rank 2 or more that no rule by name matches, or one that names its dimensions where no rules for names are",
+    ),
     Kind("refused-donation", "warning", "a donated array that no output reuses, and why"),
     Kind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
     Kind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),

@@ -1,0 +1,296 @@
+"""Logical axis names of Flax: parameters that say what their dimensions are called, and rules from these names to mesh axes.
+
+A box of Flax Linen (`nn.with_partitioning`, `nn.with_logical_partitioning`) or a variable of NNX names the dimensions of its array. Rules
+are pairs of a name and mesh axes, in order, as in Flax: of several for one name the first counts whose axes no other dimension of the array
+has. Where Flax leaves a dimension whole without a word, because there is no rule or all are taken, this is an error. Flax is not imported;
+where no one has imported it, there are no names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardy_py.api.companions import companion_sharding, parameters_of
+from shardy_py.api.errors import SpecError, did_you_mean
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.name_rules import Annotated, is_taken, rule_paths
+from shardy_py.api.options import Options
+from shardy_py.api.specs import to_fitting_sharding
+from shardy_py.api.trees import Leaf
+from shardy_py.plan.findings import Finding
+
+LogicalRule = tuple[str, tuple[str, ...]]
+LogicalAxisRules = Mapping[str, str | Sequence[str] | None] | Sequence[tuple[str, str | Sequence[str] | None]]
+
+ARGUMENT = "logical_axis_rules"
+
+
+@dataclass(frozen=True)
+class AxisNames:
+    """What an array says of its dimensions.
+
+    Attributes:
+        dims: The names of each dimension; None of one that is to stay whole, `P.UNCONSTRAINED` of one that is left open.
+        rules: Rules that the array brings along, which count after those of the caller.
+    """
+
+    dims: tuple[Any, ...]
+    rules: tuple[LogicalRule, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.dims)
+
+
+def check_logical_rules(rules: object) -> tuple[LogicalRule, ...] | None:
+    """The rules as pairs of a name and a tuple of mesh axes, empty for None.
+
+    Args:
+        rules: What the user passed.
+
+    Raises:
+        SpecError: They are no pairs of a name and mesh axes.
+
+    Example:
+        >>> check_logical_rules([("batch", ["data", "fsdp"]), ("mlp", "model"), ("head", None)])
+        (('batch', ('data', 'fsdp')), ('mlp', ('model',)), ('head', ()))
+    """
+    if rules is None:
+        return None
+    if isinstance(rules, Mapping):
+        pairs = list(rules.items())
+    else:
+        pairs = list(rules) if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
+    return tuple(_checked(pair, i) for i, pair in enumerate(pairs))
+
+
+def _checked(pair: object, number: int) -> LogicalRule:
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str):
+        axes = pair[1]
+        names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+        if isinstance(names, (tuple, list)) and all(isinstance(name, str) for name in names):
+            return pair[0], tuple(names)
+    raise SpecError(
+        f"{ARGUMENT}: {pair!r} is no rule",
+        where=f"{ARGUMENT}[{number}]",
+        why="a rule is a pair of a logical name and a mesh axis, several of them, or None for a dimension that stays whole",
+        fix='write logical_axis_rules=[("batch", ("data", "fsdp")), ("mlp", "model"), ("embed", None)]',
+    )
+
+
+def check_axes_exist(rules: Sequence[LogicalRule], view: MeshView, location: str) -> None:
+    """Raises where a rule names an axis that the mesh does not have.
+
+    Args:
+        rules: Checked rules.
+        view: The mesh.
+        location: `file:line` of the user's function.
+
+    Raises:
+        SpecError: One does.
+    """
+    for i, (name, axes) in enumerate(rules):
+        for axis in axes:
+            if axis not in view.sizes:
+                raise SpecError(
+                    f"{ARGUMENT}: unknown mesh axis {axis!r}",
+                    where=f"{ARGUMENT}[{i}] ({name!r}), {location}",
+                    why=f"the mesh has {view.describe()}",
+                    fix=did_you_mean(axis, view.sizes),
+                )
+
+
+def axis_names(tree: object) -> list[AxisNames | None]:
+    """What each leaf of a tree says of its dimensions.
+
+    Args:
+        tree: Arguments or results, with the boxes and variables around arrays.
+    """
+    boxes = _boxes()
+    names: list[AxisNames | None] = []
+    for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, boxes)):
+        names += [_of_box(node)] * jax.tree.structure(node).num_leaves if isinstance(node, boxes) else [None]
+    return names
+
+
+def _boxes() -> tuple[type, ...]:
+    """The classes whose instances say what the dimensions of an array are called, as far as they are imported."""
+    linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
+    return (*(() if linen is None else (linen.Partitioned,)), *(() if nnx is None else (nnx.Variable,)))
+
+
+def _of_box(box: Any) -> AxisNames | None:
+    read = getattr(box, "get_metadata", None)
+    metadata = {"out_sharding": box.names, "sharding_rules": getattr(box, "rules", None)} if read is None else read()
+    names = next((metadata[key] for key in ("out_sharding", "sharding_names", "sharding") if metadata.get(key)), None)
+    spec = getattr(names, "spec", names)  # a variable may have a NamedSharding, too
+    dims = spec.partitions if isinstance(spec, PartitionSpec) else spec
+    if not isinstance(dims, (tuple, list)) or not dims:
+        return None
+    return AxisNames(tuple(dims), check_logical_rules(metadata.get("sharding_rules")) or ())
+
+
+def spec_of(names: AxisNames, rules: Sequence[LogicalRule], view: MeshView, leaf: Leaf, location: str) -> PartitionSpec:
+    """The `PartitionSpec` that rules make of the names of an array's dimensions.
+
+    A name without a rule may be a mesh axis itself.
+
+    Args:
+        names: The names.
+        rules: Checked rules.
+        view: The mesh.
+        leaf: The array.
+        location: `file:line` of the user's function.
+
+    Raises:
+        SpecError: There is no rule for a name, or another dimension has the axes of all rules for it.
+    """
+    pairs = [
+        *((name, axes, f"{ARGUMENT}[{i}]") for i, (name, axes) in enumerate(rules)),
+        *((*r, "a rule of the array") for r in names.rules),
+    ]
+    places = [(d, name) for d, entry in enumerate(names.dims) for name in _parts(entry)]
+    ruled = {name for name, _, _ in pairs}
+    pairs += [(name, (name,), "the mesh axis") for _, name in places if name not in ruled and name in view.sizes]
+    chosen: dict[tuple[int, str], tuple[tuple[str, ...], str]] = {}
+    owners: dict[str, str] = {}
+    for name, axes, source in pairs:
+        for place in places:
+            if place[1] == name and place not in chosen and not any(axis in owners for axis in axes):
+                text = f"{source} ({name!r}, {_axes_text(axes)}) on dimension {place[0]}"
+                chosen[place] = axes, text
+                owners.update(dict.fromkeys(axes, text))
+    for place in places:
+        if place not in chosen:
+            raise _no_axes(place, pairs, owners, f"{leaf} named {names}, {location}")
+    dims: list[Any] = []
+    for d, entry in enumerate(names.dims):
+        axes = tuple(axis for name in _parts(entry) for axis in chosen[d, name][0])
+        dims.append(entry if entry is PartitionSpec.UNCONSTRAINED else None if not axes else axes if len(axes) > 1 else axes[0])
+    return PartitionSpec(*dims)
+
+
+def apply_axis_names(
+    rules: Sequence[LogicalRule] | None,
+    leaves: Sequence[Leaf],
+    names: Sequence[AxisNames | None],
+    said: Annotated,
+    view: MeshView,
+    options: Options,
+    location: str,
+) -> Annotated:
+    """Adds the shardings that follow from names of dimensions.
+
+    Args:
+        rules: Checked rules; None where there are none.
+        leaves: The leaves of the arguments, or of the result.
+        names: What each says of its dimensions.
+        said: What is said besides.
+        view: The mesh.
+        options: What happens to axes that do not divide their dimension, and to arguments that lie otherwise.
+        location: `file:line` of the user's function.
+
+    Returns:
+        Shardings, what says each, and findings: arrays that name their dimensions where there are no rules for names.
+
+    Raises:
+        SpecError: There are no axes for a name, they do not fit the array, or something else that the user says contradicts them.
+    """
+    if rules is None:
+        return _without_rules(leaves, names, said, location)
+    check_axes_exist(rules, view, location)
+    out, sources, findings = list(said.shardings), list(said.sources), list(said.findings)
+    parameters = parameters_of(leaves, rule_paths(leaves)) if any(names) else []
+    for i, (leaf, named) in enumerate(zip(leaves, names, strict=True)):
+        if named is None:
+            continue
+        number = parameters[i]
+        owner = leaf if number is None or names[number] != named else leaves[number]
+        if len(named.dims) > len(owner.shape) and math.prod(leaf.shape) == 1:
+            continue  # optimizers put an array of one element where they keep nothing of a parameter
+        source = f"{ARGUMENT} of {named}"
+        spec = spec_of(named, rules, view, owner, location)
+        wanted, dropped = to_fitting_sharding(spec, view, owner, source, options.indivisible, location)
+        if owner is not leaf and wanted is not None:
+            wanted, dropped = companion_sharding(leaf.shape, owner.shape, wanted, view.core), []
+        if is_taken(wanted, source, out[i], sources[i], options, f"{leaf}, {location}"):
+            out[i], sources[i] = wanted, source
+            findings += dropped
+    return Annotated(out, sources, findings)
+
+
+def _without_rules(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], said: Annotated, location: str) -> Annotated:
+    silent = [(leaf, named) for leaf, named, sharding in zip(leaves, names, said.shardings, strict=True) if named and sharding is None]
+    if not silent:
+        return said
+    leaf, named = silent[0]
+    more = f", and so do {len(silent) - 1} more" if len(silent) > 1 else ""
+    message = f"{leaf.path} calls its dimensions {named}{more}; without {ARGUMENT}, nothing is cut by these names"
+    fix = f"pass {ARGUMENT}=[({_first_name(named)!r}, 'an axis of the mesh'), ...], [] where they are axes of the mesh themselves"
+    return dataclasses.replace(
+        said, findings=(*said.findings, Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info", fix=fix))
+    )
+
+
+def _first_name(names: AxisNames) -> str:
+    return next((name for entry in names.dims for name in _parts(entry)), "name")
+
+
+def _parts(entry: Any) -> tuple[str, ...]:
+    """The names of one dimension."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(map(str, entry)) if isinstance(entry, (tuple, list)) else (str(entry),)
+
+
+def _axes_text(axes: Sequence[str]) -> str:
+    return "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+
+
+def _no_axes(place: tuple[int, str], pairs: Sequence[tuple[str, tuple[str, ...], str]], owners: Mapping[str, str], where: str) -> SpecError:
+    d, name = place
+    of_name = [(axes, source) for known, axes, source in pairs if known == name]
+    if not of_name:
+        return SpecError(
+            f"{ARGUMENT} has no rule for {name!r}",
+            where=f"dimension {d} of {where}",
+            why="every logical name needs a rule; one without would leave its dimension whole and say nothing",
+            fix=f"add ({name!r}, None) to leave it whole, or {did_you_mean(name, dict.fromkeys(known for known, _, _ in pairs))}",
+        )
+    axes, source = of_name[-1]
+    axis = next(axis for axis in axes if axis in owners)
+    return SpecError(
+        f"mesh axis {axis!r} would cut two dimensions of one array",
+        where=f"dimension {d} of {where}",
+        why=f"{source} ({name!r}, {_axes_text(axes)}) is for dimension {d}, and {owners[axis]} has taken {axis!r}",
+        fix=f"give one of them another axis, or add ({name!r}, None) behind, which leaves the dimension whole where {axis!r} is taken",
+    )
+
+
+def in_flax_context(fun: Callable[..., Any], rules: Sequence[LogicalRule] | None) -> Callable[..., Any]:
+    """The function with the rules for Flax's own constraints inside of it, such as `nn.with_logical_constraint`.
+
+    Args:
+        fun: The function.
+        rules: Checked rules; None changes nothing.
+    """
+    if rules is None:
+        return fun
+    pairs = tuple((name, None if not axes else axes[0] if len(axes) == 1 else axes) for name, axes in rules)
+
+    @functools.wraps(fun)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        flax = sys.modules.get("flax.linen") or sys.modules.get("flax.nnx")
+        with contextlib.nullcontext() if flax is None else flax.logical_axis_rules(pairs):
+            return fun(*args, **kwargs)
+
+    return within
