@@ -175,7 +175,7 @@ def spec_of(names: AxisNames, rules: Sequence[LogicalRule], view: MeshView, leaf
     dims: list[Any] = []
     for d, entry in enumerate(names.dims):
         axes = tuple(axis for name in _parts(entry) for axis in chosen[d, name][0])
-        dims.append(entry if entry is PartitionSpec.UNCONSTRAINED else None if not axes else axes if len(axes) > 1 else axes[0])
+        dims.append(entry if entry is PartitionSpec.UNCONSTRAINED else axes if len(axes) > 1 else next(iter(axes), None))
     return PartitionSpec(*dims)
 
 
