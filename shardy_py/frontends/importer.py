@@ -236,7 +236,7 @@ class Importer:
                 op.block = block
                 i = 0
                 for operand in operands:
-                    operand.uses.append((op, i))
+                    operand.uses[op, i] = None
                     i += 1
                 i = 0
                 for result_type in made.result_types:
@@ -244,7 +244,7 @@ class Importer:
                     result.type = result_type
                     result.owner = op
                     result.index = i
-                    result.uses = []
+                    result.uses = {}
                     result.sharding = made.sharding
                     result.name = None
                     results.append(result)

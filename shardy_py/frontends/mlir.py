@@ -283,7 +283,7 @@ class _Reader:
         for theirs, ours in self.values.items():
             if len(ours.uses) > 1:
                 uses = [(self.ops.get(cast(ir.OpView, use.owner).operation), use.operand_number) for use in theirs.uses]
-                ours.uses = [(op, i) for op, i in reversed(uses) if op is not None]
+                ours.uses = {(op, i): None for op, i in reversed(uses) if op is not None}
 
 
 def _moved_axes(attributes: Iterable[Any]) -> Iterator[AxisRef]:

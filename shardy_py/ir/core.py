@@ -26,7 +26,8 @@ class Value:
         type: Shape and element type.
         owner: The op it is a result of, or the block it is an argument of.
         index: Its position among the owner's results or arguments.
-        uses: `(op, operand number)` in the order in which the uses were made.
+        uses: `(op, operand number)` in the order in which the uses were made; the keys of a dict, so that a value with thousands of uses
+            loses one at once.
         sharding: None where nothing is known yet.
         name: A pytree path or a variable name for people to read; not unique.
     """
@@ -37,7 +38,7 @@ class Value:
         self.type = type
         self.owner = owner
         self.index = index
-        self.uses: list[tuple[Op, int]] = []
+        self.uses: dict[tuple[Op, int], None] = {}
         self.sharding: TensorSharding | None = None
         self.name: str | None = None
 
@@ -55,9 +56,8 @@ class Value:
                 kept.append(use)
                 continue
             op.operands[i] = new
-            new.uses.append(use)
-        kept.reverse()
-        self.uses = kept
+            new.uses[use] = None
+        self.uses = dict.fromkeys(reversed(kept))
 
     def __repr__(self) -> str:
         return f"<Value {self.name or self.index}: {self.type}>"
@@ -104,7 +104,7 @@ class Op:
         self.primitive = primitive
         self.block: Block | None = None
         for i, operand in enumerate(self.operands):
-            operand.uses.append((self, i))
+            operand.uses[self, i] = None
         for region in regions:
             region.parent = self
 
@@ -116,20 +116,20 @@ class Op:
 
     def set_operand(self, i: int, new: Value) -> None:
         """Makes operand `i` a use of `new`; the use counts as newly made."""
-        self.operands[i].uses.remove((self, i))
+        del self.operands[i].uses[self, i]
         self.operands[i] = new
-        new.uses.append((self, i))
+        new.uses[self, i] = None
 
     def append_operand(self, value: Value) -> None:
         """Adds an operand at the end."""
-        value.uses.append((self, len(self.operands)))
+        value.uses[self, len(self.operands)] = None
         self.operands.append(value)
 
     def drop_uses(self) -> None:
         """Forgets its operands' uses, those of nested ops included, as the first half of erasing it."""
         for op in self.walk():
             for i, operand in enumerate(op.operands):
-                operand.uses.remove((op, i))
+                del operand.uses[op, i]
 
     def walk(self) -> Iterator[Op]:
         """This op and all nested ones, an op before its regions."""

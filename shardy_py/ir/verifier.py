@@ -231,8 +231,6 @@ class _Verifier:
         for user, i in uses:
             if i >= len(user.operands) or user.operands[i] is not value:
                 self.report(f"use list names operand #{i} of '{user.name}', which is another value", op or user)
-        if len(uses) > 1 and len(set(uses)) != len(uses):
-            self.report("use list names an operand twice", op)
 
     def undefined(self, op: Op, i: int, operand: Value, inside: Op | None) -> None:
         if inside is not None and self.is_outside(operand, inside):

@@ -39,10 +39,10 @@ def order_uses(ops: list[Op]) -> None:
     """Puts the uses that these ops make into the order of the ops; no other op may use the same values."""
     for op in ops:
         for operand in op.operands:
-            operand.uses = []
+            operand.uses = {}
     for op in ops:
         for i, operand in enumerate(op.operands):
-            operand.uses.append((op, i))
+            operand.uses[op, i] = None
 
 
 def ops_of(program: Program, names: Iterable[str]) -> list[Op]:

@@ -59,6 +59,7 @@ class Reader:
         self.numbers: dict[Value, int] = {}
         self.known: dict[Value, Any] = {}
         self._pieces: dict[tuple[Type, TensorSharding | None], tuple[tuple[int, ...], int]] = {}
+        self._pieces_of: dict[Value, tuple[tuple[int, ...], int]] = {}
         self._keys: dict[int, tuple[Any, Any]] = {}
         self.reduced: dict[Op, list[int]] = {}
         self.sums = iter(sums)
@@ -89,6 +90,9 @@ class Reader:
         return self._piece(value)[1]
 
     def _piece(self, value: Value) -> tuple[tuple[int, ...], int]:
+        of_value = self._pieces_of.get(value)
+        if of_value is not None:
+            return of_value
         kind, sharding = value.type, get_sharding(value)
         found = self._pieces.get((kind, sharding))
         if found is None:
@@ -99,6 +103,7 @@ class Reader:
                 shape = (*(-(-n // k) for n, k in zip(shape, ways)), *shape[sharding.rank :])  # a maximal sharding has no dimensions
             size = -(-math.prod(shape) * element_bits(kind.dtype) // 8) if isinstance(kind, TensorType) else 0
             found = self._pieces[kind, sharding] = shape, size
+        self._pieces_of[value] = found
         return found
 
     def _new(self, value: Value) -> int:

@@ -109,7 +109,7 @@ class _Partitioner:
             for v, made in zip(op.results, results):
                 wanted = layout_of(v.sharding, v.type.rank, mesh)
                 if made != wanted or summed:
-                    uses, v.uses = v.uses, []
+                    uses, v.uses = v.uses, {}
                     v.sharding = self.sharding(made, mesh)
                     target = whole = self.summed(v, summed, mesh, op, out) if summed else v
                     if made != wanted:
@@ -117,7 +117,7 @@ class _Partitioner:
                         at_hand[target, made] = whole
                     for user, i in uses:
                         user.operands[i] = target
-                    target.uses += uses
+                    target.uses |= uses
         return out
 
     def asked(self, op: Op, mesh: Mesh, at_hand: dict[tuple[Value, Layout], Value], out: list[Op]) -> None:

@@ -112,10 +112,10 @@ class Neighbourhood:
         self._add(op, "edge", (*sources, owner), rule, everything(rule), owner)
 
     def _groups(self) -> None:
-        seen: dict[tuple[Holder, ...], None] = {}
-        for step in self.history.groups.values():
-            if step.tensors not in seen and isinstance(step.tensors[0], Value) and step.tensors[0].type.rank:
-                seen[step.tensors] = None
+        seen: set[int] = set()
+        for step in self.history.groups.values():  # the steps of one group share its tuple
+            if id(step.tensors) not in seen and isinstance(step.tensors[0], Value) and step.tensors[0].type.rank:
+                seen.add(id(step.tensors))
                 rule = identity_rule(step.tensors[0].type.shape, len(step.tensors) - 1)
                 self._add(step.op, "group", step.tensors, rule, everything(rule))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
@@ -237,11 +237,11 @@ def _title(op: object, name: str) -> str:
     return op.attributes.get("name") or name
 
 
-def _final_uses(op: Op) -> list[tuple[Op, int]]:
+def _final_uses(op: Op) -> Collection[tuple[Op, int]]:
     """Uses of what an inserted op makes, behind further ops inserted for the same use."""
     uses = op.results[0].uses
-    while len(uses) == 1 and uses[0][0].name in MOVING_OPS:
-        uses = uses[0][0].results[0].uses
+    while len(uses) == 1 and (user := next(iter(uses))[0]).name in MOVING_OPS:
+        uses = user.results[0].uses
     return uses
 
 

@@ -36,16 +36,11 @@ def chain() -> tuple[Program, list[Op]]:
 
 
 def drop_use(ops: list[Op]) -> None:
-    ops[0].result.uses.pop()
+    ops[0].result.uses.popitem()
 
 
 def add_use(ops: list[Op]) -> None:
-    ops[0].result.uses.append((ops[2], 0))
-
-
-def repeat_use(ops: list[Op]) -> None:
-    uses = ops[0].result.uses
-    uses[1] = uses[0]
+    ops[0].result.uses[ops[2], 0] = None
 
 
 def move_up(ops: list[Op]) -> None:
@@ -128,7 +123,6 @@ def change_type(ops: list[Op]) -> None:
 BROKEN: list[tuple[Callable[[list[Op]], None], str]] = [
     (drop_use, "operand #1 does not have this op among its uses"),
     (add_use, "use list names operand #0 of 'func.return', which is another value"),
-    (repeat_use, "use list names an operand twice"),
     (move_up, "operand #0 does not dominate this use"),
     (list_twice, "op stands in a block twice"),
     (erase_without_dropping, "operand #0 of an op that is not in the function"),

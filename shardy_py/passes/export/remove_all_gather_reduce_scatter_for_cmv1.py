@@ -48,9 +48,11 @@ def _simplify(dot: Op, gone: dict[Op, None]) -> None:
 
 def _reduce_scatter(value: Value) -> Op | None:
     """The reduce-scatter that is the only user of a value, if no axis is unreduced before or after it."""
-    if len(value.uses) != 1 or value.uses[0][0].name != "sdy.reduce_scatter":
+    if len(value.uses) != 1:
         return None
-    scatter = value.uses[0][0]
+    ((scatter, _),) = value.uses
+    if scatter.name != "sdy.reduce_scatter":
+        return None
     shardings = (get_sharding(value), scatter.results[0].sharding)
     return None if any(sharding is not None and sharding.unreduced for sharding in shardings) else scatter
 

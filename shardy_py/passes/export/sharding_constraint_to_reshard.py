@@ -28,4 +28,5 @@ def run(program: Program, *, order_all_uses: bool = True, **_: object) -> None:
         op.name = "sdy.reshard"
         uses = op.results[0].uses
         if len(uses) > 1:
-            op.results[0].uses = [use for use in uses if use[0] in constraints] + [use for use in uses[::-1] if use[0] not in constraints]
+            first = [use for use in uses if use[0] in constraints]
+            op.results[0].uses = dict.fromkeys((*first, *(use for use in reversed(uses) if use[0] not in constraints)))

@@ -128,14 +128,13 @@ def bypass_edges(edges: list[Op]) -> dict[Block, None]:
     for edge in edges:
         source, result = edge.operands[0], edge.results[0]
         if len(source.uses) == 1:
-            uses, result.uses = result.uses, []
-            uses.reverse()
-            source.uses = uses
+            uses, result.uses = result.uses, {}
+            source.uses = dict.fromkeys(reversed(uses))
             for op, i in uses:
                 op.operands[i] = source
         else:
             result.replace_uses(source)
-            source.uses.remove((edge, 0))
+            del source.uses[edge, 0]
         assert edge.block is not None
         blocks[edge.block] = None
         edge.block = None

@@ -46,13 +46,12 @@ def edges_on(owners: Sequence[Value], block: Block, name: str = EDGE) -> list[Op
         if not isinstance(owner.type, TensorType):
             continue
         sharding = get_sharding(owner)
-        uses, owner.uses = owner.uses, []
+        uses, owner.uses = owner.uses, {}
         edge = Op(name, (owner,), (owner.type,))
         edge.block = block
         result = edge.results[0]
         result.sharding = sharding
-        uses.reverse()
-        result.uses = uses
+        result.uses = dict.fromkeys(reversed(uses))
         for op, i in uses:
             op.operands[i] = result
         made.append(edge)

@@ -83,8 +83,8 @@ def _follow_chain(head: Op, x: Value, moves: _Moves) -> None:
     if len(x.uses) < 2:
         return
     tail = head
-    while len(tail.results[0].uses) == 1 and tail.results[0].uses[0][0].name == CONSTRAINT:
-        tail = tail.results[0].uses[0][0]
+    while len(tail.results[0].uses) == 1 and (user := next(iter(tail.results[0].uses))[0]).name == CONSTRAINT:
+        tail = user
     if tail is head or any(user.name in _CONSTRAINING for user, _ in tail.results[0].uses):
         return
     if isinstance(x.owner, Op) and x.owner.name == CONSTRAINT:

@@ -201,7 +201,7 @@ class _Copies:
         for op in splittable:
             for result in op.results:
                 if result.type.rank:
-                    result.uses = [use for use in result.uses if use[0] in staying] if staying else []
+                    result.uses = {use: None for use in result.uses if use[0] in staying} if staying else {}
         for user, i, value in uses:
             expression = expressions[value.owner]  # type: ignore[index]
             mapping: dict[Value, Value] = {}
@@ -216,7 +216,7 @@ class _Copies:
                     _connect(op, mapping)
             value = mapping.get(value, value)
             user.operands[i] = value
-            value.uses.append((user, i))
+            value.uses[user, i] = None
         self.rebuild(groups)
 
     def ops_of(self, op: Op, seen: dict[Op, None]) -> Iterator[Op]:
@@ -269,8 +269,7 @@ class _Copies:
                 dead.update(dict.fromkeys(groups.get(op, ())))
                 dead.update((user, None) for result in op.results for user, _ in result.uses)
                 for i, operand in enumerate(op.operands):
-                    if (op, i) in operand.uses:
-                        operand.uses.remove((op, i))
+                    operand.uses.pop((op, i), None)
         changed = dict.fromkeys(op.block for op in (*self.before, *dead))
         for block in changed:
             if block is None:
@@ -309,5 +308,5 @@ def _connect(op: Op, mapping: dict[Value, Value]) -> None:
         if operand.type.rank:
             operand = op.operands[i] = mapping.get(operand, operand)
         else:
-            operand.uses.remove((op, i))
-        operand.uses.append((op, i))
+            del operand.uses[op, i]
+        operand.uses[op, i] = None

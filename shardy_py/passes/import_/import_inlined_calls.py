@@ -59,7 +59,7 @@ class _Flattened:
         if copied:
             for op in ops_in(body, _NAMED):
                 if op.name == EDGE:
-                    op.results[0].uses.reverse()
+                    op.results[0].uses = dict.fromkeys(reversed(op.results[0].uses))
         for i, op in enumerate(_calls(body)):
             name = op.attributes["name"]
             self.order_uses(op.regions[0], name, copied or self.first[name] != (caller, i))
@@ -74,11 +74,11 @@ def _import(body: Block) -> None:
         _renew(op)
         _renew(op.regions[0].ops[-1])
         for result in op.results:
-            result.uses.reverse()
+            result.uses = dict.fromkeys(reversed(result.uses))
 
 
 def _renew(op: Op) -> None:
     for i, operand in enumerate(op.operands):
         if len(operand.uses) > 1:
-            operand.uses.remove((op, i))
-            operand.uses.append((op, i))
+            del operand.uses[op, i]
+            operand.uses[op, i] = None

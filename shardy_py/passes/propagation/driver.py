@@ -26,7 +26,7 @@ class Propagation:
 
     Args:
         program: Changed in place: shardings of values and function results.
-        groups: Value -> the other members of its sharding group.
+        groups: Value -> the members of its sharding group.
         conservative: Never propagate sub-axes, and use rules whose factors divide their dimensions.
         log: Where the steps go; None to keep none.
     """
@@ -139,7 +139,7 @@ class Propagation:
                 self._push(self.graph.concerned(node.tensors[i]), stack, node)
             if self.groups:
                 for member in self.groups.get(value, ()):
-                    held = self.graph.holder(member)
+                    held = None if member is value else self.graph.holder(member)
                     if held is not None and held.sharding is not given:
                         if log is not None:
                             log.append(Step(held, held.sharding, given, None, (value,), (given,), "group", self.user_priority, stage))

@@ -318,7 +318,7 @@ class PropagationGraph:
             if len(others) <= 1 and (found := self.node_of.get(definition)) is not None:
                 again.append(found)
         for i, operand in enumerate(op.operands):
-            operand.uses.remove((op, i))
+            del operand.uses[op, i]
         node = self.node_of.get(op)
         if node is not None:
             node.erased = True

@@ -17,7 +17,7 @@ class FunctionResult:
     def __init__(self, index: int, sharding: TensorSharding | None) -> None:
         self.index = index
         self.sharding = sharding
-        self.uses: list[tuple[Op, int]] = []
+        self.uses: dict[tuple[Op, int], None] = {}
         self.name = f"result {index}"
 
 

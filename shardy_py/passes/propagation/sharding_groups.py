@@ -18,7 +18,7 @@ class ShardingGroupConflictWarning(UserWarning):
 
 
 def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Holder, tuple[Value, ...]]:
-    """Value -> other members of its group, after giving all members their common sharding.
+    """Value -> the members of its group, itself included, after giving all members their common sharding.
 
     Members are the values themselves: one whose sharding an edge holds takes changes of the group, but does not make any,
     as in the reference. A group whose members have different shardings is cut: an open constraint after each member takes its place
@@ -27,17 +27,14 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
     Raises:
         ShardyError: Values of a group have different ranks.
     """
-    members: dict[int, list[Value]] = {}
-    stated: dict[Value, Op] = {}
+    members: dict[int, dict[Value, Op]] = {}
     for op in list(program.walk()):
         if op.name == "sdy.sharding_group":
-            group = members.setdefault(op.attributes["group_id"], [])
-            if op.operands[0] not in group:
-                group.append(op.operands[0])
-                stated[op.operands[0]] = op
+            members.setdefault(op.attributes["group_id"], {}).setdefault(op.operands[0], op)
     groups: dict[Holder, tuple[Value, ...]] = {}
     for group_id in sorted(members):
-        group = members[group_id]
+        stated = members[group_id]
+        group = tuple(stated)
         if any(v.type.rank != group[0].type.rank for v in group):  # sdy-sharding-group-import checks shapes, if it has run
             where = place(program, stated[next(v for v in group if v.type.rank != group[0].type.rank)])
             raise ShardyError(f"ShardingGroupOps values must have the same shape for groupId: {group_id}", where=where)
@@ -50,18 +47,17 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
                 f"sharding group {group_id} has members with different shardings: {different}; these stay, the group holds for the rest"
             )
             warnings.warn(ShardingGroupConflictWarning(message), stacklevel=2)
-            group = [_cut(value, given[0].mesh) for value in group]
+            group = tuple(_cut(value, given[0].mesh) for value in group)
         elif log is not None:
-            log += (Step(v, s := dataflow.get_sharding(v), s, stated[v], tuple(group), (), "member", 0, -1) for v in group)
+            log += (Step(v, s := dataflow.get_sharding(v), s, stated[v], group, (), "member", 0, -1) for v in group)
         if given and not differ:
             for value in group:
                 held = dataflow.shardable_value(value)
                 if held is not None and held.sharding is not given[0]:
                     if log is not None:
-                        log.append(Step(held, held.sharding, given[0], None, tuple(group), (given[0],), "group", 0, -1))
+                        log.append(Step(held, held.sharding, given[0], None, group, (given[0],), "group", 0, -1))
                     held.sharding = given[0]
-        for value in group:
-            groups[value] = tuple(v for v in group if v is not value)
+        groups.update(dict.fromkeys(group, group))
     return groups
 
 

@@ -55,8 +55,11 @@ def _tensors(step: Step, values: dict[Any, int], tensors: Rows) -> int | None:
 def _write_others(log: Sequence[Step], program: Program, tables: Writer, numbers: Numbers) -> tuple[list[Any], list[Any]]:
     rows: list[Any] = []
     results: dict[FunctionResult, None] = {}
+    seen: set[int] = set()
     for step in log:
-        for value in (step.target, *step.tensors):
+        tensors = () if id(step.tensors) in seen else step.tensors  # the steps of an op, or of a group, share their tuple
+        seen.add(id(step.tensors))
+        for value in (step.target, *tensors):
             if value not in numbers.values:
                 if isinstance(value, Value):
                     _write_erased(value.owner, program, tables, numbers, rows)

@@ -225,7 +225,7 @@ class ProgramReader:
             row = row[:4]
         op = make_op(self.tables, row, self.values)
         for i, operand in enumerate(op.operands):
-            operand.uses.append((op, i))
+            operand.uses[op, i] = None
         self._open[-1].append(op)
         self.ops.append(op)
         self.values += op.results

@@ -15,7 +15,7 @@ def drop_unused_inputs(op: Op, program: Program) -> bool:
         return False
     operands = [operand for operand, keep in zip(op.operands, used, strict=True) if keep]
     for i, operand in enumerate(op.operands):
-        operand.uses.remove((op, i))
+        del operand.uses[op, i]
     op.operands = []
     for operand in operands:
         op.append_operand(operand)
