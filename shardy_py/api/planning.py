@@ -21,6 +21,7 @@ from shardy_py.api.specs import called, to_fitting_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
+from shardy_py.api.variants import TracedVariants
 from shardy_py.backends.donation import used_inputs, why_off
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
@@ -189,7 +190,9 @@ def make_plan(traced: TracedCall) -> Planned:
             described = (inputs, outputs, findings, imported.program, log or (), timings, trees, donated, source)
             options = request.settings.options
             how = Propagated(options.strategy, options.conservative, options.op_priority, options.provenance)
-            plan = Plan(request.name, request.view.core, *described, how, options.platform_of(request.view.given))
+            plan = Plan(
+                request.name, request.view.core, *described, how, options.platform_of(request.view.given), TracedVariants(traced, make_plan)
+            )
     return Planned(plan, imported, traced, source)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,9 @@ from shardy_py.cost.liveness.graph import Graph, Node
 from shardy_py.cost.liveness.live import Buffer
 from shardy_py.dialect.format import printable
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory_graph import local_graph
+from shardy_py.plan.remedies import remedies
 from shardy_py.plan.values import location_of
 
 if TYPE_CHECKING:
@@ -126,6 +129,16 @@ class MemoryAnalysis:
         room = self.headroom_in_bytes
         return None if room is None else room >= 0
 
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What would leave a smaller peak, where it does not fit or residuals of scans are most of it, the best first.
+
+        Variants of the function are planned when this is first read, as where the analysis is printed: with the bodies of scans
+        checkpointed, more arguments donated, large arguments cut further.
+        """
+        advisor: Callable[[MemoryAnalysis], tuple[Finding, ...]] | None = self.__dict__.get("_advisor")
+        return () if advisor is None else advisor(self)
+
     def as_text(self, limit: int = 12) -> str:
         """Sizes, the peak, what makes it up, and whether it fits.
 
@@ -138,8 +151,8 @@ class MemoryAnalysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with a version."""
-        found = {"fits": self.fits, "headroom_in_bytes": self.headroom_in_bytes}
-        return {"format": FORMAT, "version": VERSION, **asdict(self), **found}
+        derived = {"fits": self.fits, "headroom_in_bytes": self.headroom_in_bytes, "findings": [asdict(f) for f in self.findings]}
+        return {"format": FORMAT, "version": VERSION, **asdict(self), **derived}
 
     def to_json(self, indent: int | None = None) -> str:
         """`to_dict` as JSON text.
@@ -174,7 +187,9 @@ def analyse(plan: Plan, which: str | Hardware | int | None = None, compiler: str
     analyses: dict[str, MemoryAnalysis] = plan.__dict__.setdefault("_memory", {})
     if rules.name not in analyses:
         analyses[rules.name] = _analysed(plan, rules)
-    return replace(analyses[rules.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
+    memory = replace(analyses[rules.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
+    memory.__dict__["_advisor"] = functools.partial(remedies, plan, analysed=functools.partial(_analysed, rules=rules))
+    return memory
 
 
 @no_collection()

@@ -54,6 +54,8 @@ def memory_text(memory: MemoryAnalysis, limit: int) -> str:
         for size, *cells in parts:
             told = "  ".join(cell.ljust(w) for cell, w in zip(cells, widths[1:]))
             lines.append(f"  {size.rjust(widths[0])}  {told}".rstrip())
+    if memory.findings:
+        lines += ["what leaves less", *(f"  {finding.message}" for finding in memory.findings)]
     return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ from shardy_py.plan.views import Views
 
 if TYPE_CHECKING:
     from shardy_py.plan.explaining import Explainer
+    from shardy_py.plan.remedies import Variants
     from shardy_py.plan.store.structure import Structure
 
 
@@ -93,6 +94,7 @@ class Plan(Views, Costs, Stored):
         partitioner: What may run the plan by explicit collectives; None under `lowering="jit"`.
         propagation: How its shardings were propagated.
         platform: What it is for, as JAX names it: `cpu`, `cuda`, `rocm`, `tpu`.
+        variants: Plans the function with something changed; None of a stored plan.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -119,6 +121,7 @@ class Plan(Views, Costs, Stored):
     partitioner: CollectiveSource | None = None
     propagation: Propagated = field(default_factory=Propagated)
     platform: str = "cpu"
+    variants: Variants | None = None
 
     @functools.cached_property
     def source(self) -> CollectiveSource | None:

@@ -190,7 +190,7 @@ def test_every_field_is_stored() -> None:
         )
     stored = set(json.loads(small().to_json()))
     known = {field.name for field in dataclasses.fields(Plan)}
-    apart = {"timings"}  # differ between runs
+    apart = {"timings", "variants"}  # the first differ between runs, the second need the function
     inside = {"partitioner": "partitioned"}
     missing = {inside.get(name, name) for name in known - apart} - stored
     assert not missing, f"Plan.{', Plan.'.join(sorted(missing))} is lost when a plan is stored: add it to plan/store/document.py"

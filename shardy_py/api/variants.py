@@ -1,0 +1,84 @@
+"""Plans of a function with something changed: bodies of scans checkpointed, more arguments donated, arguments cut further."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardy_py.api.meshes import MESH_NAME
+from shardy_py.api.tracing import TracedCall
+from shardy_py.backends.recomputed import recomputed
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.checks.specs import extended, sharding_text
+from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.plan import Plan
+from shardy_py.plan.remedies import Variant
+
+if TYPE_CHECKING:
+    from shardy_py.api.planning import Planned
+
+SHARE = 100
+"""An argument that is a smaller part of the peak than one of so many is not cut further."""
+
+
+@dataclass(frozen=True, eq=False)
+class TracedVariants:
+    """Plans variants of a traced call.
+
+    Attributes:
+        traced: The call.
+        planned: Plans one.
+    """
+
+    traced: TracedCall
+    planned: Callable[[TracedCall], Planned]
+
+    def variants(self, plan: Plan, peak: int) -> Iterator[Variant]:
+        """See `plan.remedies.Variants`.
+
+        Args:
+            plan: The plan of the call.
+            peak: Its peak in bytes.
+        """
+        yield from self._checkpointed()
+        yield from self._donating(plan)
+        yield from self._cut(plan, peak)
+
+    def _checkpointed(self) -> Iterator[Variant]:
+        variant = recomputed(self.traced.jaxpr)
+        if variant is not None:
+            first, *others = variant.places
+            more = "".join(f" and that at {place.rpartition('/')[2]}" for place in others)
+            plan = self.planned(dataclasses.replace(self.traced, jaxpr=variant.jaxpr)).plan
+            yield Variant(f"jax.checkpoint around its body{more}", plan, first, of_residuals=True)
+
+    def _donating(self, plan: Plan) -> Iterator[Variant]:
+        request = self.traced.request
+        layout = request.layout
+        if set(layout.dynamic) <= set(layout.donated):
+            return
+        every = dataclasses.replace(request, layout=dataclasses.replace(layout, donated=layout.dynamic))
+        variant = self.planned(dataclasses.replace(self.traced, request=every)).plan
+        taken = [d for d in variant.donation if d.aliased is not None and d.slot not in layout.donated]
+        slots = sorted({d.slot for d in taken if d.slot is not None})
+        if slots:
+            names = ", ".join(layout.labels[slot] for slot in slots)
+            yield Variant(f"donating {names} (donate_argnums={tuple(slots) if len(slots) > 1 else slots[0]})", variant)
+
+    def _cut(self, plan: Plan, peak: int) -> Iterator[Variant]:
+        request = self.traced.request
+        shardings, changes = list(request.shardings), list[tuple[int, str]]()
+        for i, value in enumerate(plan.inputs):
+            size = local_bytes(value.type, value.sharding, plan.program.meshes)
+            meant = value.given is not None and value.given.is_fully_replicated and all(dim.is_closed for dim in value.given.dims)
+            more = None if meant or size < max(NOTABLE, peak // SHARE) else extended(value.shape, value.sharding, plan.mesh, MESH_NAME)
+            if more is not None:
+                shardings[i] = more
+                changes.append((size, f"{value.path} by {sharding_text(more)}"))
+        if changes:
+            texts = [text for _, text in sorted(changes, key=lambda change: -change[0])]
+            more = f" and {len(texts) - 2} more arrays" if len(texts) > 2 else ""
+            variant = self.planned(dataclasses.replace(self.traced, request=dataclasses.replace(request, shardings=tuple(shardings))))
+            yield Variant(f"cutting {', '.join(texts[:2])}{more}", variant.plan)

@@ -1,0 +1,111 @@
+"""What would leave a smaller peak: plans of variants of a function, whose memory is counted as that of the plan itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from shardy_py.plan.checks.thresholds import GRAVE
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.movements import format_bytes
+
+if TYPE_CHECKING:
+    from shardy_py.plan.memory_analysis import MemoryAnalysis
+    from shardy_py.plan.plan import Plan
+
+KIND = "smaller-peak"
+
+SAVED = 0.05
+"""A variant whose peak is lower by a smaller part is no remedy: estimates differ from compiled programs by as much."""
+
+DOMINANT = 0.5
+"""Residuals dominate where they are this part of the peak."""
+
+LARGEST = 50_000
+"""Ops of a program from which on no variants are planned: each takes as long as the plan itself."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan of the function with something changed.
+
+    Attributes:
+        change: What was changed, as the subject of `leaves ...`.
+        plan: The plan.
+        location: `file:line` of the user's code to change; empty where it is the annotations.
+        of_residuals: Whether it is about what scans keep for their backward passes.
+    """
+
+    change: str
+    plan: Plan
+    location: str = ""
+    of_residuals: bool = False
+
+
+class Variants(Protocol):
+    """Plans variants of a function."""
+
+    def variants(self, plan: Plan, peak: int) -> Iterator[Variant]:
+        """Those that may have a smaller peak.
+
+        Args:
+            plan: The plan of the function.
+            peak: Its peak in bytes.
+        """
+        ...
+
+
+def remedies(plan: Plan, memory: MemoryAnalysis, analysed: Callable[[Plan], MemoryAnalysis]) -> tuple[Finding, ...]:
+    """What would leave a smaller peak, where it does not fit, or where residuals of scans are most of it; the best first.
+
+    Args:
+        plan: The plan.
+        memory: Its analysis.
+        analysed: Gives the analysis of another plan.
+    """
+    peak, kept = memory.peak_memory_in_bytes, _residual_bytes(plan, memory)
+    dominated = kept >= max(GRAVE, DOMINANT * peak)
+    if plan.variants is None or not (dominated or memory.fits is False) or _is_large(plan):
+        return ()
+    found: list[tuple[int, Finding]] = []
+    for variant in plan.variants.variants(plan, peak):
+        after = analysed(variant.plan).peak_memory_in_bytes
+        if after > (1 - SAVED) * peak:
+            continue
+        room = memory.hardware_bytes
+        fits = "" if memory.fits is not False or room is None else ", which fits" if after <= room else ", which does not fit either"
+        about = f"residuals of {_scans(variant)} are {format_bytes(kept)} of {format_bytes(peak)}; " if variant.of_residuals else ""
+        of = "" if variant.of_residuals else f" of {format_bytes(peak)}"
+        message = f"{about}{variant.change} leaves {format_bytes(after)}{of}{fits}"
+        severity = "warning" if memory.fits is False else "info"
+        found.append((after, Finding(KIND, message, "", variant.location, severity, peak - after)))
+    return tuple(finding for _, finding in sorted(found, key=lambda entry: entry[0]))
+
+
+def _scans(variant: Variant) -> str:
+    where = variant.location.rpartition("/")[2]
+    return f"the scan at {where}" if where else "scans"
+
+
+def _residual_bytes(plan: Plan, memory: MemoryAnalysis) -> int:
+    """What lies at the peak of arrays that loops fill, but for those that are as results are, such as stacked gradients."""
+    meshes = plan.program.meshes
+    results: set[str] = set()
+    for value in plan.outputs:
+        shape = list(value.shape)
+        if value.sharding is not None:
+            mesh = value.sharding.mesh_in(meshes)
+            shape = [-(-n // dim.shards(mesh)) for n, dim in zip(shape, value.sharding.dims)]
+        results.add(f"{value.dtype}[{','.join(map(str, shape))}]")
+    return sum(part.bytes for part in memory.contributors if part.type and part.type not in results)
+
+
+def _is_large(plan: Plan) -> bool:
+    count = 0
+    stack = [plan.program.main.body]
+    while stack and count <= LARGEST:
+        block = stack.pop()
+        count += len(block.ops)
+        stack += [body for op in block.ops for body in op.regions]
+    return count > LARGEST
