@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shardy_py.plan import Donated as Donated
     from shardy_py.plan import Finding as Finding
     from shardy_py.plan import Plan as Plan
+    from shardy_py.plan import PlanError as PlanError
     from shardy_py.rules import RuleTable as RuleTable
     from shardy_py.stages.run import pipeline as pipeline
     from shardy_py.stages.run import stage as stage
@@ -67,6 +68,7 @@ _HOMES = {
     "Options": "api",
     "PeerMissingError": "errors",
     "Plan": "plan",
+    "PlanError": "plan",
     "PlanMismatchError": "errors",
     "PlanWarning": "errors",
     "RuleTable": "rules.rule_table",

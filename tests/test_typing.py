@@ -93,7 +93,7 @@ def train(state: State, x: jax.Array) -> None:
     print(run(state, x), piped(state, x), run.schedule.name)
     try:
         plan.save("plan.json")
-    except (sp.SpecError, sp.MeshError, sp.PlanMismatchError, sp.PeerMissingError) as error:
+    except (sp.SpecError, sp.MeshError, sp.PlanError, sp.PlanMismatchError, sp.PeerMissingError) as error:
         print(error.where, error.fix)
 """
 

@@ -30,7 +30,18 @@ if TYPE_CHECKING:
 
 
 class PlanError(ShardyError):
-    """`Plan.check` found something that should be put right."""
+    """`Plan.check` found something that should be put right.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mean = sp.auto_shard(lambda x: x.mean(), mesh={"data": 4, "model": 2}, in_shardings=P("data"))
+        >>> try:
+        ...     findings = mean.plan(jax.ShapeDtypeStruct((1 << 12, 1 << 12), jnp.float32)).check(strict=True)
+        ... except sp.PlanError as error:
+        ...     print("unused-axis" in str(error))
+        True
+    """
 
 
 class ShardingTrees(Protocol):
