@@ -61,7 +61,10 @@ def plan_pipeline(
     op_priority: bool = True,
     log: list[Step] | None = None,
 ) -> None:
-    """What `sdy-propagation-pipeline` does to a program without calls, such as one read from a jaxpr.
+    """What `sdy-propagation-pipeline` does to a program without calls, such as one read from a jaxpr, until no step changes anything.
+
+    The pipeline stops earlier where an argument of a computation was not told that its operand changed. XLA runs it on programs whose calls
+    are inlined, which have no such arguments.
 
     Every value ends with its final, closed sharding; None means replicated.
 
@@ -80,7 +83,12 @@ def plan_pipeline(
     apply_sharding_constraints.run(program, record=record)
     sharding_group_import.run(program)
     user_priority_propagate.run(
-        program, propagation_strategy=strategy, conservative_propagation=conservative, run_op_priority_propagation=op_priority, log=log
+        program,
+        propagation_strategy=strategy,
+        conservative_propagation=conservative,
+        run_op_priority_propagation=op_priority,
+        settled=True,
+        log=log,
     )
     sink_data_flow_edges.run(program, block_arguments=True)
     remove_sharding_groups.run(program)

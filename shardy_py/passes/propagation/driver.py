@@ -28,6 +28,7 @@ class Propagation:
         program: Changed in place: shardings of values and function results.
         groups: Value -> the members of its sharding group.
         conservative: Never propagate sub-axes, and use rules whose factors divide their dimensions.
+        settled: End at shardings that no step changes; the reference stops before where an op was not told of a change.
         log: Where the steps go; None to keep none.
     """
 
@@ -37,25 +38,36 @@ class Propagation:
         *,
         groups: dict[Holder, tuple[Value, ...]] | None = None,
         conservative: bool = False,
+        settled: bool = False,
         log: list[Step] | None = None,
     ) -> None:
         self.program = program
         self.graph = PropagationGraph(program, conservative)
         self.groups = groups or {}
         self.conservative = conservative
+        self.settled = settled
+        self.changes = 0
         self.log = log
         self.user_priority = 0
 
     def run(self, strategy: Strategy = "aggressive", *, op_priority: bool = True) -> None:
         """Propagates to the fixed point: function results, all ops, function results, at each op priority."""
         strategies: tuple[FactorStrategy, ...] = ("basic", "aggressive") if strategy == "basic-then-aggressive" else (strategy,)
-        for stage in range(STAGES) if op_priority else (_ALL,):
+        stages = range(STAGES) if op_priority else (_ALL,)
+        for stage in stages:
             for factors in strategies:
-                table = step_table(self.program.meshes, factors, self.conservative)
-                edge_table = step_table(self.program.meshes, factors, False)
-                self._function_results(edge_table, stage)
-                self._worklist(table, edge_table, stage)
-                self._function_results(edge_table, stage)
+                self._stage(factors, stage)
+        before = -1
+        while self.settled and before != self.changes:
+            before = self.changes
+            self._stage(strategies[-1], stages[-1])
+
+    def _stage(self, factors: FactorStrategy, stage: int) -> None:
+        table = step_table(self.program.meshes, factors, self.conservative)
+        edge_table = step_table(self.program.meshes, factors, False)
+        self._function_results(edge_table, stage)
+        self._worklist(table, edge_table, stage)
+        self._function_results(edge_table, stage)
 
     def finish(self) -> None:
         """Writes the function results back and removes dead ops."""
@@ -131,6 +143,7 @@ class Propagation:
             if old is new:
                 continue
             value.sharding = new
+            self.changes += 1
             if old is None and isinstance(value, Value):
                 _open_siblings(value, new)
             if log is not None:

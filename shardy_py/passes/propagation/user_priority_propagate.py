@@ -24,27 +24,36 @@ def run(
     propagation_strategy: Strategy = "aggressive",
     conservative_propagation: bool = False,
     run_op_priority_propagation: bool = True,
+    settled: bool = False,
     log: list[Step] | None = None,
 ) -> None:
-    """Propagates by user priority, within each by op priority."""
+    """Propagates by user priority, within each by op priority; `settled` as for `Propagation`."""
     propagate(
         program,
         strategy=propagation_strategy,
         op_priority=run_op_priority_propagation,
         user_priority=True,
         conservative=conservative_propagation,
+        settled=settled,
         log=log,
     )
 
 
 def propagate(
-    program: Program, *, strategy: Strategy, op_priority: bool, user_priority: bool, conservative: bool, log: list[Step] | None
+    program: Program,
+    *,
+    strategy: Strategy,
+    op_priority: bool,
+    user_priority: bool,
+    conservative: bool,
+    settled: bool = False,
+    log: list[Step] | None,
 ) -> None:
     """The propagation passes in one: sharding groups agree, then rounds of `Propagation.run`, then results are written back."""
     check_static_shapes(program)
     with stated_shardings_on_values(program):
         groups = sharding_groups(program, log)
-        propagation = Propagation(program, groups=groups, conservative=conservative, log=log)
+        propagation = Propagation(program, groups=groups, conservative=conservative, settled=settled, log=log)
         if log is not None:
             log += (Step(held, held.sharding, held.sharding, None, (), (), "annotation", 0, -1) for held in _holders(propagation))
         references = _take_priorities(propagation, log) if user_priority else {}
