@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.calls import run_body
@@ -53,11 +54,8 @@ def _carried(walker: Walker, first: Sequence[Held], variables: Sequence[Any], re
 
 def _trip_bytes(start: Held, end: Held, at: Layout) -> int:
     """What a trip moves of a value that is carried in a layout: to be as it is asked for, and back at the end."""
-    mesh = start.region.mesh
-    wanted = [w for w in start.asked if not w.unreduced and w is not at]
-    asked = sum(cost(at, w, start.shape, start.bits, mesh, STARTING) for w in wanted)
     first = next(iter(end.versions))
-    return asked + cost(first, at, start.shape, start.bits, mesh, STARTING)
+    return _asked_bytes(at, start) + cost(first, at, start.shape, start.bits, start.region.mesh, STARTING)
 
 
 def _held(
@@ -120,10 +118,25 @@ def at_hand(held: Held, planned: Layout) -> Layout:
     return next((at for at in held.versions if not at.unreduced), planned)
 
 
-def _slice_layout(stacked: Held, planned: Layout) -> Layout:
-    """Where slices of a value along its first dimension lie: as planned if that costs nothing, else as the value does."""
-    whole = at_hand(stacked, layout([(), *(dim.axes for dim in planned.dims)]))
-    return layout([dim.axes for dim in whole.dims[1:]])
+def _slice_layout(walker: Walker, stacked: Held, v: Any, planned: Layout, scope: Scope | None) -> Layout:
+    """Where slices of a value along its first dimension lie: as planned if that costs nothing, else as the value does.
+
+    As the value does, too, in a first walk that goes forward, and where the walk before asked for less to be moved so.
+    """
+    came, wanted = settled(stacked), at_hand(stacked, layout([(), *(dim.axes for dim in planned.dims)]))
+    first, other = (layout([dim.axes for dim in whole.dims[1:]]) for whole in (wanted, came))
+    if came.dims[0].axes or stacked.remake is not None or first is other:
+        return first
+    if not walker.before:
+        return other if walker.start is Start.FORWARD else first
+    slices = walker.noted(v, scope)
+    return first if slices is None or not _asked_bytes(other, slices) < _asked_bytes(first, slices) else other
+
+
+def _asked_bytes(at: Layout, held: Held) -> int:
+    """What is moved of a value that lies in a layout for all that it is asked for in, but for what leaves sums waiting."""
+    mesh = held.region.mesh
+    return sum(cost(at, w, held.shape, held.bits, mesh, STARTING) for w in held.asked if not w.unreduced and w is not at)
 
 
 @runs_dry
@@ -138,7 +151,8 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
     const_layouts = [settled(held) for held in consts]
     carry_layouts = _carried(walker, carry, shown[n_consts : n_consts + n_carry], outs[:n_carry], inner)
-    x_layouts = [_slice_layout(held, planned) for held, planned in zip(xs, _body_layouts(walker, shown[n_consts + n_carry :], inner))]
+    sliced = shown[n_consts + n_carry :]
+    x_layouts = [_slice_layout(walker, x, v, planned, inner) for x, v, planned in zip(xs, sliced, _body_layouts(walker, sliced, inner))]
     y_planned = _body_layouts(walker, outs[n_carry:], inner)
     y_layouts: list[Layout] = []
     const_arrays = [held.get(where) for held, where in zip(consts, const_layouts)]
@@ -221,6 +235,40 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     return [_result(walker, x, at, v) for x, at, v in zip(last, carry_layouts, eqn.outvars, strict=True)]
 
 
+def _noted_results(walker: Walker, branch: Jaxpr, scope: Scope | None) -> list[Held | None]:
+    outs: Sequence[Any] = (branch if scope is None else scope.jaxpr).outvars
+    return [None if isinstance(v, Literal) else walker.noted(v, scope) for v in outs]
+
+
+def _result_layouts(walker: Walker, results: Sequence[Any], scope: Scope | None, ends: Sequence[Sequence[Held | None]]) -> list[Layout]:
+    """Where results of branches lie: as planned, or as a walk before asked for them or as a branch had them if fewer bytes move so.
+
+    Args:
+        walker: The walker.
+        results: The variables of the results.
+        scope: Their scope.
+        ends: Per branch what the walk before had of its results; None where it had nothing.
+    """
+    out = []
+    for i, (v, planned) in enumerate(zip(results, _body_layouts(walker, results, scope), strict=True)):
+        result = walker.noted(v, scope)
+        made = [held for end in ends if (held := end[i]) is not None and held.remake is None and held.versions]
+        if result is None or not result.shape or not made:
+            out.append(planned)
+            continue
+        first = [next(iter(held.versions)) for held in made]
+        choices = [at for at in (planned, *result.asked, *first) if not at.unreduced]
+        price = functools.partial(_branch_bytes, result, first, len(ends))
+        out.append(min(choices, key=price))
+    return out
+
+
+def _branch_bytes(result: Held, first: Sequence[Layout], count: int, at: Layout) -> float:
+    """What is moved of a result of branches that lies in a layout: to be so in one branch of `count`, and as it is asked for."""
+    ends = sum(cost(end, at, result.shape, result.bits, result.region.mesh, STARTING) for end in first)
+    return _asked_bytes(at, result) + ends / count
+
+
 def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:
     """`now` where the batched predicate holds."""
     rank = which.rank
@@ -240,7 +288,9 @@ def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     if platforms is not None:
         kept = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
         return run_body(walker, branches[kept], rest, scope.children[index][0] if scope is not None and index in scope.children else None)
-    result_layouts = _body_layouts(walker, eqn.outvars, scope)
+    ends = [_noted_results(walker, open_jaxpr(branch), inner) for branch, inner in zip(branches, scopes)]
+    result_layouts = _result_layouts(walker, eqn.outvars, scope, ends)
+    forward = walker.start is Start.FORWARD and not walker.before
     at = [settled(held) for held in rest]
     arrays = [held.get(where) for held, where in zip(rest, at)]
 
@@ -248,6 +298,8 @@ def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
         @remembering()
         def run(*parts: Array) -> list[Array]:
             made = run_body(walker, branch, _held(walker, parts, at, open_jaxpr(branch).invars, None), inner)
+            if forward and branch is branches[0]:
+                result_layouts[:] = [planned if held.remake is not None else settled(held) for held, planned in zip(made, result_layouts)]
             return [held.get(where) for held, where in zip(made, result_layouts, strict=True)]
 
         return run
