@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect import Mesh, PropagationDirection, TensorSharding
 from shardy_py.dialect.sharding import DimensionSharding
 from shardy_py.dialect.verify import Shape, verify_shardings
 from shardy_py.dialect.verify_ops import COLLECTIVES, verify_collective, verify_direction, verify_manual_computation
@@ -271,7 +271,10 @@ def _collective(op: Op, context: Context) -> None:
 
 def _barrier(op: Op, _context: Context) -> None:
     _unary(op)
-    verify_direction(op.attributes["allowed_direction"])
+    direction = op.attributes["allowed_direction"]
+    if not isinstance(direction, PropagationDirection):
+        raise VerificationError(f"the allowed direction must be a PropagationDirection, got {direction!r}")
+    verify_direction(direction)
 
 
 def _group(op: Op, _context: Context) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import jax
 import pytest
 from hypothesis import given, settings
 
+import shardy_py as sp
 from shardy_py.errors import ShardyError
 from shardy_py.plan import Plan, StoreError
 from tests.plan.store.programs import small
@@ -124,17 +126,22 @@ def deep_bodies(document: dict[str, Any]) -> None:
     document["program"][2:2] = [[loop[0], None, [0] * len(loop[2]), [None] * len(loop[3]), 1], ["block", [], []]] * 5000
 
 
-def of_product(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets an attribute of the first matrix product; None takes it away."""
+def of_first(op: str, name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets an attribute of the first op of a name; None takes it away."""
 
     def apply(document: dict[str, Any]) -> None:
-        kind = next(kind for kind in document["kinds"] if kind[0] == "stablehlo.dot_general")
-        held = document["attributes"][kind[2]]
-        del held[name]
+        kind = next(kind for kind in document["kinds"] if kind[0] == op)
+        attributes = document["attributes"][kind[2]]
+        del attributes[name]
         if value is not None:
-            held[name] = value
+            attributes[name] = value
 
     return apply
+
+
+def of_product(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets an attribute of the first matrix product; None takes it away."""
+    return of_first("stablehlo.dot_general", name, value)
 
 
 def with_fewer_operands(name: str) -> Callable[[dict[str, Any]], None]:
@@ -196,6 +203,14 @@ def test_what_is_wrong_is_said(damage: Callable[[dict[str, Any]], Any], message:
     document = stored()
     damage(document)
     with pytest.raises(StoreError, match=message):
+        Plan.from_json(json.dumps(document))
+
+
+def test_a_barrier_without_a_direction_is_refused() -> None:
+    step = sp.auto_shard(lambda x: sp.propagation_barrier(x) * 2, mesh={"x": 2}, in_shardings=jax.P("x"))
+    document = json.loads(step.plan(jax.ShapeDtypeStruct((4,), "float32")).to_json())
+    of_first("sdy.propagation_barrier", "allowed_direction", "")(document)
+    with pytest.raises(StoreError, match="the allowed direction must be a PropagationDirection, got ''"):
         Plan.from_json(json.dumps(document))
 
 
