@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardy_py.api import Traced as Traced
     from shardy_py.api import Verification as Verification
     from shardy_py.api import auto_shard as auto_shard
+    from shardy_py.api import clear_caches as clear_caches
     from shardy_py.api import manual_computation as manual_computation
     from shardy_py.api import named_computation as named_computation
     from shardy_py.api import propagation_barrier as propagation_barrier
@@ -78,6 +79,7 @@ _HOMES = {
     "Traced": "api",
     "Verification": "api",
     "auto_shard": "api",
+    "clear_caches": "api",
     "manual_computation": "api",
     "named_computation": "api",
     "pipeline": "stages.run",

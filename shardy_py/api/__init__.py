@@ -19,6 +19,7 @@ from shardy_py.api.annotations import with_sharding_constraint as with_sharding_
 from shardy_py.api.auto import AutoSharded as AutoSharded
 from shardy_py.api.auto import Decoration
 from shardy_py.api.auto import Traced as Traced
+from shardy_py.api.caches import clear_caches as clear_caches
 from shardy_py.api.custom_rules import sharding_rule as sharding_rule
 from shardy_py.api.errors import ArgumentTypeError, NotAvailableError, SpecError
 from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules

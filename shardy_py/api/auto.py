@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.agreement import failures_told
+from shardy_py.api.caches import FUNCTIONS
 from shardy_py.api.errors import MeshError
 from shardy_py.api.inside import run_inside
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
@@ -145,6 +146,7 @@ class AutoSharded(Generic[P, R]):
         self._keyed_hits = 0
         self._misses = 0
         self._lock = threading.RLock()
+        FUNCTIONS.add(self)
 
     @api_boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -239,6 +239,7 @@ class Partitions:
         first: Gives the call that is planned already, while there is such a one.
         lowering: How programs run.
         context: The mesh of the `shard_map` around the call, if there is one.
+        memory: What calls under it were made to.
     """
 
     view: MeshView
@@ -247,6 +248,7 @@ class Partitions:
     first: Callable[[], _Planned | None]
     lowering: str = "shard_map"
     context: AbstractMesh | None = None
+    memory: dict[Hashable, Any] = field(default_factory=dict)
     _derived: dict[Any, _Derived] = field(default_factory=dict)
 
     def planned(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> tuple[Shardings, Shardings]:

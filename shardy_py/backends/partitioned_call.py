@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 from jax.core import eval_jaxpr
@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from shardy_py.backends.inlining import without_calls
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.context import is_staged, no_context_devices
+from shardy_py.frontends.jaxpr_cache import with_jaxpr
 from shardy_py.frontends.transforms import (
     batch_jaxpr,
     checked_jaxpr,
@@ -38,6 +39,7 @@ from shardy_py.frontends.transforms import (
 )
 
 Shardings = tuple[TensorSharding | None, ...]
+Made = TypeVar("Made")
 
 
 class Partition(Hashable, Protocol):
@@ -45,10 +47,14 @@ class Partition(Hashable, Protocol):
 
     Attributes:
         devices: The mesh that programs run on; None where they run wherever their arguments are, or the mesh is abstract.
+        memory: What calls under it were made to, see `_once`.
     """
 
     @property
     def devices(self) -> Mesh | None: ...  # noqa: D102
+
+    @property
+    def memory(self) -> dict[Hashable, Any]: ...  # noqa: D102
 
     def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
         """A jaxpr of the same inputs and results, which runs on the devices.
@@ -128,7 +134,7 @@ def _naming(devices: Mesh | None) -> ClosedJaxpr | None:
 class _Planning:
     """A call and what planning makes of the shardings of its inputs and results; equal calls are one object."""
 
-    def __init__(self, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> None:
+    def __init__(self, partition: Partition, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> None:
         self._call = (jaxpr, _resolved, in_seeds, out_seeds)
         self._partition = partition
 
@@ -138,9 +144,6 @@ class _Planning:
         jaxpr, resolved, in_seeds, out_seeds = self._call
         ins, outs = self._partition.planned(jaxpr, resolved(in_seeds), resolved(out_seeds))
         return (*ins, *outs)
-
-
-_planning = functools.lru_cache(maxsize=1024)(_Planning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,7 @@ def _resolved(seeds: Seeds) -> Shardings:
 
 def _planned(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> tuple[Seeds, Seeds]:
     """Seeds for calls derived from this one: what planning makes of its own, those that were planned before as they are."""
-    planning = _planning(jaxpr, partition, tuple(in_seeds), tuple(out_seeds))
+    planning = _once(_Planning, partition, jaxpr, tuple(in_seeds), tuple(out_seeds))
     seeds = [s if isinstance(s, _Planned | _Mapped) else _Planned(planning, i) for i, s in enumerate((*in_seeds, *out_seeds))]
     return tuple(seeds[: len(in_seeds)]), tuple(seeds[len(in_seeds) :])
 
@@ -197,17 +200,39 @@ def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[st
 # Running and lowering.
 
 
-@functools.lru_cache(maxsize=1024)
-def _program(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> ClosedJaxpr:
+REMEMBERED = 256
+"""How many results of one kind or another are remembered for each partition, the last ones."""
+
+
+def _once(make: Callable[..., Made], partition: Partition, *key: Hashable) -> Made:
+    """What is made for a call, remembered for as long as its partition lives, which is as long as calls under it do.
+
+    Args:
+        make: Takes the partition and what the key says.
+        partition: The call's.
+        *key: All else that the result depends on.
+    """
+    memory = partition.memory
+    result = memory.get((make, *key))
+    if result is None:
+        result = make(partition, *key)
+        while len(memory) >= REMEMBERED:
+            memory.pop(next(iter(memory)), None)
+        memory[make, *key] = result
+    return result
+
+
+def _program(partition: Partition, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> ClosedJaxpr:
     return without_calls(partition(jaxpr, _resolved(in_seeds), _resolved(out_seeds)))
 
 
 def _run(*args: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, **_: Any) -> list[Any]:
-    return jaxpr_as_fun(_program(jaxpr, partition, in_seeds, out_seeds))(*args)
+    return jaxpr_as_fun(_once(_program, partition, jaxpr, in_seeds, out_seeds))(*args)
 
 
-@functools.lru_cache(maxsize=1024)
-def _jitted(**params: Any) -> Callable[..., Any]:
+def _jitted(partition: Partition, *rest: tuple[str, Any]) -> Callable[..., Any]:
+    params = dict(rest, partition=partition)
+
     def call(*args: Any) -> list[Any]:
         if not is_staged():  # under jax_debug_nans and jax_debug_infs, JAX looks for the op that the number came from
             return eval_jaxpr(params["jaxpr"].jaxpr, (), *args)
@@ -217,10 +242,10 @@ def _jitted(**params: Any) -> Callable[..., Any]:
     return jax.jit(call)
 
 
-def _eagerly(*args: Any, **params: Any) -> list[Any]:
+def _eagerly(*args: Any, partition: Partition, **rest: Any) -> list[Any]:
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        return _run(*args, **params)
-    return _jitted(**params)(*args)  # jax.jit finds the devices where arguments do not tell
+        return _run(*args, partition=partition, **rest)
+    return _once(_jitted, partition, *rest.items())(*args)  # jax.jit finds the devices where arguments do not tell
 
 
 partitioned_call_p.def_impl(_eagerly)
@@ -239,7 +264,7 @@ def _lower(
 ) -> Any:
     # In place, not behind calls: partitioning and inlining would go over all that is called once for each.
     with no_context_devices():
-        whole = _program(jaxpr, partition, in_seeds, out_seeds)
+        whole = _once(_program, partition, jaxpr, in_seeds, out_seeds)
         module = ctx.module_context if ctx.platforms is None else ctx.module_context.replace(platforms=ctx.platforms)
         known = ctx.const_lowering
         consts = [mlir.ir_constants(c, const_lowering=known, aval=v.aval) for c, v in zip(whole.consts, whole.jaxpr.constvars, strict=True)]
@@ -320,7 +345,7 @@ def _partial_eval(
     return [next(later) if is_late else next(sooner) for is_late in late]
 
 
-@functools.lru_cache(maxsize=1024)
+@with_jaxpr
 def _without_repeats(jaxpr: ClosedJaxpr, results: int) -> tuple[ClosedJaxpr, tuple[int, ...]]:
     """The jaxpr without residuals that are results or other residuals as well, and where each is found; residuals follow the results."""
     kept = list(jaxpr.jaxpr.outvars[:results])

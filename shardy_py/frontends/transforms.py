@@ -26,6 +26,7 @@ from shardy_py.frontends._jax import checkpoint_rule as checkpoint_rule
 from shardy_py.frontends._jax import register_checks as register_checks
 from shardy_py.frontends._jax import shard_map_equation as shard_map_equation
 from shardy_py.frontends._jax import traced_locally as traced_locally
+from shardy_py.frontends.jaxpr_cache import with_jaxpr
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,7 +74,7 @@ def transpose_jaxpr(jaxpr: ClosedJaxpr, linear: Sequence[bool], nonzero: Sequenc
     return _transposed(jaxpr, tuple(linear), tuple(nonzero), trace_context())
 
 
-@functools.lru_cache(maxsize=1024)
+@with_jaxpr
 def _transposed(
     jaxpr: ClosedJaxpr, linear: tuple[bool, ...], nonzero: tuple[bool, ...], context: Hashable
 ) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
@@ -140,7 +141,7 @@ def jet_jaxpr(jaxpr: ClosedJaxpr, primals: Sequence[Any], series: Sequence[Seque
     return made, jax.tree.structure(shape)
 
 
-@functools.lru_cache(maxsize=1024)
+@with_jaxpr
 def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
     """The part of a jaxpr that some of its results need, and which inputs that part has; the jaxpr itself where that is nearly all of it.
 

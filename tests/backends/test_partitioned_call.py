@@ -24,6 +24,7 @@ class Plain:
     """Evaluates the jaxpr."""
 
     devices: Mesh | None = None
+    memory: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def __call__(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> ClosedJaxpr:
         assert not jaxpr.consts

@@ -51,7 +51,7 @@ class Start(enum.Enum):
 Known = dict[Any, dict[Any, Any]]
 """What was found out about equations, by all that it depends on."""
 
-SHARED = 4096
+SHARED = 1024
 """How many kinds of equations are remembered after a walk, the last ones met, under one configuration of JAX and on one mesh."""
 
 

@@ -1,0 +1,32 @@
+"""Forgetting what is remembered of functions and programs."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardy_py.api.auto import AutoSharded
+
+FUNCTIONS: weakref.WeakSet[AutoSharded[..., Any]] = weakref.WeakSet()
+"""All decorated functions."""
+
+
+def clear_caches() -> None:
+    """Forgets plans and compiled programs of all decorated functions, and all that is remembered of ops, layouts and programs.
+
+    Answers stay the same. `jax.clear_caches()` does the same for JAX, which remembers what was traced and compiled.
+
+    Example:
+        >>> import jax, shardy_py as sp
+        >>> sp.clear_caches()
+        >>> jax.clear_caches()
+    """
+    for function in list(FUNCTIONS):
+        function.clear_cache()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("shardy_py."):
+            for value in list(vars(module).values()):  # caches are functions of modules
+                if getattr(value, "__module__", None) == name and hasattr(value, "cache_clear"):
+                    value.cache_clear()

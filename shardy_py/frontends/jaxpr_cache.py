@@ -1,0 +1,36 @@
+"""Results that are remembered for as long as the jaxpr lives that they were made of."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Concatenate, ParamSpec
+
+from jax.extend.core import ClosedJaxpr
+
+P = ParamSpec("P")
+Found = tuple[ClosedJaxpr, Any]
+
+
+def with_jaxpr(function: Callable[Concatenate[ClosedJaxpr, P], Found]) -> Callable[Concatenate[ClosedJaxpr, P], Found]:
+    """Caches a function of a jaxpr and values that can be hashed, whose first result is a jaxpr, that of the argument or another.
+
+    An `lru_cache` would keep the jaxprs of functions that are long dropped.
+
+    Args:
+        function: What to cache; called with positional arguments.
+    """
+    results: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Hashable, tuple[ClosedJaxpr | None, Any]]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def cached(jaxpr: ClosedJaxpr, *args: P.args, **kwargs: P.kwargs) -> Found:
+        of_jaxpr = results.setdefault(jaxpr, {})
+        entry = of_jaxpr.get(args)
+        if entry is None:
+            result, rest = function(jaxpr, *args, **kwargs)
+            entry = of_jaxpr[args] = (None if result is jaxpr else result), rest  # an entry must not keep its own key
+        return (jaxpr if entry[0] is None else entry[0]), entry[1]
+
+    setattr(cached, "cache_clear", results.clear)  # noqa: B010 - as of an lru_cache
+    return cached
