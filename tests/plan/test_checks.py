@@ -359,6 +359,47 @@ def test_through_loops() -> None:
     assert {f.kind for f in plan.findings} <= {"batch-axis-lost", "unused-axis"}
 
 
+# --- cut-along-scan
+
+
+def scanned(ws, x):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+
+def scanned_in_a_scan(ws, x):
+    return jax.lax.scan(lambda x, _: (scanned(ws, x), None), x, None, length=3)[0]
+
+
+def scanned_backwards(ws, x):
+    return jax.tree.map(lambda w, g: w - g, ws, jax.grad(lambda ws: scanned(ws, x).sum())(ws))
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("function", [scanned, scanned_in_a_scan, scanned_backwards, jax.jit(scanned)])
+def test_a_stack_that_is_cut_along_the_scan(function: Callable[..., Any], lowering: str) -> None:
+    arguments = f32(32, 1024, 1024), f32(256, 1024)
+    plan = planned(function, *arguments, in_shardings=(P("data", None, "model"), P()), lowering=lowering)
+    (finding,) = [f for f in plan.findings if f.kind == "cut-along-scan"]
+    assert (finding.severity, finding.bytes) == ("warning", 16 << 20)
+    assert finding.path in ("ws", "args[0]")
+    assert "cut over 'data' along dimension 0" in finding.message
+    assert finding.fix == f"cut another dimension: {finding.path}: P(None, 'data', 'model') in in_shardings or rules"
+    assert finding.location.endswith(f"test_checks.py:{scanned.__code__.co_firstlineno + 1}")
+    better = planned(function, *arguments, in_shardings=(P(None, "data", "model"), P()), lowering=lowering)
+    assert "cut-along-scan" not in [f.kind for f in better.findings]
+
+
+def test_loops_of_other_kinds_are_none() -> None:
+    """A while loop may take few of the slices; a slice of several rows is no step of a scan."""
+
+    def some(ws):
+        return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + ws[s[0]]), (0, jnp.zeros(ws.shape[1:])))[1]
+
+    for function in (some, lambda ws: ws[3], lambda ws: jax.lax.scan(lambda c, _: (c + 1, ws[:16]), 0, None, length=3)[1]):
+        plan = planned(function, f32(32, 1024, 1024), in_shardings=P("data"))
+        assert "cut-along-scan" not in [f.kind for f in plan.findings]
+
+
 # --- opaque
 
 

@@ -15,6 +15,7 @@ from shardy_py.plan.checks.left_to_xla import left_to_xla
 from shardy_py.plan.checks.opaque import opaque
 from shardy_py.plan.checks.optimizer_state import state_unlike_parameter
 from shardy_py.plan.checks.replicated import replicated_large
+from shardy_py.plan.checks.scanned import cut_along_scan
 from shardy_py.plan.checks.unused_axes import unused_axis
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
@@ -59,6 +60,7 @@ KINDS = (
     Kind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),
     Kind("state-unlike-parameter", "warning, note", "optimizer state that is cut by fewer axes than its parameter", state_unlike_parameter),
     Kind("unused-axis", "warning", "a mesh axis that cuts nothing", unused_axis),
+    Kind("cut-along-scan", "warning, note", "a stack that is cut along the dimension that a scan runs along", cut_along_scan),
     Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
     Kind("left-to-xla", "note", "where shardings conflict, a value that XLA will cut otherwise than planned", left_to_xla),
     Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
