@@ -194,7 +194,7 @@ def partitioned(
         list(map(spec, at_out)),
     )
     sizes = layouts.mesh.shape
-    traced = _within(traced, lambda body: improved(body, sizes, platform))
+    traced = _within(traced, lambda body: improved(body, sizes, platform, layouts.spelling))
     whole = _with_consts(traced, len(at_consts), closed.consts)
     return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(walker.findings)))
 

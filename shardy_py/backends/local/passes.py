@@ -12,6 +12,7 @@ from shardy_py.backends.local.combine import combined
 from shardy_py.backends.local.hoist import hoisted, summed_late
 from shardy_py.backends.local.in_place import out_of_place
 from shardy_py.backends.local.narrow_sums import narrow_sums
+from shardy_py.backends.local.scatters import scattered_by_axis
 from shardy_py.backends.local.tidy import tidied
 from shardy_py.backends.local.transposed_products import transposed_products
 from shardy_py.backends.local.unroll import unrolled
@@ -21,21 +22,26 @@ PACKED = 8
 what reads pieces of a packed one is a kernel of its own, which costs a fifth of the time to compile a transformer."""
 
 
-def improved(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str) -> Jaxpr:
+def improved(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spelling: Mapping[str, str] | None = None) -> Jaxpr:
     """The jaxpr of a region with fewer collectives: repeats and dead ones dropped, moved out of loops, small ones packed.
 
-    On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them wrongly in place.
+    On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them wrongly in place. On TPU, sums are
+    scattered over one axis after the other.
 
     Args:
         jaxpr: The jaxpr of the region.
         sizes: Its axes.
         platform: What is compiled for.
+        spelling: Axes that are parts of the user's -> how they are written.
     """
     tidy = transposed_products(tidied(unrolled(jaxpr, sizes)))
     jaxpr = without_idle_carries(tidy, sizes)
     jaxpr = jaxpr if jaxpr is tidy else tidied(jaxpr)
     moved = summed_late(hoisted(jaxpr, sizes), sizes)
-    moved = narrow_sums(moved, sizes) if platform == "cpu" else moved
+    if platform == "cpu":
+        moved = narrow_sums(moved, sizes)
+    elif platform == "tpu":
+        moved = scattered_by_axis(moved, sizes, spelling or {})
     packed = combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)
     return out_of_place(packed, sizes) if platform == "cpu" else packed
 

@@ -1,0 +1,52 @@
+"""Sums that are scattered over several axes of the mesh, one axis after the other.
+
+The compiler for TPUs has no reduce-scatter over two dimensions of a torus at once: it makes an all-reduce of the whole, which sends twice
+as much and needs a buffer of that size, and slices. Over one axis after the other the same bytes arrive, and the same parts. Where the
+pieces lie along a dimension of their own, it neither pads them nor exchanges what padding shifts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from shardy_py.backends.local import ops
+from shardy_py.backends.local.collectives import psum_scatter
+from shardy_py.backends.local.tidy import Rewritten, everywhere, retraced, rewrite
+
+
+def scattered_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
+    """The jaxpr of a region for TPUs, with a reduce-scatter of whole pieces for each of the user's axes.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+        sizes: The axes of the region.
+        spelling: Those that are parts of the user's, and how they are written.
+    """
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        if eqn.primitive.name != "reduce_scatter" or not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
+            return None
+        runs = _runs(eqn.params["axis_name"], spelling)
+        return retraced(lambda x: [_scattered(x, runs, eqn.params["scatter_dimension"], sizes)], eqn, sizes)
+
+    return everywhere(jaxpr, lambda body: rewrite(body, replace))
+
+
+def _runs(axes: Any, spelling: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Axes, major to minor, that follow each other and are parts of one axis of the user's."""
+    named = axes if isinstance(axes, tuple | list) else (axes,)
+    return [tuple(run) for _, run in itertools.groupby(named, lambda axis: spelling.get(axis, axis).partition(":")[0])]
+
+
+def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[str, int]) -> Any:
+    for names in runs:
+        k = math.prod(sizes[name] for name in names)
+        part = x.shape[dim] // k
+        pieces = ops.reshape(x, (*x.shape[:dim], k, part, *x.shape[dim + 1 :]))
+        x = ops.reshape(psum_scatter(pieces, names, dim), (*x.shape[:dim], part, *x.shape[dim + 1 :]))
+    return x

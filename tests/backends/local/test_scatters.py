@@ -1,0 +1,55 @@
+"""Sums that are scattered over one axis after the other."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.backends.local.passes import improved
+from shardy_py.backends.local.read_collectives import read_collectives
+from tests.backends.local.test_hoist import SIZES, changed
+
+X = jnp.arange(16 * 24.0).reshape(16, 24)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("over", ["x", ("x", "y"), ("y", "x")], ids=str)
+@pytest.mark.parametrize("looped", [False, True])
+def test_one_axis_at_a_time(dim: int, over: Any, looped: bool) -> None:
+    def scatter(x: Any) -> Any:
+        return lax.psum_scatter(jnp.sin(x), over, scatter_dimension=dim, tiled=True)
+
+    def local(x: Any) -> Any:
+        part = lax.scan(lambda c, y: (c, scatter(y)), 0, x[None] * jnp.ones((2, 1, 1)))[1][0] if looped else scatter(x)
+        return [lax.all_gather(part, over, axis=dim, tiled=True)]
+
+    bodies: list[Any] = []
+
+    def run(body: Any) -> Any:
+        bodies.append(improved(body, SIZES, "tpu"))
+        return bodies[-1]
+
+    _, before, after = changed(local, run, (X,), (P(),))
+    axes = [c.axes for c in read_collectives(bodies[0], SIZES) if c.kind == "reduce_scatter"]
+    assert axes == [(name,) for name in ((over,) if isinstance(over, str) else over)]
+    np.testing.assert_allclose(before[0], after[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("platform", "count"), [("tpu", 2), ("cuda", 1)])
+def test_bytes_stay(platform: str, count: int) -> None:
+    """What is sent to a device is the same; parts of one axis of the user's are scattered over together."""
+    both = ("x", "y")
+    product = functools.partial(sp.auto_shard, lambda a, b: a @ b, mesh={"x": 4, "y": 4}, lowering="shard_map")
+    step = product(in_shardings=(P(None, both), P(both)), out_shardings=P(both), options=sp.Options(platform=platform))
+    struct = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    plan = step.plan(struct, struct)
+    assert [c.kind for c in plan.collectives] == ["reduce_scatter"] * count
+    assert sum(c.total_bytes or 0 for c in plan.collectives) == 64 * 64 * 4 * 15 // 16
