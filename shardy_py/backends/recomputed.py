@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, compress, islice
 from typing import Any, NamedTuple
 
-from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from shardy_py.backends.flat import with_variables
-from shardy_py.backends.local.tidy import everywhere
+from shardy_py.backends.local.hoist import scan
+from shardy_py.backends.local.tidy import Rewritten, everywhere, retraced, rewrite
+from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.locations import locate
+from shardy_py.frontends.loops import scan_counts
 
 
 class Recomputed(NamedTuple):
@@ -37,7 +39,7 @@ def recomputed(closed: ClosedJaxpr) -> Recomputed | None:
 
     def run(jaxpr: Jaxpr) -> Jaxpr:
         while (pair := _first_pair(jaxpr)) is not None:
-            where = locate(jaxpr.eqns[pair.forward].source_info)
+            where = locate(pair.forward.source_info)
             places.append("" if where is None else where.place)
             jaxpr = _without_residuals(jaxpr, pair)
         return jaxpr
@@ -47,15 +49,15 @@ def recomputed(closed: ClosedJaxpr) -> Recomputed | None:
 
 
 class _Pair(NamedTuple):
-    """A scan and the one that reads what it keeps, by their numbers, and which of the results of the former are read by the latter only."""
+    """A scan, the one that reads what it keeps, and which of the results of the former nothing but the latter reads."""
 
-    forward: int
-    backward: int
-    residuals: tuple[int, ...]
+    forward: JaxprEqn
+    backward: JaxprEqn
+    residuals: frozenset[int]
 
 
 class _Parts(NamedTuple):
-    """Constants, carries and slices among the inputs of a scan."""
+    """Constants, carries and slices among what belongs to the inputs of a scan."""
 
     consts: list[Any]
     carry: list[Any]
@@ -63,67 +65,81 @@ class _Parts(NamedTuple):
 
 
 def _parts(eqn: JaxprEqn, values: Sequence[Any]) -> _Parts:
-    first, second = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
-    return _Parts(list(values[:first]), list(values[first:second]), list(values[second:]))
+    consts, carry = scan_counts(eqn)
+    return _Parts(list(values[:consts]), list(values[consts : consts + carry]), list(values[consts + carry :]))
 
 
 def _first_pair(jaxpr: Jaxpr) -> _Pair | None:
     """The first scan of which one that runs the other way reads results that nothing else reads, and which are not carries alone."""
     uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var))
     uses.update(v for v in jaxpr.outvars if isinstance(v, Var))
-    scans = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == "scan" and not eqn.effects and not eqn.params["jaxpr"].consts]
-    for i in scans:
-        forward = jaxpr.eqns[i]
-        for j in scans:
-            backward = jaxpr.eqns[j]
+    scans = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan" and not eqn.effects]
+    scans = [eqn for eqn in scans if not open_jaxpr(eqn.params["jaxpr"]).constvars]
+    for i, forward in enumerate(scans):
+        for backward in scans[i + 1 :]:
             turned = backward.params["reverse"] != forward.params["reverse"]
-            if j <= i or not turned or backward.params["length"] != forward.params["length"]:
+            if not turned or backward.params["length"] != forward.params["length"]:
                 continue
             read = {v for v in _parts(backward, backward.invars).slices if isinstance(v, Var) and uses[v] == 1}
-            count = forward.params["num_carry"]
-            residuals = tuple(k for k, v in enumerate(forward.outvars) if k >= count and v in read)
-            body = forward.params["jaxpr"].jaxpr
+            _, carried = scan_counts(forward)
+            residuals = frozenset(k for k, v in enumerate(forward.outvars) if k >= carried and v in read)
+            body = open_jaxpr(forward.params["jaxpr"])
             if any(body.outvars[k] not in body.invars for k in residuals):
-                return _Pair(i, j, residuals)
+                return _Pair(forward, backward, residuals)
     return None
 
 
 def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
-    forward, backward = jaxpr.eqns[pair.forward], jaxpr.eqns[pair.backward]
-    body = forward.params["jaxpr"].jaxpr
-    again, used = partial_eval.dce_jaxpr(body, [k in pair.residuals for k in range(len(body.outvars))], instantiate=False)
-    inside, outside, needed = (_parts(forward, values) for values in (body.invars, forward.invars, used))
-    consts = [(v, x) for v, x, use in zip(inside.consts, outside.consts, needed.consts) if use]
-    carried = [v for v, use in zip(inside.carry, needed.carry) if use]
-    sliced = [(v, x) for v, x, use in zip(inside.slices, outside.slices, needed.slices) if use]
-
+    """The jaxpr with a forward scan that stacks up the carries that residuals are made of, and a backward scan that makes these of them."""
+    forward, backward = pair.forward, pair.backward
+    body, later = open_jaxpr(forward.params["jaxpr"]), open_jaxpr(backward.params["jaxpr"])
+    remade, used = partial_eval.dce_jaxpr(body, [k in pair.residuals for k in range(len(body.outvars))], instantiate=False)
+    needed = _parts(forward, used)
     kept = [k for k in range(len(body.outvars)) if k not in pair.residuals]
-    stacks = [Var(ShapedArray((forward.params["length"], *v.aval.shape), v.aval.dtype)) for v in carried]
-    shorter = with_variables(body, body.invars, [*(body.outvars[k] for k in kept), *carried])
-    shorter, _ = partial_eval.dce_jaxpr(shorter, [True] * len(shorter.outvars), instantiate=True)
-    first = forward.replace(
-        outvars=[*(forward.outvars[k] for k in kept), *stacks], params={**forward.params, "jaxpr": ClosedJaxpr(shorter, ())}
-    )
+    made = [forward.outvars[k] for k in sorted(pair.residuals)]
+    read = [made.index(v) if isinstance(v, Var) and v in made else None for v in _parts(backward, backward.invars).slices]
+    again: list[Any] = []  # what the residuals are made of: constants, stacks of carries, slices
 
-    later = backward.params["jaxpr"].jaxpr
-    own, theirs = _parts(backward, later.invars), _parts(backward, backward.invars)
-    values = dict(zip((forward.outvars[k] for k in pair.residuals), again.outvars, strict=True))
-    now = {v: values[x] for v, x in zip(own.slices, theirs.slices) if isinstance(x, Var) and x in values}
-    rest = [(v, x) for v, x in zip(own.slices, theirs.slices) if v not in now]
+    def first(eqn: JaxprEqn) -> Rewritten:
+        def run(*operands: Any) -> list[Any]:
+            consts, carry, slices = _parts(eqn, operands)
 
-    def use(v: Any) -> Any:
-        return now.get(v, v) if isinstance(v, Var) else v
+            def step(*values: Any) -> list[Any]:
+                results = jaxpr_as_fun(ClosedJaxpr(body, ()))(*consts, *values)
+                return [*(results[k] for k in kept), *compress(values, needed.carry)]
 
-    eqns = [*again.eqns, *(eqn.replace(invars=list(map(use, eqn.invars))) for eqn in later.eqns)]
-    longer = with_variables(
-        later,
-        [*(v for v, _ in consts), *own.consts, *own.carry, *carried, *(v for v, _ in (*sliced, *rest))],
-        list(map(use, later.outvars)),
-        eqns=eqns,
-    )
-    second = backward.replace(
-        invars=[*(x for _, x in consts), *theirs.consts, *theirs.carry, *stacks, *(x for _, x in (*sliced, *rest))],
-        params={**backward.params, "jaxpr": ClosedJaxpr(longer, ()), "num_consts": len(consts) + len(own.consts)},
-    )
-    changed = {pair.forward: first, pair.backward: second}
-    return jaxpr.replace(eqns=[changed.get(i, eqn) for i, eqn in enumerate(jaxpr.eqns)])
+            return scan(eqn, step, [*carry, *slices], len(carry))
+
+        eqns, results = retraced(run, eqn, {})
+        operands = _parts(eqn, eqn.invars)
+        again[:] = [
+            list(compress(operands.consts, needed.consts)),
+            list(results[len(kept) :]),
+            list(compress(operands.slices, needed.slices)),
+        ]
+        rest = dict(zip(kept, results))
+        return eqns, [rest.get(k, v) for k, v in enumerate(eqn.outvars)]
+
+    def second(eqn: JaxprEqn) -> Rewritten:
+        own = _parts(eqn, eqn.invars)
+        scanned = [v for v, number in zip(own.slices, read, strict=True) if number is None]
+        groups = [own.consts, own.carry, scanned, *again]
+
+        def run(*operands: Any) -> list[Any]:
+            values = iter(operands)
+            consts, carry, slices, before, stacks, stacked = (list(islice(values, len(group))) for group in groups)
+
+            def step(*values: Any) -> list[Any]:
+                now, values = values[: len(carry)], values[len(carry) :]
+                rest = iter(values[: len(slices)])
+                residuals = jaxpr_as_fun(ClosedJaxpr(remade, ()))(*before, *values[len(slices) :])
+                return jaxpr_as_fun(ClosedJaxpr(later, ()))(*consts, *now, *(next(rest) if k is None else residuals[k] for k in read))
+
+            return scan(eqn, step, [*carry, *slices, *stacks, *stacked], len(carry))
+
+        return retraced(run, eqn, {}, list(chain.from_iterable(groups)))
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        return first(eqn) if eqn.outvars == forward.outvars else second(eqn) if eqn.outvars == backward.outvars else None
+
+    return rewrite(jaxpr, replace)

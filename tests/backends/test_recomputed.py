@@ -9,6 +9,7 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 from shardy_py.backends.recomputed import recomputed
+from shardy_py.frontends.loops import scan_counts
 
 B = np.full((8, 8), 0.1, np.float32)
 RANDOM = np.random.default_rng(0)
@@ -67,7 +68,7 @@ def stacked(jaxpr):
         for body in jax.extend.core.jaxprs_in_params(eqn.params):
             total += stacked(body)
         if eqn.primitive.name == "scan":
-            total += sum(int(np.prod(v.aval.shape)) for v in eqn.outvars[eqn.params["num_carry"] :])
+            total += sum(int(np.prod(v.aval.shape)) for v in eqn.outvars[scan_counts(eqn)[1] :])
     return total
 
 
