@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ from shardy_py.plan.remedies import Variant
 if TYPE_CHECKING:
     from shardy_py.api.planning import Planned
 
-SHARE = 100
-"""An argument that is a smaller part of the peak than one of so many is not cut further."""
+SHARE = 0.01
+"""An argument that is a smaller part of the peak is not cut further, nor is one donated that is a smaller part of what can be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +59,22 @@ class TracedVariants:
         layout = request.layout
         if set(layout.dynamic) <= set(layout.donated):
             return
-        every = dataclasses.replace(request, layout=dataclasses.replace(layout, donated=layout.dynamic))
-        variant = self.planned(dataclasses.replace(self.traced, request=every)).plan
-        taken = [d for d in variant.donation if d.aliased is not None and d.slot not in layout.donated]
-        slots = sorted({d.slot for d in taken if d.slot is not None})
+        every = self._donated(layout.dynamic)
+        aliased = {slot: 0 for slot in layout.dynamic if slot not in layout.donated}
+        for leaf in every.donation:
+            if leaf.aliased is not None and leaf.slot in aliased:
+                aliased[leaf.slot] += leaf.bytes_per_device
+        slots = [slot for slot, size in aliased.items() if size > SHARE * sum(aliased.values())]
         if slots:
             names = ", ".join(layout.labels[slot] for slot in slots)
-            yield Variant(f"donating {names} (donate_argnums={tuple(slots) if len(slots) > 1 else slots[0]})", variant)
+            numbers = tuple(slots) if len(slots) > 1 else slots[0]
+            yield Variant(f"donating {names} (donate_argnums={numbers})", self._donated((*layout.donated, *slots)))
+
+    def _donated(self, slots: Sequence[int]) -> Plan:
+        """The plan with these arguments donated."""
+        request = self.traced.request
+        layout = dataclasses.replace(request.layout, donated=tuple(sorted(slots)))
+        return self.planned(dataclasses.replace(self.traced, request=dataclasses.replace(request, layout=layout))).plan
 
     def _cut(self, plan: Plan, peak: int) -> Iterator[Variant]:
         request = self.traced.request
@@ -73,7 +82,7 @@ class TracedVariants:
         for i, value in enumerate(plan.inputs):
             size = local_bytes(value.type, value.sharding, plan.program.meshes)
             meant = value.given is not None and value.given.is_fully_replicated and all(dim.is_closed for dim in value.given.dims)
-            more = None if meant or size < max(NOTABLE, peak // SHARE) else extended(value.shape, value.sharding, plan.mesh, MESH_NAME)
+            more = None if meant or size < max(NOTABLE, SHARE * peak) else extended(value.shape, value.sharding, plan.mesh, MESH_NAME)
             if more is not None:
                 shardings[i] = more
                 changes.append((size, f"{value.path} by {sharding_text(more)}"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardy_py.plan.checks.thresholds import GRAVE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.values import PlannedValue
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_analysis import MemoryAnalysis
@@ -89,16 +90,18 @@ def _scans(variant: Variant) -> str:
 
 
 def _residual_bytes(plan: Plan, memory: MemoryAnalysis) -> int:
-    """What lies at the peak of arrays that loops fill, but for those that are as results are, such as stacked gradients."""
-    meshes = plan.program.meshes
-    results: set[str] = set()
-    for value in plan.outputs:
-        shape = list(value.shape)
-        if value.sharding is not None:
-            mesh = value.sharding.mesh_in(meshes)
-            shape = [-(-n // dim.shards(mesh)) for n, dim in zip(shape, value.sharding.dims)]
-        results.add(f"{value.dtype}[{','.join(map(str, shape))}]")
-    return sum(part.bytes for part in memory.contributors if part.type and part.type not in results)
+    """What lies at the peak of arrays that loops fill, but for those that are as an argument and a result, as stacked gradients are."""
+    ends = ({_local_type(plan, value) for value in values} for values in (plan.inputs, plan.outputs))
+    gradients = set.intersection(*ends)
+    return sum(part.bytes for part in memory.contributors if part.type and part.type not in gradients)
+
+
+def _local_type(plan: Plan, value: PlannedValue) -> str:
+    shape = list(value.shape)
+    if value.sharding is not None:
+        mesh = value.sharding.mesh_in(plan.program.meshes)
+        shape = [-(-n // dim.shards(mesh)) for n, dim in zip(shape, value.sharding.dims)]
+    return f"{value.dtype}[{','.join(map(str, shape))}]"
 
 
 def _is_large(plan: Plan) -> bool:

@@ -298,3 +298,10 @@ def test_residuals_of_scans_have_names(checkpoint: bool, nested: bool, compiler:
         assert f"{part.name} {part.type}" in analysis.as_text()
     assert {"tanh", "exp"} <= {part.name for part in large} or checkpoint
     assert len(large) == 1 or not checkpoint
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_slices_of_constants_in_what_an_update_reads(lowering):
+    """Constants are no operands in the graph of buffers."""
+    run = sp.auto_shard(lambda x: jnp.unique(x, size=5), mesh={"x": 2, "y": 4}, in_shardings=P("x", "y"), lowering=lowering)
+    assert run.plan(jax.ShapeDtypeStruct((16, 32), jnp.float32)).memory_analysis().peak_memory_in_bytes > 16 * 32 * 4 // 8

@@ -121,7 +121,8 @@ def _reads_what_it_writes(node: Node, inside: set[int], maker: Mapping[int, Node
             continue
         seen.add(v)
         made = maker[v]
-        if made.name == "stablehlo.dynamic_slice" and made.operands[0] == target and made.operands[1:] == starts[: len(made.operands) - 1]:
+        sliced, begins = made.operands[:1], made.operands[1:]  # constants are no operands of nodes
+        if made.name == "stablehlo.dynamic_slice" and sliced == [target] and begins == starts[: len(begins)]:
             continue
         if target in made.operands:
             return False
