@@ -178,7 +178,7 @@ def partitioned(
 
     reading = Reading(FORMS, handlers, layouts.mesh, RUNS_WHOLE)
     choice = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
-    walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks)
+    walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks, choice.last)
 
     @remembering()
     def local(*parts: Any) -> list[Any]:

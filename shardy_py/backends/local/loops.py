@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.held import Held, Region
-from shardy_py.backends.local.layouts import Layout, layout, replicated
+from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
 from shardy_py.backends.local.moves import STARTING, cost
 from shardy_py.backends.local.once import remembering
 from shardy_py.backends.local.walk import Handler, Start, Walker, runs_dry
@@ -97,6 +98,26 @@ def settled(held: Held) -> Layout:
     return replicated(held.rank) if first is None else layout([dim.axes for dim in first.dims])
 
 
+def _const_layouts(walker: Walker, consts: Sequence[Held], variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
+    """Where what a loop does not change lies in it: as it is at hand.
+
+    What can be had in any layout, such as an attention mask, is made in the smallest part from which all is free that the dry walk asked
+    for; whole, every device would hold it for the global batch.
+
+    Args:
+        walker: The walker.
+        consts: What is there in front of the loop.
+        variables: Its variables in the body.
+        scope: The scope of the body.
+    """
+    out = []
+    for held, v in zip(consts, variables, strict=True):
+        inside = None if held.remake is None else walker.foreseen(v, scope)
+        enough = [] if inside is None else [at for at in inside.asked if not at.unreduced and not _asked_bytes(at, inside)]
+        out.append(min(enough, key=lambda at, held=held: math.prod(local_shape(held.shape, at, held.region.mesh)), default=settled(held)))
+    return out
+
+
 GUESSED_TRIPS = 4
 """How often a loop is taken to run where that is not known."""
 
@@ -149,7 +170,7 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     shown = variables if inner is None else inner.jaxpr.invars
     outs = (open_jaxpr(body) if inner is None else inner.jaxpr).outvars
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-    const_layouts = [settled(held) for held in consts]
+    const_layouts = _const_layouts(walker, consts, shown[:n_consts], inner)
     carry_layouts = _carried(walker, carry, shown[n_consts : n_consts + n_carry], outs[:n_carry], inner)
     sliced = shown[n_consts + n_carry :]
     x_layouts = [_slice_layout(walker, x, v, planned, inner) for x, v, planned in zip(xs, sliced, _body_layouts(walker, sliced, inner))]
@@ -201,7 +222,8 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     cond_vars = open_jaxpr(cond_jaxpr).invars if cond_scope is None else cond_scope.jaxpr.invars
     body_vars = open_jaxpr(body_jaxpr).invars if body_scope is None else body_scope.jaxpr.invars
     consts = operands[: n_cond + n_body]
-    const_layouts = [settled(held) for held in consts]
+    const_layouts = _const_layouts(walker, consts[:n_cond], cond_vars[:n_cond], cond_scope)
+    const_layouts += _const_layouts(walker, consts[n_cond:], body_vars[:n_body], body_scope)
     const_arrays = [held.get(at) for held, at in zip(consts, const_layouts)]
     body_outs = (open_jaxpr(body_jaxpr) if body_scope is None else body_scope.jaxpr).outvars
     carry_layouts = _carried(walker, operands[n_cond + n_body :], body_vars[n_body:], body_outs, body_scope)

@@ -202,6 +202,7 @@ class Walker:
         start: What counts where it is not known what a value will be asked for in.
         before: A walk over the same, whose values tell what each will be asked for in.
         ranks: Equations that do not run in the cheapest way, but in the next one, or the one after it.
+        repeats: The dry walk that this one repeats for real.
 
     Attributes:
         findings: Equations that had to run whole, with their price.
@@ -217,6 +218,7 @@ class Walker:
         before: Walker | None = None,
         start: Start = Start.PLAN,
         ranks: Mapping[Place, int] | None = None,
+        repeats: Walker | None = None,
     ) -> None:
         self.ranks = ranks or {}
         self.charges: dict[Place, int] = {}
@@ -225,6 +227,7 @@ class Walker:
         self.previous = before
         self.before = before.made if before is not None else {}
         self._asks = before.asks if before is not None else {}
+        self._repeats = repeats
         self.made: Made = {}
         self.layout_of = layout_of
         self.reading = reading
@@ -340,6 +343,11 @@ class Walker:
     def noted(self, v: Any, scope: Scope | None) -> Held | None:
         """The value of a variable in the walk before; None where there was none."""
         values = self.before.get(id(scope))
+        return None if values is None else values.get(v)
+
+    def foreseen(self, v: Any, scope: Scope | None) -> Held | None:
+        """The value of a variable in the dry walk that this one repeats; None where there was none, and in dry walks."""
+        values = None if self._repeats is None else self._repeats.made.get(id(scope))
         return None if values is None else values.get(v)
 
     def _literal(self, v: Literal) -> Held:

@@ -52,3 +52,34 @@ def test_what_branches_and_steps_have_whole_is_used_whole() -> None:
     assert sum(c.total_bytes or 0 for c in planned.plan(a).collectives) < 12 << 10  # 14454 bytes where slices and branches lie as planned
     for ours, theirs in zip(planned(a), jax.jit(step)(a), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def attended(x: Any, w: Any) -> tuple[Any, None]:
+    """A layer of attention with a causal mask, which JAX moves out of the loop over layers, broadcast."""
+    q, k, v = jnp.einsum("btd,dnhk->nbthk", x, w)
+    mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+    scores = jnp.where(mask, jnp.einsum("bthk,bshk->bhts", q, k), -1e9)
+    return x + jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v).reshape(x.shape), None
+
+
+def trained(w: Any, x: Any) -> Any:
+    return jax.grad(lambda w: jnp.sum(lax.scan(attended, x, w)[0] ** 2))(w)
+
+
+def repeated(w: Any, x: Any) -> Any:
+    """The mask is made outside of a loop with an unknown number of trips."""
+    keep = jnp.broadcast_to(jnp.arange(16) % 2 == 0, (16, 4, 8, 16))
+    y = jnp.broadcast_to(x[:, None], (16, 4, 8, 16)) * w[0, 0, 0, :, 0][:, None, None]
+    return lax.while_loop(lambda s: s[0] < w.shape[0], lambda s: (s[0] + 1, jnp.where(keep, jnp.sin(s[1]), s[1])), (0, y))[1]
+
+
+@pytest.mark.parametrize(("function", "shape"), [(trained, "16x4x8x8x"), (repeated, "16x4x8x16x")], ids=["scan", "while"])
+def test_what_a_loop_does_not_change_is_as_small_as_what_is_used(function: Callable[..., Any], shape: str) -> None:
+    rng = np.random.default_rng(0)
+    w, x = (rng.normal(size=size).astype(np.float32) * 0.3 for size in ((2, 16, 3, 4, 4), (16, 8, 16)))
+    mesh = {"x": 2, "y": 4}
+    step = sp.auto_shard(function, mesh=mesh, in_shardings=(P(None, None, None, "y"), P("x")), lowering="shard_map")
+    loops = [line for line in step.lower(w, x).as_text().splitlines() if "stablehlo.while" in line]
+    assert loops
+    assert not [line for line in loops if f"tensor<{shape}" in line]
+    np.testing.assert_allclose(step(w, x), jax.jit(function)(w, x), rtol=1e-3, atol=1e-4)
