@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
+from shardy_py.backends.inlining import without_calls
 from shardy_py.backends.local.hoist import scan
 from shardy_py.backends.local.tidy import Rewritten, everywhere, retraced, rewrite
 from shardy_py.backends.rewriting import open_jaxpr
@@ -32,9 +33,15 @@ class Recomputed(NamedTuple):
 def recomputed(closed: ClosedJaxpr) -> Recomputed | None:
     """A jaxpr whose scans keep what they carry, in place of the residuals that another scan reads; None where none does.
 
+    The derivative of a `jit` is a call for each pass, so that calls are put in their places where no pair of scans stands together.
+
     Args:
         closed: A jaxpr that computes values and their derivatives.
     """
+    return _recomputed(closed) or _recomputed(without_calls(closed))
+
+
+def _recomputed(closed: ClosedJaxpr) -> Recomputed | None:
     places: list[str] = []
 
     def run(jaxpr: Jaxpr) -> Jaxpr:

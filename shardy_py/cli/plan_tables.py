@@ -153,6 +153,7 @@ def cost_tables(cost: CostAnalysis, memory: MemoryAnalysis | None) -> Iterator[R
     if memory is not None:
         yield ""
         yield table("memory", ("", "*"), memory_rows(memory), "per device")
+        yield from (finding.message for finding in memory.findings)
 
 
 def diff_tables(diff: PlanDiff, limit: int) -> Iterator[RenderableType]:

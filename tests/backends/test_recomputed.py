@@ -58,6 +58,7 @@ PROGRAMS = {
     "two scans": (jax.grad(two_scans), (W, X[0])),
     "scans in a scan": (jax.grad(inner), (W, X[0])),
     "inside of a jit": (jax.jit(jax.grad(loss)), (W, X[0])),
+    "gradient of a jit": (jax.grad(jax.jit(inner)), (W, X[0])),
 }
 
 
