@@ -128,7 +128,8 @@ class Partitioning:
         if self._local is None:
             region = self.made(plan)
             mesh = PlannedMesh(tuple((name, region.mesh.shape[name]) for name in region.mesh.axis_names))
-            self._local = from_jaxpr(region.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
+            with no_collection():
+                self._local = from_jaxpr(region.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
         return self._local
 
     def calling(self, plan: Plan, mesh: Mesh | None) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Hashable
 
 from jax.extend.source_info_util import summarize
 
@@ -42,6 +43,12 @@ def locate(location: object) -> Location | None:
         if inner is None or outer is None or not outer.scope:
             return inner if outer is None or inner is not None else outer
         return Location(inner.file, inner.line, inner.function, f"{outer.scope}/{inner.scope}" if inner.scope else outer.scope)
+    return _summarized(location)  # pyright: ignore[reportArgumentType]
+
+
+@functools.lru_cache(maxsize=4096)
+def _summarized(location: Hashable) -> Location | None:
+    """The place of a `source_info`: a line of a loop over layers makes as many equations as there are layers."""
     text = summarize(location)  # pyright: ignore[reportArgumentType]
     if text and is_installed(text):
         text = next((f"{file}:{line}" for file, line in frames_of(location) if not is_installed(file)), text)

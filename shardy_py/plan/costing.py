@@ -9,6 +9,7 @@ from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.compute import Work, roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError, hardware
 from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
+from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from shardy_py.plan.plan import Plan
 
 
+@no_collection()
 def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
     """What a call of a plan costs; see `Plan.cost_analysis`.
 

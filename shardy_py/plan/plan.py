@@ -11,6 +11,7 @@ from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import printable
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program, Value
+from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.costs import Costs
 from shardy_py.plan.donation import Donated
@@ -156,7 +157,8 @@ class Plan(Views, Costs, Stored):
 
     @functools.cached_property
     def _intermediates(self) -> tuple[tuple[Value, PlannedValue], ...]:
-        return tuple(intermediates(self.program))
+        with no_collection():
+            return tuple(intermediates(self.program))
 
     @functools.cached_property
     def values(self) -> tuple[PlannedValue, ...]:

@@ -112,10 +112,14 @@ class _Moves:
     def position(self, op: Op) -> float:
         """Where an op stands in its block."""
         assert op.block is not None
-        known = self.positions.get(op.block)
-        if known is None:
-            known = self.positions[op.block] = {other: float(i) for i, other in enumerate(op.block.ops)}
-        return known[op]
+        return self.positions_in(op.block)[op]
+
+    def positions_in(self, block: Block) -> dict[Op, float]:
+        """Where the ops of a block stand; numbered once."""
+        positions = self.positions.get(block)
+        if positions is None:
+            positions = self.positions[block] = {op: float(i) for i, op in enumerate(block.ops)}
+        return positions
 
     def move_after(self, op: Op, value: Value) -> None:
         """Moves an op, or puts a new one, right after the definition of a value."""
@@ -132,8 +136,7 @@ class _Moves:
             op.block = value.owner
             self.at_start.setdefault(value.owner, []).insert(0, op)
         assert op.block is not None
-        known = self.positions.setdefault(op.block, {other: float(i) for i, other in enumerate(op.block.ops)})
-        known[op] = place
+        self.positions_in(op.block)[op] = place
 
     def finish(self) -> None:
         """Rebuilds the blocks that changed."""
