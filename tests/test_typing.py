@@ -58,7 +58,7 @@ def kernel(x: jax.Array) -> jax.Array:
 
 
 class Trainer:
-    @sp.auto_shard(mesh={"data": 8})
+    @sp.auto_shard(mesh={"data": 8}, logical_axis_rules=[("batch", "data"), ("embed", None)], options=sp.Options(indivisible="drop"))
     def update(self, x: jax.Array) -> jax.Array:
         return scale(shift(local(kernel(x))))
 

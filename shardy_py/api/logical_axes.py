@@ -116,6 +116,8 @@ def axis_names(tree: object) -> list[AxisNames | None]:
         tree: Arguments or results, with the boxes and variables around arrays.
     """
     boxes = _boxes()
+    if not boxes:
+        return [None] * jax.tree.structure(tree).num_leaves
     names: list[AxisNames | None] = []
     for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, boxes)):
         names += [_of_box(node)] * jax.tree.structure(node).num_leaves if isinstance(node, boxes) else [None]
