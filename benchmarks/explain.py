@@ -19,7 +19,7 @@ from absl import app, flags
 from jax.sharding import AbstractMesh
 
 import shardy_py as sp
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 
 LAYERS = flags.DEFINE_integer("layers", 48, "Blocks of the model, unrolled.", lower_bound=1)
 QUESTIONS = flags.DEFINE_integer("questions", 300, "Values asked about, drawn at random.", lower_bound=1)

@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh
 from llama import Config, arguments, train_step
 
 import shardy_py as sp
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 
 LAYERS = flags.DEFINE_integer("layers", 126, "Blocks of the model, unrolled.", lower_bound=1)
 HARDWARE = flags.DEFINE_string("hardware", None, "What times and memory are worked out for; a name, such as v5p.")

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from shardy_py.errors import PlanWarning as PlanWarning
     from shardy_py.errors import ShardyError as ShardyError
     from shardy_py.errors import SpecError as SpecError
+    from shardy_py.facade import Plan as Plan
     from shardy_py.plan import Collective as Collective
     from shardy_py.plan import Donated as Donated
     from shardy_py.plan import Finding as Finding
-    from shardy_py.plan import Plan as Plan
     from shardy_py.plan import PlanError as PlanError
     from shardy_py.rules import RuleTable as RuleTable
     from shardy_py.stages.run import pipeline as pipeline
@@ -68,7 +68,7 @@ _HOMES = {
     "OpShardingRule": "dialect",
     "Options": "api",
     "PeerMissingError": "errors",
-    "Plan": "plan",
+    "Plan": "facade",
     "PlanError": "plan",
     "PlanMismatchError": "errors",
     "PlanWarning": "errors",

@@ -14,7 +14,7 @@ from shardy_py.api.errors import MeshError, did_you_mean
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.backends import named_shardings
 from shardy_py.errors import ShardyError
-from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
 
 _KEYS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
@@ -37,7 +37,7 @@ class Argument:
 
 
 def abstract_state(
-    plan: Plan,
+    plan: PlanRecord,
     positional: Sequence[Argument],
     keywords: Sequence[Argument],
     own: named_shardings.AnyMesh,
@@ -90,7 +90,7 @@ def _split(leaves: Sequence[Any], arguments: Sequence[Argument]) -> list[list[An
     return [list(itertools.islice(given, part.leaves)) for part in arguments]
 
 
-def fitting_mesh(plan: Plan, mesh: AnyMesh, user: str) -> named_shardings.AnyMesh:
+def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> named_shardings.AnyMesh:
     """A mesh with the axes of a plan.
 
     Args:
@@ -123,7 +123,7 @@ def _dtype(value: PlannedValue) -> Any:
         raise ShardyError(f"{value.path} has the element type {name}, which this JAX does not know") from None
 
 
-def _like(structs: Sequence[Any], like: Any, what: str, plan: Plan) -> Any:
+def _like(structs: Sequence[Any], like: Any, what: str, plan: PlanRecord) -> Any:
     leaves, structure = jax.tree.flatten(like)
     if len(leaves) != len(structs):
         raise ShardyError(

@@ -30,8 +30,8 @@ from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
+from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
-from shardy_py.plan.plan import Plan
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

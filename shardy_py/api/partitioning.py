@@ -29,7 +29,7 @@ from shardy_py.ir import Program
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 
 _LOGGER = logging.getLogger("shardy_py")
 
@@ -58,7 +58,7 @@ class Partitioning:
         """Whether XLA's partitioner may run the plan instead."""
         return self.traced.request.settings.lowering == "auto"
 
-    def obstacle(self, plan: Plan) -> Finding | None:
+    def obstacle(self, plan: PlanRecord) -> Finding | None:
         """Why XLA's partitioner runs the plan; None where the region does. Decided once.
 
         Args:
@@ -68,7 +68,7 @@ class Partitioning:
             self._choice = (obstacle(functools.partial(self.made, plan)) if self.may_be_left else None,)
         return self._choice[0]
 
-    def is_run(self, plan: Plan) -> bool:
+    def is_run(self, plan: PlanRecord) -> bool:
         """Whether the region runs.
 
         Args:
@@ -76,7 +76,7 @@ class Partitioning:
         """
         return self.obstacle(plan) is None
 
-    def made(self, plan: Plan) -> Partitioned:
+    def made(self, plan: PlanRecord) -> Partitioned:
         """The traced jaxpr as one region of local arrays.
 
         Args:
@@ -102,7 +102,7 @@ class Partitioning:
         whole = hoisted(self.closed)
         return used_part(whole, (True,) * len(whole.out_avals))
 
-    def collectives(self, plan: Plan) -> tuple[Collective, ...]:
+    def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
         """The collectives of the region.
 
         Args:
@@ -110,7 +110,7 @@ class Partitioning:
         """
         return self.made(plan).collectives
 
-    def findings(self, plan: Plan) -> tuple[Finding, ...]:
+    def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """What runs whole in the region, or why the region does not run.
 
         Args:
@@ -119,7 +119,7 @@ class Partitioning:
         why = self.obstacle(plan)
         return self.made(plan).findings if why is None else (why,)
 
-    def local_program(self, plan: Plan) -> Program:
+    def local_program(self, plan: PlanRecord) -> Program:
         """The region as a program: a manual computation over arrays as they are on one device. Cost, memory and stores share it.
 
         Args:
@@ -132,7 +132,7 @@ class Partitioning:
                 self._local = from_jaxpr(region.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
         return self._local
 
-    def calling(self, plan: Plan, mesh: Mesh | None) -> Run:
+    def calling(self, plan: PlanRecord, mesh: Mesh | None) -> Run:
         """A function from leaves to leaves that runs the region, and can be transformed as the traced one.
 
         Args:
@@ -149,7 +149,7 @@ class Partitioning:
 
 def calling(
     traced: TracedCall,
-    plan: Plan,
+    plan: PlanRecord,
     consts: Sequence[Any],
     needed: tuple[ClosedJaxpr, tuple[bool, ...]],
     program: Callable[[], ClosedJaxpr],

@@ -23,7 +23,7 @@ from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.context import is_committed, is_tracing
-from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 
 
 class Placing:
@@ -90,7 +90,7 @@ class Placing:
         return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex))
 
 
-def placed_arguments(plan: Plan, args: Any, mesh: AnyMesh) -> Any:
+def placed_arguments(plan: PlanRecord, args: Any, mesh: AnyMesh) -> Any:
     """See `Plan.place`.
 
     Args:

@@ -25,6 +25,7 @@ from shardy_py.api.variants import TracedVariants
 from shardy_py.backends.donation import used_inputs, why_off
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
+from shardy_py.facade import Plan
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType
@@ -32,7 +33,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, refusals
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
@@ -55,7 +56,7 @@ class NamedTrees:
     keywords: tuple[tuple[str, Outline], ...]
     result: Outline
 
-    def inputs(self, plan: Plan) -> Any:
+    def inputs(self, plan: PlanRecord) -> Any:
         """Like the tuple of arguments; `(args, kwargs)` where there are keyword arguments."""
         leaves = iter(self._named(plan.inputs))
         args, kwargs = (
@@ -64,7 +65,7 @@ class NamedTrees:
         )
         return (tuple(args), dict(zip((name for name, _ in self.keywords), kwargs))) if kwargs else tuple(args)
 
-    def outputs(self, plan: Plan) -> Any:
+    def outputs(self, plan: PlanRecord) -> Any:
         """Like the result."""
         return rebuilt(self.result, self._named(plan.outputs))
 
@@ -72,7 +73,7 @@ class NamedTrees:
         named = NamedShardings(self.view.expected)
         return [named(v.sharding, len(v.shape)) for v in values]
 
-    def abstract(self, plan: Plan, argument: str | int | None, mesh: Any, like: Any) -> Any:
+    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
         """The arguments as `jax.ShapeDtypeStruct`s."""
         positional, keywords = (
             [Argument(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in part]
@@ -80,11 +81,11 @@ class NamedTrees:
         )
         return abstract_state(plan, positional, keywords, self.view.expected, argument, mesh, like)
 
-    def place(self, plan: Plan, args: Any, mesh: Any) -> Any:
+    def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
         return placed_arguments(plan, args, self.view.runnable() if mesh is None else mesh)
 
-    def structure(self, plan: Plan) -> Structure:
+    def structure(self, plan: PlanRecord) -> Structure:
         """What a stored plan keeps of the trees."""
         args, kwargs = ([structure_of(outline) for _, outline in part] for part in (self.positional, self.keywords))
         inputs = ["tuple", [["tuple", args], ["dict", [name for name, _ in self.keywords], kwargs]]]

@@ -13,12 +13,12 @@ import jax
 
 from shardy_py.api.planning import Planned
 from shardy_py.errors import PlanWarning
+from shardy_py.facade import Plan
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.accept import alike
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.plan import Plan
 
 LOGGER = logging.getLogger("shardy_py")
 

@@ -33,12 +33,13 @@ from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
 from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
+from shardy_py.facade import Plan
 from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
-from shardy_py.plan.plan import Plan
 from shardy_py.plan.values import PlannedValue
 
 EMPTY_COMES_WHOLE = jax.__version_info__ < (0, 12)
@@ -264,7 +265,7 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
     with plan.timings.step("pin"):
         platform = request.settings.options.platform_of(view.given)
         partition = Partitions(view, request.settings.options, None, lambda: None)
-        if plan._as_run.planned:
+        if as_run_of(plan).planned:
             program = pinned(closed, planned.imported, view.twin, again, platform, partition)
         else:
             program = left_to_xla(closed, planned.imported, view.twin, platform, partition)

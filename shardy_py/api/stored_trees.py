@@ -14,7 +14,7 @@ from shardy_py.api.abstract_state import Argument
 from shardy_py.api.abstract_state import abstract_state as abstract_arguments
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
 from shardy_py.frontends.leaves import Outline
-from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.store.structure import Structure, children_of, leaves_of
 
 _NODES = {dict: "dict", list: "list", tuple: "tuple"}
@@ -110,7 +110,7 @@ def tree_of(structure: Any, leaves: Iterator[Any]) -> Any:
     return dict(zip(structure[-2], made))
 
 
-def abstract_mesh(plan: Plan, structure: Structure) -> AbstractMesh:
+def abstract_mesh(plan: PlanRecord, structure: Structure) -> AbstractMesh:
     """The mesh of a stored plan, which knows of no devices.
 
     Args:
@@ -143,7 +143,7 @@ def devices_of(mesh: AnyMesh) -> tuple[int, ...]:
     return () if ids == tuple(range(len(ids))) else ids
 
 
-def input_shardings(plan: Plan, structure: Structure, mesh: AnyMesh | None = None) -> Any:
+def input_shardings(plan: PlanRecord, structure: Structure, mesh: AnyMesh | None = None) -> Any:
     """The input shardings of a stored plan: like the tuple of arguments, `(args, kwargs)` where there are keyword arguments.
 
     Args:
@@ -155,7 +155,7 @@ def input_shardings(plan: Plan, structure: Structure, mesh: AnyMesh | None = Non
     return (args, kwargs) if kwargs else args
 
 
-def output_shardings(plan: Plan, structure: Structure, mesh: AnyMesh | None = None) -> Any:
+def output_shardings(plan: PlanRecord, structure: Structure, mesh: AnyMesh | None = None) -> Any:
     """The output shardings of a stored plan.
 
     Args:
@@ -171,7 +171,7 @@ def _named(values: Sequence[Any], mesh: AnyMesh) -> list[Any]:
     return [named(value.sharding, len(value.shape)) for value in values]
 
 
-def abstract_state(plan: Plan, structure: Structure, argument: str | int | None, mesh: Any, like: Any) -> Any:
+def abstract_state(plan: PlanRecord, structure: Structure, argument: str | int | None, mesh: Any, like: Any) -> Any:
     """The arguments of a stored plan, see `Plan.abstract_state`.
 
     Args:

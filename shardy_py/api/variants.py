@@ -13,8 +13,7 @@ from shardy_py.backends.recomputed import recomputed
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.specs import extended, sharding_text
 from shardy_py.plan.checks.thresholds import NOTABLE
-from shardy_py.plan.plan import Plan
-from shardy_py.plan.remedies import Variant
+from shardy_py.plan.record import PlanRecord, Variant
 
 if TYPE_CHECKING:
     from shardy_py.api.planning import Planned
@@ -35,7 +34,7 @@ class TracedVariants:
     traced: TracedCall
     planned: Callable[[TracedCall], Planned]
 
-    def variants(self, plan: Plan, peak: int) -> Iterator[Variant]:
+    def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
         """See `plan.remedies.Variants`.
 
         Args:
@@ -54,7 +53,7 @@ class TracedVariants:
             plan = self.planned(dataclasses.replace(self.traced, jaxpr=variant.jaxpr)).plan
             yield Variant(f"jax.checkpoint around its body{more}", plan, first, of_residuals=True)
 
-    def _donating(self, plan: Plan) -> Iterator[Variant]:
+    def _donating(self, plan: PlanRecord) -> Iterator[Variant]:
         request = self.traced.request
         layout = request.layout
         if set(layout.dynamic) <= set(layout.donated):
@@ -70,13 +69,13 @@ class TracedVariants:
             numbers = tuple(slots) if len(slots) > 1 else slots[0]
             yield Variant(f"donating {names} (donate_argnums={numbers})", self._donated((*layout.donated, *slots)))
 
-    def _donated(self, slots: Sequence[int]) -> Plan:
+    def _donated(self, slots: Sequence[int]) -> PlanRecord:
         """The plan with these arguments donated."""
         request = self.traced.request
         layout = dataclasses.replace(request.layout, donated=tuple(sorted(slots)))
         return self.planned(dataclasses.replace(self.traced, request=dataclasses.replace(request, layout=layout))).plan
 
-    def _cut(self, plan: Plan, peak: int) -> Iterator[Variant]:
+    def _cut(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
         request = self.traced.request
         shardings, changes = list(request.shardings), list[tuple[int, str]]()
         for i, value in enumerate(plan.inputs):

@@ -17,7 +17,7 @@ from jax.interpreters import partial_eval
 
 from shardy_py.backends.compiled_text import aliases_in
 from shardy_py.plan.donation import arrangement
-from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 
 
 class Errors(Protocol):
@@ -168,7 +168,7 @@ def why_off() -> str:
     return ""
 
 
-def check_compiled(compiled: Any, plan: Plan) -> list[str]:
+def check_compiled(compiled: Any, plan: PlanRecord) -> list[str]:
     """The differences between a plan's donation and what the compiled program does; empty where there is none.
 
     Args:

@@ -13,7 +13,7 @@ from shardy_py.cli.report import dumped, plan_report
 from shardy_py.cli.targets import plan_of
 
 if TYPE_CHECKING:
-    from shardy_py.plan import Plan
+    from shardy_py.facade import Plan
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,8 @@ from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.view.text_tree import Node, fitted, joined, tree_of
 
 if TYPE_CHECKING:
-    from shardy_py.plan import Finding, Plan, Reshard
+    from shardy_py.facade import Plan
+    from shardy_py.plan import Finding, Reshard
     from shardy_py.plan.cost_analysis import CostAnalysis
     from shardy_py.plan.diff import PlanDiff, ReshardChange, ValueChange
     from shardy_py.plan.memory_analysis import MemoryAnalysis

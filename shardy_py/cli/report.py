@@ -10,7 +10,8 @@ from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
-    from shardy_py.plan import Finding, Plan
+    from shardy_py.facade import Plan
+    from shardy_py.plan import Finding
 
 VERSION = 1
 

@@ -21,7 +21,7 @@ from shardy_py.cli.errors import CommandError
 from shardy_py.cli.progress import progress
 
 if TYPE_CHECKING:
-    from shardy_py.plan import Plan
+    from shardy_py.facade import Plan
 
 HOW = "write MODULE:FUNCTION (train:step, or train.py:step), or the file of a stored plan"
 
@@ -37,7 +37,7 @@ def plan_of(target: str, options: Namespace) -> Plan:
     Raises:
         CommandError: There is nothing of that name, or the options do not fit it.
     """
-    from shardy_py.plan import Plan
+    from shardy_py.facade import Plan
 
     mesh_of(options.mesh)  # so that a mistake in it is told before modules are imported
     path = Path(target)
@@ -163,7 +163,7 @@ def _parse_flags(flags: list[str]) -> None:
 def _planned(found: Any, target: str, options: Namespace) -> Plan:
     from shardy_py.api import AutoSharded, auto_shard
     from shardy_py.api.auto import BoundAutoSharded
-    from shardy_py.plan import Plan
+    from shardy_py.facade import Plan
 
     mesh = mesh_of(options.mesh)
     if not callable(found):

@@ -8,8 +8,7 @@ from shardy_py.plan.explain import Reason as Reason
 from shardy_py.plan.explain import Source as Source
 from shardy_py.plan.findings import Finding as Finding
 from shardy_py.plan.movements import Movement as Movement
-from shardy_py.plan.plan import Plan as Plan
-from shardy_py.plan.plan import PlanError as PlanError
+from shardy_py.plan.record import PlanError as PlanError
 from shardy_py.plan.reshards import Reshard as Reshard
 from shardy_py.plan.store.checks import StoreError as StoreError
 from shardy_py.plan.timings import Timings as Timings

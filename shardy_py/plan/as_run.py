@@ -15,10 +15,12 @@ from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.passes import pipelines
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
+from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.predicted import Predicted, predict
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 from shardy_py.plan.prediction.loops import Copier
 from shardy_py.plan.prediction.mispartitioned import cut_in_any_way, is_mispartitioned
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.values import location_of, module_of
 
@@ -87,6 +89,26 @@ def predicted(program: Program, run: AsRun, name: Callable[[Value], str]) -> tup
         collective = replace(one.collective, location=location_of(program, op), module=module_of(program, op))
         found.append(replace(one, op=op, collective=collective))
     return tuple(found)
+
+
+@Analysis
+def as_run_of(plan: PlanRecord) -> AsRun:
+    """The program that runs under `lowering="jit"`.
+
+    Args:
+        plan: The plan.
+    """
+    return as_run(plan.program, plan.propagation)
+
+
+@Analysis
+def predicted_of(plan: PlanRecord) -> tuple[Predicted, ...]:
+    """The collectives that XLA's partitioner is predicted to make of a plan.
+
+    Args:
+        plan: The plan.
+    """
+    return predicted(plan.program, as_run_of(plan), lambda value: plan.names.get(value) or value.name or "")
 
 
 def _moved(program: Program) -> int:

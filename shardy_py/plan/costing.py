@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.compute import Work, roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError, hardware
 from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.as_run import predicted_of
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
 from shardy_py.plan.cost_walk import RESULTS, Edge, Walked, walk
-from shardy_py.plan.executed import Executed, executed
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
+from shardy_py.plan.executed import Executed, collectives_of, executed
+from shardy_py.plan.record import PlanRecord
 
 
 @no_collection()
-def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
+def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
     """What a call of a plan costs; see `Plan.cost_analysis`.
 
     Args:
@@ -69,16 +67,17 @@ def analyse(plan: Plan, which: str | Hardware | None = None, links: Mapping[str,
 
 
 def _moved(
-    plan: Plan, what: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
+    plan: PlanRecord, what: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
 ) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
     """The collectives, and how long those whose place is known keep an op waiting."""
     if machine is None:
-        return plan.collectives, {}
+        return collectives_of(plan), {}
     if plan.source is not None:
-        return plan.collectives, {(op, RESULTS): timed(c) for op, c in zip(what.collectives, plan.collectives)}
+        collectives = collectives_of(plan)
+        return collectives, {(op, RESULTS): timed(c) for op, c in zip(what.collectives, collectives)}
     delays: dict[Edge, float] = {}
     moved: list[Collective] = []
-    for predicted in plan._predicted:
+    for predicted in predicted_of(plan):
         collective = predicted.on_accelerator
         moved.append(collective)
         if not predicted.early:

@@ -7,17 +7,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shardy_py.dialect.format import printable
 from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.matching import partners
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
 
 FORMAT = "shardy_py.diff"
 VERSION = 1
@@ -160,7 +160,7 @@ class PlanDiff:
         return f"<PlanDiff of {self.names[1]}: {counts}, {len(self.reshards)} reshards differ>" if self else "<PlanDiff: no difference>"
 
 
-def diff_plans(before: Plan, after: Plan) -> PlanDiff:
+def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
     """Compares two plans.
 
     Args:
@@ -181,17 +181,17 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     )
 
 
-def _mesh_text(plan: Plan) -> str:
+def _mesh_text(plan: PlanRecord) -> str:
     return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
 
 
-def _renamed(before: Plan, after: Plan, found: Sequence[int]) -> dict[str, str]:
+def _renamed(before: PlanRecord, after: PlanRecord, found: Sequence[int]) -> dict[str, str]:
     """The names that values of the first plan have in the second."""
     others = after.values
     return {v.path: others[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, found) if v.kind == "intermediate"}
 
 
-def _values(before: Plan, after: Plan, found: Sequence[int]) -> Iterable[ValueChange]:
+def _values(before: PlanRecord, after: PlanRecord, found: Sequence[int]) -> Iterable[ValueChange]:
     backwards = {j: i for i, j in enumerate(found) if j >= 0}
     changes: list[ValueChange] = []
     for j, value in enumerate(after.values):
@@ -205,7 +205,7 @@ def _values(before: Plan, after: Plan, found: Sequence[int]) -> Iterable[ValueCh
     return sorted(changes, key=lambda change: order[change.kind])
 
 
-def _change(old: PlannedValue | None, new: PlannedValue | None, before: Plan, after: Plan) -> ValueChange | None:
+def _change(old: PlannedValue | None, new: PlannedValue | None, before: PlanRecord, after: PlanRecord) -> ValueChange | None:
     if old is not None and new is not None and old.type is new.type and old.sharding is new.sharding:
         return None
     was, now = ("" if value is None else typed(value.type, value.sharding) for value in (old, new))
@@ -218,11 +218,11 @@ def _change(old: PlannedValue | None, new: PlannedValue | None, before: Plan, af
     return ValueChange(sign, shown.kind, shown.path, was, now, sizes[0], sizes[1], shown.primitive, shown.location, shown.module)
 
 
-def _size(value: PlannedValue | None, plan: Plan) -> int:
+def _size(value: PlannedValue | None, plan: PlanRecord) -> int:
     return 0 if value is None else local_bytes(value.type, value.sharding, plan.program.meshes)
 
 
-def _reshards(before: Plan, after: Plan, names: Mapping[str, str]) -> Iterable[ReshardChange]:
+def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -> Iterable[ReshardChange]:
     left, right = list(before.reshards), list(after.reshards)
     pairs: list[tuple[Reshard | None, Reshard | None]] = []
     keys: tuple[Callable[[Reshard, str], Hashable], ...] = (
@@ -272,11 +272,11 @@ def _total(reshard: Reshard) -> int:
     return reshard.bytes_per_device * (1 if reshard.trips is None else reshard.trips)
 
 
-def _collectives(before: Plan, after: Plan) -> Iterable[CollectiveChange]:
+def _collectives(before: PlanRecord, after: PlanRecord) -> Iterable[CollectiveChange]:
     counted: list[dict[tuple[str, str], list[int]]] = []
     for plan in (before, after):
         totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for c in plan.collectives:
+        for c in collectives_of(plan):
             total = totals[c.kind, ",".join(c.axes)]
             total[0] += 1
             total[1] += c.received_bytes * (1 if c.trips is None else c.trips)
@@ -287,14 +287,14 @@ def _collectives(before: Plan, after: Plan) -> Iterable[CollectiveChange]:
             yield CollectiveChange(kind, axes, count, new_count, size, new_size)
 
 
-def _received(plan: Plan) -> int:
-    return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in plan.collectives)
+def _received(plan: PlanRecord) -> int:
+    return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in collectives_of(plan))
 
 
-def _only_in(plan: Plan, other: Plan, names: Mapping[str, str]) -> Iterable[Finding]:
+def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> Iterable[Finding]:
     """Findings whose kind and path the other plan does not have, or less often."""
-    known = Counter((f.kind, f.severity, f.path) for f in other.findings)
-    for finding in plan.findings:
+    known = Counter((f.kind, f.severity, f.path) for f in findings_of(other))
+    for finding in findings_of(plan):
         key = (finding.kind, finding.severity, names.get(finding.path, finding.path))
         if known[key]:
             known[key] -= 1

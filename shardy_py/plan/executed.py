@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
-from shardy_py.plan.collectives import KINDS
+from shardy_py.plan.analysis import Analysis
+from shardy_py.plan.as_run import predicted_of
+from shardy_py.plan.collectives import KINDS, Collective
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, intermediates
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,19 +34,29 @@ class Executed:
     collectives: tuple[Op, ...] = ()
 
 
-def executed(plan: Plan) -> Executed:
+@Analysis
+def collectives_of(plan: PlanRecord) -> tuple[Collective, ...]:
+    """The collectives that a call runs; see `Plan.collectives`.
+
+    Args:
+        plan: The plan.
+    """
+    return tuple(p.collective for p in predicted_of(plan)) if plan.source is None else plan.source.collectives(plan)
+
+
+def executed(plan: PlanRecord) -> Executed:
     """The program that a device executes under a plan; the region is made if it has not been.
 
     Args:
         plan: The plan.
     """
     if plan.source is None:
-        return Executed(plan.program.main.body, plan.program.meshes, dict(plan._intermediates))
+        return Executed(plan.program.main.body, plan.program.meshes, dict(plan.intermediates))
     local = plan.source.local_program(plan)
     values = {value: replace(planned, path=f"region {planned.path}") for value, planned in intermediates(local)}
     block = _region(local)
     ops = tuple(op for op in block.walk() if _kind(op) in KINDS)
-    alike = [_kind(op) for op in ops] == [c.kind for c in plan.collectives]
+    alike = [_kind(op) for op in ops] == [c.kind for c in collectives_of(plan)]
     return Executed(block, local.meshes, values, ops if alike else ())
 
 

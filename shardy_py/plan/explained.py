@@ -10,16 +10,17 @@ from shardy_py.ir import Value
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.explain import Explanation, Missing, Reason, Source
+from shardy_py.plan.explaining import explainer_of
 from shardy_py.plan.find import Found, find
 from shardy_py.plan.missing import missing
+from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
     from shardy_py.plan.explaining import Explainer
-    from shardy_py.plan.plan import Plan
 
 
-def explained(plan: Plan, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:
+def explained(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:
     """As `Plan.explain`, which says what it takes and gives."""
     _check_axis(plan, axis)
     found = find(plan, target)
@@ -31,7 +32,7 @@ def explained(plan: Plan, target: str | PlannedValue, axis: str | None, dim: int
             why="it was made with Options(provenance=False), which keeps no steps of the propagation",
             fix="plan with Options(provenance=True), which is the default",
         )
-    explainer = plan._explainer
+    explainer = explainer_of(plan)
     holder = _holder(explainer, found)
     sharding = found.planned.sharding
     chains: list[tuple[Reason, ...]] = []
@@ -86,7 +87,7 @@ def _holder(explainer: Explainer, found: Found) -> Holder:
     return explainer.history.holder(FunctionResult(found.value, found.planned.given)) if known is None else known
 
 
-def _check_axis(plan: Plan, axis: str | None) -> None:
+def _check_axis(plan: PlanRecord, axis: str | None) -> None:
     if axis is not None and axis not in plan.mesh.shape:
         raise _error(
             f"unknown mesh axis {axis!r}",
@@ -96,7 +97,7 @@ def _check_axis(plan: Plan, axis: str | None) -> None:
         )
 
 
-def _check_dim(plan: Plan, planned: PlannedValue, dim: int | None) -> None:
+def _check_dim(plan: PlanRecord, planned: PlannedValue, dim: int | None) -> None:
     if dim is not None and not (isinstance(dim, int) and 0 <= dim < len(planned.shape)):
         raise _error(
             f"{planned.path} has no dimension {dim!r}",
@@ -107,6 +108,4 @@ def _check_dim(plan: Plan, planned: PlannedValue, dim: int | None) -> None:
 
 
 def _error(what: str, *, where: str, why: str, fix: str) -> ShardyError:
-    from shardy_py.plan.plan import PlanError
-
     return PlanError(what, where=where, why=why, fix=fix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
 from shardy_py.dialect.format import format_axis
@@ -15,14 +14,13 @@ from shardy_py.passes.propagation.factors import Axes
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.walk import ops_of
+from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.derivation import IDENTITIES, Fact, Link, View, derive
 from shardy_py.plan.explain import Reason, Source
 from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
 from shardy_py.plan.neighbours import Neighbourhood, Neighbours
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import location_of
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
 
 _CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
 _STATED = {
@@ -43,7 +41,7 @@ class Explainer:
         history: Its log.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanRecord) -> None:
         self.plan = plan
         self.history = History(plan.log)
         self.meshes = plan.program.meshes
@@ -58,7 +56,7 @@ class Explainer:
         plan = self.plan
         if not isinstance(holder, Value):
             return plan.outputs[holder.index].path if holder.index < len(plan.outputs) else f"result {holder.index}"
-        known = plan._names.get(holder)
+        known = plan.names.get(holder)
         if known is not None:
             return known
         if holder.name:
@@ -273,3 +271,13 @@ def title(op: Op) -> str:
     if op.name == dataflow.MANUAL_COMPUTATION:
         return "shard_map"
     return _constraint_text(op) if op.name in _CONSTRAINTS else op.primitive or op.name
+
+
+@Analysis
+def explainer_of(plan: PlanRecord) -> Explainer:
+    """The explainer of a plan, which keeps what it derives.
+
+    Args:
+        plan: A plan with a log.
+    """
+    return Explainer(plan)

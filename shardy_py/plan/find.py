@@ -9,13 +9,11 @@ import functools
 import linecache
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardy_py.ir import Op, Program, Value
+from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
 
 _LINE = re.compile(r".+:\d+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -36,7 +34,7 @@ class Found(NamedTuple):
     nearby: tuple[str, ...] = ()
 
 
-def find(plan: Plan, target: str | PlannedValue) -> Found:
+def find(plan: PlanRecord, target: str | PlannedValue) -> Found:
     """The value that a target names.
 
     A path or the name of a value stands for itself. A line stands for what is made on it or, where nothing is, in calls on it; a stored
@@ -54,10 +52,10 @@ def find(plan: Plan, target: str | PlannedValue) -> Found:
     path = target.path if isinstance(target, PlannedValue) else target
     if not isinstance(path, str):
         raise TypeError(f"explain takes a path, a name, file:line or one of plan.values, got {type(target).__name__}")
-    known = plan._by_path.get(path)
+    known = plan.by_path.get(path)
     if known is not None:
         return Found(*known)
-    made = plan._intermediates
+    made = plan.intermediates
     for candidates in (_named, _at_line, _in_scope, _assigned):
         found = candidates(path, made)
         if found:
@@ -159,14 +157,12 @@ def _is_backward(op: Op | None, program: Program) -> bool:
     return False
 
 
-def _unknown(plan: Plan, target: str) -> Exception:
-    from shardy_py.plan.plan import PlanError
-
+def _unknown(plan: PlanRecord, target: str) -> Exception:
     paths = [v.path for v in (*plan.inputs, *plan.outputs)]
     near = [path for path in paths if target in path][:5] or difflib.get_close_matches(target, paths, 5)
     if _LINE.fullmatch(target):
         file, _, number = target.rpartition(":")
-        lines = {int(v.location.rpartition(":")[2]) for _, v in plan._intermediates if _in_file(v.location, file)}
+        lines = {int(v.location.rpartition(":")[2]) for _, v in plan.intermediates if _in_file(v.location, file)}
         near = [f"{file}:{line}" for line in sorted(lines, key=lambda line: (abs(line - int(number)), line))[:3]] or near
     return PlanError(
         f"the plan has no value {target!r}",

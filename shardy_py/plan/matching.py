@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardy_py.ir import Block, Op, Value
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
 
 _ROUNDS = 2
 """How far around a value one looks, in ops."""
@@ -25,7 +23,7 @@ _FEW = 64
 """Among so many equals, those whose shardings changed are told from those that were added or removed."""
 
 
-def partners(plan: Plan, other: Plan) -> list[int]:
+def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
     """For each of `plan.values` the number of the value of the other plan that it is there; -1 where there is none.
 
     Takes time that grows with the number of ops, not with its square.
@@ -61,11 +59,11 @@ def partners(plan: Plan, other: Plan) -> list[int]:
 class _Described:
     """The intermediates of a plan with all that they are found by; equal descriptions are equal numbers in both plans."""
 
-    def __init__(self, plan: Plan, numbers: dict[Hashable, int]) -> None:
+    def __init__(self, plan: PlanRecord, numbers: dict[Hashable, int]) -> None:
         self.plan = plan
         self.numbers = numbers
-        self.held = [value for value, _ in plan._intermediates]
-        self.planned = [planned for _, planned in plan._intermediates]
+        self.held = [value for value, _ in plan.intermediates]
+        self.planned = [planned for _, planned in plan.intermediates]
         self.functions = self._functions()
         self.rounds = self._rounds()
 

@@ -16,14 +16,15 @@ from shardy_py.cost.liveness.graph import Graph, Node
 from shardy_py.cost.liveness.live import Buffer
 from shardy_py.dialect.format import printable
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory_graph import local_graph
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.remedies import remedies
 from shardy_py.plan.values import location_of
 
 if TYPE_CHECKING:
     from shardy_py.ir import Op, Program
-    from shardy_py.plan.plan import Plan
 
 FORMAT = "shardy_py.memory"
 VERSION = 1
@@ -174,7 +175,7 @@ class MemoryAnalysis:
         return self.as_text()
 
 
-def analyse(plan: Plan, which: str | Hardware | int | None = None, compiler: str | None = None) -> MemoryAnalysis:
+def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> MemoryAnalysis:
     """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it.
 
     Args:
@@ -184,7 +185,7 @@ def analyse(plan: Plan, which: str | Hardware | int | None = None, compiler: str
     """
     name, room = _room(which)
     rules = compiler_named(compiler or ("accelerator" if name or plan.platform != "cpu" else "cpu"))
-    analyses: dict[str, MemoryAnalysis] = plan.__dict__.setdefault("_memory", {})
+    analyses = _by_compiler(plan)
     if rules.name not in analyses:
         analyses[rules.name] = _analysed(plan, rules)
     memory = replace(analyses[rules.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
@@ -192,8 +193,14 @@ def analyse(plan: Plan, which: str | Hardware | int | None = None, compiler: str
     return memory
 
 
+@Analysis
+def _by_compiler(plan: PlanRecord) -> dict[str, MemoryAnalysis]:
+    """Name of a compiler -> the analysis under its rules, filled on request."""
+    return {}
+
+
 @no_collection()
-def _analysed(plan: Plan, rules: Compiler) -> MemoryAnalysis:
+def _analysed(plan: PlanRecord, rules: Compiler) -> MemoryAnalysis:
     graph, program = local_graph(plan, rules)
     names = dict(graph.names)
     found = estimate(graph, rules)
@@ -243,7 +250,7 @@ class _Locations:
         return found
 
 
-def _fixed(plan: Plan, sizes: list[int], arguments: list[int], results: list[int], names: dict[int, str]) -> Iterable[Contributor]:
+def _fixed(plan: PlanRecord, sizes: list[int], arguments: list[int], results: list[int], names: dict[int, str]) -> Iterable[Contributor]:
     for value in arguments:
         yield Contributor(names.get(value, ""), "argument", sizes[value])
     taken = {d.output for d in plan.donation if d.output is not None}

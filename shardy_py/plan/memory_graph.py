@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardy_py.cost.liveness.compilers import COMPILERS, Compiler
 from shardy_py.cost.liveness.fusion import POINTWISE
@@ -17,15 +17,15 @@ from shardy_py.passes.clone import clone_program
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
 from shardy_py.passes.export import insert_explicit_reshards, reshard_to_collectives
+from shardy_py.plan.as_run import as_run_of
+from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory_constants import chosen, folded
 from shardy_py.plan.memory_expansions import EXPANSIONS, LIBRARY_ELEMENTS
 from shardy_py.plan.memory_floats import rounds, widened
 from shardy_py.plan.memory_partitioned import partition
 from shardy_py.plan.prediction.loops import as_xla_propagates
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 
 _SAME = frozenset((*FORWARDING, "sdy.func_data_flow_edge", "sdy.replicated_to_unreduced")) - {
     "stablehlo.optimization_barrier",
@@ -347,7 +347,7 @@ def _is_splat(op: Op) -> bool:
     return getattr(value, "size", 1) <= 1 or getattr(value, "is_splat", False)
 
 
-def local_graph(plan: Plan, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Graph, Program]:
+def local_graph(plan: PlanRecord, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Graph, Program]:
     """What one device computes and keeps under a plan, and the program it is read from.
 
     Args:
@@ -359,7 +359,7 @@ def local_graph(plan: Plan, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Grap
         program, sums = _explicit(plan), ()
     else:
         program = plan.source.local_program(plan)
-        sums = [c.axes for c in plan.collectives if c.kind == "all_reduce"]
+        sums = [c.axes for c in collectives_of(plan) if c.kind == "all_reduce"]
     if compiler.widens:
         program = widened(program, own=plan.source is None)
     graph = Reader(program, sums, compiler.widens).read([value.path for value in plan.inputs])
@@ -368,9 +368,9 @@ def local_graph(plan: Plan, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Grap
 
 
 @no_collection()
-def _explicit(plan: Plan) -> Program:
+def _explicit(plan: PlanRecord) -> Program:
     """A copy of what runs in which all movements of data are collectives: those that XLA's partitioner makes, as far as they are known."""
-    run = plan._as_run
+    run = as_run_of(plan)
     copy = as_xla_propagates(run.program) if run.planned else run.program
     if copy is run.program:
         copy, _ = clone_program(run.program)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shardy_py.plan.checks.thresholds import GRAVE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.record import PlanRecord, Variant
 from shardy_py.plan.values import PlannedValue
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_analysis import MemoryAnalysis
-    from shardy_py.plan.plan import Plan
 
 KIND = "smaller-peak"
 
@@ -27,37 +26,7 @@ LARGEST = 50_000
 """Ops of a program from which on no variants are planned: each takes as long as the plan itself."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A plan of the function with something changed.
-
-    Attributes:
-        change: What was changed, as the subject of `leaves ...`.
-        plan: The plan.
-        location: `file:line` of the user's code to change; empty where it is the annotations.
-        of_residuals: Whether it is about what scans keep for their backward passes.
-    """
-
-    change: str
-    plan: Plan
-    location: str = ""
-    of_residuals: bool = False
-
-
-class Variants(Protocol):
-    """Plans variants of a function."""
-
-    def variants(self, plan: Plan, peak: int) -> Iterator[Variant]:
-        """Those that may have a smaller peak.
-
-        Args:
-            plan: The plan of the function.
-            peak: Its peak in bytes.
-        """
-        ...
-
-
-def remedies(plan: Plan, memory: MemoryAnalysis, analysed: Callable[[Plan], MemoryAnalysis]) -> tuple[Finding, ...]:
+def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanRecord], MemoryAnalysis]) -> tuple[Finding, ...]:
     """What would leave a smaller peak, where it does not fit, or where residuals of scans are most of it; the best first.
 
     Args:
@@ -89,14 +58,14 @@ def _scans(variant: Variant) -> str:
     return f"the scan at {where}" if where else "scans"
 
 
-def _residual_bytes(plan: Plan, memory: MemoryAnalysis) -> int:
+def _residual_bytes(plan: PlanRecord, memory: MemoryAnalysis) -> int:
     """What lies at the peak of arrays that loops fill, but for those that are as an argument and a result, as stacked gradients are."""
     ends = ({_local_type(plan, value) for value in values} for values in (plan.inputs, plan.outputs))
     gradients = set.intersection(*ends)
     return sum(part.bytes for part in memory.contributors if part.type and part.type not in gradients)
 
 
-def _local_type(plan: Plan, value: PlannedValue) -> str:
+def _local_type(plan: PlanRecord, value: PlannedValue) -> str:
     shape = list(value.shape)
     if value.sharding is not None:
         mesh = value.sharding.mesh_in(plan.program.meshes)
@@ -104,7 +73,7 @@ def _local_type(plan: Plan, value: PlannedValue) -> str:
     return f"{value.dtype}[{','.join(map(str, shape))}]"
 
 
-def _is_large(plan: Plan) -> bool:
+def _is_large(plan: PlanRecord) -> bool:
     count = 0
     stack = [plan.program.main.body]
     while stack and count <= LARGEST:

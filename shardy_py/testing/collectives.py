@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from shardy_py.plan.collectives import KINDS, Collective, lines
 from shardy_py.plan.movements import format_bytes
 

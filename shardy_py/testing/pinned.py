@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shardy_py.facade import Plan
 from shardy_py.files import write_file
-from shardy_py.plan import Plan
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.reshards import Reshard

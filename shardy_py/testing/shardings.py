@@ -13,7 +13,8 @@ from jax.tree_util import keystr
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis, format_type
 from shardy_py.errors import ShardyError
-from shardy_py.plan import Plan, PlannedValue
+from shardy_py.facade import Plan
+from shardy_py.plan import PlannedValue
 from shardy_py.plan.values import typed
 
 _ANY = object()

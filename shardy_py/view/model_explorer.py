@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Type, Value
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
 
 _PASSED_ON = frozenset(("stablehlo.while", "sdy.named_computation", "sdy.manual_computation"))
 """Ops whose bodies take their operands, in order, as arguments."""
 
 
-def graph(plan: Plan) -> dict[str, Any]:
+def graph(plan: PlanRecord) -> dict[str, Any]:
     """A collection of one graph as plain data.
 
     Args:
@@ -32,7 +30,7 @@ def graph(plan: Plan) -> dict[str, Any]:
     return {"label": f"plan of {plan.name}", "graphs": [{"id": plan.name, "nodes": _Nodes(plan).all()}]}
 
 
-def graph_json(plan: Plan) -> str:
+def graph_json(plan: PlanRecord) -> str:
     """`graph` as the text of a file.
 
     Args:
@@ -42,7 +40,7 @@ def graph_json(plan: Plan) -> str:
 
 
 class _Nodes:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanRecord) -> None:
         self.plan = plan
         self.meshes = plan.program.meshes
         self.from_where: dict[Value, tuple[str, str]] = {}
@@ -59,7 +57,7 @@ class _Nodes:
             nodes.append(self._leaf(planned, "inputs", ()))
             self.from_where[value] = (planned.path, "0")
         described: dict[Op, list[PlannedValue]] = {}
-        for value, planned in plan._intermediates:
+        for value, planned in plan.intermediates:
             owner = value.owner
             if isinstance(owner, Op):
                 described.setdefault(owner, []).append(planned)

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.ir import Block, Value
+from shardy_py.plan import costing, memory_analysis
 from shardy_py.plan.executed import Executed, executed
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
     from shardy_py.plan.cost_analysis import CollectiveCost, OpCost
     from shardy_py.plan.memory_analysis import MemoryAnalysis
-    from shardy_py.plan.plan import Plan
 
 NOMINAL_MEMORY = 1e12
 """Bytes per second to and from memory, where no hardware is given."""
@@ -32,7 +33,7 @@ PROCESS = 1
 OPS_TRACK = 1
 
 
-def timeline(plan: Plan, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> dict[str, Any]:
+def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> dict[str, Any]:
     """The trace as plain data; times are in microseconds.
 
     Args:
@@ -40,12 +41,12 @@ def timeline(plan: Plan, hardware: str | Hardware | None = None, links: Mapping[
         hardware: As for `Plan.cost_analysis`; None draws bytes at nominal speeds.
         links: As for `Plan.cost_analysis`.
     """
-    analysis = plan.cost_analysis(hardware, links)
+    analysis = costing.analyse(plan, hardware, links)
     what = executed(plan)
     scheduler = _Scheduler(plan, what, analysis.ops, analysis.collectives)
     scheduler.block(what.block)
     scheduler.finish()
-    counter = _memory(plan.memory_analysis(hardware), scheduler.events)
+    counter = _memory(memory_analysis.analyse(plan, hardware), scheduler.events)
     if analysis.hardware is None:
         speed = f"nominal: {format_bytes(int(NOMINAL_MEMORY))}/s of memory, {format_bytes(int(NOMINAL_LINK))}/s of links"
     else:
@@ -58,7 +59,7 @@ def timeline(plan: Plan, hardware: str | Hardware | None = None, links: Mapping[
     }
 
 
-def timeline_json(plan: Plan, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> str:
+def timeline_json(plan: PlanRecord, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> str:
     """`timeline` as the text of a file.
 
     Args:
@@ -82,8 +83,8 @@ class _Scheduler:
         collectives: What its collectives cost.
     """
 
-    def __init__(self, plan: Plan, what: Executed, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
-        self.names = plan._names if plan.source is None else {value: planned.path for value, planned in what.values.items()}
+    def __init__(self, plan: PlanRecord, what: Executed, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
+        self.names = plan.names if plan.source is None else {value: planned.path for value, planned in what.values.items()}
         self.sent = dict(zip(what.collectives, collectives))
         self.costs = {cost.value: cost for cost in ops if cost.value}
         self.waiting: dict[str, deque[CollectiveCost]] = defaultdict(deque)

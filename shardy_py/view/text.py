@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from shardy_py.errors import ShardyError
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.accept import Alike, alike
+from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.checks.view import is_replicated
+from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.pairing import components_of
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.view.text_filter import Filter, Where
 from shardy_py.view.text_moves import collectives, reshards
@@ -20,7 +23,6 @@ from shardy_py.view.text_tree import Node, fitted, joined, repeated, tree_of, wr
 if TYPE_CHECKING:
     from shardy_py.ir import Value
     from shardy_py.plan.findings import Finding
-    from shardy_py.plan.plan import Plan
 
 
 LIMIT = 60
@@ -47,7 +49,7 @@ Held = tuple[PlannedValue, "Value"]
 
 
 def plan_text(
-    plan: Plan, *, values: bool = True, where: Where = None, depth: int | None = None, limit: int | None = LIMIT, width: int = WIDTH
+    plan: PlanRecord, *, values: bool = True, where: Where = None, depth: int | None = None, limit: int | None = LIMIT, width: int = WIDTH
 ) -> str:
     """See `Plan.as_text`."""
     for name, number in (("depth", depth), ("limit", limit)):
@@ -72,8 +74,8 @@ def plan_text(
     if plan.source is None:
         parts.append(reshards([reshard for reshard in plan.reshards if shown.reshard(reshard)], limit))
     else:
-        parts.append(collectives([c for c in plan.collectives if shown.moved(c.value, c.primitive, c.location, c.module)], limit))
-    parts.append(_findings([finding for finding in plan.findings if shown.finding(finding)], limit, width))
+        parts.append(collectives([c for c in collectives_of(plan) if shown.moved(c.value, c.primitive, c.location, c.module)], limit))
+    parts.append(_findings([finding for finding in findings_of(plan) if shown.finding(finding)], limit, width))
     if where is not None and not any(len(part) > 1 for part in parts):
         return f"{lines[0]}\n  nothing of {len(plan.values):,} values is like that"
     for title, part in zip(("inputs", "outputs"), parts):
@@ -81,7 +83,7 @@ def plan_text(
     return "\n".join([*lines, *(line for part in parts[2:] for line in part)])
 
 
-def _leaf(plan: Plan, value: PlannedValue, held: Value | None = None) -> Node:
+def _leaf(plan: PlanRecord, value: PlannedValue, held: Value | None = None) -> Node:
     # A PRNG key is held as numbers, of which it has several.
     type_ = held.type if held is not None and held.type.rank > value.type.rank else value.type
     size = local_bytes(type_, value.sharding, plan.program.meshes)
@@ -89,7 +91,7 @@ def _leaf(plan: Plan, value: PlannedValue, held: Value | None = None) -> Node:
 
 
 def _by_path(
-    title: str, plan: Plan, values: Sequence[Held], depth: int | None, limit: int | None, seen: dict[tuple[Node, ...], str]
+    title: str, plan: PlanRecord, values: Sequence[Held], depth: int | None, limit: int | None, seen: dict[tuple[Node, ...], str]
 ) -> list[str]:
     """The leaves of arguments or results."""
     if not values:
@@ -100,7 +102,7 @@ def _by_path(
     return [head, *written(fitted(repeated(joined(nodes), seen) if limit is not None else joined(nodes), limit))]
 
 
-def _by_module(plan: Plan, values: Sequence[PlannedValue], depth: int | None, limit: int | None) -> list[str]:
+def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | None, limit: int | None) -> list[str]:
     """Groups of equal primitives and types per source line, lines below their module."""
     if not values:
         return []

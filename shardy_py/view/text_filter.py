@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardy_py.plan.patterns import check_length, names_path
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
 
 if TYPE_CHECKING:
     from shardy_py.plan.findings import Finding
-    from shardy_py.plan.plan import Plan
     from shardy_py.plan.reshards import Reshard
 
 Where = str | Callable[[PlannedValue], object] | None
@@ -34,7 +34,7 @@ class Filter:
         ShardyError: The string is too long.
     """
 
-    def __init__(self, where: Where, plan: Plan) -> None:
+    def __init__(self, where: Where, plan: PlanRecord) -> None:
         if where is not None and not isinstance(where, str) and not callable(where):
             raise TypeError(f"where is {where!r}, a {type(where).__name__}; it is a string, as '*attention*', or a function of a value")
         self.where = where

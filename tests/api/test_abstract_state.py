@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from tests.plan.store.programs import State, f32, training
 
 

@@ -11,7 +11,7 @@ import shardy_py as sp
 from shardy_py.api import lowering as choice
 from shardy_py.backends.shard_map import Partitioned
 from shardy_py.errors import ShardyError
-from shardy_py.plan.plan import Plan
+from shardy_py.facade import Plan
 
 MESH = {"x": 4, "y": 2}
 LARGE, SMALL = (64, 32), (16, 8)

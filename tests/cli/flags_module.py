@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from absl import flags
 
 import shardy_py as sp
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 
 ROWS = flags.DEFINE_integer("sample_rows", 8, "Rows.")
 

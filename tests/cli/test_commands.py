@@ -18,7 +18,7 @@ from shardy_py.cli import main
 from shardy_py.cli.command import check_names
 from shardy_py.cli.commands import COMMANDS
 from shardy_py.cli.view import server
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from tests.cli.sample_module import planned
 
 MODULE = "tests.cli.sample_module"

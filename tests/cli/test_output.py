@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardy_py.cli import main
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from tests.cli.sample_module import planned
 
 

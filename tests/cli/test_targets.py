@@ -14,7 +14,7 @@ from shardy_py.cli import targets
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.main import parser
 from shardy_py.cli.targets import plan_of
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from tests.cli.methods_module import network
 
 MODULE = "tests.cli.methods_module"

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 import shardy_py as sp
 from shardy_py.errors import ShardyError
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from tests.fuzz.modules import Mesh, random_sharding
 from tests.fuzz.texts import FUNCTIONS
 from tests.plan.store import programs

@@ -129,7 +129,7 @@ def _of_module(seed: int) -> tuple[str, str]:
 
 
 def _of_plan(seed: int) -> tuple[str, str]:
-    from shardy_py.plan import Plan
+    from shardy_py.facade import Plan
     from tests.fuzz.plan_files import USES, base, damaged_plan
 
     number, text = damaged_plan(random.Random(seed))

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
+from shardy_py.facade import Plan
 from shardy_py.passes.table import PASSES
-from shardy_py.plan import Plan
 from tests.fuzz import running
 from tests.fuzz.modules import damaged_module
 from tests.fuzz.pipelines import draw_pipeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardy_py.facade import Plan
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op
 from shardy_py.passes.export import (
@@ -16,7 +17,7 @@ from shardy_py.passes.export import (
 )
 from shardy_py.passes.propagation import user_priority_propagate
 from shardy_py.passes.propagation.log import Step
-from shardy_py.plan import Plan, PlannedValue
+from shardy_py.plan import PlannedValue
 from shardy_py.plan.settings import Propagated
 
 

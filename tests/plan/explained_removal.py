@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 
 import shardy_py
-from shardy_py.plan import Plan, PlannedValue
+from shardy_py.facade import Plan
+from shardy_py.plan import PlannedValue
 from tests.random_programs import load
 
 End = tuple[str, str]
@@ -58,7 +59,7 @@ def planned(text: str, without: Iterable[End] = ()) -> Plan:
 def compared(first: Plan, second: Plan) -> list[tuple[PlannedValue, PlannedValue]]:
     """The values of a plan with those of a plan of the same program with fewer annotations."""
     pairs = [*zip(first.inputs, second.inputs, strict=True), *zip(first.outputs, second.outputs, strict=True)]
-    a, b = ([p for v, p in plan._intermediates if v.defining_op is None or v.defining_op.name != "sdy.reshard"] for plan in (first, second))
+    a, b = ([p for v, p in plan.intermediates if v.defining_op is None or v.defining_op.name != "sdy.reshard"] for plan in (first, second))
     if [(p.location, p.primitive, p.type) for p in a] == [(p.location, p.primitive, p.type) for p in b]:
         pairs += zip(a, b, strict=True)
     return pairs

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, OpShardingRule, PropagationDirection, TensorSharding, parse_axis_ref
+from shardy_py.facade import Plan
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.schedule import everything, schedule
 from shardy_py.passes.propagation.step import FactorStrategy, propagate_step
-from shardy_py.plan import Plan, Reason
+from shardy_py.plan import Reason
 from shardy_py.plan.derivation import View
+from shardy_py.plan.explaining import explainer_of
 from shardy_py.plan.history import begins_with
 from shardy_py.rules import is_elementwise, pass_through_direction
 
@@ -24,7 +26,7 @@ def replayed(plan: Plan, chain: Sequence[Reason], *, whole: bool) -> dict[Holder
         whole: Whether the annotations that it names are there with all their axes, or with those only that it names. All other values
             are open.
     """
-    explainer, log = plan._explainer, plan.log
+    explainer, log = explainer_of(plan), plan.log
     history, name = explainer.history, explainer.name
     said = [r for r in chain if not r.needs]
     named = {(r.value, r.annotation, r.location) for r in said}
@@ -76,7 +78,7 @@ def axis_of(text: str) -> AxisRef:
 
 
 def _propagate(plan: Plan, state: dict[Holder, TensorSharding | None], step: Step) -> None:
-    history, how = plan._explainer.history, plan.propagation
+    history, how = explainer_of(plan).history, plan.propagation
     view = View(step.op, step.tensors)
     rule = view.rule()
     assert rule is not None

@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
-from shardy_py.plan import Finding, Plan, PlanError
+from shardy_py.facade import Plan
+from shardy_py.plan import Finding, PlanError
 from shardy_py.plan.checks.accept import accepted, alike
 from shardy_py.plan.checks.costly_reshards import is_involuntary
 from shardy_py.plan.checks.specs import extended, nearest, spec_text

@@ -10,9 +10,11 @@ import pytest
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis
+from shardy_py.facade import Plan
 from shardy_py.passes.propagation.graph import Holder
-from shardy_py.plan import Explanation, Plan, PlannedValue, Reason
+from shardy_py.plan import Explanation, PlannedValue, Reason
 from shardy_py.plan.explained import _holder
+from shardy_py.plan.explaining import explainer_of
 from shardy_py.plan.find import find
 from tests.passes.propagation.test_random_modules import USER_PRIORITY, imported, options
 from tests.plan.explained_plans import plan_of_module
@@ -25,7 +27,7 @@ MANY = range(200)
 
 
 def holder_of(plan: Plan, value: PlannedValue) -> Holder:
-    return _holder(plan._explainer, find(plan, value))
+    return _holder(explainer_of(plan), find(plan, value))
 
 
 def chains(plan: Plan) -> Iterator[tuple[PlannedValue, tuple[Reason, ...]]]:
@@ -45,10 +47,10 @@ def check_replay(plan: Plan, what: str) -> int:
 def check_missing(plan: Plan, what: str) -> Counter[str]:
     """What an explanation says of a missing axis is so: who has it, who lacks it, and that what is in the way is there."""
     kinds: Counter[str] = Counter()
-    history = plan._explainer.history
+    history = explainer_of(plan).history
     held: dict[str, list[TensorSharding | None]] = {}
-    for holder in dict.fromkeys((*plan._explainer.neighbourhood.at, *history.steps, *history.annotated)):
-        held.setdefault(plan._explainer.name(holder), []).append(history.at(holder, history.end))
+    for holder in dict.fromkeys((*explainer_of(plan).neighbourhood.at, *history.steps, *history.annotated)):
+        held.setdefault(explainer_of(plan).name(holder), []).append(history.at(holder, history.end))
     for value in plan.values:
         for axis in plan.mesh.shape:
             for missing in plan.explain(value, axis=axis).missing:
@@ -92,7 +94,7 @@ def check_removal(seed: int, most: int) -> Counter[str]:
     """Takes away what explanations of some values name, and plans again."""
     text = program_of_seed(seed)
     plan = planned(text)
-    constraints = {p for v, p in plan._intermediates if v.defining_op is not None and v.defining_op.name == "sdy.reshard"}
+    constraints = {p for v, p in plan.intermediates if v.defining_op is not None and v.defining_op.name == "sdy.reshard"}
     spots = [
         (value, d, axis.name)
         for value in plan.values

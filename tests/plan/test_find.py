@@ -11,7 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan import Plan, PlanError
+from shardy_py.facade import Plan
+from shardy_py.plan import PlanError
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

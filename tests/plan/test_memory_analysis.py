@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.cost.hardware import HardwareError, hardware
 from shardy_py.cost.liveness.compilers import CompilerError
+from shardy_py.facade import Plan
 from shardy_py.plan.memory_analysis import MemoryAnalysis
-from shardy_py.plan.plan import Plan
 
 MESH = {"data": 2, "model": 4}
 Tree = Any

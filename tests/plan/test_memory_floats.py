@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.cost.liveness.compilers import COMPILERS
+from shardy_py.facade import Plan
 from shardy_py.plan.memory_floats import installed, support, widened
 from shardy_py.plan.memory_graph import local_graph
-from shardy_py.plan.plan import Plan
 
 MESHES = {1: {"data": 1, "model": 1}, 8: {"data": 2, "model": 4}}
 Tree = Any

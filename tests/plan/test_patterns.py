@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.errors import ShardyError, SpecError
-from shardy_py.plan import Finding, Plan
+from shardy_py.facade import Plan
+from shardy_py.plan import Finding
 from shardy_py.plan.checks.accept import accepted
 from shardy_py.plan.patterns import LONGEST, matches, matches_text, names_path
 

@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan import Finding, Plan, PlanError
+from shardy_py.facade import Plan
+from shardy_py.plan import Finding, PlanError
 
 MESH = {"data": 2, "model": 4}
 

@@ -12,11 +12,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.facade import Plan
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Function
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export import canonicalize
-from shardy_py.plan import Movement, Plan, Reshard
+from shardy_py.plan import Movement, Reshard
 from shardy_py.plan.movements import MOVING_OPS, format_bytes, movement_of, received
 from tests.reference import NEEDS_SAME_SHARDY, PROPAGATION, lower, run_pipeline
 

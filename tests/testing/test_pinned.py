@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.plan import Plan, StoreError
+from shardy_py.facade import Plan
+from shardy_py.plan import StoreError
 from shardy_py.testing import assert_plan_matches
 from tests.plan.store.programs import training
 from tests.plan.test_diff import SPEC, edited, plan_of

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from shardy_py.testing import assert_sharding
 
 MESH = {"data": 2, "model": 4}

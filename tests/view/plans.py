@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 
 MESH = {"data": 2, "model": 4}
 HOSTILE = '</script><b id="injected">&amp;'

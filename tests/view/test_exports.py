@@ -59,7 +59,7 @@ def test_ops_wait_for_their_collectives() -> None:
     events = slices(timeline(plan, "h100"))
     ends = {event["args"]["value"]: event["ts"] + event["dur"] for event in events if event["tid"] > 1}
     starts = {event["args"]["value"]: event["ts"] for event in events if event["tid"] == 1}
-    names = plan._names
+    names = plan.names
     waited = 0
     for op in plan.program.main.body.ops:
         value = names.get(op.results[0]) if op.results else None

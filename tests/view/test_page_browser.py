@@ -15,7 +15,8 @@ import jax
 import pytest
 
 import shardy_py
-from shardy_py.plan import Plan, Reason
+from shardy_py.facade import Plan
+from shardy_py.plan import Reason
 from shardy_py.plan.matching import partners
 from shardy_py.plan.movements import format_bytes
 from shardy_py.view.html.figures import span_text

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.errors import ShardyError
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 
 MESH = {"data": 2, "model": 4}
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.passes.export.collective_steps import collectives_for
+from shardy_py.plan.as_run import predicted_of
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.checks.xla_moves import is_involuntary
 from shardy_py.plan.collectives import Collective
+from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.predicted import Predicted
@@ -56,7 +58,7 @@ def _undone(view: PlanView, known: set[tuple[str, str]]) -> Iterator[Finding]:
     As opposed to a weight that is cut over the axis of the data, which a product needs whole.
     """
     groups: dict[tuple[object, ...], list[Collective]] = {}
-    for found in view.plan._predicted:
+    for found in predicted_of(view.plan):
         c = found.collective
         total = c.received_bytes * (c.trips or 1)
         if c.kind != "all_gather" or found.operand < 0 or total < GRAVE or (c.value, c.location) in known or not _is_kept_cut(found):
@@ -166,7 +168,7 @@ def _gathered(view: PlanView) -> Iterator[Finding]:
     """
     told = {finding.location for finding in view.found if finding.location and finding.kind in _TAKE_WHOLE}
     groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
-    for c in view.plan.collectives:
+    for c in collectives_of(view.plan):
         total = c.received_bytes * (c.trips or 1)
         if c.kind != "all_gather" or total < GRAVE or c.location in told:
             continue

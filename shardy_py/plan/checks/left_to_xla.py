@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardy_py.ir import Value
+from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.checks.view import PlanView
@@ -19,11 +20,11 @@ def left_to_xla(view: PlanView) -> Iterator[Finding]:
 
     There are none where the plan is run: under `lowering="shard_map"`, without conflicts, or where holding XLA to it moves notably less.
     """
-    if view.plan.source is not None or view.plan._as_run.planned:
+    if view.plan.source is not None or as_run_of(view.plan).planned:
         return
     described = view.described
     differing: dict[Value, Value] = {}
-    for as_run, planned in view.plan._as_run.values.items():
+    for as_run, planned in as_run_of(view.plan).values.items():
         if planned in described and _cuts(as_run) != _cuts(planned):
             differing.setdefault(planned, as_run)
     sizes = {v: max(view.local(v.type, v.sharding), view.local(v.type, w.sharding)) for v, w in differing.items()}

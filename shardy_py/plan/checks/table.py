@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.checks.batch_axes import batch_axis_lost
 from shardy_py.plan.checks.costly_reshards import costly_reshard
 from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
@@ -19,9 +19,7 @@ from shardy_py.plan.checks.scanned import cut_along_scan
 from shardy_py.plan.checks.unused_axes import unused_axis
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
+from shardy_py.plan.record import PlanRecord
 
 Check = Callable[[PlanView], Iterator[Finding]]
 
@@ -85,15 +83,16 @@ def check_names(kinds: Iterable[Kind]) -> None:
 check_names(KINDS)
 
 
+@Analysis
 @no_collection()
-def all_findings(plan: Plan, known: Iterable[Finding]) -> tuple[Finding, ...]:
+def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
     """The findings of a plan, errors first, then warnings, then notes; among those the ones with the most bytes first.
 
     Args:
         plan: The plan.
-        known: What planning and the partitioner found.
     """
-    view = PlanView(plan, list(known))
+    noted = plan.noted if plan.partitioner is None else (*plan.noted, *plan.partitioner.findings(plan))
+    view = PlanView(plan, list(noted))
     for kind in KINDS:
         if kind.check is not None:
             view.found.extend(kind.check(view))

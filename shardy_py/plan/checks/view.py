@@ -6,17 +6,14 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Op, Type, Value
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
 
 
 @dataclass(eq=False)
@@ -28,7 +25,7 @@ class PlanView:
         found: What the checks before this one found.
     """
 
-    plan: Plan
+    plan: PlanRecord
     found: list[Finding]
 
     def __post_init__(self) -> None:
@@ -72,7 +69,7 @@ class PlanView:
     @functools.cached_property
     def described(self) -> dict[Value, PlannedValue]:
         """The values of the program that the plan lists."""
-        listed = dict(self.plan._intermediates)
+        listed = dict(self.plan.intermediates)
         listed.update(zip(self.plan.program.main.arguments, self.plan.inputs))
         return listed
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar, get_args
 
 from shardy_py.dialect import Mesh
 from shardy_py.errors import ShardyError
@@ -18,7 +18,9 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.step import Strategy
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
+from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.record import CollectiveSource, PlanRecord
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.store import entries
 from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
@@ -28,11 +30,9 @@ from shardy_py.plan.store.section import read_section, write_section
 from shardy_py.plan.store.structure import MEMBERS as TREES
 from shardy_py.plan.store.structure import Structure, checked_arguments, checked_tree
 from shardy_py.plan.store.tables import Reader, Writer, read_mesh
-from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import CollectiveSource, Plan
+P = TypeVar("P", bound=PlanRecord)
 
 FORMAT = "shardy_py.plan"
 VERSION = 2
@@ -53,24 +53,24 @@ class StoredPartition:
     noted: tuple[Finding, ...]
     program: Program
 
-    def collectives(self, plan: Plan) -> tuple[Collective, ...]:
+    def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
         """Those of the stored plan."""
         return self.known
 
-    def findings(self, plan: Plan) -> tuple[Finding, ...]:
+    def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """What could not be partitioned."""
         return self.noted
 
-    def is_run(self, plan: Plan) -> bool:
+    def is_run(self, plan: PlanRecord) -> bool:
         """Yes: a plan that is left to XLA's partitioner is stored without it."""
         return True
 
-    def local_program(self, plan: Plan) -> Program:
+    def local_program(self, plan: PlanRecord) -> Program:
         """The region that runs on every device."""
         return self.program
 
 
-def write_plan(plan: Plan) -> str:
+def write_plan(plan: PlanRecord) -> str:
     """A plan as JSON text; equal plans are equal texts in every process.
 
     Args:
@@ -80,7 +80,7 @@ def write_plan(plan: Plan) -> str:
         return _written(plan)
 
 
-def _written(plan: Plan) -> str:
+def _written(plan: PlanRecord) -> str:
     section = write_section(plan.program)
     tables = section.tables
     parts: dict[str, Any] = {
@@ -102,15 +102,15 @@ def _written(plan: Plan) -> str:
     return "".join(_lines({**parts, **section.data()}))
 
 
-def _noted(plan: Plan) -> tuple[Finding, ...]:
+def _noted(plan: PlanRecord) -> tuple[Finding, ...]:
     """What planning found, and why XLA's partitioner runs the plan if `lowering="auto"` left it with that."""
     left_to_xla = plan.partitioner is not None and plan.source is None
     return (*plan.noted, *plan.partitioner.findings(plan)) if left_to_xla and plan.partitioner is not None else plan.noted
 
 
-def _partitioned(plan: Plan, source: CollectiveSource, tables: Writer) -> dict[str, Any]:
+def _partitioned(plan: PlanRecord, source: CollectiveSource, tables: Writer) -> dict[str, Any]:
     parts = (
-        entries.write_entries(Collective, plan.collectives, tables),
+        entries.write_entries(Collective, collectives_of(plan), tables),
         entries.write_entries(Finding, source.findings(plan), tables),
         write_section(source.local_program(plan)).data(),
     )
@@ -137,20 +137,21 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
     yield "\n}" + ("\n" if "format" in data else "")
 
 
-def read_plan(document: str | bytes) -> Plan:
+def read_plan(document: str | bytes, kind: type[P]) -> P:
     """The inverse of `write_plan`. Nothing of the text is run.
 
     Args:
         document: The text; bytes are UTF-8.
+        kind: The class of the plan.
 
     Raises:
         StoreError: It is no stored plan of this version.
     """
     with no_collection():
-        return _checked(_parsed(document))
+        return _checked(_parsed(document), kind)
 
 
-def _checked(data: Any) -> Plan:
+def _checked(data: Any, kind: type[P]) -> P:
     if type(data) is not dict or data.get("format") != FORMAT:
         raise StoreError("this is no stored plan", why=f"it has no member 'format' that says {FORMAT!r}", fix="Plan.save writes such files")
     if data.get("version") != VERSION or type(data["version"]) is not int:
@@ -160,16 +161,14 @@ def _checked(data: Any) -> Plan:
             fix="read it with the shardy_py that wrote it, or plan again",
         )
     try:
-        return _read(members(data, _MEMBERS))
+        return _read(members(data, _MEMBERS), kind)
     except StoreError:
         raise
     except (ShardyError, RecursionError) as error:
         raise StoreError(f"the stored plan is damaged: {getattr(error, 'what', error)}") from error
 
 
-def _read(data: dict[str, Any]) -> Plan:
-    from shardy_py.plan.plan import Plan  # which writes and reads itself through this module
-
+def _read(data: dict[str, Any], kind: type[P]) -> P:
     with at("mesh"):
         mesh = read_mesh(data["mesh"])
     section = read_section(data)
@@ -182,12 +181,12 @@ def _read(data: dict[str, Any]) -> Plan:
             return entries.read_entries(cls, data[name], tables)
 
     inputs, outputs = listed("inputs", PlannedValue), listed("outputs", PlannedValue)
-    for name, values, kind, held in (
+    for name, values, side, held in (
         ("inputs", inputs, "input", program.main.arguments),
         ("outputs", outputs, "output", program.main.body.terminator.operands),
     ):
         with at(name):
-            _check_values(values, kind, [value.type.rank for value in held], mesh, tables.meshes)
+            _check_values(values, side, [value.type.rank for value in held], mesh, tables.meshes)
     with at("partitioned"):
         source = _read_partitioned(data["partitioned"], tables)
     with at("trees"):
@@ -196,7 +195,7 @@ def _read(data: dict[str, Any]) -> Plan:
     for number, donated in enumerate(donation):
         if donated.input >= len(inputs) or (donated.output is not None and donated.output >= len(outputs)):
             raise StoreError("there is no such input or output", where=f"donation, row {number}")
-    return Plan(
+    return kind(
         name=text(data["name"]),
         mesh=mesh,
         inputs=inputs,
@@ -270,31 +269,31 @@ class Stored:
 
     known: Structure
 
-    def inputs(self, plan: Plan) -> Any:
+    def inputs(self, plan: PlanRecord) -> Any:
         """The input shardings; see `shardy_py.api.stored_trees`."""
         from shardy_py.api.stored_trees import input_shardings
 
         return input_shardings(plan, self.known)
 
-    def outputs(self, plan: Plan) -> Any:
+    def outputs(self, plan: PlanRecord) -> Any:
         """The output shardings."""
         from shardy_py.api.stored_trees import output_shardings
 
         return output_shardings(plan, self.known)
 
-    def abstract(self, plan: Plan, argument: str | int | None, mesh: Any, like: Any) -> Any:
+    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
         """The arguments as `jax.ShapeDtypeStruct`s."""
         from shardy_py.api.stored_trees import abstract_state
 
         return abstract_state(plan, self.known, argument, mesh, like)
 
-    def place(self, plan: Plan, args: Any, mesh: Any) -> Any:
+    def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
         from shardy_py.api.placing import placed_arguments
 
         return placed_arguments(plan, args, dict(plan.mesh.shape) if mesh is None else mesh)
 
-    def structure(self, plan: Plan) -> Structure:
+    def structure(self, plan: PlanRecord) -> Structure:
         """What was stored."""
         return self.known
 
@@ -328,16 +327,3 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise StoreError(f"JSON has no number {word}")
-
-
-def unpickled(document: str, timings: dict[str, float]) -> Plan:
-    """A plan from what pickling keeps.
-
-    Args:
-        document: The text of `write_plan`.
-        timings: Seconds per step.
-
-    Raises:
-        StoreError: It is no stored plan.
-    """
-    return replace(read_plan(document), timings=Timings(timings))

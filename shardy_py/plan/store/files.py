@@ -5,14 +5,10 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from typing import TYPE_CHECKING
 
 from shardy_py.files import write_file
 from shardy_py.plan.store.checks import StoreError
-from shardy_py.plan.store.document import read_plan
-
-if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
+from shardy_py.plan.store.document import P, read_plan
 
 MOST_BYTES = 1 << 30
 """A text of more bytes is not read: a small file can be made to unpack without end."""
@@ -66,18 +62,19 @@ def _unpacked(content: bytes) -> bytes:
     return made
 
 
-def load_plan(path: str | os.PathLike[str]) -> Plan:
+def load_plan(path: str | os.PathLike[str], kind: type[P]) -> P:
     """A plan from a file that `Plan.save` wrote.
 
     Args:
         path: The file.
+        kind: The class of the plan.
 
     Raises:
         OSError: It cannot be read.
         StoreError: It is no stored plan of this version.
     """
     try:
-        return read_plan(load_bytes(path))
+        return read_plan(load_bytes(path), kind)
     except StoreError as error:
         error.at(os.fspath(path))
         raise

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from shardy_py.plan.explain import KINDS, Missing
 from shardy_py.plan.explained import explained
+from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
     from shardy_py.plan.values import PlannedValue
 
 MOST = 200
@@ -21,7 +21,7 @@ _NOTHING = frozenset(("absent", "unrelated"))
 _ORDER = {kind: n for n, kind in enumerate(KINDS)}
 
 
-def absences(plan: Plan, found: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
+def absences(plan: PlanRecord, found: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
     """What keeps axes away from values: from those with findings, and from inputs and outputs, the largest first.
 
     Args:
@@ -46,7 +46,7 @@ def absences(plan: Plan, found: Iterable[int], sizes: Sequence[int]) -> list[lis
     return rows
 
 
-def asked(plan: Plan, found: Iterable[int], sizes: Sequence[int], most: int = MOST) -> list[int]:
+def asked(plan: PlanRecord, found: Iterable[int], sizes: Sequence[int], most: int = MOST) -> list[int]:
     """The numbers of the values that a page says it of, in order.
 
     Args:
@@ -62,6 +62,6 @@ def asked(plan: Plan, found: Iterable[int], sizes: Sequence[int], most: int = MO
     return sorted([number for number in chosen if plan.values[number].shape][:most])
 
 
-def _best(plan: Plan, value: PlannedValue, axis: str) -> list[Missing]:
+def _best(plan: PlanRecord, value: PlannedValue, axis: str) -> list[Missing]:
     told = [why for why in explained(plan, value, axis, None).missing if why.kind not in _NOTHING]
     return sorted(told, key=lambda why: _ORDER[why.kind])[:1]

@@ -7,12 +7,14 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import summary
+from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
-    from shardy_py.plan.plan import Plan
     from shardy_py.plan.reshards import Reshard
 
 VALUES_SHOWN = 24
@@ -30,7 +32,7 @@ _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 
 
-def card(plan: Plan) -> str:
+def card(plan: PlanRecord) -> str:
     """The plan in short: mesh, figures, largest inputs and outputs, reshards and findings, each list behind a triangle.
 
     A plan that is run by explicit collectives is not partitioned for it: what is not yet known is left out.
@@ -38,13 +40,12 @@ def card(plan: Plan) -> str:
     Args:
         plan: A plan.
     """
-    known = plan.__dict__
-    partitioned = plan.partitioner is None or "collectives" in known
-    findings = plan.findings if plan.partitioner is None or "findings" in known else plan.noted
+    partitioned = plan.partitioner is None or collectives_of.is_computed(plan)
+    findings = findings_of(plan) if plan.partitioner is None or findings_of.is_computed(plan) else plan.noted
     axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     figures = [f"inputs {format_bytes(_bytes(plan, plan.inputs))}", f"outputs {format_bytes(_bytes(plan, plan.outputs))} per device"]
     if partitioned:
-        moved = "; ".join(map(str, summary(plan.collectives))) or "none"
+        moved = "; ".join(map(str, summary(collectives_of(plan)))) or "none"
         figures.append(f"communication per call: {moved}")
     parts = [
         f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b></div>",
@@ -52,7 +53,7 @@ def card(plan: Plan) -> str:
         _values("inputs", plan, plan.inputs),
         _values("outputs", plan, plan.outputs),
     ]
-    if plan.partitioner is None or "reshards" in known:
+    if plan.partitioner is None or "reshards" in plan.__dict__:
         parts.append(_moves(plan.reshards))
     if findings:
         ordered = sorted(findings, key=lambda f: _GRAVITY[f.severity])
@@ -62,7 +63,7 @@ def card(plan: Plan) -> str:
     return f'<div style="font-size:13px;line-height:1.5">{"".join(parts)}</div>'
 
 
-def _values(title: str, plan: Plan, values: Sequence[PlannedValue]) -> str:
+def _values(title: str, plan: PlanRecord, values: Sequence[PlannedValue]) -> str:
     largest = sorted(values, key=lambda v: -_bytes(plan, [v]))[:VALUES_SHOWN]
     rows = [
         f"<tr><td {_CELL}>{_code(v.path)}</td><td {_CELL}>{_code(typed(v.type, v.sharding))}</td>"
@@ -90,5 +91,5 @@ def _code(text: str) -> str:
     return f'<code style="{_MONO}">{escape(text)}</code>'
 
 
-def _bytes(plan: Plan, values: Iterable[PlannedValue]) -> int:
+def _bytes(plan: PlanRecord, values: Iterable[PlannedValue]) -> int:
     return sum(local_bytes(value.type, value.sharding, plan.program.meshes) for value in values)

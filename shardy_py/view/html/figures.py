@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.plan import costing, memory_analysis
 from shardy_py.plan.cost_text import count_text, seconds_text
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
     from shardy_py.plan.cost_analysis import CostAnalysis, Share
     from shardy_py.plan.memory_analysis import MemoryAnalysis
-    from shardy_py.plan.plan import Plan
 
 POINTS = 1200
 """So many points the curve of live memory has at most; of steps that share one the largest counts."""
@@ -21,7 +22,7 @@ LISTED = 12
 """Of what lies in memory at the peak, and of modules and lines that take time, that many are listed."""
 
 
-def costs(plan: Plan, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:
+def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:
     """Entries of a page's data: `figures`, `memory`, and with hardware `time`.
 
     Args:
@@ -29,8 +30,8 @@ def costs(plan: Plan, hardware: str | Hardware | None, numbers: Mapping[str, int
         hardware: As for `Plan.cost_analysis`.
         numbers: Name of a value -> its number on the page.
     """
-    analysis = plan.cost_analysis(hardware)
-    memory = plan.memory_analysis(hardware)
+    analysis = costing.analyse(plan, hardware)
+    memory = memory_analysis.analyse(plan, hardware)
     found: dict[str, Any] = {"figures": _figures(analysis, memory), "memory": _memory(memory, numbers)}
     if analysis.hardware is not None:
         found["time"] = {"modules": _shares(analysis.by_module), "lines": _shares(analysis.by_line), "ops": _shares(analysis.by_op)}

@@ -11,17 +11,17 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.plan.matching import partners
+from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.payload import payload
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
-    from shardy_py.plan.plan import Plan
 
 SCRIPTS = ("dom.js", "data.js", "tree.js", "sharding.js", "lists.js", "panel.js", "charts.js", "main.js")
 """Parts of the page's script, in the order in which they are put together."""
 
 
-def page(plan: Plan, other: Plan | None = None, hardware: str | Hardware | None = None) -> str:
+def page(plan: PlanRecord, other: PlanRecord | None = None, hardware: str | Hardware | None = None) -> str:
     """The page; the same plans give the same text in every process.
 
     Nothing that a user named is markup in it: names stand in a block of JSON whose `<`, `>` and `&` are escaped, and the script makes

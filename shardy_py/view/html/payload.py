@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from shardy_py.ir import Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder
+from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.absences import absences
 from shardy_py.view.html.figures import costs
 from shardy_py.view.html.paths import path_parts
@@ -15,11 +18,10 @@ from shardy_py.view.html.tables import Tables
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
-    from shardy_py.plan.plan import Plan
 
 
 @no_collection()
-def payload(plan: Plan, hardware: str | Hardware | None = None) -> dict[str, Any]:
+def payload(plan: PlanRecord, hardware: str | Hardware | None = None) -> dict[str, Any]:
     """Everything that the page of one plan shows; the same plan gives the same data in every process.
 
     Values are numbered as in `plan.values`: inputs, intermediates, outputs. Numbers behind those stand for values that a plan does not
@@ -34,10 +36,10 @@ def payload(plan: Plan, hardware: str | Hardware | None = None) -> dict[str, Any
 
 
 class _Reader:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanRecord) -> None:
         self.plan = plan
         self.tables = Tables(plan.program, plan.mesh, _devices(plan))
-        self.listed = plan._intermediates
+        self.listed = plan.intermediates
         self.first_output = len(plan.inputs) + len(self.listed)
         self.count = self.first_output + len(plan.outputs)
         self.numbers: dict[Any, int] = {value: len(plan.inputs) + i for i, (value, _) in enumerate(self.listed)}
@@ -50,8 +52,8 @@ class _Reader:
         plan, tables = self.plan, self.tables
         values = self._values()
         moves = [self._reshard(r) for r in plan.reshards]
-        collectives = [self._collective(c) for c in plan.collectives]
-        findings = [self._finding(f) for f in plan.findings]
+        collectives = [self._collective(c) for c in collectives_of(plan)]
+        findings = [self._finding(f) for f in findings_of(plan)]
         data = {
             "name": plan.name,
             "lowering": plan.lowering,
@@ -138,6 +140,6 @@ class _Reader:
         return [*head, f.bytes, f.fix]
 
 
-def _devices(plan: Plan) -> tuple[int, ...]:
+def _devices(plan: PlanRecord) -> tuple[int, ...]:
     """The ids of the devices of the user's mesh, in its order; none where they are 0, 1, 2, ... or it has none."""
     return () if plan.trees is None else plan.trees.structure(plan).devices

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.derivation import Fact, derive_all
+from shardy_py.plan.explaining import explainer_of
+from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.tables import Interner, Tables
 
 if TYPE_CHECKING:
     from shardy_py.plan.explaining import Explainer
-    from shardy_py.plan.plan import Plan
 
 
-def links(plan: Plan, tables: Tables, number: Callable[[Holder, str], int]) -> dict[str, Any] | None:
+def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]) -> dict[str, Any] | None:
     """The links of all axes of all values; None where the plan keeps no record of them.
 
     Args:
@@ -36,7 +37,7 @@ def links(plan: Plan, tables: Tables, number: Callable[[Holder, str], int]) -> d
     """
     if not plan.propagation.recorded:
         return None
-    explainer = plan._explainer
+    explainer = explainer_of(plan)
     found, first = derive_all(_facts(plan, explainer), explainer.history, plan.program.meshes)
     text = tables.strings
     spots = Interner[tuple[int, tuple[str, ...]]](lambda spot: [spot[0], [*spot[1]]])
@@ -54,11 +55,11 @@ def links(plan: Plan, tables: Tables, number: Callable[[Holder, str], int]) -> d
     return {"first": first, **columns, "spot_rows": spots.rows, "way_rows": ways.rows}
 
 
-def _facts(plan: Plan, explainer: Explainer) -> list[Fact]:
+def _facts(plan: PlanRecord, explainer: Explainer) -> list[Fact]:
     history = explainer.history
     holders: list[tuple[Holder, Any]] = []
     holders += ((history.holder(value), planned) for value, planned in zip(plan.program.main.arguments, plan.inputs))
-    holders += ((history.holder(value), planned) for value, planned in plan._intermediates)
+    holders += ((history.holder(value), planned) for value, planned in plan.intermediates)
     for index, planned in enumerate(plan.outputs):
         known = history.results.get(index)
         holders.append((history.holder(FunctionResult(index, planned.given)) if known is None else known, planned))

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 
 import shardy_py as sp
 from shardy_py.errors import ShardyError
-from shardy_py.plan import Plan, StoreError
+from shardy_py.facade import Plan
+from shardy_py.plan import StoreError
 from tests.plan.store.programs import small
 
 LEAVES = st.one_of(

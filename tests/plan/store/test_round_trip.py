@@ -16,7 +16,7 @@ import jax
 import pytest
 
 import shardy_py as sp
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 from shardy_py.plan.store.attributes import Elided
 from shardy_py.plan.store.entries import FORMS
 from shardy_py.view.html.page import page
@@ -166,7 +166,7 @@ sys.meta_path.insert(0, Blocker())
 package = types.ModuleType("shardy_py")
 package.__path__ = [sys.argv[1]]
 sys.modules["shardy_py"] = package
-from shardy_py.plan import Plan
+from shardy_py.facade import Plan
 plan = Plan.load(sys.argv[2])
 print(plan.as_text())
 print(plan.explain(plan.values[-1].path))

@@ -1,0 +1,395 @@
+"""The plan that users hold: its record, its analyses, texts, pages and files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.dialect.format import printable
+from shardy_py.files import write_file
+from shardy_py.ir.printer import print_program
+from shardy_py.plan import costing, memory_analysis
+from shardy_py.plan.checks.accept import accepted, alike
+from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.collectives import Collective
+from shardy_py.plan.cost_analysis import CostAnalysis
+from shardy_py.plan.diff import PlanDiff, diff_plans
+from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.explain import Explanation
+from shardy_py.plan.explained import explained
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.memory_analysis import MemoryAnalysis
+from shardy_py.plan.record import PlanError, PlanRecord
+from shardy_py.plan.store.document import read_plan, write_plan
+from shardy_py.plan.store.files import load_plan, save_text
+from shardy_py.plan.timings import Timings
+from shardy_py.plan.values import PlannedValue
+from shardy_py.view.html.card import card
+from shardy_py.view.html.page import page
+from shardy_py.view.model_explorer import graph_json
+from shardy_py.view.perfetto import timeline_json
+from shardy_py.view.text import plan_text
+
+
+def _unpickled(kind: type[Plan], document: str, timings: dict[str, float]) -> Plan:
+    return replace(read_plan(document, kind), timings=Timings(timings))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(PlanRecord):
+    """The shardings of a function's inputs, outputs and intermediates, and how they came about.
+
+    `PlanRecord` lists its attributes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> layer = sp.auto_shard(lambda w, x: x @ w, mesh={"data": 4, "model": 2}, in_shardings=(P(None, "model"), P("data")))
+        >>> plan = layer.plan(jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((8, 8), jnp.float32))
+        >>> for value in (*plan.inputs, *plan.outputs):
+        ...     print(value)
+        w: float32[8,8@model]
+        x: float32[8@data,8]
+        result: float32[8@data,8@model]
+    """
+
+    @property
+    def input_shardings(self) -> Any:
+        """A pytree of `NamedSharding` of the structure of the tuple of arguments; with keyword arguments `(args, kwargs)`."""
+        return None if self.trees is None else self.trees.inputs(self)
+
+    @property
+    def output_shardings(self) -> Any:
+        """A pytree of `NamedSharding` of the structure of the result."""
+        return None if self.trees is None else self.trees.outputs(self)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives that a call runs, with bytes and trips.
+
+        Under `lowering="shard_map"` those of the partitioned program, which is made when they are first asked for; under
+        `lowering="jit"` those that XLA's partitioner is predicted to make on a CPU, where it has an all-reduce and a slice in place of a
+        reduce-scatter; benchmarks/README.md says how far that is from what it makes.
+        """
+        return collectives_of(self)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What deserves a look, in the order of severity and bytes; `plan/checks/table.py` lists the kinds.
+
+        The plan is checked when they are first asked for, and unless under `lowering="jit"` partitioned.
+        """
+        return findings_of(self)
+
+    def check(self, strict: bool = False, *, ignore: str | Iterable[str] = ()) -> tuple[Finding, ...]:
+        """The findings; raises where one is an error.
+
+        Args:
+            strict: Raise for warnings too.
+            ignore: Findings that are accepted, and left out: `"unused-axis"` is a kind, `"replicated-large:params['table']"` a kind and a
+                path or a pattern of paths: the last components, as in `rules=`, or all of it with `*` for any characters.
+
+        Raises:
+            PlanError: There are such findings.
+            ShardyError: What is to be ignored is no kind of finding.
+        """
+        findings = accepted(self.findings, ignore)
+        bad = [f for f in findings if f.severity == "error" or (strict and f.severity == "warning")]
+        if bad:
+            listed = "\n".join(f"  {group}" for group in alike(bad))
+            raise PlanError(f"the plan of {self.name} has {len(bad)} finding{'s' if len(bad) > 1 else ''}\n{listed}")
+        return findings
+
+    def explain(self, target: str | PlannedValue, axis: str | None = None, *, dim: int | None = None) -> Explanation:
+        """Why a value has the sharding it has, back to the annotations; or why it lacks an axis.
+
+        Args:
+            target: A path (`params['w']`, `result[0]`), the name of an intermediate (`%12`, or one given by `checkpoint_name`), one of
+                `plan.values`; or `file.py:line`, the path of a scope or module, or a variable of the source, which stand for the last value
+                that the forward computation makes there.
+            axis: Only this mesh axis; where the value lacks it, why.
+            dim: Only this dimension.
+
+        Returns:
+            Its text is made for a terminal; `chains` and `missing` have the same for programs.
+
+        Raises:
+            PlanError: There is no such value, axis or dimension, or the plan was made without `Options.provenance`.
+        """
+        return explained(self, target, axis, dim)
+
+    def cost_analysis(self, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
+        """What one call costs on one device: operations, bytes, communication, and seconds by a roofline.
+
+        Args:
+            hardware: A name (`"h100"`, `"v5p"`, see `shardy_py.cost.hardware_table`) or a `shardy_py.Hardware` of your own; None for
+                operations and bytes only.
+            links: Mesh axis -> what it lies on, `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `shardy_py.Links`; of
+                axes that are left out `shardy_py.cost.links.lay_out` decides.
+
+        Returns:
+            The analysis; as a mapping it has the names of `jax.stages.Compiled.cost_analysis()`.
+
+        Raises:
+            HardwareError: Such hardware is not known.
+            LinkError: The links do not fit the mesh.
+        """
+        return costing.analyse(self, hardware, links)
+
+    def memory_analysis(self, hardware: str | Hardware | int | None = None, *, compiler: str | None = None) -> MemoryAnalysis:
+        """The memory that one call takes on one device, from liveness over the program; nothing is compiled.
+
+        Args:
+            hardware: What it should fit on: a name (`"h100"`, `"v5e"`), a `Hardware` of your own, or a number of bytes.
+            compiler: Whose ways to follow: `"cpu"`, which is compared with XLA in docs/memory.md, or `"accelerator"`. By default the
+                latter where `hardware` is a name or a `Hardware`, or the plan is for another platform than CPUs.
+
+        Returns:
+            Sizes under the names of `jax.stages.Compiled.memory_analysis()`, the peak, where it is and what it is made of, and the
+            bytes at every step.
+
+        Raises:
+            HardwareError: Such hardware is not known.
+            CompilerError: Such a compiler is not known.
+        """
+        return memory_analysis.analyse(self, hardware, compiler)
+
+    def as_text(
+        self,
+        *,
+        where: str | Callable[[PlannedValue], object] | None = None,
+        values: bool = True,
+        depth: int | None = None,
+        limit: int | None = 60,
+        width: int = 100,
+    ) -> str:
+        """The plan as text; the same plan gives the same text in every process.
+
+        Inputs and outputs come by path, intermediates by module and source line, each with its bytes on one device; then what moves, which
+        is `reshards`, or under `lowering="shard_map"` `collectives`, and what was found. Layers that are alike are one (`[0..23]`). A part
+        with more lines than `limit` is cut to the values with the most bytes, replicated ones first among equals, and says what it leaves
+        out. Broadcasts and iotas, which XLA makes inside of what reads them, are shown only where asked for.
+
+        Args:
+            where: Shows only some values, with their reshards and findings: a string that a path, primitive, `file:line` or module
+                contains; one with `*` or `?`, a pattern as in `ignore=` of `check`; or a function of a `PlannedValue`.
+            values: Whether to list the intermediates too.
+            depth: Levels of paths and modules that are shown; what is below is counted.
+            limit: Lines of each part; None for all.
+            width: Where sentences are broken.
+
+        Raises:
+            TypeError: `where` is neither a string nor a function.
+            ShardyError: `depth` or `limit` is less than 1.
+        """
+        return printable(plan_text(self, values=values, where=where, depth=depth, limit=limit, width=width))
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        known = findings_of(self) if findings_of.is_computed(self) else self.noted  # without partitioning for it
+        grave = sum(finding.severity != "info" for finding in known)
+        found = f"{grave} findings, {len(known) - grave} notes"
+        return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {found}>")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: mesh, figures, the largest inputs and outputs, reshards, findings."""
+        return card(self)
+
+    def save_html(self, path: str | os.PathLike[str], other: Plan | None = None, *, hardware: str | Hardware | None = None) -> None:
+        """Writes one page that shows all of the plan and loads nothing from anywhere.
+
+        It lists every value by path, or by module and source line, and shows for each the part that every device holds, why, and where it
+        moves; charts of memory and communication; findings. It is made for a recent browser, by mouse or by keyboard.
+
+        Args:
+            path: The file.
+            other: A plan to show beside this one, with what differs marked.
+            hardware: As for `cost_analysis`; with it the page says how long a call takes and whether it fits.
+
+        Raises:
+            HardwareError: Such hardware is not known.
+            TypeError: `other` is no plan.
+            OSError: The file cannot be written.
+        """
+        write_file(path, page(self, other, hardware))
+
+    def as_sdy(self) -> str:
+        """The program with its final shardings, as an MLIR module of StableHLO and SDY ops.
+
+        It is made for reading and comparing: attributes that say nothing of shardings, such as the direction of a comparison, are not in a
+        plan. For a module that compiles, see `lower(...).as_text()` of the decorated function.
+        """
+        return print_program(self.program) + "\n"
+
+    def save_sdy(self, path: str | os.PathLike[str]) -> None:
+        """Writes `as_sdy()` to a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        write_file(path, self.as_sdy())
+
+    def save_perfetto(
+        self, path: str | os.PathLike[str], hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None
+    ) -> None:
+        """Writes the predicted timeline of one call as trace events: ops, collectives per set of mesh axes, live memory.
+
+        Open the file in https://ui.perfetto.dev or chrome://tracing.
+
+        Args:
+            path: The file.
+            hardware: As for `cost_analysis`; without it, lengths are bytes at nominal speeds.
+            links: As for `cost_analysis`.
+
+        Raises:
+            HardwareError: Such hardware is not known.
+            LinkError: The links do not fit the mesh.
+            OSError: The file cannot be written.
+        """
+        write_file(path, timeline_json(self, hardware, links))
+
+    def save_model_explorer(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program as a graph for Model Explorer: layers by module, shardings as attributes.
+
+        Args:
+            path: The file; Model Explorer wants it to end in `.json`.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        write_file(path, graph_json(self))
+
+    def to_json(self) -> str:
+        """The whole plan as JSON text with a version; see `from_json`.
+
+        Equal plans are equal texts in every process: there are no timings in it. Under `lowering="shard_map"` the collectives and the
+        program of each device are part of it, for which the program is partitioned.
+        """
+        return write_plan(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """A plan from the text of `to_json`; nothing of the text is run, and JAX is not needed.
+
+        It answers as the plan that was stored. `input_shardings` and `output_shardings`, which do need JAX, are over an `AbstractMesh`, in
+        dicts, lists and tuples; what was a node of another class is a dict.
+
+        Args:
+            text: The text.
+
+        Raises:
+            StoreError: It is no stored plan, a damaged one, or one of another version.
+            TypeError: It is no text.
+        """
+        if not isinstance(text, str | bytes | bytearray):
+            raise TypeError(f"from_json takes the text of to_json, got a {type(text).__name__}; Plan.load reads a file")
+        return read_plan(text, cls)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `to_json` to a file.
+
+        Args:
+            path: The file, replaced as a whole; packed by gzip where its name ends with `.gz`.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        save_text(self.to_json(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """A plan from a file that `save` wrote; see `from_json`.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OSError: It cannot be read.
+            StoreError: It is no stored plan, a damaged one, or one of another version.
+        """
+        return load_plan(path, cls)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What differs in another plan: shardings, values that were added or removed, reshards, collectives, findings.
+
+        Values are found again by path, and intermediates by what they are and what is around them, not by source line or number.
+
+        Args:
+            other: The plan that this one is changed to.
+
+        Returns:
+            The differences; false where there are none.
+
+        Raises:
+            TypeError: The other is no plan.
+        """
+        if not isinstance(other, Plan):
+            raise TypeError(f"diff takes a plan, got a {type(other).__name__}; Plan.load reads one from a file")
+        return diff_plans(self, other)
+
+    def abstract_state(self, argument: str | int | None = None, *, mesh: Any = None, like: Any = None) -> Any:
+        """The arguments as `jax.ShapeDtypeStruct`s with their planned shardings: what Orbax restores a checkpoint to.
+
+        Args:
+            argument: Name or position of an argument; None for all of them, as in `input_shardings`.
+            mesh: The mesh that the shardings are over, with the axes of the plan: a `jax.sharding.Mesh`, or a mapping of names to sizes,
+                which takes the first devices there are. By default the mesh that was planned for. That has no devices where it was an
+                `AbstractMesh`, or a mapping before JAX started any, or where the plan was read from a file; a restore needs devices.
+            like: A tree of arrays or structs whose structure to give. A plan that was read from a file knows dicts, lists and tuples, and
+                gives other nodes, a `TrainState` or the states of optax, as dicts of their fields unless `like` has them.
+
+        Raises:
+            ShardyError: There is no such argument, the mesh has other axes, or `like` has other leaves.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, shardy_py as sp
+            >>> params = {"w": jax.ShapeDtypeStruct((8, 16), jnp.float32)}
+            >>> plan = sp.auto_shard(lambda params: params["w"].sum(), mesh={"x": 4}, in_shardings=jax.P("x")).plan(params)
+            >>> plan.abstract_state("params")["w"].sharding.spec
+            P('x',)
+        """
+        trees = self.trees
+        return None if trees is None else trees.abstract(self, argument, mesh, like)
+
+    def place(self, args: Any, *, mesh: Any = None) -> Any:
+        """Arguments on the devices of the plan, sharded as planned.
+
+        As `jax.device_put(args, plan.input_shardings)`, with classes that refuse shardings, and with several processes, each of which
+        passes the whole value.
+
+        Args:
+            args: The tuple of arguments, or `(args, kwargs)` where the plan has keyword arguments, as in `input_shardings`.
+            mesh: A mesh with devices; by default that of the plan, which for a mapping of axis names is the first devices there are.
+
+        Raises:
+            ShardyError: The arguments are not those that were planned for.
+            MeshError: The mesh has other axes, or no devices.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, shardy_py as sp
+            >>> double = sp.auto_shard(lambda x: x * 2, mesh={"data": 4}, in_shardings=jax.P("data"))
+            >>> (x,) = double.plan(jnp.ones(8)).place((jnp.ones(8),))
+            >>> x.sharding.spec, len(x.devices())
+            (P('data',), 4)
+        """
+        trees = self.trees
+        return None if trees is None else trees.place(self, args, mesh)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Through `to_json`, with the timings."""
+        return (_unpickled, (type(self), self.to_json(), dict(self.timings)))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self

@@ -1,0 +1,197 @@
+"""The record of a plan: the decisions of planning, without the analyses that are computed beside it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from shardy_py.dialect import Mesh
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Program, Value
+from shardy_py.passes.collection import no_collection
+from shardy_py.plan.collectives import Collective
+from shardy_py.plan.donation import Donated
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.reshards import Reshard, find_reshards
+from shardy_py.plan.settings import Propagated
+from shardy_py.plan.store.structure import Structure
+from shardy_py.plan.timings import Timings
+from shardy_py.plan.values import PlannedValue
+from shardy_py.plan.values import intermediates as planned_intermediates
+
+
+class PlanError(ShardyError):
+    """A plan lacks the value that a caller names, or `Plan.check` raises its findings.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mean = sp.auto_shard(lambda x: x.mean(), mesh={"data": 4, "model": 2}, in_shardings=P("data"))
+        >>> try:
+        ...     findings = mean.plan(jax.ShapeDtypeStruct((1 << 12, 1 << 12), jnp.float32)).check(strict=True)
+        ... except sp.PlanError as error:
+        ...     print("unused-axis" in str(error))
+        True
+    """
+
+
+class ShardingTrees(Protocol):
+    """Gives a plan's shardings in the form of the framework it was made for."""
+
+    def inputs(self, plan: PlanRecord) -> Any:
+        """The input shardings, in the structure of the arguments."""
+        ...
+
+    def outputs(self, plan: PlanRecord) -> Any:
+        """The output shardings, in the structure of the result."""
+        ...
+
+    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
+        """The arguments without their values, see `Plan.abstract_state`."""
+        ...
+
+    def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
+        """The arguments where the plan has them, see `Plan.place`."""
+        ...
+
+    def structure(self, plan: PlanRecord) -> Structure:
+        """What a stored plan keeps of both structures."""
+        ...
+
+
+class CollectiveSource(Protocol):
+    """Partitions a plan that is run by explicit collectives, when it is first asked for what came of that."""
+
+    def is_run(self, plan: PlanRecord) -> bool:
+        """Whether the partitioned program runs; under `lowering="auto"` XLA's partitioner may be left with the plan."""
+        ...
+
+    def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
+        """In the order in which they run."""
+        ...
+
+    def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
+        """What could not be partitioned, or why the partitioned program is not run."""
+        ...
+
+    def local_program(self, plan: PlanRecord) -> Program:
+        """What runs on every device, as a program."""
+        ...
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan of the function with something changed.
+
+    Attributes:
+        change: What was changed, as the subject of `leaves ...`.
+        plan: The plan.
+        location: `file:line` of the user's code to change; empty where it is the annotations.
+        of_residuals: Whether it is about what scans keep for their backward passes.
+    """
+
+    change: str
+    plan: PlanRecord
+    location: str = ""
+    of_residuals: bool = False
+
+
+class Variants(Protocol):
+    """Plans variants of a function."""
+
+    def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
+        """Those that may have a smaller peak.
+
+        Args:
+            plan: The plan of the function.
+            peak: Its peak in bytes.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanRecord:
+    """The shardings of a function's inputs, outputs and intermediates, and how they came about.
+
+    Attributes:
+        name: The function's name.
+        mesh: Axes and sizes.
+        inputs: One per leaf of the arguments, in order.
+        outputs: One per leaf of the result, in order.
+        noted: What planning found: rules not used, primitives without a rule, ...
+        timings: Seconds per step of planning.
+        program: The program after all passes.
+        log: The steps of the propagation.
+        donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
+        partitioner: What may run the plan by explicit collectives; None under `lowering="jit"`.
+        propagation: How its shardings were propagated.
+        platform: The platform that it is for, as JAX names it: `cpu`, `cuda`, `rocm`, `tpu`.
+        variants: Plans the function with something changed; None of a stored plan.
+    """
+
+    name: str
+    mesh: Mesh
+    inputs: tuple[PlannedValue, ...]
+    outputs: tuple[PlannedValue, ...]
+    noted: tuple[Finding, ...]
+    program: Program
+    log: Sequence[Any] = ()
+    timings: Timings = field(default_factory=Timings)
+    trees: ShardingTrees | None = None
+    donation: tuple[Donated, ...] = ()
+    partitioner: CollectiveSource | None = None
+    propagation: Propagated = field(default_factory=Propagated)
+    platform: str = "cpu"
+    variants: Variants | None = None
+
+    @functools.cached_property
+    def analyses(self) -> dict[Any, Any]:
+        """The results of `plan/analysis.py` that are at hand; no part of the record."""
+        return {}
+
+    @functools.cached_property
+    def source(self) -> CollectiveSource | None:
+        """What runs the plan by explicit collectives; None where XLA's partitioner runs it. Under `lowering="auto"` decided here."""
+        return self.partitioner if self.partitioner is not None and self.partitioner.is_run(self) else None
+
+    @property
+    def lowering(self) -> Literal["jit", "shard_map"]:
+        """How a call runs the plan."""
+        return "jit" if self.source is None else "shard_map"
+
+    @functools.cached_property
+    def intermediates(self) -> tuple[tuple[Value, PlannedValue], ...]:
+        """The values between inputs and outputs, in program order."""
+        with no_collection():
+            return tuple(planned_intermediates(self.program))
+
+    @functools.cached_property
+    def values(self) -> tuple[PlannedValue, ...]:
+        """Every value: inputs, intermediates in program order, outputs."""
+        return (*self.inputs, *(planned for _, planned in self.intermediates), *self.outputs)
+
+    @functools.cached_property
+    def reshards(self) -> tuple[Reshard, ...]:
+        """Where data moves, in program order: values that change their sharding, and sums over devices.
+
+        Found when first asked for. They are what Shardy makes explicit for the plan's shardings; under `lowering="jit"` XLA's
+        partitioner may move data otherwise.
+        """
+        return find_reshards(self.program, self.names, tuple(output.path for output in self.outputs))
+
+    @functools.cached_property
+    def names(self) -> dict[Value, str]:
+        """The paths of inputs and intermediates."""
+        names = {value: described.path for value, described in self.intermediates}
+        names.update((value, described.path) for value, described in zip(self.program.main.arguments, self.inputs))
+        return names
+
+    @functools.cached_property
+    def by_path(self) -> dict[str, tuple[Value | int, PlannedValue]]:
+        """Path -> the value, for a result of the function its number; inputs come first where a path stands for several."""
+        values: dict[str, tuple[Value | int, PlannedValue]] = {planned.path: (value, planned) for value, planned in self.intermediates}
+        values.update((planned.path, (number, planned)) for number, planned in enumerate(self.outputs))
+        values.update((planned.path, (value, planned)) for value, planned in zip(self.program.main.arguments, self.inputs))
+        return values
