@@ -128,9 +128,8 @@ def _over(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
     own = {v: n for n in region.nodes for v in n.results}
     readers: dict[int, list[Node]] = {a: [] for a, _ in pairs}
     for node in region.nodes:
-        for v in set(reads(node)):
-            if v in readers:
-                readers[v].append(node)
+        for v in readers.keys() & reads(node):
+            readers[v].append(node)
     others = {a: [u for u in readers[a] if u is not own[r]] for a, r in pairs}
     wanted: dict[int, list[Node]] = {}
     for argument, result in pairs:
@@ -151,6 +150,8 @@ def _over(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
 def _preceded(region: Region, wanted: Mapping[int, list[Node]]) -> set[int]:
     """Those of the nodes (their ids) before which all that are wanted of each have to run."""
     number = {u: i for i, u in enumerate(dict.fromkeys(id(u) for nodes in wanted.values() for u in nodes))}
+    if not number:
+        return {id(node) for node in region.nodes if id(node) in wanted}
     behind: dict[int, int] = {}
     found: set[int] = set()
     for node in region.nodes:

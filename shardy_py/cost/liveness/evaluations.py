@@ -80,10 +80,11 @@ class Evaluations:
         first = max(parts, key=lambda part: len(part.times))
         times, counters = dict(first.times), dict(first.counters)
         shared: dict[int, set[int]] = {}
+        counts = node.operands or node.kind is not Kind.BROADCAST  # how often a constant is written out concerns nobody
         for part in parts:
             if part is first or part.counters is first.counters:
                 continue
-            for root in times.keys() & part.times.keys():
+            for root in times.keys() & part.times.keys() if counts else ():
                 shared.setdefault(root, set(counters[root])).update(part.counters[root])
             times.update(part.times)
             counters.update(part.counters)

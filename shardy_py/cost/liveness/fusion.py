@@ -39,13 +39,16 @@ def fuse(graph: Graph) -> None:
     Args:
         graph: Is changed.
     """
-    _fuse(graph, graph.main)
+    numbers: dict[object, int] = {}
+    likes = [numbers.setdefault((size, graph.forms.get(v)), len(numbers)) for v, size in enumerate(graph.bytes)]
+    _fuse(graph, graph.main, likes)
 
 
-def _fuse(graph: Graph, region: Region) -> None:
+def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
+    """See `fuse`; of values with equal numbers in `likes` one can be written over the other."""
     for node in region.nodes:
         for inner in node.regions:
-            _fuse(graph, inner)
+            _fuse(graph, inner, likes)
     absorbed, repeated = _absorbed(graph, region)
     maker = {v: n for n in region.nodes for v in n.results}
     sources: dict[int, dict[int, bool]] = {}
@@ -79,11 +82,12 @@ def _fuse(graph: Graph, region: Region) -> None:
             if inside:
                 node.operands = list(reads)
             if len(node.results) == 1:
-                node.shares = tuple(v for v, straight in reads.items() if straight and _alike(graph, v, node.results[0]))
+                like = likes[node.results[0]]
+                node.shares = tuple([v for v, straight in reads.items() if straight and likes[v] == like])
         kept.append(node)
     region.nodes = kept
     region.results = [seen_as.get(v, v) for v in region.results]
-    _mark_shares(graph, [n for n in kept if n.kind not in ABSORBING])
+    _mark_shares(likes, [n for n in kept if n.kind not in ABSORBING])
 
 
 def _read_too(reads: dict[int, bool], more: Mapping[int, bool], aligned: bool) -> dict[int, bool]:
@@ -140,20 +144,16 @@ def _rename(node: Node, names: dict[int, int]) -> None:
             _rename(n, names)
 
 
-def _mark_shares(graph: Graph, nodes: Iterable[Node]) -> None:
+def _mark_shares(likes: Sequence[int], nodes: Iterable[Node]) -> None:
     for node in nodes:
         if node.kind in POINTWISE or node.kind is Kind.COPY:
-            node.shares = tuple(v for v in node.operands if _alike(graph, v, node.results[0]))
+            node.shares = tuple(v for v in node.operands if likes[v] == likes[node.results[0]])
         elif node.kind in (Kind.UPDATE, Kind.SCATTER):
             node.shares = tuple(node.operands[:1])
         elif node.over is not None:
             node.shares = (node.operands[node.over],)
         elif node.name == "stablehlo.sort":
             node.shares = tuple(node.operands)
-
-
-def _alike(graph: Graph, a: int, b: int) -> bool:
-    return graph.bytes[a] == graph.bytes[b] and graph.forms.get(a) == graph.forms.get(b)
 
 
 def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int]]]:

@@ -45,6 +45,8 @@ class Kind(Enum):
     BRANCH = "branch"
     """One of its regions runs."""
 
+    __hash__ = object.__hash__  # kinds are looked up hundreds of thousands of times; that of Enum is Python code
+
 
 @dataclass(slots=True, eq=False)
 class Node:

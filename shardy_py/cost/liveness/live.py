@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
@@ -91,9 +91,16 @@ class _Walk:
         self.depth[v] = len(self.loops)
 
     def use(self, v: int, time: int) -> None:
-        self.end[v] = max(self.end[v], time)
-        if self.depth[v] < len(self.loops):
-            self.loops[self.depth[v]].append(v)
+        self.use_all((v,), time)
+
+    def use_all(self, values: Iterable[int], time: int) -> None:
+        """A step reads values; times only grow."""
+        end, depth, loops = self.end, self.depth, self.loops
+        inner = len(loops)
+        for v in values:
+            end[v] = time
+            if depth[v] < inner:
+                loops[depth[v]].append(v)
 
     def step(self, node: Node) -> int:
         self.steps.append(node)
@@ -107,8 +114,7 @@ class _Walk:
                 self.branch(node)
             else:
                 time = self.step(node)
-                for v in node.operands:
-                    self.use(v, time)
+                self.use_all(node.operands, time)
                 for v in node.results:
                     self.define(v, time, node)
                 if len(node.results) > 1 and node.kind is not Kind.BARRIER:
@@ -189,6 +195,8 @@ class _Walk:
                 if (first[result] if free is None else free[1]) != time:
                     continue
                 for v in node.shares[place : place + 1] if several else node.shares:
+                    if self.end[v] > time:  # so is that of its root
+                        continue
                     root = self.find(v)
                     if root == result or root in readonly or last[root] != time or bytes_[v] != bytes_[made]:
                         continue

@@ -87,7 +87,7 @@ def _number(region: Region, inner_first: bool, found: dict[int, int]) -> None:
             if node is not None:
                 met.update(node.results)
                 stack.append(node)
-                stack.extend(reversed(reads(node)))
+                stack += [v for v in reversed(reads(node)) if v not in met]
             elif item in arguments:
                 order.append(item)
     if not inner_first:
