@@ -15,6 +15,7 @@ from shardy_py.plan.checks.left_to_xla import left_to_xla
 from shardy_py.plan.checks.opaque import opaque
 from shardy_py.plan.checks.optimizer_state import state_unlike_parameter
 from shardy_py.plan.checks.replicated import replicated_large
+from shardy_py.plan.checks.residuals import smaller_peak
 from shardy_py.plan.checks.scanned import cut_along_scan
 from shardy_py.plan.checks.unused_axes import unused_axis
 from shardy_py.plan.checks.view import PlanView
@@ -63,7 +64,7 @@ KINDS = (
     Kind("left-to-xla", "note", "where shardings conflict, a value that XLA will cut otherwise than planned", left_to_xla),
     Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
     Kind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
-    Kind("smaller-peak", "warning, note", "in `plan.memory_analysis()`, a checkpoint, a donation or a cut that leaves a smaller peak"),
+    Kind("smaller-peak", "warning, note", "a checkpoint, a donation or a cut that leaves a smaller peak", smaller_peak),
     Kind("opaque", "warning, note", "a kernel or callback without a sharding rule that is given whole arrays", opaque),
     Kind("replicated-large", "warning, note", "a large value that every device has whole, though nobody said so", replicated_large),
 )

@@ -1,0 +1,25 @@
+"""Residuals of scans that are most of the memory of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.findings import Finding
+
+LARGE = 1 << 30
+"""1 GiB: a memory analysis and plans of variants, which take longer than all checks, are made where scans give so much and more."""
+
+
+def smaller_peak(view: PlanView) -> Iterator[Finding]:
+    """What would leave a smaller peak, as the memory analysis says without hardware, where scans stack up `LARGE` bytes and more.
+
+    Where it should fit, which is not known here, `plan.memory_analysis(hardware).findings` has more to say.
+    """
+    stacked = 0
+    for op, manual in view.ops:
+        if op.name == WHILE and op.primitive == "scan" and not manual:
+            stacked += sum(view.local(value.type, value.sharding) for value in op.results)
+    if stacked >= LARGE:
+        yield from view.plan.memory_analysis().findings
