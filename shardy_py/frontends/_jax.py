@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -530,6 +531,15 @@ def scatter_clipped(eqn: JaxprEqn, operand: Any, indices: Any, updates: Any) -> 
     indices = _slicing._clamp_scatter_indices(operand, indices, updates, dnums=eqn.params["dimension_numbers"])
     params = {**eqn.params, "mode": jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS}
     return (eqn.primitive.bind(operand, indices, updates, **params),)
+
+
+def interpreted_kernel(eqn: JaxprEqn) -> Callable[..., Any] | None:
+    """As `_pallas_call_lowering` for `interpret=True`; None for kernels that are compiled, or simulated as a device would run them."""
+    interpreter: Any = sys.modules.get("jax._src.pallas.hlo_interpreter")  # loaded with Pallas, which made the equation
+    params = dict(eqn.params)
+    if params.pop("interpret") is not True or interpreter is None or params["jaxpr"].constvars:
+        return None
+    return functools.partial(interpreter.pallas_call_hlo_interpret, **params)
 
 
 def _mapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:

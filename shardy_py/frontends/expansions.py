@@ -82,6 +82,7 @@ def _scatter(eqn: JaxprEqn) -> Callable[..., Any] | None:
 
 FUNCTIONS: Mapping[str, Callable[[JaxprEqn], Callable[..., Any] | None]] = {
     "gather": _gather,
+    "pallas_call": _jax.interpreted_kernel,
     "random_bits": _jax.random_bits,
     "random_fold_in": _jax.random_fold_in,
     "random_seed": _jax.random_seed,

@@ -160,7 +160,13 @@ def called(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scop
 
 @runs_dry
 def kernel(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-    """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it."""
+    """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it.
+
+    One that is interpreted is what the interpreter makes of it, which may run on parts.
+    """
+    body = walker.reading.body(eqn, walker.region.platform) if eqn.params.get("interpret") else None
+    if body is not None:
+        return run_body(walker, body, operands, only_child(scope, index))
     if walker.region.dry:
         return walker.whole(walker.reading.equation(eqn), operands)
     here = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx

@@ -165,10 +165,9 @@ def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     """A scan of local arrays: the leading dimension is whole, the carry lies as planned on every trip."""
     n_consts, n_carry = scan_counts(eqn)
     body = eqn.params["jaxpr"]
-    variables = open_jaxpr(body).invars
-    inner = _scope_of(scope, index, body)
-    shown = variables if inner is None else inner.jaxpr.invars
-    outs = (open_jaxpr(body) if inner is None else inner.jaxpr).outvars
+    inner = _scope_of(walker, scope, index, body)
+    shown = inner.jaxpr.invars
+    outs = inner.jaxpr.outvars
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
     const_layouts = _const_layouts(walker, consts, shown[:n_consts], inner)
     carry_layouts = _carried(walker, carry, shown[n_consts : n_consts + n_carry], outs[:n_carry], inner)
@@ -203,13 +202,14 @@ def _result(walker: Walker, x: Array, at: Layout, v: Any) -> Held:
     return walker.hold(x, at, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None))
 
 
-def _scope_of(scope: Scope | None, index: int, body: Any, skip: int = 0) -> Scope | None:
-    """The scope of a body, which may have been rewritten where it was read."""
+def _scope_of(walker: Walker, scope: Scope | None, index: int, body: Any, skip: int = 0) -> Scope:
+    """The scope of a body, which may have been rewritten where it was read; one without values where it was not read."""
     found = list(scope.children.get(index, ())) if scope is not None else []
     for at in found:
         if at.jaxpr is open_jaxpr(body):
             return at
-    return found[skip] if len(found) > skip and len(found[skip].jaxpr.invars) == len(open_jaxpr(body).invars) else None
+    fits = len(found) > skip and len(found[skip].jaxpr.invars) == len(open_jaxpr(body).invars)
+    return found[skip] if fits else walker.reading.scope(open_jaxpr(body))
 
 
 @runs_dry
@@ -218,15 +218,13 @@ def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
     params = eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
-    cond_scope, body_scope = _scope_of(scope, index, cond_jaxpr), _scope_of(scope, index, body_jaxpr, 1)
-    cond_vars = open_jaxpr(cond_jaxpr).invars if cond_scope is None else cond_scope.jaxpr.invars
-    body_vars = open_jaxpr(body_jaxpr).invars if body_scope is None else body_scope.jaxpr.invars
+    cond_scope, body_scope = _scope_of(walker, scope, index, cond_jaxpr), _scope_of(walker, scope, index, body_jaxpr, 1)
+    cond_vars, body_vars = cond_scope.jaxpr.invars, body_scope.jaxpr.invars
     consts = operands[: n_cond + n_body]
     const_layouts = _const_layouts(walker, consts[:n_cond], cond_vars[:n_cond], cond_scope)
     const_layouts += _const_layouts(walker, consts[n_cond:], body_vars[:n_body], body_scope)
     const_arrays = [held.get(at) for held, at in zip(consts, const_layouts)]
-    body_outs = (open_jaxpr(body_jaxpr) if body_scope is None else body_scope.jaxpr).outvars
-    carry_layouts = _carried(walker, operands[n_cond + n_body :], body_vars[n_body:], body_outs, body_scope)
+    carry_layouts = _carried(walker, operands[n_cond + n_body :], body_vars[n_body:], body_scope.jaxpr.outvars, body_scope)
     first = [held.get(at) for held, at in zip(operands[n_cond + n_body :], carry_layouts)]
     predicate_aval: Any = open_jaxpr(cond_jaxpr).outvars[0].aval
     batched = bool(predicate_aval.shape)
@@ -306,7 +304,7 @@ def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope:
     which, *rest = operands
     branches = eqn.params["branches"]
     platforms = eqn.params.get("branches_platforms")
-    scopes = [_scope_of(scope, index, branch, i) for i, branch in enumerate(branches)]
+    scopes = [_scope_of(walker, scope, index, branch, i) for i, branch in enumerate(branches)]
     if platforms is not None:
         kept = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
         return run_body(walker, branches[kept], rest, scope.children[index][0] if scope is not None and index in scope.children else None)

@@ -89,6 +89,7 @@ class Reading:
         self._used: dict[int, tuple[bool, ...]] = {}
         self._live: dict[int, list[tuple[int, JaxprEqn]]] = {}
         self._steps: dict[int, list[_Step]] = {}
+        self._scopes: dict[int, Scope] = {}
 
     def settings_of(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
         """What is traced inside is lowered as the equation is to be, where it was traced under other settings than those of here."""
@@ -141,6 +142,13 @@ class Reading:
         if key not in self._bodies:
             self._bodies[key] = None if eqn.effects or eqn.primitive.name in self._whole else body_of(eqn, platform)
         return self._bodies[key]
+
+    def scope(self, jaxpr: Jaxpr) -> Scope:
+        """The scope of a jaxpr that was not planned, such as the inside of a call with a rule: without values, the same in every walk."""
+        found = self._scopes.get(id(jaxpr))
+        if found is None:
+            found = self._scopes[id(jaxpr)] = Scope(jaxpr, {})
+        return found
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
         """How often each variable of a jaxpr is used by what runs, and as a result."""
@@ -269,7 +277,9 @@ class Walker:
             arguments: Its arguments.
             scope: Its values in the plan; None where it was not planned.
         """
-        if scope is not None and scope.jaxpr is not jaxpr and len(scope.jaxpr.invars) == len(jaxpr.invars):
+        if scope is None:
+            scope = self.reading.scope(jaxpr)
+        elif scope.jaxpr is not jaxpr and len(scope.jaxpr.invars) == len(jaxpr.invars):
             jaxpr = scope.jaxpr
         uses = self.reading.uses(jaxpr)
         env: dict[Any, Held] = {}
@@ -282,7 +292,7 @@ class Walker:
             self._foresee(steps, env, scope)
         else:
             self._trace(steps, env, scope)
-        if scope is not None and self.region.dry:
+        if self.region.dry:
             self.made.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
         return [self._literal(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 

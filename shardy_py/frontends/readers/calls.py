@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends.inline import named_computation
@@ -98,6 +98,11 @@ _JAXPR_PARAMETERS = ("call_jaxpr", "call", "callee", "fwd_jaxpr", "jaxpr")
 def inlined(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_custom_jvp_vjp_call_lowering` and primitives whose lowering evaluates their jaxpr: the ops stand in the caller."""
     jaxpr = next(eqn.params[name] for name in _JAXPR_PARAMETERS if name in eqn.params)
+    inlined_jaxpr(importer, index, jaxpr, eqn, scope, block)
+
+
+def inlined_jaxpr(importer: Importer, index: int, jaxpr: ClosedJaxpr | Jaxpr, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """A jaxpr that stands for an equation, on its operands."""
     operands = importer.read(eqn, scope, block)
     start = len(block.ops)
     results, inner = importer.body(jaxpr, operands, block)

@@ -8,8 +8,9 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.dialect import parse_rule
 from shardy_py.frontends import _jax
+from shardy_py.frontends.expansions import expansion_of
 from shardy_py.frontends.primitives.avals import type_of_aval
-from shardy_py.frontends.readers.calls import inlined
+from shardy_py.frontends.readers.calls import inlined, inlined_jaxpr
 from shardy_py.frontends.readers.common import ReaderTable, bind, opaque
 from shardy_py.ir import Block, Op
 
@@ -42,10 +43,14 @@ def custom_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
 
 def pallas_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_pallas_call_lowering`: a kernel that is interpreted is lowered like any function, others are custom calls."""
-    if eqn.params["interpret"]:
+    if not eqn.params["interpret"]:
+        custom_call(importer, index, eqn, scope, block)
+        return
+    expansion = expansion_of(eqn, importer.platform)
+    if expansion is None:
         importer.lowered(eqn, scope, block)
         return
-    custom_call(importer, index, eqn, scope, block)
+    inlined_jaxpr(importer, index, expansion.jaxpr, eqn, scope, block)
 
 
 def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

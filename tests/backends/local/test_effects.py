@@ -118,14 +118,43 @@ def test_composite_is_inlined() -> None:
     run(lambda x: softplus(x).sum(0), X)
 
 
-def test_pallas_call_runs_whole() -> None:
-    def kernel(x: Any, out: Any) -> None:
-        out[...] = x[...] * 3
+def scaled(x: Any, y: Any, **given: Any) -> Any:
+    """A kernel that is interpreted, element by element."""
 
-    def fun(x: Any) -> Any:
-        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x) + 1
+    def kernel(x: Any, y: Any, out: Any) -> None:
+        out[...] = x[...] * 3 + y[...]
 
-    run(fun, X)
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, **given)(x, y)
+
+
+def in_blocks(shape: tuple[int, int], grid: tuple[int, int]) -> Callable[..., Any]:
+    block = pl.BlockSpec(shape, lambda i, j: (i, j))
+    return lambda x, y: scaled(x, y, grid=grid, in_specs=[block, block], out_specs=block)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "one block": scaled,
+    "in a row": lambda x, y: scaled(jnp.sin(scaled(x, y)), y),
+    "blocks of columns": in_blocks((8, 4), (1, 2)),
+    "with a rule": sp.sharding_rule("b d, b d -> b d")(scaled),
+    "in a loop": lambda x, y: jax.lax.fori_loop(0, 3, lambda i, c: scaled(c, y), x),
+    "mapped": lambda x, y: jax.vmap(scaled, 1, 1)(x, y),
+    "differentiated": lambda x, y: jax.jvp(scaled, (x, y), (y, x))[1],
+}
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_interpreted_kernels_run_on_parts(name: str, lowering: Any) -> None:
+    step = sp.auto_shard(KERNELS[name], mesh={"x": 8}, in_shardings=P("x"), lowering=lowering)
+    plan = step.plan(X, X + 1)
+    assert plan.collectives == ()
+    assert plan.output_shardings.spec == P("x")
+    np.testing.assert_allclose(step(X, X + 1), jax.jit(KERNELS[name])(X, X + 1), rtol=1e-5)
+
+
+def test_interpreted_kernels_in_blocks_that_are_cut() -> None:
+    run(in_blocks((2, 2), (4, 4)), X, X + 1, specs=(SPEC, P("y")))
 
 
 def test_what_pallas_may_fuse_runs_whole() -> None:
