@@ -27,7 +27,7 @@ _CONVERSION = "convert_element_type"
 
 
 def narrow_sums(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
-    """The jaxpr of a region for CPUs, in which float32 sums of converted bfloat16 are exchanged as bfloat16 where that saves bytes.
+    """The jaxpr of a region for CPUs, in which sums of bfloat16, converted to float32 or not, are exchanged as such where that saves bytes.
 
     Args:
         jaxpr: The jaxpr of a region.
@@ -47,17 +47,19 @@ def _narrowed(body: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         operand = _narrow_operand(eqn, producers)
         if operand is None:
             return None
-        names = _names(eqn)
+        names, (result,) = _names(eqn), list[Any](eqn.outvars)
         k = math.prod(sizes[name] for name in names)
         if eqn.primitive.name == "reduce_scatter":
             dim = eqn.params["scatter_dimension"]
-            if not eqn.params["tiled"] or not _saves_scatter(operand.aval.size, k):
-                return None
-            return retraced(lambda x: [_scatter(x, names, dim, k)], eqn, sizes, [operand])
-        rounded = eqn.outvars[0] not in exact
-        if not _saves_sum(operand.aval.size, k, 2 if rounded else 4):
+            saves = eqn.params["tiled"] and _saves_scatter(operand.aval.size, k)
+            total = functools.partial(_scatter, names=names, dim=dim, k=k)
+        else:
+            rounded = result.aval.dtype == jnp.bfloat16 or result not in exact
+            saves = _saves_sum(operand.aval.size, k, 2 if rounded else 4)
+            total = functools.partial(_sum, names=names, k=k, rounded=rounded)
+        if not saves:
             return None
-        return retraced(lambda x: [_sum(x, names, k, rounded)], eqn, sizes, [operand])
+        return retraced(lambda x: [ops.convert_element_type(total(x), result.aval.dtype)], eqn, sizes, [operand])
 
     return rewrite(body, replace)
 
@@ -67,15 +69,14 @@ def _is_rounding(eqn: JaxprEqn) -> bool:
 
 
 def _narrow_operand(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:
-    """The bfloat16 value whose conversion to float32 an equation sums over devices; None for any other equation."""
+    """The bfloat16 value that an equation sums over devices, itself or converted to float32; None for any other equation."""
     if eqn.primitive.name not in ("psum", "reduce_scatter") or len(eqn.invars) != 1 or eqn.params["axis_index_groups"] is not None:
         return None
-    producer = None if isinstance(eqn.invars[0], Literal) else producers.get(eqn.invars[0])
-    if producer is None or producer.primitive.name != _CONVERSION or producer.params["new_dtype"] != jnp.float32:
-        return None
-    (operand,) = producer.invars
-    aval: Any = operand.aval
-    if isinstance(operand, Literal) or aval.dtype != jnp.bfloat16 or not all(isinstance(name, str) for name in _names(eqn)):
+    operand: Any = eqn.invars[0]
+    producer = None if isinstance(operand, Literal) else producers.get(operand)
+    if producer is not None and producer.primitive.name == _CONVERSION and producer.params["new_dtype"] == jnp.float32:
+        (operand,) = producer.invars
+    if isinstance(operand, Literal) or operand.aval.dtype != jnp.bfloat16 or not all(isinstance(name, str) for name in _names(eqn)):
         return None
     return operand
 

@@ -41,6 +41,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
         lambda x: lax.scan(lambda c, _: (wide(c, lambda y: lax.psum(y, "y")), None), x, None, length=2)[0],
         ["all_to_all uint16", "all_gather uint16"],
     ),
+    "as it is": (lambda x: lax.psum(x, "y"), ["all_to_all uint16", "all_gather uint16"]),
+    "scattered as it is": (lambda x: scattered("y", 0)(x), ["all_to_all uint16", "all_gather bfloat16"]),
     "small": (lambda x: wide(x[0, :6], lambda y: lax.psum(y, "y")), ["all_reduce float32"]),
     "float32": (lambda x: lax.psum(x.astype(jnp.float32) / 2, "y"), ["all_reduce float32"]),
 }
