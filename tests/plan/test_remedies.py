@@ -108,6 +108,6 @@ def test_the_best_comes_first():
 def test_gibibytes_of_residuals_are_among_the_findings_of_a_plan():
     plan = planned(jax.grad(loss), (f32(32, 64, 64), f32(1 << 18, 64)))
     (finding,) = [finding for finding in plan.findings if finding.kind == "smaller-peak"]
-    assert "are 4 GiB of 4.19 GiB; jax.checkpoint" in finding.message
-    assert finding == plan.memory_analysis().findings[0]
+    assert "are 4 GiB of 4.16 GiB; jax.checkpoint" in finding.message
+    assert finding == plan.memory_analysis(compiler="accelerator").findings[0]
     assert "smaller-peak" not in [finding.kind for finding in planned(jax.grad(loss)).findings]

@@ -13,13 +13,14 @@ LARGE = 1 << 30
 
 
 def smaller_peak(view: PlanView) -> Iterator[Finding]:
-    """What would leave a smaller peak, as the memory analysis says without hardware, where scans stack up `LARGE` bytes and more.
+    """What would leave a smaller peak, where scans stack up `LARGE` bytes and more.
 
-    Where it should fit, which is not known here, `plan.memory_analysis(hardware).findings` has more to say.
+    As compiled for an accelerator, where programs of that size run. Where it should fit, which is not known here,
+    `plan.memory_analysis(hardware).findings` has more to say.
     """
     stacked = 0
     for op, manual in view.ops:
         if op.name == WHILE and op.primitive == "scan" and not manual:
             stacked += sum(view.local(value.type, value.sharding) for value in op.results)
     if stacked >= LARGE:
-        yield from view.plan.memory_analysis().findings
+        yield from view.plan.memory_analysis(compiler="accelerator").findings
