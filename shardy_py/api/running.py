@@ -262,7 +262,7 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
     def again(copy: ClosedJaxpr) -> Imported:
         return propagated(copy, view, request.settings.options, *sides, plan.timings)
 
-    with plan.timings.step("pin"):
+    with plan.timings.step("pin"), no_collection():
         platform = request.settings.options.platform_of(view.given)
         partition = Partitions(view, request.settings.options, None, lambda: None)
         if as_run_of(plan).planned:
