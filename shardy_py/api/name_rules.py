@@ -22,7 +22,7 @@ from shardy_py.api.options import Options
 from shardy_py.api.specs import has_rank, is_spec_leaf, to_fitting_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import TensorSharding
-from shardy_py.plan.checks.accept import paths_as_one, without_numbers
+from shardy_py.plan.checks.paths import paths_as_one, without_numbers
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.patterns import check_length, matches, slash_path

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from shardy_py.cli.output import table, type_text
 from shardy_py.passes.export.collective_bytes import local_bytes
-from shardy_py.plan.checks.accept import alike, paths_as_one
-from shardy_py.plan.diff_text import alike_layers, alike_reshards, alike_values
+from shardy_py.plan.checks.accept import alike
+from shardy_py.plan.checks.paths import paths_as_one
+from shardy_py.plan.diff import alike_layers, alike_reshards, alike_values
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.pairing import components_of
 from shardy_py.plan.values import PlannedValue, typed
@@ -142,8 +143,8 @@ def cost_tables(cost: CostAnalysis, memory: MemoryAnalysis | None) -> Iterator[R
         cost: Its costs.
         memory: Its memory.
     """
-    from shardy_py.plan.cost_text import summary_rows, tables
-    from shardy_py.plan.memory_text import summary_rows as memory_rows
+    from shardy_py.plan.cost_analysis import summary_rows, tables
+    from shardy_py.plan.memory_analysis import summary_rows as memory_rows
 
     on = "" if cost.hardware is None else f", on {cost.hardware.name}"
     yield table("cost of a call", ("", "*"), summary_rows(cost), f"per device{on}")

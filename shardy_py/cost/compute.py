@@ -95,7 +95,7 @@ def roofline_seconds(work: Work, moved: float, hardware: Hardware) -> float:
         hardware: On which.
 
     Example:
-        >>> from shardy_py.cost.hardware import hardware
+        >>> from shardy_py.cost.hardware_table import hardware
         >>> roofline_seconds(Work(2 * 4096**3, matrix="bfloat16"), 3 * 4096**2 * 2, hardware("h100")) * 989.4e12 == 2 * 4096**3
         True
     """

@@ -86,6 +86,7 @@ class Hardware:
             **changes: Attributes and their new values.
 
         Example:
+            >>> from shardy_py.cost.hardware_table import hardware
             >>> hardware("h100").with_figures(hbm_bandwidth=4.8e12).hbm_bandwidth
             4800000000000.0
         """
@@ -105,35 +106,3 @@ _WIDER: dict[str, tuple[str, ...]] = {
     "complex128": ("float64",),
 }
 """What matrix products of a type run as where the hardware does not list it."""
-
-
-def hardware(which: str | Hardware) -> Hardware:
-    """Hardware by name; one of the user's own as it is.
-
-    Args:
-        which: One of the names in `HARDWARE`, in upper or lower case and with or without the maker's name, or a `Hardware`.
-
-    Raises:
-        HardwareError: There is no such name; the message lists those there are.
-
-    Example:
-        >>> hardware("TPU v5p").name
-        'v5p'
-    """
-    from shardy_py.cost.hardware_table import ALIASES, HARDWARE  # the table is made of this class
-
-    if isinstance(which, Hardware):
-        return which
-    if not isinstance(which, str):
-        raise TypeError(f"hardware is a name or a shardy_py.Hardware, not {type(which).__name__}")
-    key = which.lower().replace("-", " ").replace("_", " ").strip()
-    for prefix in ("nvidia ", "google ", "tpu ", "gpu ", "tpu"):
-        key = key.removeprefix(prefix)
-    key = ALIASES.get(key, key)
-    if key in HARDWARE:
-        return HARDWARE[key]
-    raise HardwareError(
-        f"unknown hardware {which!r}",
-        why=f"known are {', '.join(HARDWARE)}",
-        fix="use one of these names, or pass a shardy_py.Hardware with your own figures",
-    )

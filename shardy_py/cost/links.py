@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from shardy_py.errors import ShardyError
-
-if TYPE_CHECKING:
-    from shardy_py.cost.hardware import Hardware
 
 
 class LinkError(ShardyError):
@@ -133,7 +130,21 @@ FAST = ("ici", "nvlink", "fabric")
 SLOW = ("dcn", "network")
 
 
-def lay_out(axes: Mapping[str, int], hardware: Hardware, given: Mapping[str, object] | None = None) -> AxisLinks:
+class Joined(Protocol):
+    """Hardware, as far as links are concerned."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """The fast links between devices."""
+        ...
+
+    @property
+    def network(self) -> Fabric:
+        """The links beyond these."""
+        ...
+
+
+def lay_out(axes: Mapping[str, int], hardware: Joined, given: Mapping[str, object] | None = None) -> AxisLinks:
     """How the axes of a mesh lie on the links of the hardware.
 
     Unless `given` says otherwise: devices are numbered with the last axis fastest, as in a JAX mesh, and the first `reach` of them

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardy_py.dialect import OpShardingRule
 from shardy_py.dialect.format import printable
+from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 
 FORMAT = "shardy_py.explanation"
@@ -77,8 +81,6 @@ class Reason:
     needs: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        from shardy_py.plan.explain_text import reason_text
-
         return printable(reason_text(self))
 
 
@@ -101,8 +103,6 @@ class Source:
     location: str = ""
 
     def __str__(self) -> str:
-        from shardy_py.plan.explain_text import source_text
-
         return printable(source_text(self))
 
 
@@ -143,8 +143,6 @@ class Missing:
     fix: str = ""
 
     def __str__(self) -> str:
-        from shardy_py.plan.explain_text import missing_text
-
         return printable(missing_text(self))
 
 
@@ -189,8 +187,6 @@ class Explanation:
             full: Every step, also of long runs through elementwise ops, with rules as SDY writes them and numbers of steps.
             width: Where lines are broken.
         """
-        from shardy_py.plan.explain_text import explanation_text
-
         return printable(explanation_text(self, full=full, width=width))
 
     def __str__(self) -> str:
@@ -264,3 +260,253 @@ class Explanation:
 
 def _reason(data: Mapping[str, Any]) -> Reason:
     return Reason(**{**data, "axes": tuple(data["axes"]), "needs": tuple(data["needs"])})
+
+
+_RUN = 4
+"""Runs through so many elementwise ops and more are shortened."""
+_LISTED = 3
+"""Further annotations that are listed by name."""
+_LONGEST_RULE = 40
+_NARROWEST = 40
+
+
+def explanation_text(explanation: Explanation, *, full: bool = False, width: int = 116) -> str:
+    """As `Explanation.as_text`.
+
+    Args:
+        explanation: What to write.
+        full: Every step, with the rules as SDY writes them and the numbers of steps.
+        width: Where lines are broken.
+    """
+    room = max(width, _NARROWEST) - 2
+    below: list[str] = []
+    for chain in explanation.chains:
+        below += [*([""] if len(explanation.chains) > 1 else []), *chain_text(chain, full=full, width=room)]
+    if not explanation.chains and not explanation.missing:
+        below.append("it has no dimensions that an axis could be on")
+    elif not explanation.chains and explanation.axis is None:
+        below.append("it is replicated: no axis reached it")
+    below += _missing_lines(explanation.missing, full, room)
+    below += _sources("also from", explanation.also, room)
+    if full:
+        below += _sources("related to", explanation.connected, room)
+        below += [f"also made there: {each}" for each in explanation.nearby]
+    elif explanation.nearby:
+        more = len(explanation.nearby) - _LISTED
+        shown = ", ".join(explanation.nearby[:_LISTED]) + (f", {more} more" if more > 0 else "")
+        below += _wrapped(f"also made there: {shown}", room)
+    return "\n".join([*_wrapped(_head(explanation), room + 2), *_indented(below)])
+
+
+def _head(explanation: Explanation) -> str:
+    made = ", ".join(part for part in (explanation.primitive, _short(explanation.location)) if part)
+    asked = f"{explanation.asked} is " if explanation.asked else ""
+    return f"{asked}{explanation.target}{f' ({made})' if made else ''}: {explanation.sharding}"
+
+
+def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
+    """A chain as lines: what it comes to, then a table of its steps.
+
+    Args:
+        chain: The value first.
+        full: Every step, with rules as SDY writes them and numbers of steps.
+        width: Where lines are broken.
+    """
+    first = chain[0]
+    ends = dict.fromkeys(_end(reason) for reason in chain if not reason.needs)
+    lines = _wrapped(f"{first.axis!r} on dimension {first.dim}: {' and '.join(ends)}", width)
+    if len(chain) == 1:
+        return lines
+    branches = [reason for reason in chain if len(reason.needs) > 1]
+    rows: list[tuple[str, ...]] = []
+    at = 0
+    while at < len(chain):
+        length = 0 if full else _plain_run(chain, at)
+        if length >= _RUN:
+            rows.append(_row(chain, at, full))
+            ops = Counter(reason.through for reason in chain[at + 1 : at + length - 1])
+            names = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in ops.items())
+            rows.append(("...", f"{length - 2} more: {names}"))
+            rows.append(_row(chain, at + length - 1, full))
+            at += length
+            continue
+        rows.append(_row(chain, at, full))
+        at += 1
+    lines += _indented(_table(rows, width - 2))
+    if branches:
+        names = ", ".join(dict.fromkeys(r.value for r in branches))
+        lines += _indented(_wrapped(f"the axis comes in parts: {names} needs several of the rows below it", width - 2))
+    return lines
+
+
+def _plain_run(chain: Sequence[Reason], start: int) -> int:
+    """How many steps from one on pass through elementwise ops, each needing the next."""
+    length = 0
+    for at in range(start, len(chain)):
+        reason = chain[at]
+        if reason.needs != (at + 1,) or reason.cause != "propagated" or not _is_plain(reason.rule) or reason.dim != chain[start].dim:
+            break
+        length += 1
+    return length
+
+
+def _is_plain(rule: str) -> bool:
+    """Whether all tensors of a rule have the same dimensions."""
+    sides = rule.partition("<")[2].partition(" {")[0].replace("->", ", ").replace("(", "").replace(")", "")
+    mappings = {each for each in sides.replace("], [", "]|[").split("|") if each != "[]"}
+    return len(mappings) == 1
+
+
+def _row(chain: Sequence[Reason], at: int, full: bool) -> tuple[str, ...]:
+    reason = chain[at]
+    step = f"step {reason.step}" if full and reason.step >= 0 else ""
+    other = "" if reason.axis == chain[0].axis else f" @{reason.axis}"
+    return (reason.value, f"dim {reason.dim}{other}", *_how(reason, full), step)
+
+
+def _how(reason: Reason, full: bool = False) -> tuple[str, str, str]:
+    """What brought it, where, and the rest."""
+    ranks = [f"user priority {reason.user_priority}"] if reason.user_priority else []
+    where = _short(reason.location)
+    if not reason.needs:
+        return reason.annotation or "annotation", where, ", ".join(ranks)
+    if full and reason.op_priority >= 0:
+        ranks.append(f"op priority {reason.op_priority}")
+    if reason.cause == "propagated":
+        rule = reason.rule.removeprefix("#sdy.op_sharding_rule") if full else _short_rule(reason.rule)
+        along = f"{rule} along {reason.factor}" if rule else ""
+        return reason.through, where, "  ".join(part for part in (along, ", ".join(ranks)) if part)
+    words = {
+        **{border: f"{border} of {reason.through}" for border in ("entry", "carry", "exit")},
+        "barrier": "through the barrier",
+        "group": "sharding group",
+        "result": "returned",
+        "constraint": "constrained",
+        "priority": "set aside before",
+    }
+    return words.get(reason.cause, reason.cause), where, ", ".join(ranks)
+
+
+def _short_rule(rule: str) -> str:
+    """A rule as einsum writes it; empty for elementwise ops and where it is long."""
+    if not rule or _is_plain(rule):
+        return ""
+    sides = OpShardingRule.parse(rule)
+    both = (sides.operand_mappings, sides.result_mappings)
+    text = "->".join(",".join("".join(map(_dim, mapping)) or "()" for mapping in side) for side in both)
+    return text if len(text) <= _LONGEST_RULE else ""
+
+
+def _dim(factors: Sequence[int]) -> str:
+    symbols = "".join(map(factor_symbol, factors))
+    return symbols if len(factors) == 1 else f"({symbols})"
+
+
+def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Rows with their columns aligned; a row of two cells is a remark. A name that is too long stands in a line of its own."""
+    cells = [row for row in rows if len(row) > 2]
+    first, *widths = [max(map(len, column)) for column in zip(*cells)]
+    room = width - sum(w + 2 for w in widths if 0 < w <= width // 2)
+    if first > room:
+        first = max((len(row[0]) for row in cells if len(row[0]) <= room), default=2)
+    lines: list[str] = []
+    for name, *rest in rows:
+        if len(rest) == 1:
+            lines += _wrapped(f"{name}  {rest[0]}", width)
+            continue
+        if len(name) > first:
+            lines.append(name)
+            name = ""
+        line = name.ljust(first)
+        for cell, wide in zip(rest, widths):
+            if cell and line.strip() and len(line) + 2 + len(cell) > width:
+                lines.append(line.rstrip())
+                line = " " * first
+            line += f"  {cell.ljust(wide)}" if wide else ""
+        lines.append(line.rstrip())
+    return lines
+
+
+def _wrapped(sentence: str, width: int) -> list[str]:
+    return textwrap.wrap(sentence, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _missing_lines(all_missing: Sequence[Missing], full: bool, width: int) -> list[str]:
+    """The reasons as lines, those that several dimensions share once, chains that several have once."""
+    alike: dict[tuple[str, ...], list[Missing]] = {}
+    for missing in all_missing:
+        alike.setdefault((missing.axis, missing.kind, missing.message, missing.fix), []).append(missing)
+    lines: list[str] = []
+    shown: set[tuple[Reason, ...]] = set()
+    for same in alike.values():
+        missing = same[0]
+        dims = f"dimension{'s' if len(same) > 1 else ''} {', '.join(str(each.dim) for each in same)}"
+        sentence = f"{dims} lack{'s' if len(same) == 1 else ''} {missing.axis!r}, {missing.kind}: {missing.message}"
+        lines += _wrapped(sentence, width)
+        if missing.rule and full:
+            lines.append(f"  its rule is {missing.rule}" + (f", factor {missing.factor}" if missing.factor else ""))
+        if missing.winner and missing.winner not in shown:
+            shown.add(missing.winner)
+            lines += _indented(chain_text(missing.winner, full=full, width=width - 2))
+        if missing.fix:
+            lines += _indented(_wrapped(f"fix: {missing.fix}", width - 2))
+    return lines
+
+
+def _sources(head: str, sources: Sequence[Source], width: int) -> list[str]:
+    if not sources:
+        return []
+    more = len(sources) - _LISTED
+    shown = ", ".join(str(source) for source in sources[:_LISTED])
+    return _wrapped(f"{head}: {shown}" + (f", and {more} more" if more > 0 else ""), width)
+
+
+def _end(reason: Reason) -> str:
+    at = f" at {_short(reason.location)}" if reason.location else ""
+    return f"{reason.annotation or 'annotation'}{at}" if at else f"{reason.annotation or 'annotation'} of {reason.value}"
+
+
+def _short(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" if line else "" for line in lines]
+
+
+def reason_text(reason: Reason) -> str:
+    """One reason as a sentence.
+
+    Args:
+        reason: What to write.
+    """
+    head = f"{reason.value} has {reason.axis!r} on dimension {reason.dim}"
+    if not reason.needs:
+        where = f" at {reason.location}" if reason.location else ""
+        priority = f" (user priority {reason.user_priority})" if reason.user_priority else ""
+        return f"{head}: {reason.annotation or 'annotated'}{where}{priority}"
+    how, _, _ = _how(reason)
+    how = f"through {how}" if reason.cause == "propagated" else how
+    where = f" at {reason.location}" if reason.location else ""
+    ranks = f", user priority {reason.user_priority}" if reason.user_priority else ""
+    ranks += f", op priority {reason.op_priority}" if reason.op_priority >= 0 else ""
+    return f"{head}: {how}{where} (step {reason.step}{ranks})"
+
+
+def source_text(source: Source) -> str:
+    """An annotation as a phrase.
+
+    Args:
+        source: What to write.
+    """
+    where = f" at {_short(source.location)}" if source.location else f" of {source.value}"
+    return f"{source.annotation}{where}"
+
+
+def missing_text(missing: Missing) -> str:
+    """Why an axis is missing, as a line.
+
+    Args:
+        missing: What to write.
+    """
+    return f"dimension {missing.dim} lacks {missing.axis!r}, {missing.kind}: {missing.message}"

@@ -40,7 +40,7 @@ def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware:
 
     Example:
         >>> import jax
-        >>> from shardy_py.cost.hardware import hardware
+        >>> from shardy_py.cost.hardware_table import hardware
         >>> jaxpr = jax.make_jaxpr(lambda x: jax.numpy.sin(x) * 2.0)(jax.ShapeDtypeStruct((1000,), "float32")).jaxpr
         >>> [round(seconds * hardware("h100").hbm_bandwidth) for seconds in equation_seconds(jaxpr.eqns, jaxpr.outvars, hardware("h100"))]
         [4000, 4000]

@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.cost.hardware import hardware as hardware_named
+from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import ShardyError
 from shardy_py.stages.equation_cost import equation_seconds
 from shardy_py.stages.graph import ProfileGraph, ProfileNode

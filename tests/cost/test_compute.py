@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.cost.compute import MOVEMENT, POINTWISE, TRANSCENDENTALS, Work, roofline_seconds
-from shardy_py.cost.hardware import hardware
+from shardy_py.cost.hardware_table import hardware
 
 MESH = {"x": 2, "y": 4}
 

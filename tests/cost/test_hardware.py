@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from shardy_py.cost.hardware import Hardware, HardwareError, hardware
-from shardy_py.cost.hardware_table import HARDWARE
+from shardy_py.cost.hardware import Hardware, HardwareError
+from shardy_py.cost.hardware_table import HARDWARE, hardware
 from shardy_py.cost.links import Fabric
 
 FIGURES = {"flops", "vector_flops", "transcendental_operations", "hbm_bytes", "hbm_bandwidth"}

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardy_py.cost.hardware import hardware
-from shardy_py.cost.hardware_table import HARDWARE
+from shardy_py.cost.hardware_table import HARDWARE, hardware
 from shardy_py.cost.links import Fabric, LinkError, Links, lay_out, levels_of, split
 
 

@@ -14,7 +14,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.cost.hardware import HardwareError, hardware
+from shardy_py.cost.hardware import HardwareError
+from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.liveness.compilers import CompilerError
 from shardy_py.facade import Plan
 from shardy_py.plan.memory_analysis import MemoryAnalysis

@@ -10,7 +10,8 @@ import pytest
 from jax import lax
 
 import shardy_py as sp
-from shardy_py.cost.hardware import Hardware, hardware
+from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.hardware_table import hardware
 from shardy_py.stages import profile
 from shardy_py.stages.equation_cost import bytes_of, equation_seconds, jaxpr_seconds
 

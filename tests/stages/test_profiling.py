@@ -11,7 +11,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.cost.hardware import hardware
+from shardy_py.cost.hardware_table import hardware
 from shardy_py.errors import ShardyError
 from shardy_py.stages import ProfileGraph, partition, profile, read_graph, write_graph
 from shardy_py.stages.equation_cost import jaxpr_seconds

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.errors import ShardyError
+from shardy_py.plan.checks.paths import paths_as_one, without_numbers
+from shardy_py.plan.checks.table import KINDS
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.patterns import check_length, names_path
 
-_NUMBER = re.compile(r"\d+")
 _INDEX = re.compile(r"\[\d+\]|(?<=\D)\d+(?=\W|_|$)")
 
 
@@ -43,8 +44,6 @@ def accepted(findings: Sequence[Finding], ignore: str | Iterable[str]) -> tuple[
 
 def _parsed(pattern: object) -> tuple[str, str, str]:
     """Kind, colon and path of a pattern."""
-    from shardy_py.plan.checks.table import KINDS  # the table holds the checks, which nothing here needs
-
     if not isinstance(pattern, str):
         raise TypeError(f"ignore holds {pattern!r}, a {type(pattern).__name__}; it is a kind of finding or several, as ['unused-axis']")
     check_length(pattern, "ignore")
@@ -86,41 +85,6 @@ class Alike:
     def __str__(self) -> str:
         """The first with the paths of all."""
         return str(replace(self.first, path=self.path))
-
-
-def paths_as_one(paths: Sequence[str]) -> str:
-    """Paths that differ only in numbers as one: `layers[0..23]['w']` where it is one number and none is left out.
-
-    Args:
-        paths: At least one.
-
-    Example:
-        >>> paths_as_one([f"layers[{i}]['w']" for i in range(3)]), paths_as_one(["a[0]", "a[7]"])
-        ("layers[0..2]['w']", 'a[0] and 1 more')
-    """
-    first, count = paths[0], len(paths)
-    if count == 1:
-        return first
-    texts, numbers = _NUMBER.split(first), [list(map(int, _NUMBER.findall(path))) for path in paths]
-    differing = [k for k, column in enumerate(zip(*numbers)) if len(set(column)) > 1]
-    if len(differing) != 1 or sorted(row[differing[0]] for row in numbers) != list(
-        range(numbers[0][differing[0]], numbers[0][differing[0]] + count)
-    ):
-        return f"{first} and {count - 1} more"
-    k = differing[0]
-    shown = [str(n) for n in numbers[0]]
-    shown[k] = f"{numbers[0][k]}..{numbers[0][k] + count - 1}"
-    return "".join(text + number for text, number in zip(texts, [*shown, ""]))
-
-
-def without_numbers(path: str) -> str:
-    """A path with a mark in place of each number.
-
-    Example:
-        >>> without_numbers("layers[12]['w']")
-        "layers[#]['w']"
-    """
-    return _NUMBER.sub("#", path)
 
 
 def alike(findings: Sequence[Finding]) -> list[Alike]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.plan.checks.accept import without_numbers
 from shardy_py.plan.checks.opaque import OPAQUE
 from shardy_py.plan.checks.optimizer_state import state_and_parameter
+from shardy_py.plan.checks.paths import without_numbers
 from shardy_py.plan.checks.specs import extended, nearest, spec_text, unused_axes
 from shardy_py.plan.checks.thresholds import NOTABLE, PARTLY, graded
 from shardy_py.plan.checks.unused_axes import NOTHING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan import memory_analysis
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
 
@@ -23,4 +24,4 @@ def smaller_peak(view: PlanView) -> Iterator[Finding]:
         if op.name == WHILE and op.primitive == "scan" and not manual:
             stacked += sum(view.local(value.type, value.sharding) for value in op.results)
     if stacked >= LARGE:
-        yield from view.plan.memory_analysis(compiler="accelerator").findings
+        yield from memory_analysis.analyse(view.plan, compiler="accelerator").findings

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from shardy_py.api import nnx_modules
 from shardy_py.cost.hardware import Hardware
-from shardy_py.cost.hardware import hardware as known_hardware
+from shardy_py.cost.hardware_table import hardware as known_hardware
 from shardy_py.frontends.context import api_boundary
 from shardy_py.stages.graph import ProfileGraph
 from shardy_py.stages.partition_result import Partition

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.plan import costing, memory_analysis
-from shardy_py.plan.cost_text import count_text, seconds_text
+from shardy_py.plan.cost_analysis import count_text, seconds_text
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 

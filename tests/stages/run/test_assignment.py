@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import shardy_py as sp
-from shardy_py.cost.hardware import hardware
+from shardy_py.cost.hardware_table import hardware
 from tests.stages.run.steps import data, params
 
 FAST = hardware("h100")
