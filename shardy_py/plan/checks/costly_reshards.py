@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from shardy_py.dialect import TensorSharding
@@ -161,6 +162,15 @@ def _two_steps(view: PlanView, reshard: Reshard, price: int) -> str:
     return "lowering='shard_map' moves it without that"
 
 
+def _is_end_of_sum(first: Collective, second: Collective) -> bool:
+    """Whether two collectives are a sum of bfloat16 on CPU: parts are exchanged in their bits, added up, and gathered in their bits."""
+    if (first.kind, second.kind) != ("all_to_all", "all_gather") or not first.dtype == second.dtype == "uint16":
+        return False
+    return (first.axes, first.location) == (second.axes, second.location) and math.prod(first.shape) == math.prod(
+        second.shape
+    ) * second.group_size
+
+
 def _gathered(view: PlanView) -> Iterator[Finding]:
     """Collectives of the partitioned program that bring most of an intermediate to every device; one per line and kind.
 
@@ -168,7 +178,11 @@ def _gathered(view: PlanView) -> Iterator[Finding]:
     """
     told = {finding.location for finding in view.found if finding.location and finding.kind in _TAKE_WHOLE}
     groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
+    before: Collective | None = None
     for c in collectives_of(view.plan):
+        adds, before = before is not None and _is_end_of_sum(before, c), c
+        if adds:
+            continue
         total = c.received_bytes * (c.trips or 1)
         if c.kind != "all_gather" or total < GRAVE or c.location in told:
             continue
