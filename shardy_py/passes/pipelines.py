@@ -61,10 +61,10 @@ def plan_pipeline(
     op_priority: bool = True,
     log: list[Step] | None = None,
 ) -> None:
-    """What `sdy-propagation-pipeline` does to a program without calls, such as one read from a jaxpr, until no step changes anything.
+    """What `sdy-propagation-pipeline` does to a program without calls, such as one read from a jaxpr, and a little more.
 
-    The pipeline stops earlier where an argument of a computation was not told that its operand changed. XLA runs it on programs whose calls
-    are inlined, which have no such arguments.
+    The pipeline stops where an argument of a computation was not told that its operand changed. XLA runs it on programs whose calls are
+    inlined, which have no such arguments. So it goes on here through ops that move no data until these change nothing.
 
     Every value ends with its final, closed sharding; None means replicated.
 

@@ -1,4 +1,4 @@
-"""Propagation goes on until no step changes anything: arguments of computations learn what their operands get last."""
+"""Propagation goes on through ops that move no data: arguments of computations learn what their operands get last."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ LOSSES: dict[str, Callable[[Any], Any]] = {
     "weighted": lambda x: jnp.sum(last(x) * jnp.arange(16.0)),
     "called": lambda x: jnp.sum(jax.jit(last)(x)),
     "two loops": lambda x: jnp.sum(last(last(x))),
+    "product": lambda x: jnp.sum(lax.scan(lambda c, _: (jnp.tanh(c @ jnp.ones((16, 16))), None), x, None, length=3)[0]),
     "nested": lambda x: jnp.sum(lax.scan(lambda c, _: (last(c, 2), None), x, None, length=2)[0]),
     "checkpointed": lambda x: jnp.sum(lax.scan(jax.checkpoint(lambda c, _: (jnp.sin(jnp.tanh(c)), None)), x, None, length=3)[0]),
 }

@@ -18,6 +18,8 @@ from shardy_py.passes.propagation.step import FactorStrategy, StepTable, Strateg
 
 _sharding = attrgetter("sharding")
 _ALL = -1
+_MOVES_NOTHING = 1
+"""The last stage in which only elementwise ops, reshapes and slices propagate, see `schedule`."""
 Shardings = tuple[TensorSharding | None, ...]
 
 
@@ -28,7 +30,8 @@ class Propagation:
         program: Changed in place: shardings of values and function results.
         groups: Value -> the members of its sharding group.
         conservative: Never propagate sub-axes, and use rules whose factors divide their dimensions.
-        settled: End at shardings that no step changes; the reference stops before where an op was not told of a change.
+        settled: Go on until no step of an op that moves no data changes a sharding; the reference stops before where an op was not told of
+            a change.
         log: Where the steps go; None to keep none.
     """
 
@@ -60,7 +63,7 @@ class Propagation:
         before = -1
         while self.settled and before != self.changes:
             before = self.changes
-            self._stage(strategies[-1], stages[-1])
+            self._stage(strategies[-1], stages[: _MOVES_NOTHING + 1][-1])
 
     def _stage(self, factors: FactorStrategy, stage: int) -> None:
         table = step_table(self.program.meshes, factors, self.conservative)
