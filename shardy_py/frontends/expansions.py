@@ -34,7 +34,7 @@ class Expansion(NamedTuple):
 
 
 def expansion_of(eqn: JaxprEqn, platform: str) -> Expansion | None:
-    """The expansion of an equation, or None where JAX's rule makes its ops itself."""
+    """The expansion of an equation, or None where JAX's rule makes its ops itself, or fails."""
     key = (
         eqn.primitive,
         tuple(eqn.params.items()),
@@ -64,8 +64,11 @@ def _expand(eqn: JaxprEqn, platform: str, key: Hashable) -> Expansion | None:
         function, called = _jax.lowering_function(eqn.primitive, eqn.params, platform)
     if function is None:
         return None
-    with eqn.ctx.manager:
-        return Expansion(_jax.traced(function, avals), called, key)
+    try:
+        with eqn.ctx.manager:
+            return Expansion(_jax.traced(function, avals), called, key)
+    except Exception:  # whatever a rule raises: JAX raises it where the equation is used, and passes over one that is not
+        return None
 
 
 def _gather(eqn: JaxprEqn) -> Callable[..., Any] | None:

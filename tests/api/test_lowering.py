@@ -158,3 +158,15 @@ def test_types_that_a_function_enables_inside_of_itself(lowering):
     step = decorated(total, lowering)
     assert step.plan(x).lowering == ("jit" if lowering == "jit" else "shard_map")
     np.testing.assert_allclose(step(x), jax.jit(total)(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "shard_map"])
+def test_an_equation_that_jax_cannot_lower_is_passed_over_where_nothing_uses_it(lowering):
+    def doubled(x, used):
+        sums = jax.lax.cumlogsumexp(x, axis=0)  # infinity is no integer
+        return x * 2 + sums if used else x * 2
+
+    x = jnp.arange(32).reshape(8, 4)
+    np.testing.assert_array_equal(decorated(lambda x: doubled(x, False), lowering)(x), x * 2)
+    with pytest.raises(OverflowError):
+        decorated(lambda x: doubled(x, True), lowering)(x)
