@@ -92,6 +92,36 @@ def test_loops(mesh: Mesh) -> None:
     assert ours == theirs == [("all_gather", 4, 32 * 32, 1)]
 
 
+def at_index(function: Any, **dims: Any) -> Callable[..., Any]:
+    numbers = lax.ScatterDimensionNumbers(**{"inserted_window_dims": (), "scatter_dims_to_operand_dims": (0,), **dims})
+    return lambda x, rows, at: function(x, at[..., None], rows, numbers)
+
+
+def written(x: jax.Array, rows: jax.Array, at: Any) -> jax.Array:
+    return lax.dynamic_update_slice(x, rows, (at, 0))
+
+
+INDEX, INDICES = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32)
+WRITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "rows at a constant place": (lambda x, rows: written(x, rows, 3), (struct(64, 32), struct(6, 32))),
+    "rows": (written, (struct(64, 32), struct(6, 32), INDEX)),
+    "one row": (written, (struct(64, 32), struct(1, 32), INDEX)),
+    "set": (lambda x, rows: x.at[3:9].set(rows), (struct(64, 32), struct(6, 32))),
+    "add": (lambda x, rows: x.at[-6:].add(rows), (struct(64, 32), struct(6, 32))),
+    "scatter": (at_index(lax.scatter, update_window_dims=(0, 1)), (struct(64, 32), struct(6, 32), INDEX)),
+    "several windows": (at_index(lax.scatter_add, update_window_dims=(1, 2)), (struct(64, 32), struct(8, 6, 32), INDICES)),
+    "batch": (jax.vmap(written), (struct(8, 64, 32), struct(8, 6, 32), INDICES)),
+}
+
+
+@pytest.mark.parametrize("x", [P("x"), P("y", "x"), P(None, "y")], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_of_a_part(mesh: Mesh, name: str, x: P) -> None:
+    function, args = WRITES[name]
+    ours, theirs = both(mesh, function, args, (x, *[P()] * (len(args) - 1)))
+    assert ours == theirs
+
+
 def test_a_value_moves_once(mesh: Mesh) -> None:
     ours, theirs = both(mesh, lambda x, a, b: (x @ a, x @ b), (struct(16, 32), *(struct(32, 8),) * 2), (P(None, "y"), P(), P()), P())
     assert ours == theirs

@@ -1,7 +1,8 @@
 """How ops run that are partitioned here, as XLA's partitioner may get them wrong (`mispartitioned`, `backends/xla_workarounds`).
 
 Such an op runs under the axes of one of its operands or results, completed by those of the others, whichever moves the fewest bytes.
-Along a dimension that windows or shifts go over it gets what it lacks from its neighbours.
+Along a dimension that windows or shifts go over it gets what it lacks from its neighbours. Two kinds of
+ops that XLA's partitioner is left with, and runs on whole operands, are here too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
-from shardy_py.ir import Op
+from shardy_py.ir import Op, Value
 from shardy_py.plan.collectives import received_bytes
 from shardy_py.plan.prediction.choices import Choice
-from shardy_py.plan.prediction.layouts import Axes, all_axes, from_factors, layout_of, local_shape, size_of, to_factors
+from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, from_factors, layout_of, local_shape, size_of, to_factors
 from shardy_py.plan.prediction.mispartitioned import as_sharded, is_mispartitioned
 from shardy_py.plan.prediction.moves import Move, moves
 from shardy_py.plan.prediction.variables import variable_sharding
@@ -22,7 +23,7 @@ from shardy_py.rules import rule_for
 
 
 def stand_in(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Choice | None:
-    """How an op runs that XLA's partitioner is not left with; None of others.
+    """How an op runs that XLA's partitioner is not left with, or runs on whole operands; None of others.
 
     Args:
         op: With final shardings.
@@ -30,7 +31,9 @@ def stand_in(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Choice | None:
         meshes: Those of the program.
     """
     if not is_mispartitioned(op, as_sharded(meshes)):
-        return _whole(op, mesh) if op.name == "stablehlo.sort" and op.primitive == "top_k" else None
+        if op.name == "stablehlo.sort" and op.primitive == "top_k":
+            return _whole(op, mesh)
+        return _whole_along_written(op, mesh) if op.name == "stablehlo.dynamic_update_slice" else None
     rule = op.rule if op.rule_known else rule_for(op)
     if rule is None:
         return None
@@ -55,18 +58,42 @@ def _whole(op: Op, mesh: Mesh) -> Choice | None:
     return Choice(tuple(whole[:count]), tuple(whole[count:]), tuple(steps), tuple(after))
 
 
+def _whole_along_written(op: Op, mesh: Mesh) -> Choice | None:
+    """An update of several elements along a cut dimension, at a place known at run time only: whole along all that it writes a part of.
+
+    XLA writes single elements, and at places known when it compiles, on the device that has them (`HandleDynamicUpdateSlice`).
+    """
+    operand, update, *starts = op.operands
+    shape, wanted = operand.type.shape, layout_of(op.result.sharding, operand.type.rank, mesh)
+    written = [d for d, (n, m) in enumerate(zip(shape, update.type.shape, strict=True)) if n != m]
+    if not any(wanted[d] and update.type.shape[d] > 1 and not _is_constant(starts[d]) for d in written):
+        return None
+    whole = tuple(() if d in written else axes for d, axes in enumerate(wanted))
+    reads: tuple[Layout, ...] = (whole, whole, *[()] * len(starts))
+    layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in op.operands]
+    steps = [moves(v.type.shape, layout, read, mesh) for v, layout, read in zip(op.operands, layouts, reads, strict=True)]
+    return Choice(reads, (whole,), tuple(steps), (moves(shape, whole, wanted, mesh),))
+
+
+def _is_constant(value: Value) -> bool:
+    return value.defining_op is not None and value.defining_op.name in ("sdy.constant", "stablehlo.constant")
+
+
 def _proposals(op: Op, rule: OpShardingRule, mesh: Mesh) -> Iterator[list[Axes]]:
     """Axes of every factor: those of one value, then those of the others that are free; with sums over devices and without."""
     values = (*op.results, *op.operands)
     mappings = (*rule.result_mappings, *rule.operand_mappings)
     layouts = [layout_of(variable_sharding(v), v.type.rank, mesh) for v in values]
     found = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(mappings, layouts, strict=True)]
+    # Each device writes what lies with it of a window, wherever it begins.
+    written = found[0] if op.name == "stablehlo.scatter" else {}
     for first in range(len(values)):
         axes: list[Axes] = [()] * rule.num_factors
         taken: set[object] = set()
         for source in (found[first], *found):
             for factor, given in source.items():
-                if not axes[factor] and rule.factor_types[factor] is not FactorType.NEED_REPLICATION and taken.isdisjoint(given):
+                is_free = rule.factor_types[factor] is not FactorType.NEED_REPLICATION or factor in written
+                if not axes[factor] and is_free and taken.isdisjoint(given):
                     axes[factor] = given
                     taken.update(given)
         yield axes
