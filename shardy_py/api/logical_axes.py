@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.companions import companion_sharding, parameters_of
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.name_rules import Annotated, is_taken, rule_paths
+from shardy_py.api.name_rules import Annotated, is_taken, overruled, rule_paths
 from shardy_py.api.options import Options
 from shardy_py.api.specs import to_fitting_sharding
 from shardy_py.api.trees import Leaf
@@ -227,6 +227,8 @@ def apply_axis_names(
         if is_taken(wanted, source, out[i], sources[i], options, f"{leaf}, {location}"):
             out[i], sources[i] = wanted, source
             findings += dropped
+        else:
+            findings += overruled(wanted, source, out[i], leaf, view, location)
     return Annotated(out, sources, findings)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardy_py.api.companions import companion_sharding, parameters_of
@@ -21,7 +21,7 @@ from shardy_py.api.meshes import MeshView
 from shardy_py.api.options import Options
 from shardy_py.api.specs import has_rank, is_spec_leaf, to_fitting_sharding
 from shardy_py.api.trees import Leaf
-from shardy_py.dialect import TensorSharding
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.plan.checks.paths import paths_as_one, without_numbers
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
@@ -152,6 +152,8 @@ def apply_rules(
         if is_taken(wanted, source, have, sources[i], options, f"{leaf}, {location}"):
             out[i], sources[i] = wanted, source
             findings += dropped
+        else:
+            findings += overruled(wanted, source, have, leaf, view, location)
     for alike in unmatched.values():
         path, shardings = paths_as_one(alike), "its sharding" if len(alike) == 1 else "their shardings"
         message = f"no rule matches {paths_as_one([*map(slash_path, alike)])!r}; propagation decides {shardings}"
@@ -183,6 +185,42 @@ def is_taken(wanted: TensorSharding | None, source: str, have: TensorSharding | 
             fix="leave the leaf to one of them: None in in_shardings, or the same sharding in both",
         )
     return have is None or options.misplaced == "move"
+
+
+def refines(asked: TensorSharding, has: TensorSharding, mesh: Mesh) -> bool:
+    """Whether `has` keeps closed dimensions and only adds to open ones; an axis of one device cuts nothing, so that it does not count.
+
+    Args:
+        asked: A sharding that the user says.
+        has: That of the argument.
+        mesh: Their mesh.
+    """
+
+    def cutting(dim: DimensionSharding) -> tuple[AxisRef, ...]:
+        return tuple(axis for axis in dim.axes if axis.size_in(mesh) > 1)
+
+    pairs = [(ask.is_closed, cutting(ask), cutting(have)) for ask, have in zip(asked.dims, has.dims)]
+    return all(have == ask if closed else have[: len(ask)] == ask for closed, ask, have in pairs)
+
+
+def overruled(
+    wanted: TensorSharding | None, source: str, have: TensorSharding | None, leaf: Leaf, view: MeshView, location: str
+) -> Iterator[Finding]:
+    """The finding that a leaf lies otherwise than a rule says, which its own sharding overrules.
+
+    Args:
+        wanted: What the rule says.
+        source: The rule.
+        have: The leaf's own sharding.
+        leaf: The leaf.
+        view: The mesh.
+        location: `file:line` of the user's function.
+    """
+    if wanted is None or have is None or refines(wanted, have, view.core):
+        return
+    message = f"{source} says {sharding_text(wanted)}; the argument is committed to {sharding_text(have)}, which counts"
+    fix = 'have it moved in each call, options=sp.Options(misplaced="move"), or put it there once, plan.place(args) of a plan of structs'
+    yield Finding("overruled-rule", message, leaf.path, location.partition(" (")[0], "warning", fix=fix)
 
 
 def apply_to_results(

@@ -15,13 +15,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.logical_axes import LogicalRule, apply_axis_names, axis_names
 from shardy_py.api.meshes import MeshView, same_axes
-from shardy_py.api.name_rules import OWN, Annotated, apply_rules
+from shardy_py.api.name_rules import OWN, Annotated, apply_rules, refines
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
 from shardy_py.api.specs import broadcast_specs, called, is_spec_function, is_spec_leaf, to_fitting_sharding, to_tensor_sharding
 from shardy_py.api.trees import Leaf, location_of
-from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
-from shardy_py.dialect import Mesh as PlannedMesh
+from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.checks.specs import sharding_text
@@ -254,8 +253,8 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
     has = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
     if asked is None or has is None or asked is has:
         return has
-    if _refines(asked, has, view.core):
-        return asked if _refines(has, asked, view.core) else has
+    if refines(asked, has, view.core):
+        return asked if refines(has, asked, view.core) else has
     raise SpecError(
         "the argument has another sharding than in_shardings says",
         where=f"{leaf}, argument of {location}",
@@ -270,13 +269,3 @@ _MOVE = 'have it moved in each call, options=sp.Options(misplaced="move")'
 
 def _is_committed(value: Any) -> bool:
     return isinstance(value, jax.Array) and not isinstance(value, Tracer) and bool(value.committed)
-
-
-def _refines(asked: TensorSharding, has: TensorSharding, mesh: PlannedMesh) -> bool:
-    """Whether `has` keeps closed dimensions and only adds to open ones; an axis of one device cuts nothing, so that it does not count."""
-
-    def cutting(dim: DimensionSharding) -> tuple[AxisRef, ...]:
-        return tuple(axis for axis in dim.axes if axis.size_in(mesh) > 1)
-
-    pairs = [(ask.is_closed, cutting(ask), cutting(have)) for ask, have in zip(asked.dims, has.dims)]
-    return all(have == ask if closed else have[: len(ask)] == ask for closed, ask, have in pairs)

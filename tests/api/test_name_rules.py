@@ -199,3 +199,24 @@ def test_a_rule_for_results_that_matches_nothing_is_said():
     assert finding.kind == "unused-rule"
     assert "it matches no argument and no result" in finding.message
     assert finding.fix == "drop it, or write a pattern for the end of a path, such as 'kernel'"
+
+
+@pytest.mark.parametrize("spec", [P("y"), P(), P("x", "y")], ids=str)
+def test_an_argument_that_lies_otherwise_overrules_its_rule_and_is_told(spec):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    w = jax.device_put(jnp.ones((8, 8)), jax.NamedSharding(mesh, spec))
+    product = sp.auto_shard(lambda w, x: x @ w, mesh=mesh, rules={"w": P(None, "x"), "x": P("y")})
+    plan = product.plan(w, jnp.ones((8, 8)))
+    (finding,) = [f for f in plan.findings if f.kind == "overruled-rule"]
+    assert (finding.path, finding.severity) == ("w", "warning")
+    assert finding.message.startswith("rules[0] ('w') says P(None, 'x'); the argument is committed to P(")
+    moved = product.replace(options=sp.Options(misplaced="move")).plan(w, jnp.ones((8, 8)))
+    assert moved.inputs[0].given_by == "rules[0] ('w')"
+    assert "overruled-rule" not in [f.kind for f in moved.findings]
+
+
+def test_an_argument_that_lies_as_its_rule_says_is_not_told():
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    w = jax.device_put(jnp.ones((8, 8)), jax.NamedSharding(mesh, P(None, "x")))
+    plan = sp.auto_shard(lambda w: w * 2, mesh=mesh, rules={"w": P(None, "x")}).plan(w)
+    assert "overruled-rule" not in [f.kind for f in plan.findings]

@@ -50,6 +50,7 @@ KINDS = (
         "note",
         "an argument of rank 2 or more that no rule by name matches, or one that names its dimensions where no rules for names are",
     ),
+    Kind("overruled-rule", "warning", "an argument that is committed otherwise than its rule by name says: its own sharding counts"),
     Kind("refused-donation", "warning", "a donated array that no output reuses, and why"),
     Kind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
     Kind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),
