@@ -74,7 +74,7 @@ def _entries(
     module = _module(eqn, around)
     for v in eqn.invars:
         aval: Any = v.aval
-        producer = None if isinstance(v, Literal) else made.get(v)
+        producer = _producer(v, made)
         yield Collective(
             kind,
             spelled(axes, spelling),
@@ -88,6 +88,14 @@ def _entries(
             where,
             module,
         )
+
+
+def _producer(v: Any, made: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
+    """The equation that makes what is moved, which may be moved as bits of it, or behind a barrier; None of arguments."""
+    producer = None if isinstance(v, Literal) else made.get(v)
+    if producer is not None and producer.primitive.name in ("bitcast_convert_type", "optimization_barrier"):
+        return _producer(producer.invars[list[Any](producer.outvars).index(v)], made)
+    return producer
 
 
 def _module(eqn: JaxprEqn, around: str) -> str:
