@@ -192,10 +192,10 @@ class Plan(PlanRecord):
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        known = findings_of(self) if findings_of.is_computed(self) else self.noted  # without partitioning for it
-        grave = sum(finding.severity != "info" for finding in known)
-        found = f"{grave} findings, {len(known) - grave} notes"
-        return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {found}>")
+        findings = findings_of(self) if findings_of.is_computed(self) else self.noted  # without partitioning for it
+        grave = sum(finding.severity != "info" for finding in findings)
+        counts = f"{grave} findings, {len(findings) - grave} notes"
+        return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {counts}>")
 
     def _repr_html_(self) -> str:
         """What a notebook shows: mesh, figures, the largest inputs and outputs, reshards, findings."""

@@ -262,13 +262,13 @@ def _axes_text(axes: Sequence[str]) -> str:
 
 def _no_axes(place: tuple[int, str], pairs: Sequence[tuple[str, tuple[str, ...], str]], owners: Mapping[str, str], where: str) -> SpecError:
     d, name = place
-    of_name = [(axes, source) for known, axes, source in pairs if known == name]
+    of_name = [(axes, source) for rule_name, axes, source in pairs if rule_name == name]
     if not of_name:
         return SpecError(
             f"{ARGUMENT} has no rule for {name!r}",
             where=f"dimension {d} of {where}",
             why="every logical name needs a rule; one without would leave its dimension whole and say nothing",
-            fix=f"add ({name!r}, None) to leave it whole, or {did_you_mean(name, dict.fromkeys(known for known, _, _ in pairs))}",
+            fix=f"add ({name!r}, None) to leave it whole, or {did_you_mean(name, dict.fromkeys(rule_name for rule_name, _, _ in pairs))}",
         )
     axes, source = of_name[-1]
     axis = next(axis for axis in axes if axis in owners)

@@ -103,9 +103,12 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
     remade, used = partial_eval.dce_jaxpr(body, [k in pair.residuals for k in range(len(body.outvars))], instantiate=False)
     needed = _parts(forward, used)
     kept = [k for k in range(len(body.outvars)) if k not in pair.residuals]
-    made = [forward.outvars[k] for k in sorted(pair.residuals)]
-    read = [made.index(v) if isinstance(v, Var) and v in made else None for v in _parts(backward, backward.invars).slices]
-    again: list[Any] = []  # what the residuals are made of: constants, stacks of carries, slices
+    forward_residuals = [forward.outvars[k] for k in sorted(pair.residuals)]
+    read = [
+        forward_residuals.index(v) if isinstance(v, Var) and v in forward_residuals else None
+        for v in _parts(backward, backward.invars).slices
+    ]
+    sources: list[Any] = []  # of the residuals: constants, stacks of carries, slices
 
     def first(eqn: JaxprEqn) -> Rewritten:
         def run(*operands: Any) -> list[Any]:
@@ -119,7 +122,7 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
 
         eqns, results = retraced(run, eqn, {})
         operands = _parts(eqn, eqn.invars)
-        again[:] = [
+        sources[:] = [
             list(compress(operands.consts, needed.consts)),
             list(results[len(kept) :]),
             list(compress(operands.slices, needed.slices)),
@@ -130,7 +133,7 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
     def second(eqn: JaxprEqn) -> Rewritten:
         own = _parts(eqn, eqn.invars)
         scanned = [v for v, number in zip(own.slices, read, strict=True) if number is None]
-        groups = [own.consts, own.carry, scanned, *again]
+        groups = [own.consts, own.carry, scanned, *sources]
 
         def run(*operands: Any) -> list[Any]:
             values = iter(operands)

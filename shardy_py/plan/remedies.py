@@ -38,7 +38,7 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
     dominated = kept >= max(GRAVE, DOMINANT * peak)
     if plan.variants is None or not (dominated or memory.fits is False) or _is_large(plan):
         return ()
-    found: list[tuple[int, Finding]] = []
+    smaller: list[tuple[int, Finding]] = []
     for variant in plan.variants.variants(plan, peak):
         after = analysed(variant.plan).peak_memory_in_bytes
         if after > (1 - SAVED) * peak:
@@ -49,8 +49,8 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
         of = "" if variant.of_residuals else f" of {format_bytes(peak)}"
         message = f"{about}{variant.change} leaves {format_bytes(after)}{of}{fits}"
         severity = "warning" if memory.fits is False else "info"
-        found.append((after, Finding(KIND, message, "", variant.location, severity, peak - after)))
-    return tuple(finding for _, finding in sorted(found, key=lambda entry: entry[0]))
+        smaller.append((after, Finding(KIND, message, "", variant.location, severity, peak - after)))
+    return tuple(finding for _, finding in sorted(smaller, key=lambda entry: entry[0]))
 
 
 def _scans(variant: Variant) -> str:

@@ -56,7 +56,7 @@ def _carried(walker: Walker, first: Sequence[Held], variables: Sequence[Any], re
 def _trip_bytes(start: Held, end: Held, at: Layout) -> int:
     """What a trip moves of a value that is carried in a layout: to be as it is asked for, and back at the end."""
     first = next(iter(end.versions))
-    return _asked_bytes(at, start) + cost(first, at, start.shape, start.bits, start.region.mesh, STARTING)
+    return _moved_bytes(at, start) + cost(first, at, start.shape, start.bits, start.region.mesh, STARTING)
 
 
 def _held(
@@ -113,7 +113,7 @@ def _const_layouts(walker: Walker, consts: Sequence[Held], variables: Sequence[A
     out = []
     for held, v in zip(consts, variables, strict=True):
         inside = None if held.remake is None else walker.foreseen(v, scope)
-        enough = [] if inside is None else [at for at in inside.asked if not at.unreduced and not _asked_bytes(at, inside)]
+        enough = [] if inside is None else [at for at in inside.asked if not at.unreduced and not _moved_bytes(at, inside)]
         out.append(min(enough, key=lambda at, held=held: math.prod(local_shape(held.shape, at, held.region.mesh)), default=settled(held)))
     return out
 
@@ -151,10 +151,10 @@ def _slice_layout(walker: Walker, stacked: Held, v: Any, planned: Layout, scope:
     if not walker.before:
         return other if walker.start is Start.FORWARD else first
     slices = walker.noted(v, scope)
-    return first if slices is None or not _asked_bytes(other, slices) < _asked_bytes(first, slices) else other
+    return first if slices is None or not _moved_bytes(other, slices) < _moved_bytes(first, slices) else other
 
 
-def _asked_bytes(at: Layout, held: Held) -> int:
+def _moved_bytes(at: Layout, held: Held) -> int:
     """What is moved of a value that lies in a layout for all that it is asked for in, but for what leaves sums waiting."""
     mesh = held.region.mesh
     return sum(cost(at, w, held.shape, held.bits, mesh, STARTING) for w in held.asked if not w.unreduced and w is not at)
@@ -272,11 +272,11 @@ def _result_layouts(walker: Walker, results: Sequence[Any], scope: Scope | None,
     out = []
     for i, (v, planned) in enumerate(zip(results, _body_layouts(walker, results, scope), strict=True)):
         result = walker.noted(v, scope)
-        made = [held for end in ends if (held := end[i]) is not None and held.remake is None and held.versions]
-        if result is None or not result.shape or not made:
+        branch_ends = [held for end in ends if (held := end[i]) is not None and held.remake is None and held.versions]
+        if result is None or not result.shape or not branch_ends:
             out.append(planned)
             continue
-        first = [next(iter(held.versions)) for held in made]
+        first = [next(iter(held.versions)) for held in branch_ends]
         choices = [at for at in (planned, *result.asked, *first) if not at.unreduced]
         price = functools.partial(_branch_bytes, result, first, len(ends))
         out.append(min(choices, key=price))
@@ -286,7 +286,7 @@ def _result_layouts(walker: Walker, results: Sequence[Any], scope: Scope | None,
 def _branch_bytes(result: Held, first: Sequence[Layout], count: int, at: Layout) -> float:
     """What is moved of a result of branches that lies in a layout: to be so in one branch of `count`, and as it is asked for."""
     ends = sum(cost(end, at, result.shape, result.bits, result.region.mesh, STARTING) for end in first)
-    return _asked_bytes(at, result) + ends / count
+    return _moved_bytes(at, result) + ends / count
 
 
 def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:

@@ -145,10 +145,10 @@ class Reading:
 
     def scope(self, jaxpr: Jaxpr) -> Scope:
         """The scope of a jaxpr that was not planned, such as the inside of a call with a rule: without values, the same in every walk."""
-        found = self._scopes.get(id(jaxpr))
-        if found is None:
-            found = self._scopes[id(jaxpr)] = Scope(jaxpr, {})
-        return found
+        scope = self._scopes.get(id(jaxpr))
+        if scope is None:
+            scope = self._scopes[id(jaxpr)] = Scope(jaxpr, {})
+        return scope
 
     def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
         """How often each variable of a jaxpr is used by what runs, and as a result."""
