@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from shardy_py.errors import ShardyError
 from shardy_py.stages import ProfileGraph, compress_branches, partition, read_graph, write_graph
-from shardy_py.stages.partitioning import PartitionError
+from shardy_py.stages.partitions.partition import PartitionError
 from tests.stages.shapes import inception, nasnet
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or ROOT.parent / "shared") / "data" / "pipedream"

@@ -51,8 +51,6 @@ CIRCLES = {
     "shardy_py.ir.core": (4, "ops print themselves"),
     "shardy_py.plan.memory_analysis": (2, "remedies compare memory analyses, which list them"),
     "shardy_py.plan.memory_graph": (8, "expansions of ops add to the graph that expands them"),
-    "shardy_py.stages.conversion.kinds": (2, "layers that users register are looked up beside the table"),
-    "shardy_py.stages.schedules": (5, "schedules are drawn, and found by simulating other ones"),
 }
 
 LONGEST_FILE = 700

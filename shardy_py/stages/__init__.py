@@ -13,59 +13,59 @@ if TYPE_CHECKING:
     from shardy_py.stages.conversion.converting import convert as convert
     from shardy_py.stages.conversion.descriptions import ConversionError as ConversionError
     from shardy_py.stages.conversion.jaxprs import convert_jaxpr as convert_jaxpr
-    from shardy_py.stages.conversion.kinds import register_layer as register_layer
+    from shardy_py.stages.conversion.registry import register_layer as register_layer
     from shardy_py.stages.conversion.weights import fuse_weights as fuse_weights
     from shardy_py.stages.conversion.weights import merge_weights as merge_weights
     from shardy_py.stages.conversion.weights import split_weights as split_weights
     from shardy_py.stages.conversion.whole import whole_model as whole_model
-    from shardy_py.stages.dividing import divide as divide
-    from shardy_py.stages.graph import ProfileGraph as ProfileGraph
-    from shardy_py.stages.graph import ProfileNode as ProfileNode
-    from shardy_py.stages.graph_branches import compress_branches as compress_branches
-    from shardy_py.stages.graph_branches import is_series_parallel as is_series_parallel
-    from shardy_py.stages.graph_cuts import antichains as antichains
-    from shardy_py.stages.graph_text import read_graph as read_graph
-    from shardy_py.stages.graph_text import write_graph as write_graph
-    from shardy_py.stages.partition_result import Partition as Partition
-    from shardy_py.stages.partitioning import partition as partition
-    from shardy_py.stages.profiling import profile as profile
+    from shardy_py.stages.partitions.cuts import antichains as antichains
+    from shardy_py.stages.partitions.division import divide as divide
+    from shardy_py.stages.partitions.partition import partition as partition
+    from shardy_py.stages.partitions.result import Partition as Partition
+    from shardy_py.stages.profiles.branches import compress_branches as compress_branches
+    from shardy_py.stages.profiles.branches import is_series_parallel as is_series_parallel
+    from shardy_py.stages.profiles.graph import ProfileGraph as ProfileGraph
+    from shardy_py.stages.profiles.graph import ProfileNode as ProfileNode
+    from shardy_py.stages.profiles.graph_text import read_graph as read_graph
+    from shardy_py.stages.profiles.graph_text import write_graph as write_graph
+    from shardy_py.stages.profiles.profile import profile as profile
     from shardy_py.stages.run.marking import marked as marked
-    from shardy_py.stages.schedules import Schedule as Schedule
-    from shardy_py.stages.schedules import Task as Task
-    from shardy_py.stages.schedules import schedule as schedule
-    from shardy_py.stages.schedules import verify as verify
-    from shardy_py.stages.simulation import Simulation as Simulation
-    from shardy_py.stages.simulation import simulate as simulate
+    from shardy_py.stages.schedules.schedule import schedule as schedule
+    from shardy_py.stages.schedules.simulation import Simulation as Simulation
+    from shardy_py.stages.schedules.simulation import simulate as simulate
+    from shardy_py.stages.schedules.tasks import Schedule as Schedule
+    from shardy_py.stages.schedules.tasks import Task as Task
+    from shardy_py.stages.schedules.tasks import verify as verify
 
 # Name -> module that holds it. A function must not have the name of a module here: importing that module would hide it.
 _HOMES = {
     "ConversionError": "conversion.descriptions",
     "Package": "conversion.converting",
-    "Partition": "partition_result",
-    "ProfileGraph": "graph",
-    "ProfileNode": "graph",
-    "Schedule": "schedules",
-    "Simulation": "simulation",
-    "Task": "schedules",
-    "antichains": "graph_cuts",
-    "compress_branches": "graph_branches",
+    "Partition": "partitions.result",
+    "ProfileGraph": "profiles.graph",
+    "ProfileNode": "profiles.graph",
+    "Schedule": "schedules.tasks",
+    "Simulation": "schedules.simulation",
+    "Task": "schedules.tasks",
+    "antichains": "partitions.cuts",
+    "compress_branches": "profiles.branches",
     "convert": "conversion.converting",
     "convert_jaxpr": "conversion.jaxprs",
-    "divide": "dividing",
+    "divide": "partitions.division",
     "fuse_weights": "conversion.weights",
-    "is_series_parallel": "graph_branches",
+    "is_series_parallel": "profiles.branches",
     "marked": "run.marking",
     "merge_weights": "conversion.weights",
-    "partition": "partitioning",
-    "profile": "profiling",
-    "read_graph": "graph_text",
-    "register_layer": "conversion.kinds",
-    "schedule": "schedules",
-    "simulate": "simulation",
+    "partition": "partitions.partition",
+    "profile": "profiles.profile",
+    "read_graph": "profiles.graph_text",
+    "register_layer": "conversion.registry",
+    "schedule": "schedules.schedule",
+    "simulate": "schedules.simulation",
     "split_weights": "conversion.weights",
-    "verify": "schedules",
+    "verify": "schedules.tasks",
     "whole_model": "conversion.whole",
-    "write_graph": "graph_text",
+    "write_graph": "profiles.graph_text",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604

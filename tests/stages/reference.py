@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardy_py.stages import Partition, ProfileGraph
-from shardy_py.stages.graph import positions
-from shardy_py.stages.graph_cuts import Cuts, all_downsets, optimized_part, reached_downsets
-from shardy_py.stages.partition_tables import PARAMETER_COPIES
+from shardy_py.stages.partitions.cuts import Cuts, all_downsets, optimized_part, reached_downsets
+from shardy_py.stages.partitions.tables import PARAMETER_COPIES
+from shardy_py.stages.profiles.graph import positions
 
 Table = dict[tuple[int, int, int], float]
 

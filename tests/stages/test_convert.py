@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardy_py.stages import ConversionError, ProfileGraph, convert, partition, read_graph, register_layer, whole_model
-from shardy_py.stages.conversion.kinds import _ADDED  # pyright: ignore[reportPrivateUsage]
+from shardy_py.stages.conversion.registry import _ADDED  # pyright: ignore[reportPrivateUsage]
 
 from .conversions import ADD, CONVNET, GNMT, compare, inputs_of, make
 from .graphs import SHARED, needs_shared

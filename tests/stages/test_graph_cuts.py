@@ -7,9 +7,9 @@ from hypothesis import given
 
 from shardy_py.errors import ShardyError
 from shardy_py.stages import ProfileGraph, ProfileNode, antichains, read_graph
-from shardy_py.stages.graph import positions
-from shardy_py.stages.graph_cuts import Cuts, all_downsets, antichain, optimized_part, reached_downsets
-from shardy_py.stages.graph_flow import lightest
+from shardy_py.stages.partitions.cuts import Cuts, all_downsets, antichain, optimized_part, reached_downsets
+from shardy_py.stages.partitions.lightest_cut import lightest
+from shardy_py.stages.profiles.graph import positions
 from tests.stages.graphs import SHARED, chain, diamond, graphs, needs_shared
 from tests.stages.shapes import inception
 

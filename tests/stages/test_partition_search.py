@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardy_py.stages import ProfileGraph, ProfileNode, partition
-from shardy_py.stages.graph_cuts import all_downsets
-from shardy_py.stages.partition_bound import classes, lower_bound
-from shardy_py.stages.partition_levels import Machines
-from shardy_py.stages.partition_search import near, order_cuts, search
-from shardy_py.stages.partition_tables import Rules
+from shardy_py.stages.partitions.bound import classes, lower_bound
+from shardy_py.stages.partitions.cuts import all_downsets
+from shardy_py.stages.partitions.levels import Machines
+from shardy_py.stages.partitions.search import near, order_cuts, search
+from shardy_py.stages.partitions.tables import Rules
 from tests.stages import reference
 from tests.stages.graphs import graphs
 from tests.stages.shapes import inception, nasnet

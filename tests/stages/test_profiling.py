@@ -15,8 +15,8 @@ from shardy_py.cost.hardware_table import hardware
 from shardy_py.errors import ShardyError
 from shardy_py.stages import ProfileGraph, partition, profile, read_graph, write_graph
 from shardy_py.stages.equation_cost import jaxpr_seconds
-from shardy_py.stages.profile_cost import Coster
-from shardy_py.stages.profile_walk import line_of
+from shardy_py.stages.profiles.line import line_of
+from shardy_py.stages.profiles.piece_cost import Coster
 
 WIDTH, LAYERS = 64, 4
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardy_py.stages.orders import SCHEDULES
-from shardy_py.stages.schedules import Schedule, ScheduleError, Task, names, needs, schedule, verify
+from shardy_py.stages.schedules.named import names
+from shardy_py.stages.schedules.orders import SCHEDULES
+from shardy_py.stages.schedules.schedule import schedule
+from shardy_py.stages.schedules.tasks import Schedule, ScheduleError, Task, needs, verify
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).resolve().parents[3] / "shared")
 REFERENCE = SHARED / "data" / "schedules"

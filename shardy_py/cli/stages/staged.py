@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.stages.graph import ProfileGraph, ProfileNode
+from shardy_py.stages.profiles.graph import ProfileGraph, ProfileNode
 
 
 def members_of(graph: ProfileGraph) -> list[list[ProfileNode]]:
@@ -16,7 +16,7 @@ def members_of(graph: ProfileGraph) -> list[list[ProfileNode]]:
 
 def crossing_of(graph: ProfileGraph) -> list[float]:
     """Bytes that cross the boundary behind each stage but the last, in one direction, each tensor once."""
-    from shardy_py.stages.graph_cuts import crossing_bytes, masks_as_rows
+    from shardy_py.stages.partitions.cuts import crossing_bytes, masks_as_rows
 
     members = members_of(graph)
     masks = [graph.mask(node.id for nodes in members[: stage + 1] for node in nodes) for stage in range(len(members) - 1)]

@@ -13,9 +13,9 @@ from shardy_py.cli.output import table
 from shardy_py.cli.stages.staged import crossing_of, members_of
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.partition_result import Partition
-from shardy_py.stages.simulation import Simulation
+from shardy_py.stages.partitions.result import Partition
+from shardy_py.stages.profiles.graph import ProfileGraph
+from shardy_py.stages.schedules.simulation import Simulation
 
 VERSION = 1
 

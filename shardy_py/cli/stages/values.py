@@ -9,8 +9,8 @@ from pathlib import Path
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.progress import progress
 from shardy_py.errors import ShardyError
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.graph_text import read_graph
+from shardy_py.stages.profiles.graph import ProfileGraph
+from shardy_py.stages.profiles.graph_text import read_graph
 
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 _QUANTITY = re.compile(r"(?P<number>\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*(?P<scale>[kmgt]?i?)(?:b(?:/s)?)?", re.IGNORECASE)

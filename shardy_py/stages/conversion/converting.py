@@ -19,8 +19,8 @@ from shardy_py.stages.conversion.descriptions import ConversionError
 from shardy_py.stages.conversion.kinds import is_name
 from shardy_py.stages.conversion.program import read_program
 from shardy_py.stages.conversion.writing import MARK, write_package
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.partition_result import Partition
+from shardy_py.stages.partitions.result import Partition
+from shardy_py.stages.profiles.graph import ProfileGraph
 
 # Names of modules and of what modules import, which no model can have.
 _TAKEN = frozenset({"layers", "recurrent", "nn", "jax", "jnp", "arch", "model", "full_model", "annotations"})

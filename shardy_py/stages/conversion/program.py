@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardy_py.stages.conversion.descriptions import ConversionError, parse_description
-from shardy_py.stages.conversion.kinds import Call, bind, is_name
-from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.conversion.kinds import Call, is_name
+from shardy_py.stages.conversion.registry import bind
+from shardy_py.stages.profiles.graph import ProfileGraph
 
 # Names that a layer cannot have: they mean something else in a Flax module.
 _TAKEN = frozenset({"name", "parent", "scope", "setup", "params", "batch_stats", "init", "apply", "bind", "path", "variables"})

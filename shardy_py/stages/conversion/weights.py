@@ -8,7 +8,7 @@ from typing import Any
 from shardy_py.stages.conversion.cutting import cut
 from shardy_py.stages.conversion.descriptions import ConversionError
 from shardy_py.stages.conversion.program import read_program
-from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.profiles.graph import ProfileGraph
 
 Variables = dict[str, dict[str, Any]]
 

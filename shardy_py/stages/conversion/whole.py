@@ -10,7 +10,7 @@ import flax.linen as nn
 from shardy_py.stages.conversion.cutting import cut
 from shardy_py.stages.conversion.expressions import evaluate, named_values
 from shardy_py.stages.conversion.program import Program, Step, read_program
-from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.profiles.graph import ProfileGraph
 
 
 class WholeModel(nn.Module):

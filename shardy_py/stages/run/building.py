@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.leaves import Leaves, trace_leaves
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.partition_result import Partition
+from shardy_py.stages.partitions.result import Partition
+from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.run.assignment import Assignment, assign
 from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.stages.run.errors import PipelineError
@@ -29,7 +29,9 @@ from shardy_py.stages.run.sends import lighter
 from shardy_py.stages.run.single import single
 from shardy_py.stages.run.timing import stage_times
 from shardy_py.stages.run.updates import Updates, place_updates
-from shardy_py.stages.schedules import Schedule, is_automatic, schedule
+from shardy_py.stages.schedules.named import is_automatic
+from shardy_py.stages.schedules.schedule import schedule
+from shardy_py.stages.schedules.tasks import Schedule
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from shardy_py.stages.run.compiling import Compiling
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
 from shardy_py.stages.run.shards import End, Move, joined, move, split
-from shardy_py.stages.schedules import Schedule, Task
-from shardy_py.stages.simulation import costs_of
-from shardy_py.stages.simulation import run as simulated
+from shardy_py.stages.schedules.simulation import costs_of
+from shardy_py.stages.schedules.simulation import run as simulated
+from shardy_py.stages.schedules.tasks import Schedule, Task
 
 FORWARDED = frozenset({"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint", "convert_element_type", "reshape", "squeeze"})
 """Primitives whose result may be the buffer of their operand, which must not be given away."""

@@ -10,9 +10,9 @@ import jax
 from jax.extend.core import Literal, Var
 
 from shardy_py.frontends.leaves import Leaves, trace_leaves
-from shardy_py.stages.dividing import divide
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.partition_result import Partition
+from shardy_py.stages.partitions.division import divide
+from shardy_py.stages.partitions.result import Partition
+from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.markers import stage
 from shardy_py.stages.run.programs import evaluate

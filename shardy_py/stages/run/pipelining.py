@@ -16,8 +16,8 @@ from shardy_py.api import nnx_modules
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as known_hardware
 from shardy_py.frontends.context import api_boundary
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.partition_result import Partition
+from shardy_py.stages.partitions.result import Partition
+from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.run.building import Asked, Built, Signature, batch_leaves, build
 from shardy_py.stages.run.checking import compare, on_one_device
 from shardy_py.stages.run.engine import Statistics
@@ -26,7 +26,8 @@ from shardy_py.stages.run.executing import Runner
 from shardy_py.stages.run.memory import check_memory, stage_memory
 from shardy_py.stages.run.placing import replicated
 from shardy_py.stages.run.report import Report, report
-from shardy_py.stages.schedules import Schedule, check_name
+from shardy_py.stages.schedules.named import check_name
+from shardy_py.stages.schedules.tasks import Schedule
 
 P = ParamSpec("P")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.prediction import predicted
 from shardy_py.stages.run.building import Built
 from shardy_py.stages.run.exchanging import exchange
 from shardy_py.stages.run.memory import StageMemory, shown_bytes, stage_memory
 from shardy_py.stages.run.timing import PASSES, sent, stage_times
 from shardy_py.stages.run.waiting import waiting
-from shardy_py.stages.simulation import Simulation, costs_of, simulate
+from shardy_py.stages.schedules.formula import predicted
+from shardy_py.stages.schedules.simulation import Simulation, costs_of, simulate
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardy_py as sp
-from shardy_py.stages.dividing import DivisionError
+from shardy_py.stages.partitions.division import DivisionError
 from shardy_py.stages.run import PipelineError
 from tests.stages.run.steps import data, largest_gap, params
 

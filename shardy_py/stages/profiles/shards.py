@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
 from shardy_py.api import auto_shard
 from shardy_py.stages.equation_cost import bytes_of
-from shardy_py.stages.profile_walk import Line, struct_of
+from shardy_py.stages.profiles.line import Line, struct_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shardy_py.stages.schedules import Task
+from shardy_py.stages.schedules.tasks import Task
 
 
 @dataclass(frozen=True)

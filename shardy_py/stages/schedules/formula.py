@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from shardy_py.stages.schedules import Schedule
-from shardy_py.stages.simulation import Costs
+from shardy_py.stages.schedules.simulation import Costs
+from shardy_py.stages.schedules.tasks import Schedule
 
 
 def predicted(schedule: Schedule, costs: Costs) -> float:
-    """What a step takes by the formula of pipelines: one cycle per microbatch, and the pipeline filled and drained once.
+    """Time of a step by the formula of pipelines: one cycle per microbatch, and the pipeline filled and drained once.
 
     A cycle is the work of the busiest mesh, or the time in which a microbatch goes to the end and back divided by how many are on their
     way at once: as many as there are forwards in front of the first backward, or, where microbatches go round (several stages per mesh),
@@ -24,8 +24,8 @@ def predicted(schedule: Schedule, costs: Costs) -> float:
         Time in the unit of the costs. `simulate` gives the exact makespan under the same assumptions.
 
     Example:
-        >>> from shardy_py.stages.schedules import schedule
-        >>> from shardy_py.stages.simulation import costs_of
+        >>> from shardy_py.stages import schedule
+        >>> from shardy_py.stages.schedules.simulation import costs_of
         >>> predicted(schedule("1f1b", 4, 8), costs_of(4))
         33.0
     """

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardy_py.stages.graph_cuts import Cuts, Floats
-from shardy_py.stages.partition_paths import SLACK, Pipelines, Segment, balanced_path, first_path
-from shardy_py.stages.partition_tables import Level, Rules, Table
+from shardy_py.stages.partitions.cuts import Cuts, Floats
+from shardy_py.stages.partitions.paths import SLACK, Pipelines, Segment, balanced_path, first_path
+from shardy_py.stages.partitions.tables import Level, Rules, Table
 
 
 @dataclass(frozen=True)

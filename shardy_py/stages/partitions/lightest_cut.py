@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardy_py.stages.graph import ProfileGraph, positions
-from shardy_py.stages.graph_cuts import taken_output
 from shardy_py.stages.max_flow import Network
+from shardy_py.stages.partitions.cuts import taken_output
+from shardy_py.stages.profiles.graph import ProfileGraph, positions
 
 
 def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int]:

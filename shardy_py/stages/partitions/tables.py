@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardy_py.stages.graph_cuts import Bools, Cuts, Floats
+from shardy_py.stages.partitions.cuts import Bools, Cuts, Floats
 
 # One place, or several.
 Starts = int | NDArray[np.intp]

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from shardy_py.errors import ShardyError
-from shardy_py.stages.graph import ProfileGraph, positions
-from shardy_py.stages.graph_cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
-from shardy_py.stages.partition_levels import Machines, Solution, least_memory, solve, solve_as_pipedream
-from shardy_py.stages.partition_result import Partition, Split, Stage
-from shardy_py.stages.partition_search import search
-from shardy_py.stages.partition_tables import PARAMETER_COPIES, Rules
+from shardy_py.stages.partitions.cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
+from shardy_py.stages.partitions.levels import Machines, Solution, least_memory, solve, solve_as_pipedream
+from shardy_py.stages.partitions.result import Partition, Split, Stage
+from shardy_py.stages.partitions.search import search
+from shardy_py.stages.partitions.tables import PARAMETER_COPIES, Rules
+from shardy_py.stages.profiles.graph import ProfileGraph, positions
 
 MODES = ("pipedream", "exact")
 

@@ -9,10 +9,10 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.errors import ShardyError
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.partition_result import Partition
-from shardy_py.stages.profile_walk import Line, line_of, row_equations
-from shardy_py.stages.profiling import GRAINS, chosen_leaves, pieces_of
+from shardy_py.stages.partitions.result import Partition
+from shardy_py.stages.profiles.graph import ProfileGraph
+from shardy_py.stages.profiles.line import Line, line_of, row_equations
+from shardy_py.stages.profiles.profile import GRAINS, chosen_leaves, pieces_of
 
 
 class DivisionError(ShardyError):

@@ -14,10 +14,10 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import ShardyError
 from shardy_py.stages.equation_cost import equation_seconds
-from shardy_py.stages.graph import ProfileGraph, ProfileNode
-from shardy_py.stages.profile_cost import Coster
-from shardy_py.stages.profile_shards import Shards, shards_of
-from shardy_py.stages.profile_walk import Line, Step, line_of, struct_of
+from shardy_py.stages.profiles.graph import ProfileGraph, ProfileNode
+from shardy_py.stages.profiles.line import Line, Step, line_of, struct_of
+from shardy_py.stages.profiles.piece_cost import Coster
+from shardy_py.stages.profiles.shards import Shards, shards_of
 
 GRAINS = ("equation", "scope", "layer")
 

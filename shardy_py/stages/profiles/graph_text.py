@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from shardy_py.errors import ParseError
-from shardy_py.stages.graph import SEPARATOR, GraphError, ProfileGraph, ProfileNode
+from shardy_py.stages.profiles.graph import SEPARATOR, GraphError, ProfileGraph, ProfileNode
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from shardy_py.stages.schedules import Schedule, ScheduleError, Task, needs, verify
-
-
-class Span(NamedTuple):
-    """A task with its times, in the unit of the costs."""
-
-    mesh: int
-    task: Task
-    start: float
-    end: float
+from shardy_py.stages.schedules.gantt import Gantt, Span
+from shardy_py.stages.schedules.tasks import Schedule, ScheduleError, Task, needs, verify
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a schedule comes to.
+    """Times of a schedule, and the memory that it holds.
 
     Attributes:
         schedule: The schedule.
@@ -46,15 +38,11 @@ class Simulation:
         Args:
             width: Columns of the picture at most.
         """
-        from shardy_py.stages.gantt import text
-
-        return text(self, width)
+        return self._gantt.text(width, self.in_flight)
 
     def as_svg(self) -> str:
         """The picture as a stand-alone SVG document."""
-        from shardy_py.stages.gantt import svg
-
-        return svg(self)
+        return self._gantt.svg()
 
     def to_perfetto(self, seconds: float = 1.0) -> str:
         """JSON in the trace event format, which ui.perfetto.dev and chrome://tracing open.
@@ -62,9 +50,11 @@ class Simulation:
         Args:
             seconds: Seconds per unit of the costs.
         """
-        from shardy_py.stages.gantt import perfetto
+        return self._gantt.perfetto(seconds)
 
-        return perfetto(self, seconds)
+    @property
+    def _gantt(self) -> Gantt:
+        return Gantt(self.schedule, self.spans, self.makespan, self.bubble)
 
     def _repr_html_(self) -> str:
         return self.as_svg()
@@ -94,6 +84,10 @@ class Costs:
         if task.kind == "W":
             return self.weight[task.stage]
         return self.backward[task.stage] + (0.0 if split else self.weight[task.stage])
+
+    def delay(self, need: Task, task: Task, meshes: int) -> float:
+        """Transfer time from a task to one that needs it; none within a mesh."""
+        return 0.0 if need.stage % meshes == task.stage % meshes else self.transfer[min(need.stage, task.stage)]
 
 
 def costs_of(
@@ -156,7 +150,7 @@ def simulate(
         ScheduleError: The schedule does not run, or there is not one cost per stage.
 
     Example:
-        >>> from shardy_py.stages.schedules import schedule
+        >>> from shardy_py.stages import schedule
         >>> result = simulate(schedule("1f1b", 4, 8))
         >>> result.makespan, round(result.bubble, 3), result.in_flight
         (33.0, 0.273, (4, 3, 2, 1))
@@ -182,7 +176,7 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
                 wanted = needs(task, schedule.stages)
                 if any(need not in ends for need in wanted):
                     break
-                start = max([free[mesh], *(ends[need] + _delay(need, task, schedule.meshes, costs) for need in wanted)])
+                start = max([free[mesh], *(ends[need] + costs.delay(need, task, schedule.meshes) for need in wanted)])
                 end = start + costs.of(task, (task.stage, task.microbatch) in split)
                 ends[task] = free[mesh] = end
                 spans[mesh].append(Span(mesh, task, start, end))
@@ -197,12 +191,6 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
         tuple(_peak(order, split) for order in schedule.orders),
         None if sizes is None else tuple(_peak(order, split, sizes) for order in schedule.orders),
     )  # fmt: skip
-
-
-def _delay(need: Task, task: Task, meshes: int, costs: Costs) -> float:
-    if need.stage % meshes == task.stage % meshes:
-        return 0.0
-    return costs.transfer[min(need.stage, task.stage)]
 
 
 def _peak(order: Sequence[Task], split: set[tuple[int, int]], sizes: Sequence[float] | None = None) -> Any:

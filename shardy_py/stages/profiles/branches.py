@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardy_py.stages.graph import GraphError, ProfileGraph, ProfileNode
+from shardy_py.stages.profiles.graph import GraphError, ProfileGraph, ProfileNode
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from operator import or_
 
 import numpy as np
 
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.graph_cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, reached_downsets
-from shardy_py.stages.partition_bound import classes, lower_bound
-from shardy_py.stages.partition_levels import LADDER, Machines, Solution, solve, solve_as_pipedream
-from shardy_py.stages.partition_paths import SLACK
-from shardy_py.stages.partition_tables import Rules
+from shardy_py.stages.partitions.bound import classes, lower_bound
+from shardy_py.stages.partitions.cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, reached_downsets
+from shardy_py.stages.partitions.levels import LADDER, Machines, Solution, solve, solve_as_pipedream
+from shardy_py.stages.partitions.paths import SLACK
+from shardy_py.stages.partitions.tables import Rules
+from shardy_py.stages.profiles.graph import ProfileGraph
 
 # How many nodes before and behind a cut are tried when it is improved, and how often.
 NEAR = 150

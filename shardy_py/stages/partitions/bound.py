@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
-from shardy_py.stages.graph import ProfileGraph
-from shardy_py.stages.graph_cuts import Floats, masks_as_rows
-from shardy_py.stages.graph_flow import lightest
-from shardy_py.stages.partition_paths import SLACK
-from shardy_py.stages.partition_tables import PARAMETER_COPIES, Rules
+from shardy_py.stages.partitions.cuts import Floats, masks_as_rows
+from shardy_py.stages.partitions.lightest_cut import lightest
+from shardy_py.stages.partitions.paths import SLACK
+from shardy_py.stages.partitions.tables import PARAMETER_COPIES, Rules
+from shardy_py.stages.profiles.graph import ProfileGraph
 
 # More classes give a higher bound and cost a minimum cut each.
 CLASSES = 96

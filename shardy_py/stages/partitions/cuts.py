@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardy_py.stages.graph import GraphError, ProfileGraph, positions
+from shardy_py.stages.profiles.graph import GraphError, ProfileGraph, positions
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardy_py.stages.graph import ProfileGraph
+from shardy_py.stages.profiles.graph import ProfileGraph
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardy_py.stages.graph_cuts import Bools, Floats
-from shardy_py.stages.partition_tables import Level, Table
+from shardy_py.stages.partitions.cuts import Bools, Floats
+from shardy_py.stages.partitions.tables import Level, Table
 
 # Sums of times in another order differ by this much; what is closer counts as equal.
 SLACK = 1 + 1e-12

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardy_py.stages.orders import SCHEDULES
-from shardy_py.stages.schedules import Schedule, ScheduleError, Task, named, needs, verify
-from shardy_py.stages.simulation import Costs, Simulation, costs_of, run
+from shardy_py.stages.schedules.named import named
+from shardy_py.stages.schedules.orders import SCHEDULES
+from shardy_py.stages.schedules.simulation import Costs, Simulation, costs_of, run
+from shardy_py.stages.schedules.tasks import Schedule, ScheduleError, Task, needs, verify
 
 
 def automatic(meshes: int, microbatches: int, virtual: int, costs: Sequence[Any], max_in_flight: int | None) -> Schedule:
@@ -23,17 +24,17 @@ def automatic(meshes: int, microbatches: int, virtual: int, costs: Sequence[Any]
     Raises:
         ScheduleError: No schedule keeps to the bound.
     """
-    known = costs_of(meshes * virtual, *costs)
+    durations = costs_of(meshes * virtual, *costs)
     best: tuple[tuple[float, ...], Simulation] | None = None
     least = microbatches * virtual
-    for made in _candidates(meshes, microbatches, virtual, known):
-        result = run(made, known)
+    for candidate in _candidates(meshes, microbatches, virtual, durations):
+        result = run(candidate, durations)
         peak = max(result.stashed)
         least = min(least, peak)
         if max_in_flight is not None and peak > max_in_flight:
             continue
         # Rounded, so that sums in another order do not decide.
-        rank = (float(f"{result.makespan:.12g}"), sum(result.in_flight), sum(result.stashed), float(made.split_backward))
+        rank = (float(f"{result.makespan:.12g}"), sum(result.in_flight), sum(result.stashed), float(candidate.split_backward))
         if best is None or rank < best[0]:
             best = rank, result
     if best is None:
@@ -89,10 +90,7 @@ def greedy(meshes: int, microbatches: int, virtual: int, costs: Costs, bounds: S
                     wanted = needs(task, stages)
                     if any(need not in ends for need in wanted):
                         continue
-                    start = free[mesh]
-                    for need in wanted:
-                        late = 0.0 if need.stage % meshes == mesh else costs.transfer[min(need.stage, stage)]
-                        start = max(start, ends[need] + late)
+                    start = max([free[mesh], *(ends[need] + costs.delay(need, task, meshes) for need in wanted)])
                     order = (start, float(rank[kind]), float(-stage if kind == "F" else stage), float(mesh))
                     if best is None or order < best[0]:
                         best = order, task
