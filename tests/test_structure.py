@@ -23,6 +23,7 @@ ORDER = (
     "rules",
     "passes",
     "cost",
+    "partition",
     "plan",
     "view",
     "facade",
@@ -186,7 +187,7 @@ def test_passes_and_what_they_stand_on_do_not_mention_jax() -> None:
     """`plan` may import jax inside a function that returns JAX's own objects; the rooms before it have no reason to."""
     wrong = []
     for module, path in modules():
-        if ORDER.index(room(module)) > ORDER.index("cost"):
+        if ORDER.index(room(module)) > ORDER.index("partition"):
             continue
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             if isinstance(node, ast.Import):

@@ -14,8 +14,8 @@ from shardy_py.backends.rewriting import ENTERED, Pins, bodies, op_of, scopes_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Op
+from shardy_py.partition.mispartitioned import OPS, cut_in_any_way, is_mispartitioned
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
-from shardy_py.plan.prediction.mispartitioned import OPS, cut_in_any_way, is_mispartitioned
 
 
 def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:

@@ -1,6 +1,6 @@
 """Ops that XLA's partitioner computes wrongly, and what stands in their place.
 
-Most are not left to it but partitioned here, one equation at a time (`partitioned_equation`): `plan/prediction/mispartitioned` has which
+Most are not left to it but partitioned here, one equation at a time (`partitioned_equation`): `partition/mispartitioned` has which
 they are, and why. The others run in another form:
 
 * Slices and updates at places that are known at run time only, and gathered windows, move a place that is out of range back. XLA makes one
@@ -38,7 +38,7 @@ from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
-from shardy_py.plan.prediction.mispartitioned import OPS, as_sharded, is_mispartitioned
+from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned
 
 ShardingOf = Callable[[Any], TensorSharding | None]
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardy_py.cost.links import Level
+from shardy_py.passes.export.collective_bytes import received
 
 _Ways = tuple[tuple[int, int, float, float], ...]
 """Per dimension: devices, directions, bytes per second, seconds per hop."""
@@ -57,6 +58,26 @@ class _Net:
             return size * (self.size - 1) / self.size / self.speed
         # Half of what half of a dimension has crosses its middle, by as many links as it has directions.
         return max(n * size / (4 * directions * rate) for n, directions, rate, _ in self.ways)
+
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute")
+"""The kinds of collectives, as the SDY dialect names them."""
+
+
+def received_bytes(kind: str, group_size: int, operand_bytes: int) -> int:
+    """Bytes that a device receives in a collective whose operand has so many bytes on it.
+
+    Args:
+        kind: One of `KINDS`.
+        group_size: Devices that take part.
+        operand_bytes: Bytes of the operand on one device.
+
+    Example:
+        >>> [received_bytes(kind, 4, 1024) for kind in KINDS]
+        [3072, 768, 1536, 768, 1024]
+    """
+    after = operand_bytes * group_size if kind == "all_gather" else operand_bytes
+    return received(kind, group_size, operand_bytes, after)
 
 
 def collective_seconds(kind: str, operand_bytes: float, levels: Sequence[Level]) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.passes import pipelines
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
@@ -19,7 +20,6 @@ from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.predicted import Predicted, predict
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 from shardy_py.plan.prediction.loops import Copier
-from shardy_py.plan.prediction.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.values import location_of, module_of

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardy_py.passes.export.collective_bytes import received
+from shardy_py.cost.collectives import KINDS as KINDS
+from shardy_py.cost.collectives import received_bytes as received_bytes
 from shardy_py.plan.movements import format_bytes
-
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute")
-"""The kinds of collectives, as the SDY dialect names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +58,6 @@ class Collective:
 
     def __str__(self) -> str:
         return lines([self])[0]
-
-
-def received_bytes(kind: str, group_size: int, operand_bytes: int) -> int:
-    """Bytes that a device receives in a collective whose operand has so many bytes on it.
-
-    Args:
-        kind: One of `KINDS`.
-        group_size: Devices that take part.
-        operand_bytes: Bytes of the operand on one device.
-
-    Example:
-        >>> [received_bytes(kind, 4, 1024) for kind in KINDS]
-        [3072, 768, 1536, 768, 1024]
-    """
-    after = operand_bytes * group_size if kind == "all_gather" else operand_bytes
-    return received(kind, group_size, operand_bytes, after)
 
 
 @dataclass(frozen=True, slots=True)

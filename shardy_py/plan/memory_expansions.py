@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
 from shardy_py.ir.types import element_bits
+from shardy_py.partition.windows import is_cumulative, windows_of_convolution, windows_of_reduction
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.plan.memory_halo import extended
 from shardy_py.plan.memory_offsets import bounded, cuts, offset, positions, slice_of_device
 from shardy_py.plan.memory_slices import sliced
-from shardy_py.plan.prediction.windows import is_cumulative, windows_of_convolution, windows_of_reduction
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_graph import Reader

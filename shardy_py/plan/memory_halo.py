@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op
-from shardy_py.plan.prediction.windows import Window, halo
+from shardy_py.partition.windows import Window, halo
 
 if TYPE_CHECKING:
     from shardy_py.plan.memory_graph import Reader

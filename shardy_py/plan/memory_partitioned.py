@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from shardy_py.dialect import AxisRef, AxisRefList, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.partition.layouts import Axes, Layout, all_axes, layout_of, mesh_of, size_of
+from shardy_py.partition.routes import moves
+from shardy_py.partition.strategy import Choice, choose
+from shardy_py.partition.workarounds import stand_in
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
 from shardy_py.passes.walk import blocks_of
-from shardy_py.plan.prediction.choices import Choice, choose
-from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, layout_of, mesh_of, size_of
-from shardy_py.plan.prediction.moves import moves
-from shardy_py.plan.prediction.stand_ins import stand_in
 from shardy_py.rules import rule_for
 
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant", "stablehlo.iota"))

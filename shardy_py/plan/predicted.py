@@ -9,13 +9,13 @@ from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.types import element_bits
+from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of, size_of, spelled
+from shardy_py.partition.routes import Move, moves
+from shardy_py.partition.strategy import Choice, choose
+from shardy_py.partition.workarounds import stand_in
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.collectives import Collective
-from shardy_py.plan.prediction.choices import Choice, choose
-from shardy_py.plan.prediction.layouts import Layout, layout_of, local_shape, mesh_of, size_of, spelled
-from shardy_py.plan.prediction.moves import Move, moves
-from shardy_py.plan.prediction.stand_ins import stand_in
 from shardy_py.plan.prediction.written import KINDS, axes_of_written
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, module_of

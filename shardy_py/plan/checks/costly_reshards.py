@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.partition.xla_moves import is_involuntary
 from shardy_py.passes.export.collective_steps import collectives_for
 from shardy_py.plan.as_run import predicted_of
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
 from shardy_py.plan.checks.view import PlanView
-from shardy_py.plan.checks.xla_moves import is_involuntary
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.findings import Finding

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
 from shardy_py.ir import Op
-from shardy_py.plan.prediction.layouts import Layout, layout_of, mesh_of, to_factors
+from shardy_py.partition.layouts import Layout, layout_of, mesh_of, to_factors
 
 Seen = dict[tuple[OpShardingRule, tuple[TensorSharding | None, ...]], bool]
 """What is known of rules with shardings."""

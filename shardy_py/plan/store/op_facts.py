@@ -14,7 +14,7 @@ from shardy_py.cost.compute import work_of
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.ir import Op, Program, TensorType, Value
 from shardy_py.ir.attribute_text import constant_text
-from shardy_py.plan.prediction.mispartitioned import cut_in_any_way, is_mispartitioned
+from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.plan.store.checks import LIMIT, StoreError, described
 from shardy_py.rules import is_elementwise, rule_for
 

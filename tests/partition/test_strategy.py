@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.plan.prediction.choices import choose
-from shardy_py.plan.prediction.layouts import Layout
+from shardy_py.partition.layouts import Layout
+from shardy_py.partition.strategy import choose
 from shardy_py.rules.builder import Signature
 from shardy_py.rules.contraction import dot_general
 

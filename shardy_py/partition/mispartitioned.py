@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shardy_py.dialect import Mesh
 from shardy_py.ir import Op, Value
-from shardy_py.plan.prediction.windows import is_cumulative
+from shardy_py.partition.windows import is_cumulative
 
 Parts = Callable[[Value], tuple[int, ...]]
 """Into how many parts each dimension of a value is cut."""

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.partition.layouts import Layout, all_axes, from_factors, layout_of, local_elements, parts, size_of, spelled, to_factors
+from shardy_py.partition.routes import moves
 from shardy_py.plan.collectives import received_bytes
-from shardy_py.plan.prediction.layouts import Layout, all_axes, from_factors, layout_of, local_elements, parts, size_of, spelled, to_factors
-from shardy_py.plan.prediction.moves import moves
 
 MESH = Mesh([("x", 2), ("y", 4)])
 SHAPE = (64, 32)

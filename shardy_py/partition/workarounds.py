@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from shardy_py.cost.collectives import received_bytes
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.ir import Op, Value
-from shardy_py.plan.collectives import received_bytes
-from shardy_py.plan.prediction.choices import Choice
-from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, from_factors, layout_of, local_shape, size_of, to_factors
-from shardy_py.plan.prediction.mispartitioned import as_sharded, is_mispartitioned
-from shardy_py.plan.prediction.moves import Move, moves
-from shardy_py.plan.prediction.variables import variable_sharding
-from shardy_py.plan.prediction.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
+from shardy_py.partition.layouts import Axes, Layout, all_axes, from_factors, layout_of, local_shape, size_of, to_factors
+from shardy_py.partition.mispartitioned import as_sharded, is_mispartitioned
+from shardy_py.partition.routes import Move, moves
+from shardy_py.partition.strategy import Choice
+from shardy_py.partition.variables import variable_sharding
+from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
 from shardy_py.rules import rule_for
 
 

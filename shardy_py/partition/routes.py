@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.plan.checks.xla_moves import replicates
-from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, local_shape, size_of
+from shardy_py.partition.layouts import Axes, Layout, all_axes, local_shape, size_of
+from shardy_py.partition.xla_moves import replicates
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.plan.prediction.layouts import Axes, Layout, all_axes, from_factors, local_elements, local_shape, parts, size_of, to_factors
-from shardy_py.plan.prediction.moves import Move, moves
+from shardy_py.partition.layouts import Axes, Layout, all_axes, from_factors, local_elements, local_shape, parts, size_of, to_factors
+from shardy_py.partition.routes import Move, moves
 
 DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution"))
 REDUCTIONS = frozenset(("stablehlo.reduce",))

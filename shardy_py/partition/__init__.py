@@ -1,0 +1,1 @@
+"""How an op runs on the devices of a mesh, what moves for it, and what both cost."""
