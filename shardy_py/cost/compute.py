@@ -7,13 +7,25 @@ data make none.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.sizes import LocalSizes
+from shardy_py.dialect import AxisRef
 from shardy_py.ir import Op
+from shardy_py.ir.operation import Operation
+
+Shape = Sequence[int]
+Shapes = Sequence[Shape]
+Axes = tuple[AxisRef, ...]
+N = TypeVar("N", int, float)
+
+PRODUCTS = frozenset(("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution"))
+"""Ops that sum over dimensions of two sides."""
 
 TRANSCENDENTALS = frozenset(
     (
@@ -68,22 +80,95 @@ _NOTHING = Work()
 _UNKNOWN = Work(known=False)
 
 
-def work_of(op: Op, sizes: LocalSizes) -> Work:
-    """What an op without regions computes.
+def work(op: Operation, operands: Sequence[Shape], results: Sequence[Shape]) -> Work:
+    """The operations of an op without regions on pieces of such shapes.
+
+    Sizes are numbers, or arrays of one length, of which an op is counted as often; so are the figures of the answer then.
 
     Args:
-        op: The op, its values with their final shardings.
-        sizes: What devices have of values.
+        op: The op; of it count name, primitive, attributes and types.
+        operands: Shapes of the pieces of operands that a device computes with.
+        results: Shapes of the pieces of results that it makes.
     """
     name = op.name
     if name in POINTWISE:
-        return Work(sizes.elements(op.results[0]))
+        return Work(math.prod(results[0]))
     if name in TRANSCENDENTALS:
-        return Work(0.0, sizes.elements(op.results[0]))
+        return Work(0.0, math.prod(results[0]))
     count = _COUNTS.get(name)
     if count is not None:
-        return count(op, sizes)
+        return count(op, operands, results)
     return _NOTHING if name in MOVEMENT or name.startswith("sdy.") else _UNKNOWN
+
+
+def work_of(op: Op, sizes: LocalSizes) -> Work:
+    """The operations of an op without regions whose values have their final shardings.
+
+    Args:
+        op: The op.
+        sizes: The pieces that a device has of values.
+    """
+    operands = [sizes.shape(v) for v in op.operands]
+    if op.name in PRODUCTS and (sharding := op.operands[0].sharding) is not None:
+        mesh = sharding.mesh_in(sizes.meshes)
+        axes = [sizes.axes(v) for v in (*op.operands, *op.results)]
+        operands = run_shapes(op, operands, axes, lambda cut: math.prod(axis.size_in(mesh) for axis in cut))
+    return work(op, operands, [sizes.shape(v) for v in op.results])
+
+
+def run_shapes(
+    op: Operation, operands: Sequence[Shape], axes: Sequence[Sequence[Axes]], size: Callable[[Axes], int]
+) -> list[tuple[int, ...]]:
+    """Shapes of the pieces of operands that a product is made of: cut along summed dimensions as both sides are.
+
+    Args:
+        op: A matrix product or a convolution.
+        operands: Shapes of the pieces that a device has.
+        axes: Of operands and results, the axes of each dimension.
+        size: The number of devices along axes.
+    """
+    shapes = [list(shape) for shape in operands]
+    lhs, rhs, result = axes
+    used = {axis.name for dim in result for axis in dim}
+    for i, j in summed_dims(op):
+        cut = 1 if i is None else size(common_axes(lhs[i], rhs[j], used))
+        for side, d in ((0, i), (1, j)):
+            if d is not None:
+                shapes[side][d] = -(-op.operands[side].type.shape[d] // cut)
+    return [tuple(shape) for shape in shapes]
+
+
+def summed_dims(op: Operation) -> list[tuple[int | None, int]]:
+    """Pairs of dimensions of the two sides of a product over which it sums; None beside the features of a group, which are not cut.
+
+    Args:
+        op: A matrix product or a convolution.
+    """
+    a = op.attributes
+    if op.name == "stablehlo.dot":
+        return [(op.operands[0].type.rank - 1, 0)]
+    if op.name == "stablehlo.dot_general":
+        return list(zip(a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"], strict=True))
+    features = a["input_feature_dimension"] if a["feature_group_count"] == 1 else None
+    return [
+        (features, a["kernel_input_feature_dimension"]),
+        *zip(a["input_spatial_dimensions"], a["kernel_spatial_dimensions"], strict=True),
+    ]
+
+
+def common_axes(lhs: Axes, rhs: Axes, used: Collection[str]) -> Axes:
+    """The axes by which a summed dimension is cut where an op runs: those that both sides have and the result does not.
+
+    Axes that only one side has are gathered; under an axis that the result has too, a device computes its part of the result or of the
+    sum, not of both.
+
+    Args:
+        lhs: Axes of the dimension of one side.
+        rhs: Those of the other side.
+        used: Names of axes that the result has.
+    """
+    same = itertools.takewhile(lambda pair: pair[0] is pair[1], zip(lhs, rhs))
+    return tuple(axis for axis, _ in same if axis.name not in used)
 
 
 def roofline_seconds(work: Work, moved: float, hardware: Hardware) -> float:
@@ -103,7 +188,12 @@ def roofline_seconds(work: Work, moved: float, hardware: Hardware) -> float:
         computing = work.flops / hardware.matrix_flops(work.matrix)
     else:
         computing = (work.flops + hardware.transcendental_operations * work.transcendentals) / hardware.vector_flops
-    return max(computing, moved / hardware.hbm_bandwidth)
+    return larger(computing, moved / hardware.hbm_bandwidth)
+
+
+def larger(a: N, b: N) -> N:
+    """The larger of two numbers, or of two arrays place by place."""
+    return a * (a >= b) + b * (a < b)
 
 
 MOVEMENT = frozenset(
@@ -126,55 +216,25 @@ def _product(dtype: str, multiplications: float) -> Work:
     return Work((8 if dtype.startswith("complex") else 2) * multiplications, matrix=dtype)
 
 
-def _dot_general(op: Op, sizes: LocalSizes) -> Work:
-    lhs = op.operands[0]
-    attributes = op.attributes
-    if op.name == "stablehlo.dot":
-        pairs = [(lhs.type.rank - 1, 0)]
-    else:
-        pairs = list(zip(attributes["lhs_contracting_dimensions"], attributes["rhs_contracting_dimensions"], strict=True))
-    contracted = math.prod(-(-lhs.type.shape[i] // _common_cut(op, i, j, sizes)) for i, j in pairs)
-    return _product(lhs.type.dtype, sizes.elements(op.results[0]) * contracted)
+def _dot_general(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    contracted = math.prod(operands[0][i] for i, _ in summed_dims(op) if i is not None)
+    return _product(op.operands[0].type.dtype, math.prod(results[0]) * contracted)
 
 
-def _common_cut(op: Op, i: int, j: int, sizes: LocalSizes) -> int:
-    """Into how many parts a summed dimension is cut where the op runs: by the axes that both sides have and the result does not.
-
-    What only one side has is gathered; under an axis that the result has too, a device computes its part of the result or of the sum, not
-    of both.
-    """
-    lhs, rhs = op.operands[0].sharding, op.operands[1].sharding
-    if lhs is None or rhs is None or not lhs.rank or not rhs.rank:  # whole, or whole on one device
-        return 1
-    mesh = lhs.mesh_in(sizes.meshes)
-    result = op.results[0].sharding
-    used = {axis.name for axis in result.dim_axes()} if result is not None else set()
-    parts = 1
-    for a, b in zip(lhs.dims[i].axes, rhs.dims[j].axes):
-        if a is not b:
-            break
-        parts *= 1 if a.name in used else a.size_in(mesh)
-    return parts
-
-
-def _convolution(op: Op, sizes: LocalSizes) -> Work:
-    lhs, rhs = op.operands
-    (result,) = op.results
+def _convolution(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    lhs, rhs = (v.type for v in op.operands)
     a = op.attributes
-    feature = a["kernel_input_feature_dimension"]
-    cut = _common_cut(op, a["input_feature_dimension"], feature, sizes) if a["feature_group_count"] == 1 else 1
-    features = -(-rhs.type.shape[feature] // cut)
-    elements = sizes.elements(result) * features
-    shape = result.type.shape
+    elements = math.prod(results[0]) * operands[1][a["kernel_input_feature_dimension"]]
+    shape = op.results[0].type.shape
     for s, (i, k, o) in enumerate(
         zip(a["input_spatial_dimensions"], a["kernel_spatial_dimensions"], a["output_spatial_dimensions"], strict=True)
     ):
-        n, window = lhs.type.shape[i], rhs.type.shape[k]
+        n, window = lhs.shape[i], rhs.shape[k]
         low = a["padding"][s][0]
         used = _positions(n, window, shape[o], a["window_strides"][s], low, a["lhs_dilation"][s], a["rhs_dilation"][s])
         elements *= used / max(shape[o], 1)
-        elements /= _common_cut(op, i, k, sizes)
-    return _product(lhs.type.dtype, elements)
+        elements *= operands[1][k] / max(window, 1)
+    return _product(lhs.dtype, elements)
 
 
 @functools.cache
@@ -184,20 +244,19 @@ def _positions(n: int, window: int, out: int, stride: int, low: int, base: int, 
     return sum(1 for w in range(window) for o in range(out) if 0 <= (at := o * stride + w * dilation - low) <= last and at % base == 0)
 
 
-def _reduce(op: Op, sizes: LocalSizes) -> Work:
-    inputs = len(op.results)
-    return Work(max(0, sizes.elements(op.operands[0]) - sizes.elements(op.results[0])) * inputs)
+def _reduce(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    return Work(larger(0, math.prod(operands[0]) - math.prod(results[0])) * len(results))
 
 
-def _reduce_window(op: Op, sizes: LocalSizes) -> Work:
-    elements, attributes = sizes.elements(op.results[0]), op.attributes
+def _reduce_window(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    attributes = op.attributes
     per_element = 1.0
     for size, window, stride, padding in zip(
         op.operands[0].type.shape, attributes["window_dimensions"], attributes["window_strides"], attributes["padding"], strict=True
     ):
         cumulative = window == size and stride == 1 and sorted(padding) == [0, size - 1]
         per_element *= 1 + _cumulative_operations(size) / max(size, 1) if cumulative else window
-    return Work(elements * (per_element - 1) * len(op.results))
+    return Work(math.prod(results[0]) * (per_element - 1) * len(results))
 
 
 CUMULATIVE_BLOCK = 16
@@ -212,53 +271,53 @@ def _cumulative_operations(length: int) -> int:
     return blocks * CUMULATIVE_BLOCK**2 + _cumulative_operations(blocks)
 
 
-def _select_and_scatter(op: Op, sizes: LocalSizes) -> Work:
-    return Work(sizes.elements(op.operands[1]) * math.prod(op.attributes["window_dimensions"]))
+def _select_and_scatter(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    return Work(math.prod(operands[1]) * math.prod(op.attributes["window_dimensions"]))
 
 
-def _scatter(op: Op, sizes: LocalSizes) -> Work:
-    return Work(sizes.elements(op.operands[-1]))
+def _scatter(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    return Work(math.prod(operands[-1]))
 
 
-def _sort(op: Op, sizes: LocalSizes) -> Work:
-    elements = sizes.elements(op.operands[0])
-    dimension = op.attributes.get("dimension", op.operands[0].type.rank - 1)
-    length = op.operands[0].type.shape[dimension] if op.operands[0].type.rank else 1
-    return Work(elements * math.ceil(math.log2(max(length, 2))))
+def _sort(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    sorted_type = op.operands[0].type
+    dimension = op.attributes.get("dimension", sorted_type.rank - 1)
+    length = sorted_type.shape[dimension] if sorted_type.rank else 1
+    return Work(math.prod(operands[0]) * math.ceil(math.log2(max(length, 2))))
 
 
-def _cholesky(op: Op, sizes: LocalSizes) -> Work:
-    return _factorization(op, sizes, 1 / 3)
+def _cholesky(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    return _factorization(op, operands, results, 1 / 3)
 
 
-def _factorization(op: Op, sizes: LocalSizes, flops: float) -> Work:
+def _factorization(op: Operation, operands: Shapes, results: Shapes, flops: float) -> Work:
     """One whose operations are so many times the longer dimension times the square of the shorter one; LAPACK Working Note 41."""
-    matrix = op.operands[0]
-    rows, columns = sorted(matrix.type.shape[-2:], reverse=True)
-    return Work(flops * math.prod(sizes.shape(matrix)[:-2]) * rows * columns**2, matrix=matrix.type.dtype)
+    matrix = op.operands[0].type
+    rows, columns = sorted(matrix.shape[-2:], reverse=True)
+    return Work(flops * math.prod(operands[0][:-2]) * rows * columns**2, matrix=matrix.dtype)
 
 
-def _triangular_solve(op: Op, sizes: LocalSizes) -> Work:
+def _triangular_solve(op: Operation, operands: Shapes, results: Shapes) -> Work:
     triangle = op.operands[0].type
-    return Work(sizes.elements(op.operands[1]) * triangle.shape[-1], matrix=triangle.dtype)
+    return Work(math.prod(operands[1]) * triangle.shape[-1], matrix=triangle.dtype)
 
 
-def _custom_call(op: Op, sizes: LocalSizes) -> Work:
+def _custom_call(op: Operation, operands: Shapes, results: Shapes) -> Work:
     count = _CUSTOM.get(op.primitive or "")
-    return _UNKNOWN if count is None else count(op, sizes)
+    return _UNKNOWN if count is None else count(op, operands, results)
 
 
-def _fft(op: Op, sizes: LocalSizes) -> Work:
+def _fft(op: Operation, operands: Shapes, results: Shapes) -> Work:
     lengths = op.attributes.get("fft_length", op.operands[0].type.shape[-1:])
-    elements = max(sizes.elements(op.operands[0]), sizes.elements(op.results[0]))
+    elements = larger(math.prod(operands[0]), math.prod(results[0]))
     return Work(5 * elements * sum(math.log2(max(n, 1)) for n in lengths))
 
 
-def _random_bits(op: Op, sizes: LocalSizes) -> Work:
-    return Work(0.0, sizes.elements(op.results[-1]))
+def _random_bits(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    return Work(0.0, math.prod(results[-1]))
 
 
-_CUSTOM: dict[str, Callable[[Op, LocalSizes], Work]] = {
+_CUSTOM: dict[str, Callable[[Operation, Shapes, Shapes], Work]] = {
     "approx_top_k": _sort,
     "cholesky": _cholesky,
     "geqrf": functools.partial(_factorization, flops=4 / 3),
@@ -268,7 +327,7 @@ _CUSTOM: dict[str, Callable[[Op, LocalSizes], Work]] = {
 }
 """JAX primitives that become calls of a library; numbers of operations for square matrices."""
 
-_COUNTS: dict[str, Callable[[Op, LocalSizes], Work]] = {
+_COUNTS: dict[str, Callable[[Operation, Shapes, Shapes], Work]] = {
     "stablehlo.cholesky": _cholesky,
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.ir import Type, Value
 from shardy_py.ir.types import element_bits
 
@@ -34,6 +34,12 @@ class LocalSizes:
         if sharding is None:
             return (1,) * value.type.rank
         return (*sharding.shards(sharding.mesh_in(self.meshes)), *(1,) * (value.type.rank - sharding.rank))[: value.type.rank]
+
+    def axes(self, value: Value) -> tuple[tuple[AxisRef, ...], ...]:
+        """The axes of each dimension of a value."""
+        sharding, rank = value.sharding, value.type.rank
+        cut = () if sharding is None else tuple(dim.axes for dim in sharding.dims[:rank])
+        return (*cut, *((),) * (rank - len(cut)))
 
     def shape_of(self, type: Type, sharding: TensorSharding | None) -> tuple[int, ...]:
         """The shape of a piece."""

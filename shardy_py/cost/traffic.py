@@ -9,10 +9,16 @@ Memory keeps up with what collectives send, so they are charged for their links 
 
 from __future__ import annotations
 
-from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS, larger
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import COMPUTATIONS
+
+T = TypeVar("T")
 
 FUSED = (
     POINTWISE
@@ -50,16 +56,45 @@ _NO_TRAFFIC = _COLLECTIVES | frozenset(
 )
 
 
-class Traffic:
-    """The bytes that the ops of a block move.
+@dataclass(frozen=True, slots=True)
+class Access(Generic[T]):
+    """One value that an op reads from memory or writes to it.
+
+    Attributes:
+        value: The value.
+        times: How often its piece is read or written.
+        taken: The value whose piece is read of it, where that is the smaller one, as of slices.
+    """
+
+    value: T
+    times: int = 1
+    taken: T | None = None
+
+
+def traffic(accesses: Iterable[Access[T]], size: Callable[[T], int]) -> int:
+    """Bytes that an op reads and writes, once.
+
+    Args:
+        accesses: Those of the op.
+        size: Bytes of the piece of a value: a number, or an array of them.
+    """
+    moved = 0
+    for access in accesses:
+        piece = size(access.value)
+        if access.taken is not None:
+            piece = piece - larger(0, piece - size(access.taken))
+        moved = moved + access.times * piece
+    return moved
+
+
+class Fusion:
+    """The values of a block that lie in memory, whatever their shardings.
 
     Args:
         block: The body of a function, or of the region that a device runs: its arguments and results lie in memory.
-        sizes: What devices have of values.
     """
 
-    def __init__(self, block: Block, sizes: LocalSizes) -> None:
-        self.sizes = sizes
+    def __init__(self, block: Block) -> None:
         self._origins: dict[Value, Value] = dict(zip(block.arguments, block.arguments))
         self._kept: set[Value] = set()
         if block.ops:
@@ -73,17 +108,17 @@ class Traffic:
 
     def origin(self, value: Value) -> Value:
         """The value that this one is under another name."""
-        found = self._origins.get(value)
-        if found is None:
+        origin = self._origins.get(value)
+        if origin is None:
             passed: list[Value] = []
-            found = value
-            while found not in self._origins and (before := _before(found)) is not None:
-                passed.append(found)
-                found = before
-            found = self._origins.get(found, found)
+            origin = value
+            while origin not in self._origins and (before := _before(origin)) is not None:
+                passed.append(origin)
+                origin = before
+            origin = self._origins.get(origin, origin)
             for one in (*passed, value):
-                self._origins[one] = found
-        return found
+                self._origins[one] = origin
+        return origin
 
     def in_memory(self, value: Value) -> bool:
         """Whether an origin lies in memory."""
@@ -92,34 +127,46 @@ class Traffic:
             return True
         return value in self._kept and op.name not in _CONSTANTS
 
+    def accesses(self, op: Op) -> list[Access[Value]]:
+        """The reads and writes of an op; those of ops in its regions are their own.
+
+        Args:
+            op: The op.
+        """
+        name = op.name
+        if name in _NO_TRAFFIC or name in _CONSTANTS or _is_folded(op):
+            return []
+        if name == "stablehlo.dynamic_update_slice":
+            update = op.operands[1]
+            return [Access(update, 2 if self.in_memory(self.origin(update)) else 1)]
+        if name in _SCATTERS:
+            inputs = len(op.results)
+            return [*map(Access, op.operands[inputs:-inputs]), *(Access(v, 3) for v in op.operands[-inputs:])]
+        origins = [v for v in dict.fromkeys(map(self.origin, op.operands)) if self.in_memory(v)]
+        source = self.origin(op.operands[0]) if name in _SLICES else None
+        reads = [Access(v, taken=op.results[0] if v is source else None) for v in origins]
+        return [*reads, *(Access(v) for v in op.results if self.in_memory(v))]
+
+
+class Traffic(Fusion):
+    """The bytes that the ops of a block move.
+
+    Args:
+        block: As of `Fusion`.
+        sizes: The pieces that a device has of values.
+    """
+
+    def __init__(self, block: Block, sizes: LocalSizes) -> None:
+        super().__init__(block)
+        self.sizes = sizes
+
     def bytes_of(self, op: Op) -> int:
         """Bytes that an op reads and writes, once.
 
         Args:
-            op: The op; what stands in its regions is counted by itself.
+            op: The op; those in its regions are counted by themselves.
         """
-        name = op.name
-        if name in _NO_TRAFFIC or name in _CONSTANTS or _is_folded(op):
-            return 0
-        sizes = self.sizes
-        operands = dict.fromkeys(map(self.origin, op.operands))
-        if name == "stablehlo.dynamic_update_slice":
-            update = self.origin(op.operands[1])
-            return sizes.bytes(op.operands[1]) * (2 if self.in_memory(update) else 1)
-        if name in _SCATTERS:
-            inputs = len(op.results)
-            rest = sum(sizes.bytes(v) for v in op.operands[inputs:])
-            return rest + 2 * sum(sizes.bytes(v) for v in op.operands[-inputs:])
-        moved = 0
-        for operand in operands:
-            if self.in_memory(operand):
-                moved += sizes.bytes(operand)
-        if name in _SLICES and self.in_memory(source := self.origin(op.operands[0])):
-            moved += min(0, sizes.bytes(op.results[0]) - sizes.bytes(source))
-        for result in op.results:
-            if self.in_memory(result):
-                moved += sizes.bytes(result)
-        return moved
+        return traffic(self.accesses(op), self.sizes.bytes)
 
 
 def _before(value: Value) -> Value | None:
