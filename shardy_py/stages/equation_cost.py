@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
@@ -12,11 +11,6 @@ from shardy_py.cost.compute import roofline_seconds
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.jaxpr import from_equations
 from shardy_py.plan.cost_walk import walk
-
-
-def bytes_of(v: Any) -> int:
-    """Bytes of a variable or literal, on one device."""
-    return math.prod(getattr(v.aval, "shape", ())) * getattr(getattr(v.aval, "dtype", None), "itemsize", 4)
 
 
 def jaxpr_seconds(jaxpr: Jaxpr, hardware: Hardware) -> float:

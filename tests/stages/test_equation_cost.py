@@ -13,7 +13,8 @@ import shardy_py as sp
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.stages import profile
-from shardy_py.stages.equation_cost import bytes_of, equation_seconds, jaxpr_seconds
+from shardy_py.stages.equation_cost import equation_seconds, jaxpr_seconds
+from shardy_py.stages.jaxprs import bytes_of
 
 H100 = hardware("h100")
 UNBOUND_BY_MEMORY = H100.with_figures(hbm_bandwidth=1e30)

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.equation_cost import jaxpr_seconds
-from shardy_py.stages.profiles.line import struct_of
+from shardy_py.stages.jaxprs import struct_of
 
 # Runs of a piece that are timed, of which the fastest counts, and how many before them to warm up.
 RUNS = 5

@@ -14,8 +14,9 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import ShardyError
 from shardy_py.stages.equation_cost import equation_seconds
+from shardy_py.stages.jaxprs import struct_of
 from shardy_py.stages.profiles.graph import ProfileGraph, ProfileNode
-from shardy_py.stages.profiles.line import Line, Step, line_of, struct_of
+from shardy_py.stages.profiles.line import Line, Step, line_of
 from shardy_py.stages.profiles.piece_cost import Coster
 from shardy_py.stages.profiles.shards import Shards, shards_of
 

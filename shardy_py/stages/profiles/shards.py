@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Var, jaxpr_as_fun
 
 from shardy_py.api import auto_shard
-from shardy_py.stages.equation_cost import bytes_of
-from shardy_py.stages.profiles.line import Line, struct_of
+from shardy_py.stages.jaxprs import bytes_of, closed_jaxpr, dtype_of, is_extended_dtype
+from shardy_py.stages.profiles.line import Line
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Shards:
 
     def workers(self, eqn: JaxprEqn) -> int:
         """How many devices share the work of an equation: those of all axes that cut an operand or a result."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for v in (*eqn.invars, *eqn.outvars):
             if isinstance(v, Var):
-                found.update(self.axes.get(v, {}))
-        return math.prod(found.values())
+                sizes.update(self.axes.get(v, {}))
+        return math.prod(sizes.values())
 
 
 def shards_of(line: Line, args: Sequence[Any], mesh: Any, in_shardings: Any) -> Shards:
@@ -49,25 +49,23 @@ def shards_of(line: Line, args: Sequence[Any], mesh: Any, in_shardings: Any) -> 
         mesh: The devices of one stage.
         in_shardings: Shardings of the arguments.
     """
-    values = [v for step in line.steps for v in step.eqn.outvars if not jax.dtypes.issubdtype(struct_of(v).dtype, jax.dtypes.extended)]
+    values = [v for step in line.steps for v in step.eqn.outvars if not is_extended_dtype(dtype_of(v))]
     results = [*line.slices, *values]
-    empty = jax.make_jaxpr(lambda: ())().jaxpr
-    read = [*line.invars, *line.consts, *line.slices]
-    jaxpr = empty.replace(invars=read, outvars=results, eqns=[step.eqn for step in line.steps])
-    run = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+    inputs = [*line.invars, *line.consts, *line.slices]
+    run = jaxpr_as_fun(closed_jaxpr([step.eqn for step in line.steps], inputs, results))
 
     def everything(*arguments: Any) -> list[Any]:
-        known = dict(zip(line.invars, jax.tree_util.tree_leaves(arguments)))
-        known.update(line.consts)
+        env = dict(zip(line.invars, jax.tree_util.tree_leaves(arguments)))
+        env.update(line.consts)
         for row, (whole, step) in line.slices.items():
-            known[row] = known[whole][step]
-        return run(*(known[v] for v in read))
+            env[row] = env[whole][step]
+        return run(*(env[v] for v in inputs))
 
     plan = auto_shard(everything, mesh=mesh, in_shardings=in_shardings).plan(*args)
     parts: dict[Var, int] = {}
     axes: dict[Var, dict[str, int]] = {}
     for v, planned in (*zip(line.invars, plan.inputs), *zip(results, plan.outputs)):
         if planned.sharding is not None:
-            found = {str(axis): axis.size_in(plan.mesh) for dim in planned.sharding.dims for axis in dim.axes}
-            parts[v], axes[v] = math.prod(found.values()), found
+            axes[v] = {str(axis): axis.size_in(plan.mesh) for dim in planned.sharding.dims for axis in dim.axes}
+            parts[v] = math.prod(axes[v].values())
     return Shards(parts, axes)

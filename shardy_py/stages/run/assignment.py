@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Var
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import bytes_of, equation_seconds
+from shardy_py.stages.equation_cost import equation_seconds
+from shardy_py.stages.jaxprs import bytes_of
 from shardy_py.stages.run.balance import balanced
 from shardy_py.stages.run.errors import PipelineError, place
 from shardy_py.stages.run.flat import Node
@@ -276,8 +277,3 @@ class _Assigner:
 def _known(stage: int | None, eqn: JaxprEqn) -> int:
     assert stage is not None, eqn
     return stage
-
-
-def reads(eqn: JaxprEqn) -> list[Var]:
-    """The variables that an equation reads."""
-    return [v for v in eqn.invars if not isinstance(v, Literal)]

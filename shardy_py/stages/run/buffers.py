@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import Var
 
 from shardy_py.frontends.partial_sums import partial_sums
-from shardy_py.stages.run.atoms import shape_of
+from shardy_py.stages.jaxprs import shape_of
 
 
 @dataclass(frozen=True)

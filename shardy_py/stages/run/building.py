@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.leaves import Leaves, trace_leaves
+from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.run.assignment import Assignment, assign
-from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.flat import Flat, flatten
 from shardy_py.stages.run.marking import marked, marker_of

@@ -11,8 +11,7 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import bytes_of
-from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.jaxprs import bytes_of, dtype_of, shape_of
 from shardy_py.stages.run.flat import Node
 
 MOVES = frozenset(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardy_py.stages.run.atoms import is_extended_dtype
+from shardy_py.stages.jaxprs import is_extended_dtype
 from shardy_py.stages.run.errors import PipelineError
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from shardy_py.api import auto_shard
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import device_platform
-from shardy_py.stages.run.atoms import struct_of
+from shardy_py.stages.jaxprs import struct_of
 from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import Var
 
-from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of
+from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of
 from shardy_py.stages.run.compiling import Compiling
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program

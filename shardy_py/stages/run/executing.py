@@ -11,11 +11,10 @@ import numpy as np
 from jax.extend.core import Literal, Var
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of
+from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, live, shape_of
 from shardy_py.stages.run.building import Built, literal
 from shardy_py.stages.run.compiling import compile_program
 from shardy_py.stages.run.engine import Engine, Statistics
-from shardy_py.stages.run.flat import live
 from shardy_py.stages.run.packing import packed
 from shardy_py.stages.run.programs import Program, evaluate
 from shardy_py.stages.run.waiting import waiting

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from shardy_py.frontends.loops import scan_counts
-from shardy_py.stages.run.atoms import struct_of
+from shardy_py.stages.flatten import CALLS, Flattener
+from shardy_py.stages.jaxprs import Atom, live, reads
 
-Atom = Any
-"""A `Var` or a `Literal`."""
-
-INLINED = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "eval_jaxpr": "jaxpr",
-}
-"""Primitives that only call a jaxpr. Derivatives have been taken when a step has been traced, so that rules for them can go, too."""
+INLINED = {**CALLS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+"""Derivatives have been taken when a step has been traced, so that rules for them can go, too."""
 
 MARKER = "pipeline_stage="
 _MARKED = re.compile(re.escape(MARKER) + r"([^/()]*)")
-
-UNROLLED_AT_MOST = 512
-"""Steps of a loop over layers that are unrolled."""
 
 
 @dataclass(frozen=True)
@@ -74,115 +58,60 @@ def flatten(closed: ClosedJaxpr, varying: Sequence[bool]) -> Flat:
         closed: The jaxpr.
         varying: For every input, whether it is part of the batch. A loop over something that is not is taken for one over layers.
     """
-    maker = _Maker()
+    flattener = _StepFlattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
-    maker.varying.update(v for v, flag in zip(invars, varying) if flag)
-    maker.given.update(v for v, flag in zip(invars, varying) if not flag)
-    out = maker.body(closed.jaxpr, closed.consts, invars, False, None)
-    flat = Flat(tuple(invars), tuple(out), tuple(maker.nodes), maker.consts)
-    return replace(flat, nodes=tuple(live(flat.nodes, flat.outvars)))
+    flattener.varying.update(v for v, flag in zip(invars, varying) if flag)
+    flattener.fixed.update(v for v, flag in zip(invars, varying) if not flag)
+    results = flattener.inline(closed.jaxpr, closed.consts, invars, _Pass(False, None))
+    return Flat(tuple(invars), tuple(results), tuple(live(flattener.nodes, results)), flattener.consts)
 
 
-def live(nodes: Sequence[Node], results: Sequence[Atom]) -> list[Node]:
-    """The equations that these results need, and those with effects."""
-    needed = {v for v in results if isinstance(v, Var)}
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if node.eqn.effects or any(v in needed for v in node.eqn.outvars):
-            kept.append(node)
-            needed.update(v for v in node.eqn.invars if isinstance(v, Var))
-    return kept[::-1]
+class _Pass(NamedTuple):
+    backward: bool
+    marker: str | None
 
 
-class _Maker:
+class _StepFlattener(Flattener[_Pass]):
+    """Marks which equations are of the backward pass, and the `sp.stage` of each.
+
+    A loop is over layers where it reads rows that depend on inputs other than the batch, or that another loop over layers has stacked.
+    """
+
     def __init__(self) -> None:
+        super().__init__(INLINED)
         self.nodes: list[Node] = []
-        self.consts: dict[Var, Any] = {}
-        self.varying: set[Var] = set()
-        self.given: set[Var] = set()  # depend on an input that is not of the batch
-        self.stacked: dict[Var, list[Atom]] = {}
-        self.rows: dict[tuple[Var, int], Atom] = {}  # of what depends on no batch: both passes read the same
+        self.varying: set[Var] = set()  # depend on the batch
+        self.fixed: set[Var] = set()  # depend on inputs, and not on the batch
+        self.rows_of: dict[Var, Sequence[Atom]] = {}
+        self.fixed_rows: dict[tuple[Var, int], Atom] = {}  # both passes read the same
 
-    def body(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Atom], backward: bool, marker: str | None) -> list[Atom]:
-        env: dict[Var, Atom] = dict(zip(jaxpr.invars, arguments, strict=True))
-        for v, value in zip(jaxpr.constvars, consts, strict=True):
-            env[v] = value if isinstance(value, Var) else self.constant(v, value)
+    def origin_of(self, eqn: JaxprEqn, outer: _Pass) -> _Pass:
+        stack = str(eqn.source_info.name_stack)
+        markers = _MARKED.findall(stack)
+        return _Pass(outer.backward or "transpose(" in stack, markers[-1] if markers else outer.marker)
 
-        def use(v: Atom) -> Atom:
-            return v if isinstance(v, Literal) else env[v]
+    def emit(self, eqn: JaxprEqn, origin: _Pass) -> None:
+        self.nodes.append(Node(eqn, origin.backward, origin.marker))
+        operands = reads(eqn)
+        if any(v in self.varying for v in operands):
+            self.varying.update(eqn.outvars)
+        elif any(v in self.fixed for v in operands):
+            self.fixed.update(eqn.outvars)
 
-        for eqn in jaxpr.eqns:
-            stack = str(eqn.source_info.name_stack)
-            is_back = backward or "transpose(" in stack
-            found = _MARKED.findall(stack)
-            mark = found[-1] if found else marker
-            operands = [use(v) for v in eqn.invars]
-            name = eqn.primitive.name
-            if name in INLINED:
-                inner = eqn.params[INLINED[name]]
-                closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
-                out = self.body(closed.jaxpr, closed.consts, operands, is_back, mark)
-            elif name == "scan" and self.is_over_layers(eqn, operands):
-                out = self.unroll(eqn, operands, is_back, mark)
-            else:
-                out = self.append(eqn, operands, is_back, mark)
-            env.update(zip(eqn.outvars, out, strict=True))
-        return [use(v) for v in jaxpr.outvars]
+    def are_layers(self, xs: Sequence[Atom]) -> bool:
+        return any(isinstance(x, Var) and (x in self.rows_of or x in self.fixed) for x in xs)
 
-    def constant(self, like: Var, value: Any) -> Var:
-        """The variable of a captured array."""
-        made = Var(like.aval)
-        self.consts[made] = value
-        return made
+    def stacked(self, result: Atom, rows: Sequence[Atom]) -> None:
+        self.rows_of[result] = rows
 
-    def append(self, eqn: JaxprEqn, operands: list[Atom], backward: bool, marker: str | None) -> list[Atom]:
-        out = [Var(v.aval) for v in eqn.outvars]
-        self.nodes.append(Node(eqn.replace(invars=operands, outvars=out), backward, marker))
-        if any(v in self.varying for v in operands if isinstance(v, Var)):
-            self.varying.update(out)
-        elif any(v in self.given for v in operands if isinstance(v, Var)):
-            self.given.update(out)
-        return list(out)
-
-    def emit(self, function: Callable[..., Any], operands: Sequence[Atom], backward: bool, marker: str | None) -> list[Atom]:
-        """Appends what a function of these operands traces to."""
-        traced = jax.make_jaxpr(function)(*(struct_of(v) for v in operands))
-        return self.body(traced.jaxpr, traced.consts, list(operands), backward, marker)
-
-    def is_over_layers(self, eqn: JaxprEqn, operands: list[Atom]) -> bool:
-        consts, carried = scan_counts(eqn)
-        xs = operands[consts + carried :]
-        if not 0 < eqn.params["length"] <= UNROLLED_AT_MOST:
-            return False
-        return any(isinstance(x, Var) and (x in self.stacked or x in self.given) for x in xs)
-
-    def unroll(self, eqn: JaxprEqn, operands: list[Atom], backward: bool, marker: str | None) -> list[Atom]:
-        consts, carried = scan_counts(eqn)
-        length, closed = eqn.params["length"], eqn.params["jaxpr"]
-        fixed, carry, xs = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
-        inner = [self.constant(v, value) for v, value in zip(closed.jaxpr.constvars, closed.consts)]
-        rows: list[list[Atom]] = [[] for _ in closed.jaxpr.outvars[carried:]]
-        order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
-        for step in order:
-            slices = [self.element(x, step, backward, marker) for x in xs]
-            out = self.body(closed.jaxpr, inner, [*fixed, *carry, *slices], backward, marker)
-            carry = out[:carried]
-            for row, y in zip(rows, out[carried:]):
-                row.append(y)
-        results = list(carry)
-        for row in rows:
-            elements = row[::-1] if eqn.params["reverse"] else row
-            (whole,) = self.emit(lambda *ys: jax.numpy.stack(ys), elements, backward, marker)
-            self.stacked[whole] = elements
-            results.append(whole)
-        return results
-
-    def element(self, x: Atom, step: int, backward: bool, marker: str | None) -> Atom:
-        if isinstance(x, Var) and x in self.stacked:
-            return self.stacked[x][step]
-        if isinstance(x, Var) and (x, step) in self.rows:
-            return self.rows[x, step]
-        (found,) = self.emit(lambda a: jax.lax.index_in_dim(a, step, keepdims=False), [x], backward, marker)
-        if isinstance(x, Var) and x in self.given:
-            self.rows[x, step] = found
-        return found
+    def row(self, x: Atom, step: int, origin: _Pass) -> Atom:
+        if not isinstance(x, Var):
+            return super().row(x, step, origin)
+        if x in self.rows_of:
+            return self.rows_of[x][step]
+        if (x, step) not in self.fixed_rows:
+            row = super().row(x, step, origin)
+            if x not in self.fixed:
+                return row
+            self.fixed_rows[x, step] = row
+        return self.fixed_rows[x, step]

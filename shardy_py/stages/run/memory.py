@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.extend.core import Var
 
-from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.jaxprs import dtype_of, shape_of
 from shardy_py.stages.run.building import Built
 from shardy_py.stages.run.errors import PipelineError
 

@@ -16,9 +16,9 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
-from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of, short
+from shardy_py.stages.jaxprs import Atom, dtype_of, is_extended_dtype, live, shape_of, short
 from shardy_py.stages.run.errors import PipelineError, place
-from shardy_py.stages.run.flat import Atom, Flat, Node, flatten, live
+from shardy_py.stages.run.flat import Flat, Node, flatten
 from shardy_py.stages.run.rows import Rows, follow
 
 

@@ -16,7 +16,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
-from shardy_py.stages.run.atoms import dtype_of, is_extended_dtype, shape_of
+from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of
 from shardy_py.stages.run.buffers import Buffer
 from shardy_py.stages.run.placing import Places, axes_of
 from shardy_py.stages.run.programs import Program, stages_reading

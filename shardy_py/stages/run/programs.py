@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.core import eval_jaxpr
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Var
 
-from shardy_py.stages.run.assignment import Assignment, reads
-from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.jaxprs import closed_jaxpr, dtype_of, reads, shape_of
+from shardy_py.stages.run.assignment import Assignment
 from shardy_py.stages.run.buffers import Stand, given, taken
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Split
@@ -85,20 +84,11 @@ def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:
         nodes: The equations.
         env: Variable -> value.
     """
-    made = list(dict.fromkeys(v for node in nodes for v in node.eqn.outvars))
-    inside = set(made)
-    read = list(dict.fromkeys(v for node in nodes for v in reads(node.eqn) if v not in inside))
-    effects: set[Any] = set()
-    for node in nodes:
-        effects.update(node.eqn.effects)
-    jaxpr = _nothing().replace(invars=read, outvars=made, eqns=[node.eqn for node in nodes], effects=effects)
-    env.update(zip(made, eval_jaxpr(jaxpr, (), *(env[v] for v in read))))
-
-
-@functools.cache
-def _nothing() -> Jaxpr:
-    """A jaxpr to replace the parts of, so that it has all others."""
-    return jax.make_jaxpr(lambda: ())().jaxpr
+    results = list(dict.fromkeys(v for node in nodes for v in node.eqn.outvars))
+    inside = set(results)
+    inputs = list(dict.fromkeys(v for node in nodes for v in reads(node.eqn) if v not in inside))
+    jaxpr = closed_jaxpr([node.eqn for node in nodes], inputs, results).jaxpr
+    env.update(zip(results, eval_jaxpr(jaxpr, (), *(env[v] for v in inputs))))
 
 
 def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:

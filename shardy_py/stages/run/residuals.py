@@ -17,10 +17,8 @@ from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import bytes_of
+from shardy_py.stages.jaxprs import bytes_of, reads, shape_of
 from shardy_py.stages.max_flow import Network
-from shardy_py.stages.run.assignment import reads
-from shardy_py.stages.run.atoms import shape_of
 from shardy_py.stages.run.cheap import MOVES, again_seconds, bound, communicates, is_cheap
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.placing import axes_of

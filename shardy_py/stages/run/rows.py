@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from shardy_py.stages.run.atoms import shape_of, short
+from shardy_py.stages.jaxprs import shape_of, short
 from shardy_py.stages.run.errors import PipelineError, place
 
 

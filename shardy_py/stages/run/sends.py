@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import bytes_of
+from shardy_py.stages.jaxprs import bytes_of, live, reads
 from shardy_py.stages.max_flow import Network
-from shardy_py.stages.run.assignment import Assignment, assign_backward_again, reads, uses_of
+from shardy_py.stages.run.assignment import Assignment, assign_backward_again, uses_of
 from shardy_py.stages.run.cheap import again_seconds, bound, communicates, is_cheap
-from shardy_py.stages.run.flat import Node, live
+from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Kind, Split
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import parts_of_parameters

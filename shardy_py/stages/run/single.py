@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-from shardy_py.stages.run.atoms import shape_of
+from shardy_py.stages.jaxprs import shape_of
 from shardy_py.stages.run.errors import PipelineError, place
 from shardy_py.stages.run.flat import Flat, Node
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import bytes_of, equation_seconds
+from shardy_py.stages.equation_cost import equation_seconds
+from shardy_py.stages.jaxprs import bytes_of
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
 

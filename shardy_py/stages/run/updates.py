@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from jax.extend.core import Literal, Var
 
-from shardy_py.stages.equation_cost import bytes_of
-from shardy_py.stages.run.assignment import reads
-from shardy_py.stages.run.atoms import shape_of
+from shardy_py.stages.jaxprs import bytes_of, reads, shape_of
 from shardy_py.stages.run.flat import Node
 
 SMALL = 4096

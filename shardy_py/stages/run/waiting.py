@@ -15,7 +15,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
-from shardy_py.stages.run.atoms import dtype_of, shape_of
+from shardy_py.stages.jaxprs import dtype_of, shape_of
 from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.placing import Places, axes_of
 from shardy_py.stages.run.programs import Program, stages_reading

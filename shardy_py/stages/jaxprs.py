@@ -1,0 +1,96 @@
+"""Small parts of jaxprs: types of their variables, lists of equations as jaxprs, and the equations that results need."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+Atom = Any
+"""A `Var` or a `Literal`."""
+
+
+def shape_of(v: Atom) -> tuple[int, ...]:
+    """Shape of a variable or literal."""
+    return tuple(v.aval.shape)
+
+
+def dtype_of(v: Atom) -> Any:
+    """Element type of a variable or literal."""
+    return v.aval.dtype
+
+
+def bytes_of(v: Atom) -> int:
+    """Bytes of a variable or literal, on one device."""
+    return math.prod(getattr(v.aval, "shape", ())) * getattr(getattr(v.aval, "dtype", None), "itemsize", 4)
+
+
+def short(v: Atom) -> str:
+    """`float32[8,16]`."""
+    return v.aval.str_short()
+
+
+def struct_of(v: Atom) -> jax.ShapeDtypeStruct:
+    """The type as JAX takes it for an argument; a weak type stays weak."""
+    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+
+
+def is_extended_dtype(dtype: Any) -> bool:
+    """Whether an element type is an extended one, such as that of PRNG keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def is_differentiable(v: Atom) -> bool:
+    """Whether a value is a variable of real or complex numbers, so that it has a cotangent."""
+    return isinstance(v, Var) and jax.numpy.issubdtype(dtype_of(v), jax.numpy.inexact)
+
+
+def reads(eqn: JaxprEqn) -> list[Var]:
+    """The variables that an equation reads."""
+    return [v for v in eqn.invars if not isinstance(v, Literal)]
+
+
+class _HasEquation(Protocol):
+    @property
+    def eqn(self) -> JaxprEqn: ...
+
+
+N = TypeVar("N", bound=_HasEquation)
+
+
+def live(nodes: Sequence[N], results: Iterable[Atom]) -> list[N]:
+    """The equations that these results need, and those with effects, in order."""
+    needed = {v for v in results if isinstance(v, Var)}
+    kept: list[N] = []
+    for node in reversed(nodes):
+        if node.eqn.effects or any(v in needed for v in node.eqn.outvars):
+            kept.append(node)
+            needed.update(reads(node.eqn))
+    return kept[::-1]
+
+
+def closed_jaxpr(eqns: Sequence[JaxprEqn], inputs: Iterable[Var], results: Iterable[Atom]) -> ClosedJaxpr:
+    """The jaxpr of a list of equations, without constants.
+
+    Args:
+        eqns: The equations in order.
+        inputs: Its arguments.
+        results: Its results.
+    """
+    effects: set[Any] = set().union(*(eqn.effects for eqn in eqns))
+    return ClosedJaxpr(_empty().replace(invars=list(inputs), outvars=list(results), eqns=list(eqns), effects=effects), ())
+
+
+@functools.cache
+def _empty() -> Jaxpr:
+    """A jaxpr to replace the parts of: its constructor takes other parts in every version of JAX."""
+    return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def closed(inner: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
+    """The jaxpr of a call, which some primitives hold without constants."""
+    return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
