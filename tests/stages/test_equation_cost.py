@@ -75,13 +75,79 @@ def test_a_profile_and_a_cost_analysis_agree(function: Any, arguments: tuple[Any
     assert sum(node.forward_ms for node in profile(function, *arguments, parameters=()).nodes) == pytest.approx(expected * 1e3, rel=1e-3)
 
 
-def test_forward_and_backward_of_layers_agree_with_a_cost_analysis() -> None:
-    def loss(layers: Any, x: Any) -> Any:
-        for w in layers:
-            x = x + jax.nn.gelu(x @ w["up"]) @ w["down"]
-        return jnp.mean(jnp.square(x))
+def attention(w: Any, x: Any) -> Any:
+    q, k, v = (x @ w[name] for name in "qkv")
+    x = x + jax.nn.softmax(q @ k.T / 8.0, axis=-1) @ v
+    return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
 
-    layers = [{"up": f32(512, 2048), "down": f32(2048, 512)} for _ in range(6)]
-    both = sp.auto_shard(jax.value_and_grad(loss), mesh={"device": 1}).plan(layers, f32(2048, 512)).cost_analysis("h100").compute_seconds
-    nodes = profile(loss, layers, f32(2048, 512)).nodes
-    assert sum(node.forward_ms + node.backward_ms for node in nodes) == pytest.approx(both * 1e3, rel=0.05)
+
+WEIGHTS = {"q": f32(64, 64), "k": f32(64, 64), "v": f32(64, 64), "up": f32(64, 256), "down": f32(256, 64)}
+LAYERS = 4
+
+
+def of_layers(layers: Any, x: Any) -> Any:
+    for w in layers:
+        x = attention(w, x)
+    return jnp.mean(jnp.square(x))
+
+
+def of_a_stack(stack: Any, x: Any) -> Any:
+    return jnp.mean(jnp.square(lax.scan(lambda x, w: (attention(w, x), None), x, stack)[0]))
+
+
+def compute_ms(function: Any, *arguments: Any) -> float:
+    found = sp.auto_shard(function, mesh={"device": 1}).plan(*arguments).cost_analysis("h100").compute_seconds
+    assert found is not None
+    return found * 1e3
+
+
+@pytest.fixture(scope="module")
+def forward_and_both() -> tuple[float, float]:
+    """Milliseconds of the layers and of their value and gradient, by a cost analysis."""
+    arguments = [WEIGHTS] * LAYERS, f32(2048, 64)
+    return compute_ms(of_layers, *arguments), compute_ms(jax.value_and_grad(of_layers), *arguments)
+
+
+@pytest.mark.parametrize("by", ["equation", "scope", "layer"])
+@pytest.mark.parametrize("stacked", [False, True], ids=["layers", "stack"])
+def test_forward_and_backward_agree_with_a_cost_analysis_at_every_grain(
+    by: str, stacked: bool, forward_and_both: tuple[float, float]
+) -> None:
+    """A loop over layers is taken apart, so that its profile is that of the layers one by one."""
+    if stacked:
+        weights = {name: f32(LAYERS, *w.shape) for name, w in WEIGHTS.items()}
+        nodes = profile(of_a_stack, weights, f32(2048, 64), by=by).nodes
+    else:
+        nodes = profile(of_layers, [WEIGHTS] * LAYERS, f32(2048, 64), by=by).nodes
+    forward, both = forward_and_both
+    assert sum(node.forward_ms for node in nodes) == pytest.approx(forward, rel=0.01)
+    assert sum(node.forward_ms + node.backward_ms for node in nodes) == pytest.approx(both, rel=0.01)
+
+
+def test_only_gradients_of_parameters_are_counted() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("before"):
+            x = jnp.tanh(x @ x.T @ x)
+        with jax.named_scope("after"):
+            return jnp.sum(jnp.tanh(x @ w))
+
+    before, after = (node for node in profile(loss, f32(256, 256), f32(256, 256)).nodes if not node.is_input)
+    assert before.forward_ms > 0 == before.backward_ms
+    assert after.backward_ms > 0
+
+
+def test_rules_for_derivatives_are_counted() -> None:
+    @jax.custom_vjp
+    def squared(x: Any) -> Any:
+        return x * x
+
+    squared.defvjp(lambda x: (squared(x), x), lambda x, g: (2.0 * x * g,))
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(squared(x @ w))
+
+    arguments = f32(256, 256), f32(512, 256)
+    nodes = profile(loss, *arguments, by="equation").nodes
+    assert sum(node.forward_ms + node.backward_ms for node in nodes) == pytest.approx(
+        compute_ms(jax.value_and_grad(loss), *arguments), rel=0.01
+    )

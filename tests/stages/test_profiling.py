@@ -16,7 +16,6 @@ from shardy_py.errors import ShardyError
 from shardy_py.stages import ProfileGraph, partition, profile, read_graph, write_graph
 from shardy_py.stages.equation_cost import jaxpr_seconds
 from shardy_py.stages.profiles.line import line_of
-from shardy_py.stages.profiles.piece_cost import Coster
 
 WIDTH, LAYERS = 64, 4
 
@@ -144,14 +143,6 @@ def test_a_jaxpr_will_do() -> None:
     assert [leaf.shape for leaf in jax.tree.leaves(params)][-1] == (100, WIDTH)
     graph = profile(jax.make_jaxpr(loss)(params, tokens), parameters=(0, 1, 2, 3))
     assert [node.time_ms for node in graph.nodes] == [node.time_ms for node in profile(loss, params, tokens).nodes]
-
-
-def test_identical_layers_are_costed_once() -> None:
-    closed = jax.make_jaxpr(loss)(*arguments())
-    coster = Coster(hardware("h100"), measured=False)
-    for _ in range(3):
-        coster.seconds(closed)
-    assert coster.signatures == 1
 
 
 def test_measured_times() -> None:

@@ -12,7 +12,8 @@ from shardy_py.errors import ShardyError
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.profiles.line import Line, line_of, row_equations
-from shardy_py.stages.profiles.profile import GRAINS, chosen_leaves, pieces_of
+from shardy_py.stages.profiles.pieces import GRAINS, pieces_of
+from shardy_py.stages.profiles.profile import chosen_leaves
 
 
 class DivisionError(ShardyError):

@@ -1,107 +1,165 @@
-"""What a piece of a traced function costs, forward and backward: by a model of some hardware, or measured where it runs.
+"""Seconds of the pieces of a function: by a model of some hardware, or measured where it runs.
 
-Pieces with the same signature, which is their printed jaxpr, are costed once: identical layers, most of all.
+The model is that of `plan.cost_analysis`, of the function and its gradient as a whole. The equations of every piece are counted as a
+compiler fuses them with those of others, so that the pieces together take what the function takes.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import jaxpr_seconds
-from shardy_py.stages.jaxprs import struct_of
+from shardy_py.stages.equation_cost import equation_seconds
+from shardy_py.stages.flatten import Flattener
+from shardy_py.stages.jaxprs import Atom, is_differentiable, live, struct_of
+from shardy_py.stages.profiles.line import Line, Step
+from shardy_py.stages.profiles.pieces import Piece
 
-# Runs of a piece that are timed, of which the fastest counts, and how many before them to warm up.
+# Runs of a piece that are timed, of which the fastest counts.
 RUNS = 5
 
+_SCOPE = "profile_piece="
+_NUMBER = re.compile(re.escape(_SCOPE) + r"(\d+)")
 
-class Coster:
-    """Seconds of pieces, remembered by signature.
+
+class Seconds(NamedTuple):
+    """Seconds of one piece; backward 0 where there is nothing to differentiate."""
+
+    forward: float
+    backward: float
+
+
+def step_seconds(line: Line, hardware: Hardware) -> dict[Step, float]:
+    """Modelled seconds of every equation of a forward pass."""
+    results = [v for v in line.outvars if isinstance(v, Var)]
+    return dict(zip(line.steps, equation_seconds([step.eqn for step in line.steps], results, hardware), strict=True))
+
+
+def modelled(line: Line, pieces: Sequence[Piece], forward: Sequence[float], weights: Sequence[bool], hardware: Hardware) -> list[Seconds]:
+    """Modelled seconds of every piece.
 
     Args:
-        hardware: What the model is of.
-        measured: Whether to run pieces on the default device instead.
+        line: The function.
+        pieces: Its pieces.
+        forward: For every piece, modelled seconds of its forward pass.
+        weights: For every input, whether it holds parameters. Gradients are those of parameters, or of all inputs where none does.
+        hardware: The hardware.
     """
+    inputs = [*line.invars, *line.consts, *line.slices]
+    smooth = [v for v, flag in zip(line.invars, weights) if flag and is_differentiable(v)] + list(filter(is_differentiable, line.slices))
+    smooth = smooth or list(filter(is_differentiable, line.invars))
+    results = [v for v in line.outvars if is_differentiable(v)]
+    if not smooth or not results:
+        return [Seconds(seconds, 0.0) for seconds in forward]
+    # Alike pieces are one jitted function, which JAX differentiates once.
+    by_text: dict[str, Callable[..., Any]] = {}
+    calls = [by_text.setdefault(str(piece.program), jax.jit(jaxpr_as_fun(piece.program))) for piece in pieces]
 
-    def __init__(self, hardware: Hardware, measured: bool) -> None:
-        self.hardware, self.measured = hardware, measured
-        self._known: dict[str, tuple[float, float]] = {}
+    def run(values: dict[Var, Any]) -> list[Any]:
+        env = dict(values)
+        for number, (piece, call) in enumerate(zip(pieces, calls)):
+            with jax.named_scope(f"{_SCOPE}{number}"):
+                env.update(zip(piece.results, call(*(env[v] for v in piece.inputs))))
+        return [env[v] for v in results]
 
-    @property
-    def signatures(self) -> int:
-        """How many pieces were costed."""
-        return len(self._known)
+    def gradient(values: Sequence[Any], cotangents: list[Any]) -> Any:
+        env = dict(zip(inputs, values))
+        value, pull = jax.vjp(lambda chosen: run({**env, **dict(zip(smooth, chosen))}), [env[v] for v in smooth])
+        return value, pull(cotangents)
 
-    def seconds(self, piece: ClosedJaxpr) -> tuple[float, float]:
-        """Forward and backward seconds of a piece; backward 0 where there is nothing to differentiate."""
-        key = str(piece)
-        if key not in self._known:
-            self._known[key] = self._measure(piece) if self.measured else self._model(piece)
-        return self._known[key]
-
-    def _model(self, piece: ClosedJaxpr) -> tuple[float, float]:
-        forward = jaxpr_seconds(piece.jaxpr, self.hardware)
-        both = backward_of(piece)
-        if both is None:
-            return forward, 0.0
-        function, structs = both
-        whole = jaxpr_seconds(jax.make_jaxpr(function)(*structs).jaxpr, self.hardware)
-        return forward, max(0.0, whole - forward)
-
-    def _measure(self, piece: ClosedJaxpr) -> tuple[float, float]:
-        forward = _timed(jaxpr_as_fun(piece), [struct_of(v) for v in piece.jaxpr.invars])
-        both = backward_of(piece)
-        return (forward, 0.0) if both is None else (forward, max(0.0, _timed(*both) - forward))
+    traced = jax.make_jaxpr(gradient)(list(map(struct_of, inputs)), list(map(struct_of, results)))
+    flattener = _PieceFlattener()
+    outputs = flattener.inline(traced.jaxpr, traced.consts, traced.jaxpr.invars, 0)
+    steps = live(flattener.steps, outputs)
+    both = [0.0] * len(pieces)
+    for step, seconds in zip(steps, equation_seconds([step.eqn for step in steps], [v for v in outputs if isinstance(v, Var)], hardware)):
+        both[step.piece] += seconds
+    return [Seconds(seconds, max(0.0, together - seconds)) for seconds, together in zip(forward, both)]
 
 
-def backward_of(piece: ClosedJaxpr) -> tuple[Callable[..., Any], list[Any]] | None:
-    """A function that runs a piece forward and backward, and the types of its arguments: inputs, then cotangents."""
-    function = jaxpr_as_fun(piece)
-    inputs = [struct_of(v) for v in piece.jaxpr.invars]
-    smooth = [i for i, v in enumerate(piece.jaxpr.invars) if _is_smooth(v)]
-    results = [i for i, v in enumerate(piece.jaxpr.outvars) if _is_smooth(v)]
+class _Step(NamedTuple):
+    eqn: JaxprEqn
+    piece: int
+
+
+class _PieceFlattener(Flattener[int]):
+    """Keeps the number of the piece that an equation, or one that it is the derivative of, belongs to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[_Step] = []
+
+    def origin_of(self, eqn: JaxprEqn, outer: int) -> int:
+        numbers = _NUMBER.findall(str(eqn.source_info.name_stack))
+        return int(numbers[-1]) if numbers else outer
+
+    def emit(self, eqn: JaxprEqn, origin: int) -> None:
+        self.steps.append(_Step(eqn, origin))
+
+    def are_layers(self, xs: Sequence[Atom]) -> bool:
+        return False
+
+
+def measured(pieces: Sequence[Piece]) -> list[Seconds]:
+    """Seconds of every piece on the default device; alike ones are run once."""
+    by_text: dict[str, Seconds] = {}
+    for piece in pieces:
+        if (text := str(piece.program)) not in by_text:
+            by_text[text] = _measure(piece.program)
+    return [by_text[str(piece.program)] for piece in pieces]
+
+
+def _measure(program: ClosedJaxpr) -> Seconds:
+    forward = _timed(jaxpr_as_fun(program), [struct_of(v) for v in program.jaxpr.invars])
+    both = gradient_of(program)
+    return Seconds(forward, 0.0) if both is None else Seconds(forward, max(0.0, _timed(*both) - forward))
+
+
+def gradient_of(program: ClosedJaxpr) -> tuple[Callable[..., Any], list[Any]] | None:
+    """A function that runs a program forward and backward, and the types of its arguments: inputs, then cotangents."""
+    function = jaxpr_as_fun(program)
+    inputs = [struct_of(v) for v in program.jaxpr.invars]
+    smooth = [i for i, v in enumerate(program.jaxpr.invars) if is_differentiable(v)]
+    results = [i for i, v in enumerate(program.jaxpr.outvars) if is_differentiable(v)]
     if not smooth or not results:
         return None
 
     def both(*values: Any) -> Any:
-        given, cotangents = list(values[: len(inputs)]), values[len(inputs) :]
+        operands, cotangents = list(values[: len(inputs)]), values[len(inputs) :]
 
         def of_smooth(*chosen: Any) -> list[Any]:
-            arguments = list(given)
+            arguments = list(operands)
             for i, value in zip(smooth, chosen):
                 arguments[i] = value
-            out = function(*arguments)
-            return [out[i] for i in results]
+            outputs = function(*arguments)
+            return [outputs[i] for i in results]
 
-        out, pull = jax.vjp(of_smooth, *(given[i] for i in smooth))
-        return out, pull(list(cotangents))
+        outputs, pull = jax.vjp(of_smooth, *(operands[i] for i in smooth))
+        return outputs, pull(list(cotangents))
 
-    return both, [*inputs, *(struct_of(piece.jaxpr.outvars[i]) for i in results)]
+    return both, [*inputs, *(struct_of(program.jaxpr.outvars[i]) for i in results)]
 
 
 def _timed(function: Callable[..., Any], structs: Sequence[Any]) -> float:
     arguments = [_filled(struct) for struct in structs]
     run = jax.jit(function).lower(*arguments).compile()
     jax.block_until_ready(run(*arguments))
-    taken = []
+    seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()
         jax.block_until_ready(run(*arguments))
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _filled(struct: Any) -> Any:
     if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(0), math.prod(struct.shape)).reshape(struct.shape)
     return jax.numpy.ones(struct.shape, struct.dtype)
-
-
-def _is_smooth(v: Any) -> bool:
-    return isinstance(v, Var) and jax.numpy.issubdtype(struct_of(v).dtype, jax.numpy.inexact)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import ShardyError
-from shardy_py.stages.equation_cost import equation_seconds
 from shardy_py.stages.jaxprs import struct_of
 from shardy_py.stages.profiles.graph import ProfileGraph, ProfileNode
 from shardy_py.stages.profiles.line import Line, Step, line_of
-from shardy_py.stages.profiles.piece_cost import Coster
+from shardy_py.stages.profiles.piece_cost import Seconds, step_seconds
+from shardy_py.stages.profiles.piece_cost import measured as measured_seconds
+from shardy_py.stages.profiles.piece_cost import modelled as modelled_seconds
+from shardy_py.stages.profiles.pieces import GRAINS, Piece, pieces_of
 from shardy_py.stages.profiles.shards import Shards, shards_of
-
-GRAINS = ("equation", "scope", "layer")
 
 
 def profile(
@@ -38,6 +37,9 @@ def profile(
     Calls are taken apart, and so are loops over layers: each step of a `scan` that reads rows of parameters is a layer of its
     own. Functions with a derivative rule (`custom_vjp`) stay whole. A piece with several results has a `__getitem__(k)` node
     for each, so that a cut sends only what is used behind it. Parameters belong to the first piece that uses them.
+
+    Modelled times add up to those of `plan.cost_analysis` for the function and its gradient, on one device, with loops over layers and
+    `jax.checkpoint` taken apart: what a scan that stays whole writes and reads again for its backward pass is not part of them.
 
     Args:
         function: From parameters and a batch to the loss, or whatever the forward pass returns; or its jaxpr, whose inputs count as
@@ -81,7 +83,8 @@ def profile(
     shards = shards_of(line, args, mesh, in_shardings) if mesh is not None else Shards({}, {})
     batch = [(v, jax.tree_util.keystr(path)) for v, path, flag in zip(line.invars, paths, weights) if not flag]
     inputs = {v: f"Input{number} {path}" for number, (v, path) in enumerate(batch)}
-    return _Grapher(line, inputs, shards, Coster(hardware_named(hardware), measured)).graph(pieces_of(line, by))
+    grapher = _Grapher(line, inputs, shards, hardware_named(hardware))
+    return grapher.graph(pieces_of(line, by), None if measured else weights)
 
 
 def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[bool]:
@@ -96,68 +99,27 @@ def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[
     return [number in chosen for number, arg in enumerate(args) for _ in jax.tree_util.tree_leaves(arg)]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Equations that become one node."""
-
-    name: str
-    steps: tuple[Step, ...]
-
-
-def pieces_of(line: Line, by: str) -> list[Piece]:
-    """Runs of equations with one name, so that no piece waits for what waits for it."""
-    if by == "equation":
-        return [Piece(_equation_name(step), (step,)) for step in line.steps]
-    shared = _shared_depth({step.scope for step in line.steps if step.scope and not step.layer})
-    found: list[tuple[tuple[Any, ...], list[Step]]] = []
-    for step in line.steps:
-        if by == "scope":
-            key = (*step.scope, *step.layer)
-        else:
-            key = step.layer[:1] or step.scope[shared : shared + 1]
-        if not found or found[-1][0] != key:
-            found.append((key, []))
-        found[-1][1].append(step)
-    return [Piece(f"{by}({'/'.join(map(str, key))})", tuple(steps)) for key, steps in found]
-
-
-def _shared_depth(scopes: set[tuple[str, ...]]) -> int:
-    """How many of the outermost scopes are the same everywhere; of a single scope, all but its last part."""
-    if len(scopes) < 2:
-        return max(0, max(map(len, scopes), default=0) - 1)
-    least = min(map(len, scopes))
-    return next((i for i in range(least) if len({scope[i] for scope in scopes}) > 1), least)
-
-
-def _equation_name(step: Step) -> str:
-    result = step.eqn.outvars[0].aval.str_short() if step.eqn.outvars else ""
-    return f"{step.eqn.primitive.name}({result})"
-
-
 class _Grapher:
-    def __init__(self, line: Line, inputs: Mapping[Var, str], shards: Shards, coster: Coster) -> None:
-        self.line, self.inputs, self.shards, self.coster = line, inputs, shards, coster
+    def __init__(self, line: Line, inputs: Mapping[Var, str], shards: Shards, hardware: Hardware) -> None:
+        self.line, self.inputs, self.shards, self.hardware = line, inputs, shards, hardware
         self.nodes: list[ProfileNode] = []
         self.edges: list[tuple[str, str]] = []
         # Where a value can be had, by node id.
         self.home: dict[Var, str] = {}
         self.counted: set[Var] = set()
-        # Over the whole line, so that the forward pass costs what `plan.cost_analysis` says: pieces alone would not be fused across their
-        # boundaries.
-        results = [v for v in line.outvars if isinstance(v, Var)]
-        self.seconds = dict(zip(line.steps, equation_seconds([step.eqn for step in line.steps], results, coster.hardware), strict=True))
+        self.step_seconds = step_seconds(line, hardware)
 
-    def graph(self, pieces: Sequence[Piece]) -> ProfileGraph:
-        makers = {v: i for i, piece in enumerate(pieces) for step in piece.steps for v in step.eqn.outvars}
-        reads = [_reads(piece) for piece in pieces]
-        used: dict[Var, None] = {v: None for v in self.line.outvars if isinstance(v, Var)}
-        used.update((v, None) for i, vars in enumerate(reads) for v in vars if makers.get(v) != i)
+    def graph(self, pieces: Sequence[Piece], weights: Sequence[bool] | None) -> ProfileGraph:
+        """The profile of these pieces: modelled, or measured where inputs that hold parameters are not given."""
+        used = {v for v in self.line.outvars if isinstance(v, Var)}.union(*(piece.inputs for piece in pieces))
         for v, name in self.inputs.items():
             if v in used:
                 self.home[v] = self.add(name, activations=(self.shards.bytes(v),))
-        for piece, read in zip(pieces, reads):
-            made = [v for step in piece.steps for v in step.eqn.outvars if v in used]
-            self.piece(piece, read, made)
+        forward = [math.fsum(self.step_seconds[step] for step in piece.steps) for piece in pieces]
+        seconds = measured_seconds(pieces) if weights is None else modelled_seconds(self.line, pieces, forward, weights, self.hardware)
+        for piece, alone, own in zip(pieces, forward, seconds):
+            share = math.fsum(self.step_seconds[step] / self.workers(step) for step in piece.steps) / alone if alone else 1.0
+            self.piece(piece, Seconds(own.forward * share, own.backward * share))
         return ProfileGraph(tuple(self.nodes), tuple(self.edges))
 
     def add(self, description: str, *operands: str, **figures: Any) -> str:
@@ -166,40 +128,21 @@ class _Grapher:
         self.edges += [(operand, id) for operand in dict.fromkeys(operands)]
         return id
 
-    def piece(self, piece: Piece, read: Sequence[Var], made: Sequence[Var]) -> None:
-        weights = [v for v in read if v not in self.home and v not in self.counted]
-        self.counted.update(weights)
-        forward, backward = self.coster.seconds(_closed(piece, read, made))
-        modelled = math.fsum(self.seconds[step] for step in piece.steps)
-        if not self.coster.measured:
-            forward = modelled
-        share = math.fsum(self.seconds[step] / self.workers(step) for step in piece.steps) / modelled if modelled else 1.0
-        sizes = tuple(self.shards.bytes(v) for v in made)
+    def piece(self, piece: Piece, seconds: Seconds) -> None:
+        parameters = [v for v in piece.inputs if v not in self.home and v not in self.counted]
+        self.counted.update(parameters)
+        sizes = tuple(self.shards.bytes(v) for v in piece.results)
         id = self.add(
             piece.name,
-            *(self.home[v] for v in read if v in self.home),
-            forward_ms=forward * share * 1e3,
-            backward_ms=backward * share * 1e3,
+            *(self.home[v] for v in piece.inputs if v in self.home),
+            forward_ms=seconds.forward * 1e3,
+            backward_ms=seconds.backward * 1e3,
             activations=sizes or (0.0,),
-            parameter_bytes=math.fsum(self.shards.bytes(v) for v in weights),
+            parameter_bytes=math.fsum(self.shards.bytes(v) for v in parameters),
         )
-        for k, v in enumerate(made):
-            self.home[v] = id if len(made) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
+        for k, v in enumerate(piece.results):
+            self.home[v] = id if len(piece.results) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
 
     def workers(self, step: Step) -> int:
         """How many devices share the work of an equation."""
         return self.shards.workers(step.eqn) if self.shards.parts else 1
-
-
-def _reads(piece: Piece) -> list[Var]:
-    """What a piece reads but does not make, in the order of its first use."""
-    inside = {v for step in piece.steps for v in step.eqn.outvars}
-    read = (v for step in piece.steps for v in step.eqn.invars if not isinstance(v, Literal))
-    return [v for v in dict.fromkeys(read) if v not in inside]
-
-
-def _closed(piece: Piece, read: Sequence[Var], made: Sequence[Var]) -> ClosedJaxpr:
-    effects: set[Any] = set().union(*(step.eqn.effects for step in piece.steps))
-    empty: Jaxpr = jax.make_jaxpr(lambda: ())().jaxpr
-    eqns = [step.eqn for step in piece.steps]
-    return ClosedJaxpr(empty.replace(invars=list(read), outvars=list(made), eqns=eqns, effects=effects), ())
