@@ -116,15 +116,17 @@ def from_factors(mapping: Sequence[Sequence[int]], axes: Sequence[Axes], sizes: 
         sizes: Size of each factor.
         mesh: The mesh.
     """
-    layout: list[Axes] = []
-    for factors in mapping:
-        dim: list[AxisRef] = []
-        for factor in factors:
-            dim += axes[factor]
-            if size_of(axes[factor], mesh) < sizes[factor]:
-                break
-        layout.append(tuple(dim))
-    return tuple(layout)
+    return tuple(joined([axes[factor] for factor in factors], [sizes[factor] for factor in factors], mesh) for factors in mapping)
+
+
+def joined(axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Axes:
+    """The axes of one dimension, whose factors, major to minor, have such axes and sizes."""
+    dim: Axes = ()
+    for cut, size in zip(axes, sizes):
+        dim += cut
+        if size_of(cut, mesh) < size:
+            break
+    return dim
 
 
 def mappings(rule: OpShardingRule) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[Sequence[Sequence[int]]]]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardy_py.dialect import Mesh
-from shardy_py.ir import Op, Value
+from shardy_py.ir import Value
+from shardy_py.ir.operation import Operation, Tensor
 from shardy_py.partition.windows import is_cumulative
 
-Parts = Callable[[Value], tuple[int, ...]]
-"""Into how many parts each dimension of a value is cut."""
+Parts = Callable[[Any], tuple[int, ...]]
+"""Into how many parts each dimension of an operand or a result is cut."""
 
 
-def is_mispartitioned(op: Op, parts: Parts) -> bool:
+def is_mispartitioned(op: Operation, parts: Parts) -> bool:
     """Whether XLA may get an op wrong.
 
     Args:
@@ -60,22 +61,22 @@ def cut_in_any_way(meshes: Mapping[str, Mesh]) -> Parts:
     return lambda value: tuple(devices if n > 1 else 1 for n in value.type.shape)
 
 
-def _is_cut(value: Value, parts: Parts, dims: Iterable[int]) -> bool:
+def _is_cut(value: Tensor, parts: Parts, dims: Iterable[int]) -> bool:
     cut = parts(value)
     return any(cut[d] > 1 for d in dims)
 
 
-def _is_uneven(value: Value, parts: Parts, dims: Iterable[int]) -> bool:
+def _is_uneven(value: Tensor, parts: Parts, dims: Iterable[int]) -> bool:
     cut = parts(value)
     return any(value.type.shape[d] % cut[d] for d in dims)
 
 
-def _of_nothing(op: Op, parts: Parts) -> bool:
+def _of_nothing(op: Operation, parts: Parts) -> bool:
     """Anything cut around an operand without elements: of its parts, XLA pads those that are uneven, and ends the process."""
     return any(_is_cut(v, parts, range(v.type.rank)) for v in (*op.operands, *op.results))
 
 
-def _convolution(op: Op, parts: Parts) -> bool:
+def _convolution(op: Operation, parts: Parts) -> bool:
     """Cut along what it sums over, or with a result that is cut in other places than its image: sums over too many devices.
 
     Partial sums are added over devices that hold the same part, which makes a multiple of the right result: weight gradients of grouped
@@ -90,7 +91,7 @@ def _convolution(op: Op, parts: Parts) -> bool:
     return grouped and any(_is_cut(v, parts, range(v.type.rank)) for v in (*op.operands, op.result))
 
 
-def _pad(op: Op, parts: Parts) -> bool:
+def _pad(op: Operation, parts: Parts) -> bool:
     """Elements taken away, or put in between; or an uneven operand, behind the end of which the padding should be.
 
     What an operand that is whole loses at its beginning is not counted where the parts of the result begin. Room behind the end of an
@@ -104,7 +105,7 @@ def _pad(op: Op, parts: Parts) -> bool:
     return _is_cut(operand, parts, changed) or _is_cut(result, parts, changed) or _is_uneven(operand, parts, grown)
 
 
-def _reduce(op: Op, parts: Parts) -> bool:
+def _reduce(op: Operation, parts: Parts) -> bool:
     """Some platforms combine over devices by sums, products, extrema, and by those of truth values only; complex numbers by sums."""
     dtype = op.operands[0].type.dtype
     single = len(op.results) == 1  # argmin and argmax have two, and are combined otherwise
@@ -116,7 +117,7 @@ def _reduce(op: Op, parts: Parts) -> bool:
     return single and special and _is_cut(op.operands[0], parts, op.attributes["dimensions"])
 
 
-def _windows(op: Op, parts: Parts) -> bool:
+def _windows(op: Operation, parts: Parts) -> bool:
     """Windows along a dimension that is cut, and extrema of windows however they are cut, of whose tangents the same holds.
 
     Two cumulative ops of one array share one padding, so that the second reads that of the first. Gradients lose what goes to a neighbour,
@@ -132,7 +133,7 @@ def _windows(op: Op, parts: Parts) -> bool:
     return any(_is_cut(v, parts, dims) for v in (*op.operands, *op.results) if v.type.rank == rank)
 
 
-def _fft(op: Op, parts: Parts) -> bool:
+def _fft(op: Operation, parts: Parts) -> bool:
     """A transformed dimension whose parts cannot be divided again by as many, which ends the process."""
     (operand,) = op.operands
     cut = parts(operand)
@@ -140,7 +141,7 @@ def _fft(op: Op, parts: Parts) -> bool:
     return any(cut[d] > 1 and operand.type.shape[d] % cut[d] ** 2 for d in range(first, operand.type.rank))
 
 
-def _scatter(op: Op, parts: Parts) -> bool:
+def _scatter(op: Operation, parts: Parts) -> bool:
     """Updates in uneven parts, single updates of a dimension that is cut, and batches of which several dimensions are cut.
 
     What lies behind the end of uneven indices and updates is scattered too. A single update is lowered to a slice, which is updated and put
@@ -155,26 +156,26 @@ def _scatter(op: Op, parts: Parts) -> bool:
     return _indexed(op.operands[0], op.operands[inputs], op.operands[inputs + 1], dims, parts)
 
 
-def _gather(op: Op, parts: Parts) -> bool:
+def _gather(op: Operation, parts: Parts) -> bool:
     """Where the derivative would be a scatter that is at risk; `jax.grad` may take it outside of where shardings are planned."""
     a = op.attributes
     dims = _Dims(a["offset_dims"], a["collapsed_slice_dims"], a["operand_batching_dims"], a["index_vector_dim"])
     return _is_differentiable(op.result) and _indexed(op.operands[0], op.operands[1], op.result, dims, parts)
 
 
-def _slice(op: Op, parts: Parts) -> bool:
+def _slice(op: Operation, parts: Parts) -> bool:
     """One element of a dimension that is cut, with a step that is larger than a part: it is looked for in another part."""
     (operand,), strides = op.operands, op.attributes["strides"]
     lone = [d for d, step in enumerate(strides) if step > 1 and op.result.type.shape[d] == 1]
     return _is_cut(operand, parts, lone)
 
 
-def _sort(op: Op, parts: Parts) -> bool:
+def _sort(op: Operation, parts: Parts) -> bool:
     """The same: the derivative gathers, and that of this scatters."""
     return any(_is_differentiable(v) and _is_uneven(v, parts, range(v.type.rank)) for v in op.results)
 
 
-def _is_differentiable(value: Value) -> bool:
+def _is_differentiable(value: Tensor) -> bool:
     return value.type.dtype.startswith(("float", "bfloat", "complex"))
 
 
@@ -194,14 +195,14 @@ class _Dims(NamedTuple):
     vector: int
 
 
-def _cut_among(indices: Value, slices: Value, dims: _Dims, parts: Parts) -> int:
+def _cut_among(indices: Tensor, slices: Tensor, dims: _Dims, parts: Parts) -> int:
     """Of how many dimensions that indices and slices share one of them is cut."""
     batch = [d for d in range(indices.type.rank) if d != dims.vector]
     among = [d for d in range(slices.type.rank) if d not in dims.windows]
     return sum(_is_cut(indices, parts, [d]) or _is_cut(slices, parts, [e]) for d, e in zip(batch, among, strict=True))
 
 
-def _indexed(operand: Value, indices: Value, slices: Value, dims: _Dims, parts: Parts) -> bool:
+def _indexed(operand: Tensor, indices: Tensor, slices: Tensor, dims: _Dims, parts: Parts) -> bool:
     batch = [d for d in range(indices.type.rank) if d != dims.vector]
     among = [d for d in range(slices.type.rank) if d not in dims.windows]
     if _is_uneven(slices, parts, among) or _is_uneven(indices, parts, batch) or parts(indices)[dims.vector : dims.vector + 1] > (1,):
@@ -212,7 +213,7 @@ def _indexed(operand: Value, indices: Value, slices: Value, dims: _Dims, parts: 
     return _is_cut(operand, parts, [*partial, *dims.collapsed] if single else [d for d, length in partial.items() if length > 1])
 
 
-AT_RISK: Mapping[str, Callable[[Op, Parts], bool]] = {
+AT_RISK: Mapping[str, Callable[[Operation, Parts], bool]] = {
     "stablehlo.convolution": _convolution,
     "stablehlo.fft": _fft,
     "stablehlo.gather": _gather,

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.partition.layouts import Axes, Layout, all_axes, local_shape, size_of
 from shardy_py.partition.xla_moves import replicates
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective of a route between layouts, of a value of any shape.
+
+    Attributes:
+        kind: `all_gather`, `all_to_all` or `collective_permute`.
+        axes: The axes it is over; none of a `collective_permute`, which is over all.
+        before: The layout of its operand.
+    """
+
+    kind: str
+    axes: Axes
+    before: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +49,43 @@ class Move:
 
 
 def moves(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives from one layout of a value to another; slicing sends nothing.
+    """The collectives from one layout of a value to another, see `route`.
+
+    Args:
+        shape: The global shape.
+        source: The layout before.
+        target: The layout afterwards.
+        mesh: The mesh.
+    """
+    return tuple(Move(step.kind, step.axes, local_shape(shape, step.before, mesh)) for step in route(source, target, mesh))
+
+
+def settled(shape: tuple[int, ...], source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
+    """The collectives from partial sums in one layout to a value in another.
+
+    Args:
+        shape: The global shape.
+        source: The layout of the partial sums.
+        target: The layout afterwards.
+        summed: The axes that they are added up over.
+        mesh: The mesh.
+    """
+    after = moves(shape, source, target, mesh)
+    if not summed:
+        return after
+    scatters = not after and set(summed) <= set(all_axes(target))
+    return (Move("all_reduce", summed, local_shape(shape, source, mesh), scatters), *after)
+
+
+@functools.lru_cache(1 << 16)
+def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
+    """The collectives from one layout to another; slicing sends nothing.
 
     Where every dimension is cut into at least as many pieces before as afterwards, pieces are brought into order and gathered; where into
     at most as many, cut and brought into order; where axes move from one dimension to another, an all-to-all does it. Anything else gathers
     the whole value and cuts it again, which XLA calls an involuntary full rematerialization.
 
     Args:
-        shape: The global shape.
         source: The layout before.
         target: The layout afterwards.
         mesh: The mesh.
@@ -49,30 +93,27 @@ def moves(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) ->
     Example:
         >>> mesh = Mesh([("x", 2), ("y", 4)])
         >>> x, y = AxisRef("x"), AxisRef("y")
-        >>> [move.kind for move in moves((8, 8), ((x,), ()), ((), (x,)), mesh)]
+        >>> [step.kind for step in route(((x,), ()), ((), (x,)), mesh)]
         ['all_to_all']
     """
     if source == target:
         return ()
 
-    def local(layout: Layout) -> tuple[int, ...]:
-        return local_shape(shape, layout, mesh)
-
     before, after = [size_of(dim, mesh) for dim in source], [size_of(dim, mesh) for dim in target]
     if before == after:
-        return (Move("collective_permute", (), local(source)),)
+        return (Step("collective_permute", (), source),)
     if all(s % d == 0 for s, d in zip(before, after)):
         gone = tuple(axis for dim, kept in zip(source, target) for axis in _behind(dim, size_of(kept, mesh), mesh))
-        gather = Move("all_gather", gone, local(source))
+        gather = Step("all_gather", gone, source)
         if all(dim[: len(kept)] == kept for dim, kept in zip(source, target)):
             return (gather,)
-        return (Move("collective_permute", (), local(source)), gather)
+        return (Step("collective_permute", (), source), gather)
     if all(d % s == 0 for s, d in zip(before, after)):
         if all(kept[: len(dim)] == dim for dim, kept in zip(source, target)):
             return ()
-        return (Move("collective_permute", (), local(target)),)
-    across = () if replicates(tuple(before), tuple(after), mesh.size) else _across(source, target, mesh, local)
-    return across or (Move("all_gather", all_axes(source), local(source)),)
+        return (Step("collective_permute", (), target),)
+    across = () if replicates(tuple(before), tuple(after), mesh.size) else _across(source, target, mesh)
+    return across or (Step("all_gather", all_axes(source), source),)
 
 
 def _behind(dim: Axes, kept: int, mesh: Mesh) -> Axes:
@@ -84,7 +125,7 @@ def _behind(dim: Axes, kept: int, mesh: Mesh) -> Axes:
     return dim[i:]
 
 
-def _across(source: Layout, target: Layout, mesh: Mesh, local: Callable[[Layout], tuple[int, ...]]) -> tuple[Move, ...]:
+def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     """With axes that change dimensions; nothing where there is no way but through the whole value."""
     here = {axis: d for d, dim in enumerate(source) for axis in dim}
     there = {axis: d for d, dim in enumerate(target) for axis in dim}
@@ -96,16 +137,16 @@ def _across(source: Layout, target: Layout, mesh: Mesh, local: Callable[[Layout]
             return ()
         d = changed[0]
         if size_of(source[d], mesh) < size_of(target[d], mesh):
-            return (Move("collective_permute", (), local(target)),)
-        return (Move("collective_permute", (), local(source)), Move("all_gather", tuple(gone), local(source)))
+            return (Step("collective_permute", (), target),)
+        return (Step("collective_permute", (), source), Step("all_gather", tuple(gone), source))
     if {here[axis] for axis in gone} & {here[axis] for axis in moved}:
         return ()
     current: list[list[AxisRef]] = [list(dim) for dim in source]
-    found: list[Move] = []
+    steps: list[Step] = []
     for axis in reversed(gone):
         if current[here[axis]][-1] != axis:
             return ()
-        found.append(Move("all_gather", (axis,), local(tuple(map(tuple, current)))))
+        steps.append(Step("all_gather", (axis,), tuple(map(tuple, current))))
         current[here[axis]].pop()
     for axis, d in there.items():
         if axis not in here:
@@ -114,9 +155,9 @@ def _across(source: Layout, target: Layout, mesh: Mesh, local: Callable[[Layout]
     for axis in moved:
         pairs.setdefault((here[axis], there[axis]), []).append(axis)
     for (d, e), axes in pairs.items():
-        found.append(Move("all_to_all", tuple(axes), local(tuple(map(tuple, current)))))
+        steps.append(Step("all_to_all", tuple(axes), tuple(map(tuple, current))))
         current[d] = [axis for axis in current[d] if axis not in axes]
         current[e] += axes
     if tuple(map(tuple, current)) != target:
-        found.append(Move("collective_permute", (), local(tuple(map(tuple, current)))))
-    return tuple(found)
+        steps.append(Step("collective_permute", (), tuple(map(tuple, current))))
+    return tuple(steps)

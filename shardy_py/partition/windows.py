@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardy_py.ir import Op
+from shardy_py.ir.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def halo(window: Window, piece: int, made: int, pieces: int) -> Halo:
     return Halo(left, right, extent)
 
 
-def windows_of_convolution(op: Op) -> list[Window]:
+def windows_of_convolution(op: Operation) -> list[Window]:
     """The windows of a convolution, one per spatial dimension."""
     a = op.attributes
     sizes = (op.operands[1].type.shape[d] for d in a["kernel_spatial_dimensions"])
@@ -87,7 +87,7 @@ def windows_of_convolution(op: Op) -> list[Window]:
     ]
 
 
-def windows_of_reduction(op: Op) -> list[Window]:
+def windows_of_reduction(op: Operation) -> list[Window]:
     """The windows of a reduce-window, one per dimension."""
     a = op.attributes
     low = [before for before, _ in a["padding"]]
@@ -95,14 +95,14 @@ def windows_of_reduction(op: Op) -> list[Window]:
     return [Window(d, d, *of) for d, of in enumerate(parts)]
 
 
-def windows_of_padding(op: Op) -> list[Window]:
+def windows_of_padding(op: Operation) -> list[Window]:
     """The windows of a pad, one per dimension: of one element each, of an operand that is spread out."""
     a = op.attributes
     amounts = zip(a["edge_padding_low"], a["interior_padding"], strict=True)
     return [Window(d, d, 1, low=low, base=between + 1) for d, (low, between) in enumerate(amounts)]
 
 
-def is_cumulative(op: Op) -> bool:
+def is_cumulative(op: Operation) -> bool:
     """Whether a reduce-window has windows over all of a dimension, one for each element, and no others."""
     a, shape = op.attributes, op.results[0].type.shape
     long = [d for d, size in enumerate(a["window_dimensions"]) if size > 1]

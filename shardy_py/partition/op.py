@@ -1,0 +1,96 @@
+"""Specifications of ops: all that decides how an op runs but its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardy_py.dialect import OpShardingRule
+from shardy_py.ir import Op, Type, Value
+from shardy_py.rules import rule_for
+
+CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
+CHEAP = CONSTANTS | {"stablehlo.iota"}
+"""Ops that are made again in the layout in which their result is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An operand or a result of a specification.
+
+    Attributes:
+        type: Shape and element type.
+        number: Its place among operands and results.
+        maker: The op that makes it where that is one of `CHEAP`; else empty.
+    """
+
+    type: Type
+    number: int
+    maker: str = ""
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """An op without values and shardings; equal ones run alike under equal layouts.
+
+    Attributes:
+        name: As in `Op`.
+        primitive: As in `Op`.
+        rule: Its sharding rule; without one it runs on whole operands.
+        operands: The tensors that it reads.
+        results: The tensors that it makes.
+        attributes: As in `Op`; compared by `attribute_key`.
+        attribute_key: The attributes in a form that can be compared.
+    """
+
+    name: str
+    primitive: str | None
+    rule: OpShardingRule | None
+    operands: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]
+    attributes: Mapping[str, Any] = field(compare=False, repr=False)
+    attribute_key: object = field(repr=False)
+
+    @property
+    def result(self) -> TensorSpec:
+        """The only result."""
+        (only,) = self.results
+        return only
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        """Types of operands, then of results."""
+        return tuple(tensor.type for tensor in (*self.operands, *self.results))
+
+
+def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
+    """The specification of an op.
+
+    Args:
+        op: The op.
+        origin: The value that a value is under another name, as one that a loop or a call hands on; of it counts whether it is a constant.
+    """
+
+    def maker(value: Value) -> str:
+        made_by = (value if origin is None else origin(value)).defining_op
+        return made_by.name if made_by is not None and made_by.name in CHEAP else ""
+
+    count = len(op.operands)
+    operands = tuple(TensorSpec(v.type, i, maker(v)) for i, v in enumerate(op.operands))
+    results = tuple(TensorSpec(v.type, count + i) for i, v in enumerate(op.results))
+    rule = op.rule if op.rule_known else rule_for(op)
+    return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes))
+
+
+def _key(attribute: Any) -> object:
+    """An attribute as something that can be hashed; what cannot be is itself alone."""
+    if isinstance(attribute, Mapping):
+        return tuple((name, _key(value)) for name, value in sorted(attribute.items()))
+    if isinstance(attribute, list | tuple):
+        return tuple(map(_key, attribute))
+    try:
+        hash(attribute)
+    except TypeError:
+        return id(attribute)
+    return attribute
