@@ -21,7 +21,7 @@ from shardy_py.dialect.format import printable
 from shardy_py.files import write_file
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Program
-from shardy_py.passes.pass_info import Option
+from shardy_py.passes.base import Pass
 from shardy_py.passes.run_pipeline import run_pipeline
 from shardy_py.passes.table import PASSES
 from shardy_py.rules import is_known
@@ -169,7 +169,12 @@ def _show_warning(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m shardy_py.opt", description="Run Shardy's passes on an MLIR module.")
+    parser = argparse.ArgumentParser(
+        prog="python -m shardy_py.opt",
+        description="Run Shardy's passes on an MLIR module.",
+        epilog=_passes_and_options(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="the module; - is standard input (the default)")
     parser.add_argument("--pass-pipeline", default="", metavar="PIPELINE", help="passes to run, such as 'sdy-propagation-pipeline'")
     parser.add_argument("-o", dest="output", default="-", metavar="FILE", help="where the result goes; - is standard output (the default)")
@@ -179,15 +184,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _passes_and_options() -> str:
+    lines = ["passes, with their options and defaults:"]
+    for name, pass_ in PASSES.items():
+        lines.append(f"  {name}: {pass_.doc()}")
+        for option in pass_.options():
+            choices = f" ({', '.join(option.choices)})" if option.choices else ""
+            lines.append(f"    {option.name}={option.shown_default}: {option.doc}{choices}")
+    return "\n".join(lines)
+
+
 def _list() -> str:
     width = max(map(len, PASSES))
-    return "\n".join(f"{name:{width}}  {_summary(pass_.doc, pass_.options)}" for name, pass_ in PASSES.items())
+    return "\n".join(f"{name:{width}}  {_summary(pass_)}" for name, pass_ in PASSES.items())
 
 
-def _summary(doc: str, options: Sequence[Option]) -> str:
-    if not options:
-        return doc
-    return f"{doc} {{{' '.join(f'{option.name}={option.shown_default}' for option in options)}}}"
+def _summary(pass_: type[Pass]) -> str:
+    if not pass_.options():
+        return pass_.doc()
+    return f"{pass_.doc()} {{{' '.join(f'{option.name}={option.shown_default}' for option in pass_.options())}}}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import json
@@ -123,16 +124,28 @@ def test_old_names() -> None:
 
 def test_options_have_types() -> None:
     for name, pass_ in PASSES.items():
-        for option in pass_.options:
+        for option in pass_.options():
             assert option.read(option.shown_default) == option.default, (name, option)
             assert option.doc
-        assert pass_.doc
+        assert pass_.doc()
         assert pass_.anchor in ("func.func", "builtin.module")
+
+
+def test_passes_are_frozen_values_and_refuse_options_that_they_do_not_have() -> None:
+    for name, pass_ in PASSES.items():
+        assert pass_() == pass_(), name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            pass_().spelling = True  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match="enable_full_verison"):
+            pass_(enable_full_verison=True)  # type: ignore[call-arg]
+        for option in pass_.options():
+            field = option.name.replace("-", "_")
+            assert getattr(pass_(**{field: option.default}), field) == option.default
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
 def test_every_pass_runs_with_its_defaults(name: str) -> None:
-    options = " ".join(f"{o.name}={o.shown_default}" for o in PASSES[name].options if o.shown_default)
+    options = " ".join(f"{o.name}={o.shown_default}" for o in PASSES[name].options() if o.shown_default)
     text = f"{name}{{{options}}}" if options else name
     free = MODULE.replace('sdy.sharding_constraint %0 <@mesh, [{?}, {"b"}]>', "stablehlo.abs %0")
     # The first leaves a constraint with a mesh that is gone, the second takes programs whose shardings are settled.
@@ -201,6 +214,16 @@ def test_list_has_one_line_per_pass(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PASSES)
     assert any("{enable-full-version=false choose-by-bytes=false}" in line for line in lines)
+
+
+def test_the_help_names_every_option_of_every_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        opt.main(["--help"])
+    text = capsys.readouterr().out
+    for name, pass_ in PASSES.items():
+        start = text.index(f"\n  {name}: {pass_.doc()}\n")
+        for option in pass_.options():
+            start = text.index(f"\n    {option.name}={option.shown_default}: {option.doc}", start)
 
 
 @pytest.mark.parametrize(

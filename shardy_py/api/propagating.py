@@ -12,7 +12,7 @@ from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.options import Options
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
-from shardy_py.passes import pipelines
+from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.timings import Timings
 
@@ -52,13 +52,11 @@ def propagated(
             devices=view.expected,
         )
     with timings.step("propagate"):
-        pipelines.plan_pipeline(
-            imported.program,
-            strategy=options.strategy,
-            conservative=options.conservative,
-            op_priority=options.op_priority,
-            log=log,
-        )
+        PlanPipeline(
+            propagation_strategy=options.strategy,
+            conservative_propagation=options.conservative,
+            run_op_priority_propagation=options.op_priority,
+        ).run(imported.program, log)
     return imported
 
 

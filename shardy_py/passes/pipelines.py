@@ -1,228 +1,203 @@
-"""Sequences of passes, as the reference strings them together."""
+"""Pipelines of passes, as the reference strings them together."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Op, Program, Value
+from shardy_py.ir import Program
+from shardy_py.passes.base import CONSERVATIVE, DEDUP_FUNCTIONS_FULLY, KEEP_SHARDING_RULES, UNUSED, Pass, Pipeline, option
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.export import (
-    canonicalize,
-    close_shardings,
-    constant_or_scalar_merger,
-    drop_sharding_rules,
-    export_named_computations,
-    insert_explicit_reshards,
-    insert_func_call_reshards,
-    propagate_to_func_results,
-    remove_propagation_debug_info,
-    remove_sharding_groups,
-    remove_sub_axes_in_input_output_shardings,
-    reshard_to_collectives,
-    sharding_constraint_to_reshard,
-    sink_data_flow_edges,
-    sink_func_data_flow_edges,
-    unflatten_call_graph,
-)
-from shardy_py.passes.export import (
-    remove_all_gather_reduce_scatter_for_cmv1 as remove_for_cmv1,
-)
-from shardy_py.passes.export import (
-    update_non_divisible_input_output_shardings as update_non_divisible,
-)
-from shardy_py.passes.import_ import (
-    add_data_flow_edges,
-    add_func_data_flow_edges,
-    apply_sharding_constraints,
-    constant_or_scalar_splitter,
-    flatten_call_graph,
-    import_func_calls,
-    import_inlined_calls,
-    lift_inlined_meshes,
-    manual_axes_cleanup,
-    pre_order_funcs,
-    propagate_sharding_from_func_to_call,
-    remove_size_one_axes,
-    sharding_group_import,
-    symbol_dce,
-)
-from shardy_py.passes.propagation import user_priority_propagate
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.export.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
+from shardy_py.passes.export.close_shardings import CloseShardings
+from shardy_py.passes.export.constant_or_scalar_merger import ConstantOrScalarMerger
+from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
+from shardy_py.passes.export.export_named_computations import ExportNamedComputations
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
+from shardy_py.passes.export.insert_func_call_reshards import InsertFuncCallReshards
+from shardy_py.passes.export.propagate_to_func_results import PropagateToFuncResults
+from shardy_py.passes.export.remove_all_gather_reduce_scatter_for_cmv1 import RemoveAllGatherReduceScatterForCmv1
+from shardy_py.passes.export.remove_propagation_debug_info import RemovePropagationDebugInfo
+from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
+from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
+from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
+from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
+from shardy_py.passes.export.sink_func_data_flow_edges import SinkFuncDataFlowEdges
+from shardy_py.passes.export.unflatten_call_graph import UnflattenCallGraph
+from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
+from shardy_py.passes.import_.add_data_flow_edges import AddDataFlowEdges
+from shardy_py.passes.import_.add_func_data_flow_edges import AddFuncDataFlowEdges
+from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
+from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
+from shardy_py.passes.import_.flatten_call_graph import FlattenCallGraph
+from shardy_py.passes.import_.import_func_calls import ImportFuncCalls
+from shardy_py.passes.import_.import_inlined_calls import ImportInlinedCalls
+from shardy_py.passes.import_.lift_inlined_meshes import LiftInlinedMeshes
+from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
+from shardy_py.passes.import_.pre_order_funcs import PreOrderFuncs
+from shardy_py.passes.import_.propagate_sharding_from_func_to_call import PropagateShardingFromFuncToCall
+from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
+from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
+from shardy_py.passes.import_.symbol_dce import SymbolDce
+from shardy_py.passes.propagation.base import OP_PRIORITY, STRATEGIES, STRATEGY
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.propagation.step import Strategy
-from shardy_py.passes.walk import Record
+from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 
 
-def plan_pipeline(
-    program: Program,
-    *,
-    strategy: Strategy = "aggressive",
-    conservative: bool = False,
-    op_priority: bool = True,
-    log: list[Step] | None = None,
-) -> None:
-    """What `sdy-propagation-pipeline` does to a program without calls, such as one read from a jaxpr, and a little more.
+@dataclass(frozen=True, kw_only=True)
+class PlanPipeline(Pipeline):
+    """Does to a program without calls, such as one read from a jaxpr, what `sdy-propagation-pipeline` does, and a little more.
 
-    The pipeline stops where an argument of a computation was not told that its operand changed. XLA runs it on programs whose calls are
-    inlined, which have no such arguments. So it goes on here through ops that move no data until these change nothing.
+    The reference stops where an argument of a computation was not told that its operand changed. XLA runs it on programs whose calls are
+    inlined, which have no such arguments. So the propagation goes on here through ops that move no data until these change nothing.
 
     Every value ends with its final, closed sharding; None means replicated.
 
-    Args:
-        program: Changed in place.
-        strategy: How conflicts are settled.
-        conservative: Never propagate sub-axes.
-        op_priority: Whether ops that move no data go first.
-        log: Where each change of a sharding is written, with its cause; None to keep none.
-    """
-    record = None if log is None else _recorder(log)
-    remove_size_one_axes.run(program)
-    constant_or_scalar_splitter.run(program, in_order=True)
-    manual_axes_cleanup.run(program)
-    import_inlined_calls.run(program)
-    apply_sharding_constraints.run(program, record=record)
-    sharding_group_import.run(program)
-    user_priority_propagate.run(
-        program,
-        propagation_strategy=strategy,
-        conservative_propagation=conservative,
-        run_op_priority_propagation=op_priority,
-        settled=True,
-        log=log,
-    )
-    sink_data_flow_edges.run(program, block_arguments=True)
-    remove_sharding_groups.run(program)
-    sharding_constraint_to_reshard.run(program, order_all_uses=False)
-    update_non_divisible.run(program, record=record)
-    remove_sub_axes_in_input_output_shardings.run(program, record=record)
-    close_shardings.run(program, every_value=True)
-
-
-def import_pipeline(program: Program, *, dedup_functions_fully: bool = False, record: Record | None = None) -> None:
-    """`sdy-import-pipeline`: prepares a program with calls for propagation.
-
-    Args:
-        program: Changed in place.
-        dedup_functions_fully: Calls stay calls, so constraints and groups are taken in here already.
-        record: Told of each sharding that is set.
-    """
-    symbol_dce.run(program)
-    lift_inlined_meshes.run(program)
-    remove_size_one_axes.run(program)
-    propagate_sharding_from_func_to_call.run(program)
-    constant_or_scalar_splitter.run(program)
-    symbol_dce.run(program)
-    manual_axes_cleanup.run(program)
-    add_data_flow_edges.run(program)
-    if dedup_functions_fully:
-        apply_sharding_constraints.run(program, record=record)
-        sharding_group_import.run(program)
-
-
-@no_collection()
-def propagation_pipeline(
-    program: Program,
-    *,
-    propagation_strategy: Strategy = "aggressive",
-    conservative_propagation: bool = False,
-    run_op_priority_propagation: bool = True,
-    dedup_functions_fully: bool = False,
-    log: list[Step] | None = None,
-    **export_options: Any,
-) -> None:
-    """`sdy-propagation-pipeline`, for a program that was read from MLIR.
-
-    Args:
-        program: Changed in place.
+    Attributes:
         propagation_strategy: How conflicts are settled.
         conservative_propagation: Never propagate sub-axes.
         run_op_priority_propagation: Whether ops that move no data go first.
-        dedup_functions_fully: Keep calls as they are instead of propagating through a copy of the function per call.
-        log: Where each change of a sharding is written, with its cause; None to keep none.
-        **export_options: Those of `export_pipeline`.
     """
-    record = None if log is None else _recorder(log)
-    import_pipeline(program, dedup_functions_fully=dedup_functions_fully, record=record)
-    if dedup_functions_fully:
-        add_func_data_flow_edges.run(program)
-    else:
-        flatten_call_graph.run(program)
-        symbol_dce.run(program)
-        import_func_calls.run(program)
-        symbol_dce.run(program)
-        apply_sharding_constraints.run(program, record=record)
-        sharding_group_import.run(program)
-    pre_order_funcs.run(program)
-    user_priority_propagate.run(
-        program,
-        propagation_strategy=propagation_strategy,
-        conservative_propagation=conservative_propagation,
-        run_op_priority_propagation=run_op_priority_propagation,
-        log=log,
+
+    propagation_strategy: Strategy = "aggressive"
+    conservative_propagation: bool = False
+    run_op_priority_propagation: bool = True
+
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes of the three pipelines that change such a program; rules stay, for explanations."""
+        return (
+            RemoveSizeOneAxes(),
+            ConstantOrScalarSplitter(in_order=True),
+            ManualAxesCleanup(),
+            ImportInlinedCalls(),
+            ApplyShardingConstraints(),
+            ShardingGroupImport(),
+            UserPriorityPropagate(
+                propagation_strategy=self.propagation_strategy,
+                conservative_propagation=self.conservative_propagation,
+                run_op_priority_propagation=self.run_op_priority_propagation,
+                keep_sharding_rules=True,
+                settled=True,
+            ),
+            SinkDataFlowEdges(block_arguments=True),
+            RemoveShardingGroups(),
+            ShardingConstraintToReshard(order_all_uses=False),
+            UpdateNonDivisibleInputOutputShardings(),
+            RemoveSubAxesInInputOutputShardings(),
+            CloseShardings(every_value=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportPipeline(Pipeline):
+    """Runs all passes that prepare a program for propagation."""
+
+    name = "sdy-import-pipeline"
+
+    dedup_functions_fully: bool = option(False, DEDUP_FUNCTIONS_FULLY)
+
+    def passes(self) -> Iterator[Pass]:
+        """The import passes; where calls stay calls, constraints and groups are taken in here already."""
+        yield SymbolDce()
+        yield LiftInlinedMeshes()
+        yield RemoveSizeOneAxes()
+        yield PropagateShardingFromFuncToCall()
+        yield ConstantOrScalarSplitter()
+        yield SymbolDce()
+        yield ManualAxesCleanup()
+        yield AddDataFlowEdges()
+        if self.dedup_functions_fully:
+            yield ApplyShardingConstraints()
+            yield ShardingGroupImport()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPipeline(Pipeline):
+    """Makes shardings final and inserts reshards."""
+
+    name = "sdy-export-pipeline"
+
+    dump_directory: str = option("", UNUSED)
+    avoid_export_for_partitioning: bool = option(False, "stop where shardings are final")
+    enable_insert_explicit_collectives: bool = option(False, "settle all disagreements between shardings by collectives")
+    remove_all_gather_reduce_scatter_for_cmv1: bool = option(False, "remove collectives that XLA fuses with a dot")
+    keep_sharding_rules: bool = option(False, KEEP_SHARDING_RULES)
+    dump_sharding_origins: bool = option(False, "remove where axes come from")
+    dump_propagation_edges: bool = option(False, "remove the steps of the propagation")
+    avoid_reshards_on_calls: bool = option(False, UNUSED)
+    update_non_divisible_input_output_shardings: bool = option(
+        True, "cut shardings of inputs and outputs to axes that divide their dimensions"
     )
-    if not dedup_functions_fully:
-        export_named_computations.run(program)
-    propagate_to_func_results.run(program)
-    if dedup_functions_fully:
-        sink_func_data_flow_edges.run(program)
-    unflatten_call_graph.run(program)
-    symbol_dce.run(program)
-    insert_func_call_reshards.run(program)
-    export_pipeline(program, record=record, **export_options)
+
+    def passes(self) -> Iterator[Pass]:
+        """The export passes; either of the dump options removes both debug attributes, which the reference only writes to files."""
+        yield ConstantOrScalarMerger()
+        yield SinkDataFlowEdges()
+        if not self.avoid_export_for_partitioning:
+            yield RemoveShardingGroups()
+            yield ShardingConstraintToReshard()
+        if self.update_non_divisible_input_output_shardings:
+            yield UpdateNonDivisibleInputOutputShardings()
+            yield RemoveSubAxesInInputOutputShardings()
+        yield CloseShardings()
+        if self.avoid_export_for_partitioning:
+            return
+        yield InsertExplicitReshards(enable_full_version=self.enable_insert_explicit_collectives)
+        if self.enable_insert_explicit_collectives:
+            yield Canonicalize(enable_patterns=(RESHARDS,))
+            yield ReshardToCollectives()
+        yield Canonicalize(enable_patterns=(COLLECTIVES,))
+        if self.remove_all_gather_reduce_scatter_for_cmv1:
+            yield RemoveAllGatherReduceScatterForCmv1()
+        if self.dump_sharding_origins or self.dump_propagation_edges:
+            yield RemovePropagationDebugInfo()
+        if not self.keep_sharding_rules:
+            yield DropShardingRules()
 
 
-def export_pipeline(
-    program: Program,
-    *,
-    avoid_export_for_partitioning: bool = False,
-    enable_insert_explicit_collectives: bool = False,
-    remove_all_gather_reduce_scatter_for_cmv1: bool = False,
-    keep_sharding_rules: bool = False,
-    dump_sharding_origins: bool = False,
-    dump_propagation_edges: bool = False,
-    update_non_divisible_input_output_shardings: bool = True,
-    record: Record | None = None,
-    **_: object,
-) -> None:
-    """`sdy-export-pipeline`: makes shardings final and inserts what moves data.
+@dataclass(frozen=True, kw_only=True)
+class PropagationPipeline(ExportPipeline):
+    """Imports, propagates and exports."""
 
-    Args:
-        program: Changed in place.
-        avoid_export_for_partitioning: Leave groups, constraints and rules, and insert nothing.
-        enable_insert_explicit_collectives: Settle every disagreement between shardings, by collectives.
-        remove_all_gather_reduce_scatter_for_cmv1: Remove collectives that XLA fuses with a dot.
-        keep_sharding_rules: Leave rules attached to ops.
-        dump_sharding_origins: Remove `sdy.sharding_origins`, which the reference only writes to files.
-        dump_propagation_edges: As for `sdy.propagation_edges`; either removes both.
-        update_non_divisible_input_output_shardings: Cut shardings of inputs and outputs to axes that divide their dimensions.
-        record: Told of each sharding that changes.
-    """
-    constant_or_scalar_merger.run(program)
-    sink_data_flow_edges.run(program)
-    if not avoid_export_for_partitioning:
-        remove_sharding_groups.run(program)
-        sharding_constraint_to_reshard.run(program)
-    if update_non_divisible_input_output_shardings:
-        update_non_divisible.run(program, record=record)
-        remove_sub_axes_in_input_output_shardings.run(program, record=record)
-    close_shardings.run(program)
-    if avoid_export_for_partitioning:
-        return
-    insert_explicit_reshards.run(program, enable_full_version=enable_insert_explicit_collectives)
-    if enable_insert_explicit_collectives:
-        canonicalize.run(program, enable_patterns=(canonicalize.RESHARDS,))
-        reshard_to_collectives.run(program)
-    canonicalize.run(program, enable_patterns=(canonicalize.COLLECTIVES,))
-    if remove_all_gather_reduce_scatter_for_cmv1:
-        remove_for_cmv1.run(program)
-    if dump_sharding_origins or dump_propagation_edges:
-        remove_propagation_debug_info.run(program)
-    if not keep_sharding_rules:
-        drop_sharding_rules.run(program)
+    name = "sdy-propagation-pipeline"
 
+    dedup_functions_fully: bool = option(False, DEDUP_FUNCTIONS_FULLY)
+    conservative_propagation: bool = option(False, CONSERVATIVE)
+    propagation_strategy: Strategy = option("aggressive", STRATEGY, choices=STRATEGIES)
+    run_op_priority_propagation: bool = option(True, OP_PRIORITY)
 
-def _recorder(log: list[Step]) -> Record:
-    def record(value: Value, old: TensorSharding | None, new: TensorSharding | None, why: str, op: Op | None) -> None:
-        log.append(Step(value, old, new, op, (), (), why, 0, -1))
+    def passes(self) -> Iterator[Pass]:
+        """All passes; calls become computations for the propagation, unless functions are deduplicated fully."""
+        yield ImportPipeline(dedup_functions_fully=self.dedup_functions_fully)
+        if self.dedup_functions_fully:
+            yield AddFuncDataFlowEdges()
+        else:
+            yield FlattenCallGraph()
+            yield SymbolDce()
+            yield ImportFuncCalls()
+            yield SymbolDce()
+            yield ApplyShardingConstraints()
+            yield ShardingGroupImport()
+        yield PreOrderFuncs()
+        yield UserPriorityPropagate(
+            propagation_strategy=self.propagation_strategy,
+            conservative_propagation=self.conservative_propagation,
+            run_op_priority_propagation=self.run_op_priority_propagation,
+            keep_sharding_rules=True,
+        )
+        if not self.dedup_functions_fully:
+            yield ExportNamedComputations()
+        yield PropagateToFuncResults()
+        if self.dedup_functions_fully:
+            yield SinkFuncDataFlowEdges()
+        yield UnflattenCallGraph()
+        yield SymbolDce()
+        yield InsertFuncCallReshards()
+        yield from super().passes()
 
-    return record
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Runs the passes without a garbage collection between."""
+        with no_collection():
+            super().run(program, log)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from shardy_py.dialect import TensorSharding, TensorShardingPerValue
-from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.ir import Block, Function, Op, Program
 
 CALL = "func.call"
 SHARDING = "sdy.sharding"
 """Attribute that holds the sharding of an op without results."""
-
-Record = Callable[[Value, TensorSharding | None, TensorSharding | None, str, Op | None], None]
-"""`record(value, old, new, why, op)`: called where a pass changes a sharding that a user may ask about."""
 
 
 def blocks_in(block: Block) -> list[Block]:

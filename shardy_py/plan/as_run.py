@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
-from shardy_py.passes import pipelines
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
+from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.predicted import Predicted, predict
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
@@ -64,7 +64,7 @@ def as_run(program: Program, how: Propagated) -> AsRun:
     ):
         copier = _Seen(program)
         left = copier.program()
-        pipelines.plan_pipeline(left)
+        PlanPipeline().run(left)
         if _moved(program) >= WORTH * _moved(left):
             values: dict[Value, Value] = {}
             for old, new in copier.names.items():

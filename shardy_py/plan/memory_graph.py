@@ -16,7 +16,8 @@ from shardy_py.ir.types import TensorType, element_bits
 from shardy_py.passes.clone import clone_program
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
-from shardy_py.passes.export import insert_explicit_reshards, reshard_to_collectives
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
+from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
 from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.in_place import FORWARDING
@@ -374,8 +375,8 @@ def _explicit(plan: PlanRecord) -> Program:
     copy = as_xla_propagates(run.program) if run.planned else run.program
     if copy is run.program:
         copy, _ = clone_program(run.program)
-    insert_explicit_reshards.run(copy)
+    InsertExplicitReshards().run(copy)
     partition(copy)
-    insert_explicit_reshards.run(copy, enable_full_version=True)
-    reshard_to_collectives.run(copy)
+    InsertExplicitReshards(enable_full_version=True).run(copy)
+    ReshardToCollectives().run(copy)
     return copy

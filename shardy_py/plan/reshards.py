@@ -11,9 +11,11 @@ from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.passes.clone import clone_program
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE, get_sharding
-from shardy_py.passes.export import canonicalize, insert_explicit_reshards, reshard_to_collectives
 from shardy_py.passes.export.canonicalization.reshards import skip_reshard
 from shardy_py.passes.export.canonicalization.rewriting import erase
+from shardy_py.passes.export.canonicalize import COLLECTIVES, Canonicalize
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
+from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
 from shardy_py.plan.movements import MOVING_OPS, Movement, format_bytes, movement_of
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, typed
@@ -111,7 +113,7 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     namer = _Namer({mapping[value]: name for value, name in names.items() if value in mapping})
     inserted: list[tuple[Op, str, Op]] = []
     asked = [op for op in copy.walk() if op.name == _RESHARD]
-    insert_explicit_reshards.run(copy, enable_full_version=True, record=lambda *entry: inserted.append(entry))
+    InsertExplicitReshards(enable_full_version=True).run(copy, record=lambda *entry: inserted.append(entry))
     made = {op for op, _, _ in inserted}
     origins: list[tuple[Op, _Origin]] = []
     for op in asked:
@@ -129,8 +131,8 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     for op, origin in origins:
         op.location = origin
     _merge([op for op, _ in origins], copy)
-    reshard_to_collectives.run(copy)
-    canonicalize.run(copy, enable_patterns=(canonicalize.COLLECTIVES,))
+    ReshardToCollectives().run(copy)
+    Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
     found: dict[_Origin, _Found] = {}
     _collect(copy.main.body, 0, 1, found)
     return tuple(_entry(origin, entry, copy) for origin, entry in found.items())

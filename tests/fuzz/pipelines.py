@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from shardy_py.passes.pass_info import Option
+from shardy_py.passes.base import Option
 from shardy_py.passes.table import PASSES
 
 _NAMES = tuple(PASSES)
@@ -23,7 +23,7 @@ def draw_pipeline(draw: random.Random, number: int) -> str:
         names.append(draw.choice(_NAMES))
     if draw.random() < 0.2:
         names.insert(0, draw.choice(_WHOLE))
-    return ",".join(name + _options(draw, PASSES[name].options) for name in names)
+    return ",".join(name + _options(draw, PASSES[name].options()) for name in names)
 
 
 def _options(draw: random.Random, options: tuple[Option, ...]) -> str:

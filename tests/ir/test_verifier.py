@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,8 @@ from shardy_py.frontends.jaxpr import from_jaxpr
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import TOKEN, Block, Function, Location, Op, Program, TensorType, Value
 from shardy_py.ir.verifier import problems, verify
-from shardy_py.passes import pipelines
+from shardy_py.passes.base import Pipeline
+from shardy_py.passes.pipelines import PlanPipeline, PropagationPipeline
 from tests.reference import lower
 
 T = TensorType((8,), "float32")
@@ -275,36 +275,30 @@ def assorted(_a: Any, _b: Any, x: Any) -> Any:
 FUNCTIONS = [gradient, scan, while_loop, cond, shard_map, shard_map_over_one_axis, calls, constraints, assorted]
 
 
-@pytest.fixture
-def verified_passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Has every pass of the pipelines verify what it leaves; the names of the passes that ran."""
-    ran: list[str] = []
-    for module in [value for value in vars(pipelines).values() if isinstance(value, types.ModuleType) and hasattr(value, "run")]:
-
-        def run(program: Program, *args: Any, _pass: types.ModuleType = module, _run: Any = module.run, **options: Any) -> Any:
-            result = _run(program, *args, **options)
-            ran.append(_pass.__name__)
-            found = problems(program)
-            assert not found, f"after {_pass.__name__}: {found[0]}"
-            return result
-
-        monkeypatch.setattr(module, "run", run)
-    return ran
+def run_verified(pipeline: Pipeline, program: Program) -> int:
+    """Runs a pipeline, and verifies the program after each pass; returns how many there were."""
+    count = 0
+    for pass_ in pipeline.passes():
+        if isinstance(pass_, Pipeline):
+            count += run_verified(pass_, program)
+            continue
+        pass_.run(program)
+        count += 1
+        assert not (broken := problems(program)), f"after {pass_}: {broken[0]}"
+    return count
 
 
 @pytest.mark.parametrize("fun", FUNCTIONS, ids=lambda f: f.__name__)
-def test_a_traced_function_stays_valid_through_all_passes(fun: Callable[..., Any], verified_passes: list[str]) -> None:
+def test_a_traced_function_stays_valid_through_all_passes(fun: Callable[..., Any]) -> None:
     shardings = [TensorSharding("mesh", [[], ["y"]]), None, TensorSharding("mesh", [["x"], []])]
     program = from_jaxpr(jax.make_jaxpr(fun)(*ARGUMENTS), mesh=GRID, in_shardings=shardings).program
     verify(program)
-    pipelines.plan_pipeline(program)
-    assert len(verified_passes) > 8
+    assert run_verified(PlanPipeline(), program) > 8
 
 
 @pytest.mark.parametrize("fun", FUNCTIONS, ids=lambda f: f.__name__)
-def test_a_lowered_function_stays_valid_through_all_passes(fun: Callable[..., Any], verified_passes: list[str]) -> None:
+def test_a_lowered_function_stays_valid_through_all_passes(fun: Callable[..., Any]) -> None:
     given = (NamedSharding(mesh(), P(None, "y")), None, NamedSharding(mesh(), P("x")))
     program = from_mlir(lower(fun, *ARGUMENTS, in_shardings=given))
     verify(program)
-    pipelines.propagation_pipeline(program)
-    assert len(verified_passes) > 15
+    assert run_verified(PropagationPipeline(), program) > 15

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.passes import export, import_
-from shardy_py.passes.export import (
-    close_shardings,
-    constant_or_scalar_merger,
-    drop_sharding_rules,
-    export_named_computations,
-    insert_func_call_reshards,
-    propagate_to_func_results,
-    remove_sharding_groups,
-    remove_sub_axes_in_input_output_shardings,
-    sharding_constraint_to_reshard,
-    sink_data_flow_edges,
-    unflatten_call_graph,
-    update_non_divisible_input_output_shardings,
-)
-from shardy_py.passes.import_ import (
-    add_data_flow_edges,
-    apply_sharding_constraints,
-    constant_or_scalar_splitter,
-    flatten_call_graph,
-    import_func_calls,
-    lift_inlined_meshes,
-    manual_axes_cleanup,
-    pre_order_funcs,
-    propagate_sharding_from_func_to_call,
-    remove_size_one_axes,
-    sharding_group_import,
-    symbol_dce,
-)
+from shardy_py.passes.export.close_shardings import CloseShardings
+from shardy_py.passes.export.constant_or_scalar_merger import ConstantOrScalarMerger
+from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
+from shardy_py.passes.export.export_named_computations import ExportNamedComputations
+from shardy_py.passes.export.insert_func_call_reshards import InsertFuncCallReshards
+from shardy_py.passes.export.propagate_to_func_results import PropagateToFuncResults
+from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
+from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
+from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
+from shardy_py.passes.export.unflatten_call_graph import UnflattenCallGraph
+from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
+from shardy_py.passes.import_.add_data_flow_edges import AddDataFlowEdges
+from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
+from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
+from shardy_py.passes.import_.flatten_call_graph import FlattenCallGraph
+from shardy_py.passes.import_.import_func_calls import ImportFuncCalls
+from shardy_py.passes.import_.lift_inlined_meshes import LiftInlinedMeshes
+from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
+from shardy_py.passes.import_.pre_order_funcs import PreOrderFuncs
+from shardy_py.passes.import_.propagate_sharding_from_func_to_call import PropagateShardingFromFuncToCall
+from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
+from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
+from shardy_py.passes.import_.symbol_dce import SymbolDce
 from tests.passes.oracle import corpus, dump, jaxlib_program, options_of
 from tests.passes.random_modules import module
 from tests.reference import NEEDS_SAME_SHARDY
@@ -44,40 +39,40 @@ from tests.reference import NEEDS_SAME_SHARDY
 Pass = Any
 
 IMPORT: tuple[Pass, ...] = (
-    symbol_dce,
-    lift_inlined_meshes,
-    remove_size_one_axes,
-    propagate_sharding_from_func_to_call,
-    constant_or_scalar_splitter,
-    manual_axes_cleanup,
-    add_data_flow_edges,
-    flatten_call_graph,
-    import_func_calls,
-    apply_sharding_constraints,
-    sharding_group_import,
-    pre_order_funcs,
+    SymbolDce,
+    LiftInlinedMeshes,
+    RemoveSizeOneAxes,
+    PropagateShardingFromFuncToCall,
+    ConstantOrScalarSplitter,
+    ManualAxesCleanup,
+    AddDataFlowEdges,
+    FlattenCallGraph,
+    ImportFuncCalls,
+    ApplyShardingConstraints,
+    ShardingGroupImport,
+    PreOrderFuncs,
 )
 EXPORT: tuple[Pass, ...] = (
-    export_named_computations,
-    propagate_to_func_results,
-    unflatten_call_graph,
-    insert_func_call_reshards,
-    constant_or_scalar_merger,
-    sink_data_flow_edges,
-    remove_sharding_groups,
-    sharding_constraint_to_reshard,
-    update_non_divisible_input_output_shardings,
-    remove_sub_axes_in_input_output_shardings,
-    close_shardings,
-    drop_sharding_rules,
+    ExportNamedComputations,
+    PropagateToFuncResults,
+    UnflattenCallGraph,
+    InsertFuncCallReshards,
+    ConstantOrScalarMerger,
+    SinkDataFlowEdges,
+    RemoveShardingGroups,
+    ShardingConstraintToReshard,
+    UpdateNonDivisibleInputOutputShardings,
+    RemoveSubAxesInInputOutputShardings,
+    CloseShardings,
+    DropShardingRules,
 )
-PASSES: dict[str, Pass] = {each.NAME: each for each in (*IMPORT, *EXPORT)}
+PASSES: dict[str, Pass] = {each.name: each for each in (*IMPORT, *EXPORT)}
 ON_FUNCTIONS = frozenset(
     (
-        constant_or_scalar_merger.NAME,
-        drop_sharding_rules.NAME,
-        sharding_constraint_to_reshard.NAME,
-        sink_data_flow_edges.NAME,
+        ConstantOrScalarMerger.name,
+        DropShardingRules.name,
+        ShardingConstraintToReshard.name,
+        SinkDataFlowEdges.name,
     )
 )
 UNREAD = {
@@ -86,20 +81,21 @@ UNREAD = {
 
 
 def pipeline(passes: tuple[Pass, ...]) -> str:
-    return ",".join(f"func.func({each.NAME})" if each.NAME in ON_FUNCTIONS else each.NAME for each in passes)
+    return ",".join(f"func.func({each.name})" if each.name in ON_FUNCTIONS else each.name for each in passes)
 
 
 def check(text: str, passes: tuple[Pass, ...]) -> None:
     program = from_mlir(text)
     for each in passes:
-        each.run(program)
+        each().run(program)
     assert dump(program) == dump(jaxlib_program(text, pipeline(passes)))
 
 
 def test_every_pass_has_the_name_of_its_file() -> None:
     for name, each in PASSES.items():
-        assert name.removeprefix("sdy-").replace("-", "_") == each.__name__.rpartition(".")[2]
-        assert each.__name__.startswith((import_.__name__, export.__name__))
+        assert name.removeprefix("sdy-").replace("-", "_") == each.__module__.rpartition(".")[2]
+        assert each.__module__.startswith((import_.__name__, export.__name__))
+        assert name.removeprefix("sdy-").replace("-", "") == each.__name__.lower()
 
 
 @NEEDS_SAME_SHARDY
@@ -116,22 +112,22 @@ def test_import_and_export_of_random_modules(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(70, 80))
 def test_splitter_alone(seed: int) -> None:
-    check(module(seed, size=20), (constant_or_scalar_splitter,))
+    check(module(seed, size=20), (ConstantOrScalarSplitter,))
 
 
 @NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("seed", range(90, 100))
 def test_edges_and_constraints_alone(seed: int) -> None:
-    check(module(seed, size=16), (add_data_flow_edges, apply_sharding_constraints))
+    check(module(seed, size=16), (AddDataFlowEdges, ApplyShardingConstraints))
 
 
-@pytest.mark.parametrize("name", sorted(PASSES.keys() - {symbol_dce.NAME}))
+@pytest.mark.parametrize("name", sorted(PASSES.keys() - {SymbolDce.name}))
 def test_golden_cases(name: str) -> None:
     cases = [case for case in corpus(name) if case["id"] not in UNREAD]
     if not cases:
         pytest.skip("the golden corpus is not here")
     for case in cases:
-        run = lambda case=case: _run(case, PASSES[name].run)  # noqa: E731
+        run = lambda case=case: _run(case, PASSES[name])  # noqa: E731
         if case["status"] == "ok":
             assert dump(run(), uses=False) == dump(from_mlir(case["output"]), uses=False), case["id"]
             continue
@@ -140,7 +136,7 @@ def test_golden_cases(name: str) -> None:
         assert all(d["text"] in str(error.value) for d in case["diagnostics"] if d["severity"] == "error"), case["id"]
 
 
-def _run(case: dict[str, Any], run: Callable[..., None]) -> Any:
+def _run(case: dict[str, Any], pass_: Pass) -> Any:
     program = from_mlir(case["input"])
-    run(program, **options_of(case["pipeline"]))
+    pass_(**options_of(case["pipeline"])).run(program)
     return program

@@ -6,8 +6,12 @@ from shardy_py.dialect import parse_sharding
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op, Program
 from shardy_py.passes import dataflow, pipelines
-from shardy_py.passes.export import close_shardings, sink_data_flow_edges, update_non_divisible_input_output_shardings
-from shardy_py.passes.import_ import add_data_flow_edges, apply_sharding_constraints
+from shardy_py.passes.export.close_shardings import CloseShardings
+from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
+from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
+from shardy_py.passes.import_.add_data_flow_edges import AddDataFlowEdges
+from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
+from shardy_py.passes.propagation.log import Log
 
 WHILE = """
   sdy.mesh @mesh = <["a"=4, "b"=2]>
@@ -49,7 +53,7 @@ def test_an_edge_of_a_while() -> None:
     assert dataflow.owner_fed_by(body.terminator, 0) is owner
     assert dataflow.owner_fed_by(loop.regions[0].terminator, 0) is None
     assert dataflow.shardable_value(body.arguments[0]) is owner
-    add_data_flow_edges.run(program)
+    AddDataFlowEdges().run(program)
     edge = dataflow.edge_of(body.arguments[0])
     assert edge is not None
     assert edge.operands == [owner]
@@ -78,11 +82,11 @@ def test_setting_one_result_opens_the_others() -> None:
 
 def test_every_value_ends_with_a_sharding() -> None:
     program = from_mlir(WHILE)
-    add_data_flow_edges.run(program)
+    AddDataFlowEdges().run(program)
     loop = first(program, "stablehlo.while")
     dataflow.set_sharding(loop.results[0], parse_sharding('#sdy.sharding<@mesh, [{?}, {"b", ?}]>'))
-    sink_data_flow_edges.run(program, block_arguments=True)
-    close_shardings.run(program, every_value=True)
+    SinkDataFlowEdges(block_arguments=True).run(program)
+    CloseShardings(every_value=True).run(program)
     wanted = parse_sharding('#sdy.sharding<@mesh, [{}, {"b"}]>')
     assert [region.arguments[0].sharding for region in loop.regions] == [wanted, wanted]
     assert str(first(program, "stablehlo.negate").result.sharding) == "#sdy.sharding<@mesh, [{}, {}]>"
@@ -97,12 +101,11 @@ def test_changes_are_recorded() -> None:
         return %0 : tensor<6x8xf32>
       }"""
     program = from_mlir(text)
-    seen: list[tuple[object, ...]] = []
-    record = lambda value, old, new, why, op: seen.append((value, str(old), str(new), why, op and op.name))  # noqa: E731
-    apply_sharding_constraints.run(program, record=record)
-    update_non_divisible_input_output_shardings.run(program, record=record)
+    log: Log = []
+    ApplyShardingConstraints().run(program, log)
+    UpdateNonDivisibleInputOutputShardings().run(program, log)
     (x,) = program.main.arguments
-    assert seen == [
+    assert [(step.target, str(step.old), str(step.new), step.reason, step.op and step.op.name) for step in log] == [
         (x, "None", '#sdy.sharding<@mesh, [{"a"}, {}]>', "a closed sharding constraint", "sdy.sharding_constraint"),
         (
             x,
@@ -124,5 +127,5 @@ def test_deep_nesting() -> None:
     last = f"func.func private @f{depth}(%x: tensor<8xf32>) -> tensor<8xf32> {{ return %x : tensor<8xf32> }}"
     main = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { %0 = call @f0(%x) : (tensor<8xf32>) -> tensor<8xf32>\n"
     program = from_mlir(f"{main} return %0 : tensor<8xf32> }}\n{calls}\n{last}")
-    pipelines.propagation_pipeline(program)
+    pipelines.PropagationPipeline().run(program)
     assert len(program.functions) == depth + 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.import_ import flatten_call_graph, pre_order_funcs
+from shardy_py.passes.import_.flatten_call_graph import FlattenCallGraph
+from shardy_py.passes.import_.pre_order_funcs import PreOrderFuncs
 from shardy_py.passes.walk import calls_in
 from tests.passes.oracle import jaxlib_program
 from tests.reference import NEEDS_SAME_SHARDY
@@ -32,7 +33,7 @@ def random_functions(seed: int) -> str:
 
 def order(text: str) -> list[str]:
     program = from_mlir(text)
-    pre_order_funcs.run(program)
+    PreOrderFuncs().run(program)
     return [function.name for function in program.functions]
 
 
@@ -50,10 +51,10 @@ def test_a_function_that_nobody_calls_can_stand_before_main() -> None:
 def test_random_call_graphs() -> None:
     for seed in range(60):
         text = random_functions(seed)
-        for each in (pre_order_funcs, flatten_call_graph):
+        for each in (PreOrderFuncs, FlattenCallGraph):
             ours = from_mlir(text)
-            each.run(ours)
-            theirs = jaxlib_program(text, each.NAME)
+            each().run(ours)
+            theirs = jaxlib_program(text, each.name)
             found, expected = (
                 [(function.name, [call.attributes["callee"] for call in calls_in(function)]) for function in program.functions]
                 for program in (ours, theirs)

@@ -6,7 +6,8 @@ import pytest
 
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.passes.import_ import constant_or_scalar_splitter, import_inlined_calls
+from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
+from shardy_py.passes.import_.import_inlined_calls import ImportInlinedCalls
 from shardy_py.passes.symbols import original_name
 from tests.passes.oracle import dump, jaxlib_program
 from tests.passes.random_modules import module
@@ -65,7 +66,7 @@ class Inliner:
 def test_random_modules(seed: int) -> None:
     text = module(seed, plain_arguments=True)
     program = Inliner(jaxlib_program(text, SPLIT)).run()
-    import_inlined_calls.run(program)
+    ImportInlinedCalls().run(program)
     assert dump(program) == dump(jaxlib_program(text, f"{SPLIT},{IMPORT}"))
 
 
@@ -77,6 +78,6 @@ def test_without_calls_it_is_add_data_flow_edges() -> None:
         return %1 : tensor<8xf32>
       }"""
     program = from_mlir(text)
-    constant_or_scalar_splitter.run(program)
-    import_inlined_calls.run(program)
+    ConstantOrScalarSplitter().run(program)
+    ImportInlinedCalls().run(program)
     assert dump(program) == dump(jaxlib_program(text, "sdy-add-data-flow-edges"))

@@ -8,13 +8,13 @@ import pytest
 
 from shardy_py.errors import ShardyError
 from shardy_py.opt import UnknownOpWarning, run_passes
-from shardy_py.passes.partitioner import resolve_permutation_factors
+from shardy_py.passes.partitioner.resolve_permutation_factors import ResolvePermutationFactors
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.table import PASSES
 from tests.passes.oracle import jaxlib_text
 from tests.reference import NEEDS_SAME_SHARDY
 
-CRASHES = frozenset((resolve_permutation_factors.NAME,))
+CRASHES = frozenset((ResolvePermutationFactors.name,))
 """Passes of jaxlib that end the process where a function does not end in `func.return`."""
 
 SHARDING = '{sdy.sharding = #sdy.sharding<@mesh, [{"deep"}]>}'

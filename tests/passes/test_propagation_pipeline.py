@@ -18,8 +18,9 @@ from jaxlib.mlir import ir
 from benchmarks import gpt
 from shardy_py.backends.mlir import to_mlir
 from shardy_py.frontends.mlir import from_mlir, parse_module
-from shardy_py.passes.export import insert_explicit_reshards, reshard_to_collectives
-from shardy_py.passes.pipelines import propagation_pipeline
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
+from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
+from shardy_py.passes.pipelines import PropagationPipeline
 from tests.passes.export.random_ops import function
 from tests.passes.oracle import dump
 from tests.passes.random_modules import module
@@ -37,11 +38,11 @@ def check(text: str) -> int:
     jaxlib reports an error where a collective it made itself does not divide; then nothing is left to compare with.
     """
     program, reference = from_mlir(text, keep=True), parse_module(text)
-    propagation_pipeline(program)
+    PropagationPipeline().run(program)
     run_pipeline(reference, PIPELINE)
     assert dump(program) == dump(from_mlir(reference, keep=True)), text
-    insert_explicit_reshards.run(program, enable_full_version=True)
-    reshard_to_collectives.run(program)
+    InsertExplicitReshards(enable_full_version=True).run(program)
+    ReshardToCollectives().run(program)
     try:
         run_pipeline(reference, COLLECTIVES)
     except ir.MLIRError as error:
@@ -209,7 +210,7 @@ def calls_made(count: int) -> int:
     sys.setprofile(count_call)
     try:
         program = from_mlir(text, keep=True)
-        propagation_pipeline(program)
+        PropagationPipeline().run(program)
         written = to_mlir(program, pretty=False)
     finally:
         sys.setprofile(before)

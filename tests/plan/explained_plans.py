@@ -6,17 +6,14 @@ from typing import Any
 
 from shardy_py.facade import Plan
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.ir import Op
-from shardy_py.passes.export import (
-    close_shardings,
-    remove_sharding_groups,
-    remove_sub_axes_in_input_output_shardings,
-    sharding_constraint_to_reshard,
-    sink_data_flow_edges,
-    update_non_divisible_input_output_shardings,
-)
-from shardy_py.passes.propagation import user_priority_propagate
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.export.close_shardings import CloseShardings
+from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
+from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
+from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
+from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
+from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 from shardy_py.plan import PlannedValue
 from shardy_py.plan.settings import Propagated
 
@@ -26,22 +23,19 @@ def plan_of_module(text: str, **options: Any) -> Plan:
 
     Args:
         text: The module.
-        **options: Those of `user_priority_propagate`.
+        **options: Those of `UserPriorityPropagate`.
     """
     program = from_mlir(text)
     given = [argument.sharding for argument in program.main.arguments], list(program.main.result_shardings)
-    log: list[Step] = []
+    log: Log = []
 
-    def record(value: Any, old: Any, new: Any, why: str, op: Op | None) -> None:
-        log.append(Step(value, old, new, op, (), (), why, 0, -1))
-
-    user_priority_propagate.run(program, log=log, **options)
-    sink_data_flow_edges.run(program, block_arguments=True)
-    remove_sharding_groups.run(program)
-    sharding_constraint_to_reshard.run(program, order_all_uses=False)
-    update_non_divisible_input_output_shardings.run(program, record=record)
-    remove_sub_axes_in_input_output_shardings.run(program, record=record)
-    close_shardings.run(program, every_value=True)
+    UserPriorityPropagate(keep_sharding_rules=True, **options).run(program, log)
+    SinkDataFlowEdges(block_arguments=True).run(program)
+    RemoveShardingGroups().run(program)
+    ShardingConstraintToReshard(order_all_uses=False).run(program)
+    UpdateNonDivisibleInputOutputShardings().run(program, log)
+    RemoveSubAxesInInputOutputShardings().run(program, log)
+    CloseShardings(every_value=True).run(program)
     main = program.main
     inputs = tuple(
         PlannedValue(f"a{i}", "input", v.type, v.sharding, given=was, given_by="in_shardings")

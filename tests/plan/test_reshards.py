@@ -17,6 +17,7 @@ from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Function
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export import canonicalize
+from shardy_py.passes.export.canonicalize import Canonicalize
 from shardy_py.plan import Movement, Reshard
 from shardy_py.plan.movements import MOVING_OPS, format_bytes, movement_of, received
 from tests.reference import NEEDS_SAME_SHARDY, PROPAGATION, lower, run_pipeline
@@ -302,7 +303,7 @@ def moved_by_jaxlib(fun, *args, shardings) -> Counter:
     for pipeline in (PROPAGATION, INSERT, COLLECTIVES):
         module = run_pipeline(module, pipeline)
     program = from_mlir(module)
-    canonicalize.run(program, enable_patterns=(canonicalize.COLLECTIVES,))
+    Canonicalize(enable_patterns=(canonicalize.COLLECTIVES,)).run(program)
     functions = {function.name: function for function in program.functions}
     found: Counter = Counter()
 
@@ -346,7 +347,7 @@ def test_moves_what_jaxlib_moves(fun) -> None:
 
 @NEEDS_SAME_SHARDY
 def test_moves_less_where_jaxlib_stops_before_a_slice_of_what_is_scanned() -> None:
-    """The argument of the slice is not told of the sharding that the stack gets last; see `plan_pipeline`."""
+    """The argument of the slice is not told of the sharding that the stack gets last; see `PlanPipeline`."""
     less = 0
     for shardings in SHARDINGS:
         ours, theirs = moved(layers, shardings), moved_by_jaxlib(layers, W, X, shardings=shardings)

@@ -5,45 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Op, Program, Value
+from shardy_py.ir import Program
 from shardy_py.passes.debug.propagation_edges import write_edges
 from shardy_py.passes.debug.sharding_origins import ShardingOrigins
-from shardy_py.passes.propagation.log import Step
-from shardy_py.passes.walk import Record
+from shardy_py.passes.propagation.log import Log
+
+SHARDING_ORIGINS = "note for each axis where it comes from"
+PROPAGATION_EDGES = "note each step of the propagation"
 
 
 @contextmanager
-def recording(program: Program, *, sharding_origins: bool, propagation_edges: bool) -> Iterator[list[Step] | None]:
+def recording(program: Program, log: Log | None, *, sharding_origins: bool, propagation_edges: bool) -> Iterator[Log | None]:
     """Gives a log for a pass to write to, and sets the debug attributes from it afterwards.
 
     Args:
-        program: What the pass runs on.
+        program: The program that the pass runs on.
+        log: The log of the caller, which gets the steps too.
         sharding_origins: Whether `sdy.sharding_origins` is set.
         propagation_edges: Whether `sdy.propagation_edges` is set.
 
     Yields:
-        The log; None where no attribute is wanted.
+        The log; None where neither an attribute nor the caller wants one.
     """
     if not sharding_origins and not propagation_edges:
-        yield None
+        yield log
         return
     origins = ShardingOrigins(program) if sharding_origins else None
-    log: list[Step] = []
-    yield log
+    steps: Log = []
+    yield steps
     if origins is not None:
-        origins.follow(log)
+        origins.follow(steps)
         origins.write()
     if propagation_edges:
-        write_edges(program, log)
-
-
-def recorder(log: list[Step] | None) -> Record | None:
-    """What writes a change that is no step of the propagation to a log."""
-    if log is None:
-        return None
-
-    def record(value: Value, old: TensorSharding | None, new: TensorSharding | None, why: str, op: Op | None) -> None:
-        log.append(Step(value, old, new, op, (), (), why, 0, -1))
-
-    return record
+        write_edges(program, steps)
+    if log is not None:
+        log += steps

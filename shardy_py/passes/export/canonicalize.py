@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.base import UNUSED, Pass, option
 from shardy_py.passes.export.canonicalization import collectives, manual_computations, reshards
 from shardy_py.passes.export.canonicalization.rewriting import Pattern, erase
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_in
 from shardy_py.rules import is_pure
-
-NAME = "canonicalize"
 
 RESHARDS = "sdy-reshard"
 COLLECTIVES = "sdy-collective"
@@ -18,24 +20,38 @@ COLLECTIVES = "sdy-collective"
 _Patterns = dict[str, tuple[Pattern, ...]]
 
 
-def run(program: Program, *, enable_patterns: Sequence[str] | None = None, **_: object) -> None:
-    """Applies patterns and removes dead ops until nothing changes.
+@dataclass(frozen=True, kw_only=True)
+class Canonicalize(Pass):
+    """Simplifies reshards, collectives and manual computations, and removes dead ops."""
 
-    Patterns of other dialects and the folding and merging of constants are left out.
+    name = "canonicalize"
+    anchor = FUNCTION
 
-    Args:
-        program: Changed in place.
-        enable_patterns: Labels of the patterns to apply, `sdy-reshard` and `sdy-collective`; None or nothing for all of them, those
-            without a label included. Dead ops go in any case. The export pipeline takes `("sdy-collective",)`.
+    enable_patterns: tuple[str, ...] = option((), "labels of the patterns to apply; all without")
+    disable_patterns: tuple[str, ...] = option((), UNUSED)
+    max_iterations: int = option(10, UNUSED)
+    max_num_rewrites: int = option(-1, UNUSED)
+    region_simplify: str = option("normal", UNUSED, choices=("disabled", "normal", "aggressive"))
+    top_down: bool = option(True, UNUSED)
+    test_convergence: bool = option(False, UNUSED)
+    cse_between_iterations: bool = option(False, UNUSED)
 
-    Source: MLIR's Canonicalizer.cpp, and Shardy's patterns in ir/canonicalization.
-    """
-    tables = LABELLED.values() if not enable_patterns else [LABELLED[label] for label in LABELLED if label in enable_patterns]
-    patterns = _joined(tables if enable_patterns else (*tables, *UNLABELLED))
-    for function in program.functions:
-        driver = _Driver(program, patterns)
-        while driver.sweep(function.body):
-            pass
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Applies patterns and removes dead ops until nothing changes.
+
+        Patterns of other dialects and the folding and merging of constants are left out.
+
+        The patterns have the labels `sdy-reshard` and `sdy-collective`; the export pipeline takes `("sdy-collective",)`. Without labels,
+        the patterns that have none apply too. Dead ops go in any case.
+
+        Source: MLIR's Canonicalizer.cpp, and Shardy's patterns in ir/canonicalization.
+        """
+        tables = LABELLED.values() if not self.enable_patterns else [LABELLED[label] for label in LABELLED if label in self.enable_patterns]
+        patterns = _joined(tables if self.enable_patterns else (*tables, *UNLABELLED))
+        for function in program.functions:
+            driver = _Driver(program, patterns)
+            while driver.sweep(function.body):
+                pass
 
 
 class _Driver:

@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Program, TensorType, Type
+from shardy_py.passes.base import Pass
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 
-NAME = "sdy-close-shardings"
 
+@dataclass(frozen=True, kw_only=True)
+class CloseShardings(Pass):
+    """Closes all dimensions of all shardings.
 
-def run(program: Program, *, every_value: bool = False, **_: object) -> None:
-    """Replaces every sharding by its closed form.
-
-    Args:
-        program: Changed in place.
-        every_value: Also gives each tensor without a sharding the replicated one. This needs a program with exactly
-            one mesh that is not empty or a single device; otherwise such values stay as they are.
-
-    Source: Shardy's close_shardings.cc.
+    Attributes:
+        every_value: Also gives each tensor without a sharding the replicated one. This needs a program with exactly one mesh that is
+            not empty or a single device; otherwise such values stay as they are.
     """
-    closed = _Closed()
-    replicated = _Replicated(_single_mesh(program.meshes) if every_value else None)
 
-    def final(sharding: TensorSharding | None, type_: Type) -> TensorSharding | None:
-        if sharding is not None:
-            return closed[sharding]
-        return replicated[type_.rank] if isinstance(type_, TensorType) else None
+    name = "sdy-close-shardings"
 
-    for function in program.functions:
-        function.result_shardings = list(map(final, function.result_shardings, function.result_types))
-    for block in blocks_of(program):
-        for argument in block.arguments:
-            argument.sharding = final(argument.sharding, argument.type)
-        for op in block.ops:
-            for result in op.results:
-                sharding = result.sharding
-                if sharding is not None:
-                    result.sharding = closed[sharding]
-                elif result.type.rank or type(result.type) is TensorType:
-                    result.sharding = replicated[result.type.rank]
-            if op.regions and (op.attributes.get("in_shardings") or op.attributes.get("out_shardings")):
-                op.attributes = {
-                    name: tuple(closed[sharding] for sharding in value) if name in _STATED and value else value
-                    for name, value in op.attributes.items()
-                }
+    every_value: bool = False
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Replaces every sharding by its closed form.
+
+        Source: Shardy's close_shardings.cc.
+        """
+        closed = _Closed()
+        replicated = _Replicated(_single_mesh(program.meshes) if self.every_value else None)
+
+        def final(sharding: TensorSharding | None, type_: Type) -> TensorSharding | None:
+            if sharding is not None:
+                return closed[sharding]
+            return replicated[type_.rank] if isinstance(type_, TensorType) else None
+
+        for function in program.functions:
+            function.result_shardings = list(map(final, function.result_shardings, function.result_types))
+        for block in blocks_of(program):
+            for argument in block.arguments:
+                argument.sharding = final(argument.sharding, argument.type)
+            for op in block.ops:
+                for result in op.results:
+                    sharding = result.sharding
+                    if sharding is not None:
+                        result.sharding = closed[sharding]
+                    elif result.type.rank or type(result.type) is TensorType:
+                        result.sharding = replicated[result.type.rank]
+                if op.regions and (op.attributes.get("in_shardings") or op.attributes.get("out_shardings")):
+                    op.attributes = {
+                        name: tuple(closed[sharding] for sharding in value) if name in _STATED and value else value
+                        for name, value in op.attributes.items()
+                    }
 
 
 _STATED = frozenset(("in_shardings", "out_shardings"))

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.base import Pass
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 from shardy_py.rules.traits import CONSTANTS
-
-NAME = "sdy-constant-or-scalar-merger"
 
 _BROADCAST = "stablehlo.broadcast_in_dim"
 
 
-def run(program: Program, **_: object) -> None:
-    """Undoes the copies of the splitter that propagation gave the same sharding.
+@dataclass(frozen=True, kw_only=True)
+class ConstantOrScalarMerger(Pass):
+    """Merges equal constants."""
 
-    Constants of one block with the same value, type, sharding and other attributes become the first of them, and so do
-    broadcasts of the same scalar.
+    name = "sdy-constant-or-scalar-merger"
+    anchor = FUNCTION
 
-    Source: Shardy's constant_or_scalar_merger.cc.
-    """
-    for block in blocks_of(program):
-        _merge(block)
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Undoes the copies of the splitter that propagation gave the same sharding.
+
+        Constants of one block with the same value, type, sharding and other attributes become the first of them, and so do
+        broadcasts of the same scalar.
+
+        Source: Shardy's constant_or_scalar_merger.cc.
+        """
+        for block in blocks_of(program):
+            _merge(block)
 
 
 def _merge(block: Block) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.ir import Program
+from shardy_py.passes.base import Pass
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 
-NAME = "sdy-drop-sharding-rules"
 
+@dataclass(frozen=True, kw_only=True)
+class DropShardingRules(Pass):
+    """Removes sharding rules, except custom ones."""
 
-def run(program: Program, **_: object) -> None:
-    """Removes the rules that can be had again from the op; a custom one stays. Source: Shardy's drop_sharding_rules.cc."""
-    for block in blocks_of(program):
-        for op in block.ops:
-            if op.rule is None or not op.rule.is_custom:
-                op.rule, op.rule_known = None, False
+    name = "sdy-drop-sharding-rules"
+    anchor = FUNCTION
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Removes the rules that can be had again from the op; a custom one stays. Source: Shardy's drop_sharding_rules.cc."""
+        for block in blocks_of(program):
+            for op in block.ops:
+                if op.rule is None or not op.rule.is_custom:
+                    op.rule, op.rule_known = None, False

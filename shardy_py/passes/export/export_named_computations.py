@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.base import Pass
 from shardy_py.passes.clone import move_terminator
 from shardy_py.passes.dataflow import EDGE, NAMED_COMPUTATION, edge_of_owner, fill
 from shardy_py.passes.export.sink_data_flow_edges import bypass_edges
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames
 from shardy_py.passes.walk import CALL, ops_of_post
 
-NAME = "sdy-export-named-computations"
 
+@dataclass(frozen=True, kw_only=True)
+class ExportNamedComputations(Pass):
+    """Replaces named computations by calls."""
 
-def run(program: Program, **_: object) -> None:
-    """Outlines computations, inner ones first, into private functions at the end of the program.
+    name = "sdy-export-named-computations"
 
-    A function is named after its computation and remembers that name. Arguments have the shardings of the computation's
-    arguments, the call those of its results, open where only others have one; results of the function get none.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Outlines computations, inner ones first, into private functions at the end of the program.
 
-    Source: Shardy's export_named_computations.cc.
-    """
-    names = SymbolNames(program)
-    blocks: dict[Block, None] = {}
-    calls: dict[Op, Op] = {}
-    for op in ops_of_post(program, NAMED_COMPUTATION):
-        ins = _shardings(op.regions[0].arguments, op.attributes.get("in_shardings"))
-        outs = _shardings(op.results, op.attributes.get("out_shardings"))
-        blocks |= bypass_edges([edge for edge in map(edge_of_owner, (*op.regions[0].arguments, *op.results)) if edge is not None])
-        program.functions.append(_function(op, names, ins))
-        assert op.block is not None
-        blocks[op.block] = None
-        calls[op] = _call(op, program.functions[-1].name, outs)
-    for block in blocks:
-        block.set_ops([calls.get(op, op) for op in block.ops if op.name != EDGE or op.block is not None])
-    for op in calls:
-        op.block = None
+        A function is named after its computation and remembers that name. Arguments have the shardings of the computation's
+        arguments, the call those of its results, open where only others have one; results of the function get none.
+
+        Source: Shardy's export_named_computations.cc.
+        """
+        names = SymbolNames(program)
+        blocks: dict[Block, None] = {}
+        calls: dict[Op, Op] = {}
+        for op in ops_of_post(program, NAMED_COMPUTATION):
+            ins = _shardings(op.regions[0].arguments, op.attributes.get("in_shardings"))
+            outs = _shardings(op.results, op.attributes.get("out_shardings"))
+            blocks |= bypass_edges([edge for edge in map(edge_of_owner, (*op.regions[0].arguments, *op.results)) if edge is not None])
+            program.functions.append(_function(op, names, ins))
+            assert op.block is not None
+            blocks[op.block] = None
+            calls[op] = _call(op, program.functions[-1].name, outs)
+        for block in blocks:
+            block.set_ops([calls.get(op, op) for op in block.ops if op.name != EDGE or op.block is not None])
+        for op in calls:
+            op.block = None
 
 
 def _shardings(owners: list[Value], stated: tuple[TensorSharding, ...] | None) -> list[TensorSharding | None]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, get_sharding, set_sharding, sharding_for_sources, sources
 from shardy_py.passes.export.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
 from shardy_py.passes.export.explicit_reshards.decision import Decision, decide
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS
 from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.export.explicit_reshards.unreduced import RESHARD, Collective, all_reduce, more_unreduced, reduce_to, unreduced_of
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name
 from shardy_py.rules import rule_for
-
-NAME = "sdy-insert-explicit-reshards"
 
 Record = Callable[[Op, str, Op], None]
 """`record(op, why, cause)`: called for every op that is inserted, with the op that it is inserted for."""
@@ -25,29 +27,33 @@ _CONCATENATE = "stablehlo.concatenate"
 _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 
 
-def run(
-    program: Program, *, enable_full_version: bool = False, choose_by_bytes: bool = False, record: Record | None = None, **_: object
-) -> None:
-    """Makes the shardings around every op compatible with its sharding rule.
+@dataclass(frozen=True, kw_only=True)
+class InsertExplicitReshards(Pass):
+    """Inserts reshards where the shardings around an op disagree."""
 
-    Without `enable_full_version` only what XLA's partitioner would do worse is inserted: collectives for unreduced axes,
-    reshards around calls and concatenates, and those of results of dots that can become reduce-scatters.
+    name = "sdy-insert-explicit-reshards"
+    anchor = FUNCTION
 
-    Args:
-        program: Changed in place; shardings must be final.
-        enable_full_version: Whether every disagreement is settled.
-        choose_by_bytes: Whether an op runs so that the fewest bytes move, instead of what tensors with the most elements agree
-            on, whatever their element types, which is what Shardy does. An op on a small type may then be computed on more
-            devices than needed: a replicated conversion from bfloat16 to float32 gathers its operand, not its result.
-        record: Told of every op inserted, why, and for which op.
+    enable_full_version: bool = option(False, "settle every disagreement, not only those that XLA handles badly")
+    choose_by_bytes: bool = option(False, "run ops so that the fewest bytes move, not by numbers of elements (not in Shardy)")
 
-    Source: Shardy's insert_explicit_reshards.cc.
-    """
-    inserter = _Inserter(program, enable_full_version, BY_BYTES if choose_by_bytes else BY_ELEMENTS, record)
-    for function in program.functions:
-        inserter.visit(function.body)
-        inserter.returns(function)
-    inserter.edits.apply()
+    def run(self, program: Program, log: Log | None = None, *, record: Record | None = None) -> None:
+        """Makes the shardings around every op compatible with its sharding rule.
+
+        Without `enable_full_version` only what XLA's partitioner would do worse is inserted: collectives for unreduced axes,
+        reshards around calls and concatenates, and those of results of dots that can become reduce-scatters.
+
+        Shardings must be final. Shardy runs an op as the tensors with the most elements agree, whatever their element types, so that an op
+        on a small type may move more than needed. With `choose_by_bytes` a replicated conversion from bfloat16 to float32 gathers its
+        operand, not its result.
+
+        Source: Shardy's insert_explicit_reshards.cc.
+        """
+        inserter = _Inserter(program, self.enable_full_version, BY_BYTES if self.choose_by_bytes else BY_ELEMENTS, record)
+        for function in program.functions:
+            inserter.visit(function.body)
+            inserter.returns(function)
+        inserter.edits.apply()
 
 
 class _Inserter:

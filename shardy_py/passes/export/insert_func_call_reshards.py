@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
+from shardy_py.passes.base import Pass
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of
 
-NAME = "sdy-insert-func-call-reshards"
 
+@dataclass(frozen=True, kw_only=True)
+class InsertFuncCallReshards(Pass):
+    """Gives calls the result shardings of their functions."""
 
-def run(program: Program, **_: object) -> None:
-    """Gives each call the shardings of its callee's results; missing ones are open, or closed where all are missing.
+    name = "sdy-insert-func-call-reshards"
 
-    Where that changes how a result is laid out, a reshard to the sharding of before, replicated if there was none,
-    follows the call.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Gives each call the shardings of its callee's results; missing ones are open, or closed where all are missing.
 
-    Source: Shardy's insert_func_call_reshards.cc.
-    """
-    functions = functions_by_name(program)
-    for call in ops_of(program, (CALL,)):
-        mesh = next((result.sharding.mesh for result in call.results if result.sharding is not None), None)
-        shardings = functions[call.attributes["callee"]].result_shardings
-        known = next((sharding.mesh for sharding in shardings if sharding is not None), None)
-        if known is None and mesh is None:
-            continue
-        reshards: list[Op] = []
-        for result, sharding in zip(call.results, shardings, strict=True):
-            if sharding is None:
-                make = TensorSharding.open if known is not None else TensorSharding.closed
-                sharding = make(known if known is not None else mesh, result.type.rank)  # type: ignore[arg-type]
-            old, result.sharding = result.sharding, sharding
-            if not sharding.is_equivalent(old):
-                reshards.insert(0, _reshard(result, sharding.fully_closed_like() if old is None else old, call))
-        if reshards:
-            assert call.block is not None
-            i = call.block.ops.index(call) + 1
-            call.block.ops[i:i] = reshards
+        Where that changes how a result is laid out, a reshard to the sharding of before, replicated if there was none,
+        follows the call.
+
+        Source: Shardy's insert_func_call_reshards.cc.
+        """
+        functions = functions_by_name(program)
+        for call in ops_of(program, (CALL,)):
+            mesh = next((result.sharding.mesh for result in call.results if result.sharding is not None), None)
+            shardings = functions[call.attributes["callee"]].result_shardings
+            known = next((sharding.mesh for sharding in shardings if sharding is not None), None)
+            if known is None and mesh is None:
+                continue
+            reshards: list[Op] = []
+            for result, sharding in zip(call.results, shardings, strict=True):
+                if sharding is None:
+                    make = TensorSharding.open if known is not None else TensorSharding.closed
+                    sharding = make(known if known is not None else mesh, result.type.rank)  # type: ignore[arg-type]
+                old, result.sharding = result.sharding, sharding
+                if not sharding.is_equivalent(old):
+                    reshards.insert(0, _reshard(result, sharding.fully_closed_like() if old is None else old, call))
+            if reshards:
+                assert call.block is not None
+                i = call.block.ops.index(call) + 1
+                call.block.ops[i:i] = reshards
 
 
 def _reshard(value: Value, sharding: TensorSharding, call: Op) -> Op:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.ir import Program
+from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import get_sharding
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import entry_function
 
-NAME = "sdy-propagate-to-func-results"
 
+@dataclass(frozen=True, kw_only=True)
+class PropagateToFuncResults(Pass):
+    """Copies shardings of returned values to function results."""
 
-def run(program: Program, **_: object) -> None:
-    """Gives each result of a function other than main the sharding of the value it returns, or none.
+    name = "sdy-propagate-to-func-results"
 
-    A function that ends in another op than `func.return` keeps the shardings of its results.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Gives each result of a function other than main the sharding of the value it returns, or none.
 
-    Source: Shardy's propagate_to_func_results.cc.
-    """
-    main = entry_function(program)
-    for function in program.functions:
-        if function is not main and function.body.ops and function.body.terminator.name == "func.return":
-            function.result_shardings = [get_sharding(value) for value in function.body.terminator.operands]
+        A function that ends in another op than `func.return` keeps the shardings of its results.
+
+        Source: Shardy's propagate_to_func_results.cc.
+        """
+        main = entry_function(program)
+        for function in program.functions:
+            if function is not main and function.body.ops and function.body.terminator.name == "func.return":
+                function.result_shardings = [get_sharding(value) for value in function.body.terminator.operands]

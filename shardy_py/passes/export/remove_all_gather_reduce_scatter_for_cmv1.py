@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from shardy_py.ir import Op, Program, Value
-from shardy_py.passes.dataflow import get_sharding, set_sharding
-from shardy_py.passes.walk import blocks_of
+from dataclasses import dataclass
 
-NAME = "sdy-remove-all-gather-reduce-scatter-for-cmv1"
+from shardy_py.ir import Op, Program, Value
+from shardy_py.passes.base import Pass
+from shardy_py.passes.dataflow import get_sharding, set_sharding
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.walk import blocks_of
 
 _DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
 
 
-def run(program: Program, **_: object) -> None:
-    """Lets dots take the operands of all-gathers that nothing else uses, and give the results of reduce-scatters.
+@dataclass(frozen=True, kw_only=True)
+class RemoveAllGatherReduceScatterForCmv1(Pass):
+    """Removes collectives around dots that XLA fuses with them."""
 
-    A dot that lost an all-gather passes its reduce-scatter by, which stays in place unused; one that did not takes the sharding
-    of its reduce-scatter. Unreduced axes keep a reduce-scatter as it is.
+    name = "sdy-remove-all-gather-reduce-scatter-for-cmv1"
+    anchor = FUNCTION
 
-    Source: Shardy's remove_all_gather_reduce_scatter_for_cmv1.cc.
-    """
-    for block in blocks_of(program):
-        gone: dict[Op, None] = {}
-        for op in block.ops:
-            if op.name in _DOTS:
-                _simplify(op, gone)
-        if gone:
-            block.ops = [op for op in block.ops if op not in gone]
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Lets dots take the operands of all-gathers that nothing else uses, and give the results of reduce-scatters.
+
+        A dot that lost an all-gather passes its reduce-scatter by, which stays in place unused; one that did not takes the sharding
+        of its reduce-scatter. Unreduced axes keep a reduce-scatter as it is.
+
+        Source: Shardy's remove_all_gather_reduce_scatter_for_cmv1.cc.
+        """
+        for block in blocks_of(program):
+            gone: dict[Op, None] = {}
+            for op in block.ops:
+                if op.name in _DOTS:
+                    _simplify(op, gone)
+            if gone:
+                block.ops = [op for op in block.ops if op not in gone]
 
 
 def _simplify(dot: Op, gone: dict[Op, None]) -> None:

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.ir import Program
-from shardy_py.passes.walk import Record, entry_function
-
-NAME = "sdy-remove-sub-axes-in-input-output-shardings"
+from shardy_py.passes.base import Pass
+from shardy_py.passes.propagation.log import Log, Step
+from shardy_py.passes.walk import entry_function
 
 REASON = "an open dimension of an input or output does not keep parts of axes"
-"""What the record says of a sharding that changes."""
+"""The reason in the log."""
 
 
-def run(program: Program, *, record: Record | None = None, **_: object) -> None:
-    """Cuts each open dimension of arguments and results of the main function before its first sub-axis.
+@dataclass(frozen=True, kw_only=True)
+class RemoveSubAxesInInputOutputShardings(Pass):
+    """Cuts open dimensions of inputs and outputs before parts of axes."""
 
-    Args:
-        program: Changed in place; nothing happens where no function is main.
-        record: Told of each sharding that changes; for a result, the value that is returned.
+    name = "sdy-remove-sub-axes-in-input-output-shardings"
 
-    Source: Shardy's remove_sub_axes_in_input_output_shardings.cc.
-    """
-    main = entry_function(program)
-    if main is None:
-        return
-    for argument in main.arguments:
-        old = argument.sharding
-        argument.sharding = without_sub_axes(old)
-        if argument.sharding is not old and record is not None:
-            record(argument, old, argument.sharding, REASON, None)
-    for i, old in enumerate(main.result_shardings):
-        new = main.result_shardings[i] = without_sub_axes(old)
-        if new is not old and record is not None:
-            record(main.body.ops[-1].operands[i], old, new, REASON, main.body.ops[-1])
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Cuts each open dimension of arguments and results of the main function before its first sub-axis.
+
+        Nothing happens where no function is main. In the log, a change of a result stands at the value that is returned.
+
+        Source: Shardy's remove_sub_axes_in_input_output_shardings.cc.
+        """
+        main = entry_function(program)
+        if main is None:
+            return
+        for argument in main.arguments:
+            old = argument.sharding
+            argument.sharding = without_sub_axes(old)
+            if argument.sharding is not old and log is not None:
+                log.append(Step.outside(argument, old, argument.sharding, REASON))
+        for i, old in enumerate(main.result_shardings):
+            new = main.result_shardings[i] = without_sub_axes(old)
+            if new is not old and log is not None:
+                log.append(Step.outside(main.body.ops[-1].operands[i], old, new, REASON, main.body.ops[-1]))
 
 
 def without_sub_axes(sharding: TensorSharding | None) -> TensorSharding | None:

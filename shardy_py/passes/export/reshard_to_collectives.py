@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import AllToAllParamList, ListOfAxisRefLists, TensorSharding
 from shardy_py.ir import Op, Program, Value
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
-
-NAME = "sdy-reshard-to-collectives"
 
 RESHARD = "sdy.reshard"
 _BARRIER = "sdy.propagation_barrier"
 
 
-def run(program: Program, *, keep_redundant_reshards: bool = False, **_: object) -> None:
-    """Replaces reshards by `sdy.all_slice`, `sdy.collective_permute`, `sdy.all_to_all` and `sdy.all_gather` ops.
+@dataclass(frozen=True, kw_only=True)
+class ReshardToCollectives(Pass):
+    """Replaces reshards by collectives."""
 
-    A value without a sharding counts as replicated over the mesh it goes to. A reshard between meshes with different axes stays,
-    unless its result is replicated; so does one that changes the rank, as to or from the mesh of a single device.
+    name = "sdy-reshard-to-collectives"
+    anchor = FUNCTION
 
-    Args:
-        program: Changed in place.
-        keep_redundant_reshards: Whether reshards that change nothing stay.
+    keep_redundant_reshards: bool = option(False, "keep reshards that change nothing")
 
-    Source: Shardy's reshard_to_collectives.cc.
-    """
-    for block in blocks_of(program):
-        if not any(op.name == RESHARD for op in block.ops):
-            continue
-        ops: list[Op] = []
-        for op in block.ops:
-            made = _collectives(op, program, keep_redundant_reshards) if op.name == RESHARD else None
-            ops += (op,) if made is None else made
-        block.set_ops(ops)
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Replaces reshards by `sdy.all_slice`, `sdy.collective_permute`, `sdy.all_to_all` and `sdy.all_gather` ops.
+
+        A value without a sharding counts as replicated over the mesh it goes to. A reshard between meshes with different axes stays,
+        unless its result is replicated; so does one that changes the rank, as to or from the mesh of a single device.
+
+        Source: Shardy's reshard_to_collectives.cc.
+        """
+        for block in blocks_of(program):
+            if not any(op.name == RESHARD for op in block.ops):
+                continue
+            ops: list[Op] = []
+            for op in block.ops:
+                made = _collectives(op, program, self.keep_redundant_reshards) if op.name == RESHARD else None
+                ops += (op,) if made is None else made
+            block.set_ops(ops)
 
 
 def _collectives(op: Op, program: Program, keep_redundant: bool) -> list[Op] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import (
     COMPUTATIONS,
     EDGE,
@@ -18,63 +20,66 @@ from shardy_py.passes.dataflow import (
     without_manual_axes,
 )
 from shardy_py.passes.dataflow import manual_axes as manual_axes_of
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import ops_of
 
-NAME = "sdy-sink-data-flow-edges"
 EDGES = frozenset((EDGE, FUNC_EDGE))
 
 
-def run(
-    program: Program,
-    *,
-    block_arguments: bool = False,
-    sink_debug_sharding_origins: bool = False,
-    sink_debug_propagation_edge_sharding: bool = False,
-    **_: object,
-) -> None:
-    """Replaces every `sdy.data_flow_edge` by its operand.
+@dataclass(frozen=True, kw_only=True)
+class SinkDataFlowEdges(Pass):
+    """Writes the shardings of edges back to the ops they belong to.
 
-    Where at least one edge of an op has a sharding, the op gets the shardings of its edges, fully open where an edge
-    has none.
-
-    Args:
-        program: Changed in place.
-        block_arguments: Also sets `Value.sharding` of the results of computations and of the arguments of while bodies
-            and computations, which MLIR has no place for.
-        sink_debug_sharding_origins: Also writes back where axes come from.
-        sink_debug_propagation_edge_sharding: Also writes back the steps of the propagation.
-
-    Source: Shardy's sink_data_flow_edges.cc.
+    Attributes:
+        block_arguments: Also sets `Value.sharding` of the results of computations and of the arguments of while bodies and computations,
+            which MLIR has no place for.
     """
-    edges = ops_of(program, (EDGE,))
-    if not edges:
-        return
-    results: dict[Op, None] = {}
-    arguments: dict[Op, None] = {}
-    for edge in edges:
-        owner = owner_of(edge.operands[0])
-        if owner is None or owner is not edge.operands[0]:
-            continue
-        if isinstance(owner.owner, Op):
-            results[owner.owner] = None
-        else:
-            assert isinstance(owner.owner.parent, Op)
-            arguments[owner.owner.parent] = None
-    for op in arguments:
-        shardings = _shardings(op.regions[0].arguments)
-        if shardings is not None:
-            set_in_shardings(op, shardings)
-            if block_arguments:
-                _sink_to_arguments(op)
-    for op in results:
-        shardings = _shardings(op.results)
-        if shardings is not None:
-            _sink_to_results(op, shardings, block_arguments)
-    if sink_debug_sharding_origins:
-        _sink_debug({**arguments, **results}, "sharding_origins")
-    if sink_debug_propagation_edge_sharding:
-        _sink_debug({**arguments, **results}, "propagation_edges")
-    erase_edges(edges)
+
+    name = "sdy-sink-data-flow-edges"
+    anchor = FUNCTION
+
+    sink_debug_sharding_origins: bool = option(False, "also write back where axes come from")
+    sink_debug_propagation_edge_sharding: bool = option(False, "also write back the steps of the propagation")
+    block_arguments: bool = False
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Replaces every `sdy.data_flow_edge` by its operand.
+
+        Where at least one edge of an op has a sharding, the op gets the shardings of its edges, fully open where an edge
+        has none.
+
+        Source: Shardy's sink_data_flow_edges.cc.
+        """
+        edges = ops_of(program, (EDGE,))
+        if not edges:
+            return
+        results: dict[Op, None] = {}
+        arguments: dict[Op, None] = {}
+        for edge in edges:
+            owner = owner_of(edge.operands[0])
+            if owner is None or owner is not edge.operands[0]:
+                continue
+            if isinstance(owner.owner, Op):
+                results[owner.owner] = None
+            else:
+                assert isinstance(owner.owner.parent, Op)
+                arguments[owner.owner.parent] = None
+        for op in arguments:
+            shardings = _shardings(op.regions[0].arguments)
+            if shardings is not None:
+                set_in_shardings(op, shardings)
+                if self.block_arguments:
+                    _sink_to_arguments(op)
+        for op in results:
+            shardings = _shardings(op.results)
+            if shardings is not None:
+                _sink_to_results(op, shardings, self.block_arguments)
+        if self.sink_debug_sharding_origins:
+            _sink_debug({**arguments, **results}, "sharding_origins")
+        if self.sink_debug_propagation_edge_sharding:
+            _sink_debug({**arguments, **results}, "propagation_edges")
+        erase_edges(edges)
 
 
 def _sink_debug(ops: Iterable[Op], kind: str) -> None:

@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.ir import Function, Program
+from shardy_py.passes.base import DEDUP_FUNCTIONS_FULLY, Pass, option
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.symbols import ORIGINAL_NAME, original_name
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of
-
-NAME = "sdy-unflatten-call-graph"
 
 _MANUAL_AXES = "sdy.func_manual_axes"
 
 
-def run(program: Program, *, dedup_functions_fully: bool = False, **_: object) -> None:
-    """Redirects calls to one of the copies of a function that have the same manual axes and shardings.
+@dataclass(frozen=True, kw_only=True)
+class UnflattenCallGraph(Pass):
+    """Lets calls of equal copies of a function share one."""
 
-    Copies that are no longer called stay for symbol-dce to remove.
+    name = "sdy-unflatten-call-graph"
 
-    Args:
-        program: Changed in place.
-        dedup_functions_fully: Ignores shardings, and keeps the copy that is called most often.
+    dedup_functions_fully: bool = option(False, DEDUP_FUNCTIONS_FULLY)
 
-    Source: Shardy's unflatten_call_graph.cc.
-    """
-    functions = functions_by_name(program)
-    calls = ops_of(program, (CALL,))
-    kept: dict[Any, str] = {}
-    if dedup_functions_fully:
-        kept = _most_called([call.attributes["callee"] for call in calls], functions)
-    for call in calls:
-        callee = functions[call.attributes["callee"]]
-        name = kept.setdefault(_key(callee, dedup_functions_fully), callee.name)
-        if name != callee.name:
-            call.attributes = {**call.attributes, "callee": name}
-    for function in program.functions:
-        for name in (ORIGINAL_NAME, _MANUAL_AXES):
-            function.attributes.pop(name, None)
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Redirects calls to one of the copies of a function that have the same manual axes and shardings.
+
+        Copies that are no longer called stay for symbol-dce to remove.
+
+        With `dedup_functions_fully` shardings are ignored, and the copy that is called most often stays.
+
+        Source: Shardy's unflatten_call_graph.cc.
+        """
+        functions = functions_by_name(program)
+        calls = ops_of(program, (CALL,))
+        kept: dict[Any, str] = {}
+        if self.dedup_functions_fully:
+            kept = _most_called([call.attributes["callee"] for call in calls], functions)
+        for call in calls:
+            callee = functions[call.attributes["callee"]]
+            name = kept.setdefault(_key(callee, self.dedup_functions_fully), callee.name)
+            if name != callee.name:
+                call.attributes = {**call.attributes, "callee": name}
+        for function in program.functions:
+            for name in (ORIGINAL_NAME, _MANUAL_AXES):
+                function.attributes.pop(name, None)
 
 
 def _key(function: Function, ignore_shardings: bool) -> tuple[Any, ...]:

@@ -3,60 +3,65 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Op, Program, Type, Value
+from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes, set_in_shardings, without_manual_axes
-from shardy_py.passes.walk import CALL, Record, ops_of
-
-NAME = "sdy-update-non-divisible-input-output-shardings"
+from shardy_py.passes.propagation.log import Log, Step
+from shardy_py.passes.walk import CALL, ops_of
 
 REASON = "the size of the dimension is not a multiple of the number of shards"
-"""What the record says of a sharding that changes."""
+"""The reason in the log."""
 
 
-def run(program: Program, *, record: Record | None = None, **_: object) -> None:
-    """Updates arguments and results of functions, results of calls, and operands and results of manual computations.
+@dataclass(frozen=True, kw_only=True)
+class UpdateNonDivisibleInputOutputShardings(Pass):
+    """Cuts shardings of inputs and outputs to axes that divide their dimensions."""
 
-    In a dimension whose size is not a multiple of its shards, an axis is kept while it divides what is left; of the
-    first that does not, the largest leading part that does. This changes what the user gave, too: `{"a"}` with a of
-    size 4 becomes `{"a":(1)2}` on a dimension of size 6.
+    name = "sdy-update-non-divisible-input-output-shardings"
 
-    Args:
-        program: Changed in place.
-        record: Told of each sharding that changes; for a result of a function, the value it returns.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Updates arguments and results of functions, results of calls, and operands and results of manual computations.
 
-    Source: Shardy's update_non_divisible_input_output_shardings.cc.
-    """
-    update = _Update(program.meshes)
-    for function in program.functions:
-        for argument in function.arguments:
-            _set(argument, update(argument.sharding, argument.type), record, None)
-        returned = function.body.ops[-1].operands if function.body.ops else ()
-        for i, old in enumerate(function.result_shardings):
-            new = update(old, function.result_types[i])
-            if new is not old:
-                function.result_shardings[i] = new
-                if record is not None:
-                    record(returned[i], old, new, REASON, function.body.ops[-1])
-    for op in ops_of(program, (CALL, MANUAL_COMPUTATION)):
-        if op.name == CALL:
-            for result in op.results:
-                _set(result, update(result.sharding, result.type), record, op)
-        else:
-            _update_manual_computation(op, update, record)
+        In a dimension whose size is not a multiple of its shards, an axis is kept while it divides what is left; of the
+        first that does not, the largest leading part that does. This changes what the user gave, too: `{"a"}` with a of
+        size 4 becomes `{"a":(1)2}` on a dimension of size 6.
+
+        In the log, a change of a function's result stands at the value it returns.
+
+        Source: Shardy's update_non_divisible_input_output_shardings.cc.
+        """
+        update = _Update(program.meshes)
+        for function in program.functions:
+            for argument in function.arguments:
+                _set(argument, update(argument.sharding, argument.type), log, None)
+            returned = function.body.ops[-1].operands if function.body.ops else ()
+            for i, old in enumerate(function.result_shardings):
+                new = update(old, function.result_types[i])
+                if new is not old:
+                    function.result_shardings[i] = new
+                    if log is not None:
+                        log.append(Step.outside(returned[i], old, new, REASON, function.body.ops[-1]))
+        for op in ops_of(program, (CALL, MANUAL_COMPUTATION)):
+            if op.name == CALL:
+                for result in op.results:
+                    _set(result, update(result.sharding, result.type), log, op)
+            else:
+                _update_manual_computation(op, update, log)
 
 
-def _set(value: Value, new: TensorSharding | None, record: Record | None, op: Op | None) -> None:
+def _set(value: Value, new: TensorSharding | None, log: Log | None, op: Op | None) -> None:
     old = value.sharding
     if new is old:
         return
     value.sharding = new
-    if record is not None:
-        record(value, old, new, REASON, op)
+    if log is not None:
+        log.append(Step.outside(value, old, new, REASON, op))
 
 
-def _update_manual_computation(op: Op, update: _Update, record: Record | None) -> None:
+def _update_manual_computation(op: Op, update: _Update, log: Log | None) -> None:
     stated = op.attributes.get("in_shardings")
     manual = manual_axes(op)
     if stated:
@@ -67,13 +72,13 @@ def _update_manual_computation(op: Op, update: _Update, record: Record | None) -
             set_in_shardings(op, [a if a is not b else None for a, b in zip(new, inside, strict=True)], keep=True)
             for argument, sharding in zip(arguments, new, strict=True):
                 if argument.sharding is not None:
-                    _set(argument, sharding, record, op)
+                    _set(argument, sharding, log, op)
     stated = op.attributes.get("out_shardings")
     if stated:
         op.attributes = {**op.attributes, "out_shardings": tuple(map(update, stated, (result.type for result in op.results)))}
         for result, sharding in zip(op.results, op.attributes["out_shardings"], strict=True):
             if result.sharding is not None:
-                _set(result, sharding, record, op)
+                _set(result, sharding, log, op)
 
 
 class _Update:

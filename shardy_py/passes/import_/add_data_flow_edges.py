@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, EDGE, get_sharding
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 
-NAME = "sdy-add-data-flow-edges"
 
+@dataclass(frozen=True, kw_only=True)
+class AddDataFlowEdges(Pass):
+    """Adds an edge to every value that a loop, branch or computation passes on."""
 
-def run(program: Program, **_: object) -> None:
-    """Adds edges to all while, case, optimization barrier, named and manual computation ops.
+    name = "sdy-add-data-flow-edges"
 
-    The edge stands right after the owner, starts with its sharding, and takes over all its other uses. Values without
-    a static shape, such as tokens, get none.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Adds edges to all while, case, optimization barrier, named and manual computation ops.
 
-    Source: Shardy's add_data_flow_edges.cc.
-    """
-    add_edges(blocks_of(program), DATA_FLOW_OPS)
+        The edge stands right after the owner, starts with its sharding, and takes over all its other uses. Values without
+        a static shape, such as tokens, get none.
+
+        Source: Shardy's add_data_flow_edges.cc.
+        """
+        add_edges(blocks_of(program), DATA_FLOW_OPS)
 
 
 def add_edges(blocks: Sequence[Block], names: frozenset[str]) -> None:

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import EDGE, MANUAL_COMPUTATION, edge_of, get_sharding, set_sharding, shardable_value
-from shardy_py.passes.walk import Record, ops_of
+from shardy_py.passes.debug.recording import PROPAGATION_EDGES, SHARDING_ORIGINS, recording
+from shardy_py.passes.propagation.log import Log, Step
+from shardy_py.passes.walk import ops_of
 from shardy_py.rules import rule_for
 
-NAME = "sdy-apply-sharding-constraints"
 CONSTRAINT = "sdy.sharding_constraint"
 
 _CONSTRAINING = frozenset((CONSTRAINT, MANUAL_COMPUTATION))
 
 
-def run(program: Program, *, record: Record | None = None, **_: object) -> None:
-    """Lets a value follow the constraint on it where nothing else has a say.
+@dataclass(frozen=True, kw_only=True)
+class ApplyShardingConstraints(Pass):
+    """Copies closed sharding constraints to the values they constrain."""
 
-    A value without a sharding, whose constraints agree and are closed, gets the sharding of the constraint. If it is
-    part of a data-flow edge, its other users follow the constraint instead, which moves up to the value. The in
-    shardings of a manual computation constrain its operands likewise. Before that, users of the input of a chain of
-    constraints that stand after the chain take the end of it as their operand.
+    name = "sdy-apply-sharding-constraints"
 
-    Args:
-        program: Has data-flow edges.
-        record: Told of each sharding that is set.
+    debug_sharding_origins: bool = option(False, SHARDING_ORIGINS)
+    debug_propagation_edge_sharding: bool = option(False, PROPAGATION_EDGES)
 
-    Source: Shardy's apply_sharding_constraints.cc.
-    """
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Lets a value follow the constraint on it where nothing else has a say.
+
+        A value without a sharding, whose constraints agree and are closed, gets the sharding of the constraint. If it is
+        part of a data-flow edge, its other users follow the constraint instead, which moves up to the value. The in
+        shardings of a manual computation constrain its operands likewise. Before that, users of the input of a chain of
+        constraints that stand after the chain take the end of it as their operand.
+
+        The program must have data-flow edges.
+
+        Source: Shardy's apply_sharding_constraints.cc.
+        """
+        edges = self.debug_propagation_edge_sharding
+        with recording(program, log, sharding_origins=self.debug_sharding_origins, propagation_edges=edges) as steps:
+            _apply_all(program, steps)
+
+
+def _apply_all(program: Program, log: Log | None) -> None:
     ops = ops_of(program, _CONSTRAINING)
     if not ops:
         return
@@ -38,12 +55,12 @@ def run(program: Program, *, record: Record | None = None, **_: object) -> None:
             _follow_chain(op, x, moves)
             sharding = op.results[0].sharding
             if sharding is not None and _applies(x, sharding):
-                _apply(x, sharding, op, moves, record)
+                _apply(x, sharding, op, moves, log)
             continue
         for i, sharding in enumerate(op.attributes.get("in_shardings") or ()):
             x = op.operands[i]
             if _applies(x, sharding):
-                _apply(x, sharding, op, moves, record)
+                _apply(x, sharding, op, moves, log)
     moves.finish()
 
 
@@ -57,15 +74,15 @@ def _stated(user: Op, i: int) -> TensorSharding | None:
     return user.results[0].sharding if user.name == CONSTRAINT else user.attributes["in_shardings"][i]
 
 
-def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, record: Record | None) -> None:
+def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log | None) -> None:
     why = "a closed sharding constraint" if op.name == CONSTRAINT else "the in sharding of a manual computation"
     is_edge = isinstance(x.owner, Op) and x.owner.name == EDGE
     if not is_edge and edge_of(x) is None:
         set_sharding(x, sharding)
         if op.name == CONSTRAINT and not op.rule_known:
             op.rule, op.rule_known = rule_for(op), True
-        if record is not None:
-            record(x, None, sharding, why, op)
+        if log is not None:
+            log.append(Step.outside(x, None, sharding, why, op))
         return
     if op.name != CONSTRAINT:
         op = Op(CONSTRAINT, (x,), (x.type,), location=op.location)
@@ -75,8 +92,8 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, record: Re
     if sharding.unreduced:
         unreduced = TensorSharding(sharding.mesh, sharding.fully_open_like().dims, (), sharding.unreduced)
         set_sharding(x, unreduced)
-        if record is not None:
-            record(x, None, unreduced, why, op)
+        if log is not None:
+            log.append(Step.outside(x, None, unreduced, why, op))
 
 
 def _follow_chain(head: Op, x: Value, moves: _Moves) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.base import Pass
 from shardy_py.passes.call_graph import MAX_COPIED_OPS, functions_in_order, ops_per_call
 from shardy_py.passes.clone import FunctionCloner, clone_op
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name, ops_in, order_uses, place
 from shardy_py.rules.traits import ELEMENTWISE
-
-NAME = "sdy-constant-or-scalar-splitter"
 
 _GROUP = "sdy.sharding_group"
 _INNER = frozenset((NAMED_COMPUTATION,))
@@ -42,28 +43,36 @@ _KINDS = {
 }
 
 
-def run(program: Program, *, in_order: bool = False, **_: object) -> None:
-    """Splits constants, and broadcasts of scalars, per use.
+@dataclass(frozen=True, kw_only=True)
+class ConstantOrScalarSplitter(Pass):
+    """Gives each user of a constant its own copy.
 
-    An expression is constant where it is a constant, an iota, or a pure broadcast, reshape, slice or pointwise op (or a
-    call of a function of such ops) of constant expressions. Each operand of another op that is a constant expression,
-    or a broadcast of any scalar, gets a copy of the whole expression, right before the original. The last user keeps
-    the original, which is where the copy would stand. Scalars are not copied. As MLIR's dialect conversion sets every
-    operand anew, uses are in the order of the ops afterwards.
-
-    Args:
-        program: Changed in place.
+    Attributes:
         in_order: Uses are in the order of the ops already, except those in regions of loops and branches.
-
-    Raises:
-        ShardyError: The copies have too many ops.
-
-    Source: Shardy's constant_or_scalar_splitter.cc.
     """
-    splitter = _Splitter(program, in_order)
-    for function in functions_in_order(program, post=True):
-        splitter.preserving[function.name] = splitter.is_preserving_body(function.body)
-        splitter.split(function.body)
+
+    name = "sdy-constant-or-scalar-splitter"
+
+    in_order: bool = False
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Splits constants, and broadcasts of scalars, per use.
+
+        An expression is constant where it is a constant, an iota, or a pure broadcast, reshape, slice or pointwise op (or a
+        call of a function of such ops) of constant expressions. Each operand of another op that is a constant expression,
+        or a broadcast of any scalar, gets a copy of the whole expression, right before the original. The last user keeps
+        the original, which is where the copy would stand. Scalars are not copied. As MLIR's dialect conversion sets every
+        operand anew, uses are in the order of the ops afterwards.
+
+        Raises:
+            ShardyError: The copies have too many ops.
+
+        Source: Shardy's constant_or_scalar_splitter.cc.
+        """
+        splitter = _Splitter(program, self.in_order)
+        for function in functions_in_order(program, post=True):
+            splitter.preserving[function.name] = splitter.is_preserving_body(function.body)
+            splitter.split(function.body)
 
 
 class _Splitter:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.ir.attribute_text import KEPT, AttributeText
-from shardy_py.passes.export import canonicalize
+from shardy_py.passes.base import Pass
+from shardy_py.passes.export.canonicalize import Canonicalize
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
-
-NAME = "sdy-explicit-gather-scatter-batching"
 
 _CONCATENATE = "stablehlo.concatenate"
 _FIELDS = {
@@ -23,20 +25,27 @@ _NUMBERS = re.compile(r"(#stablehlo\.(?:gather|scatter)<)([^<>]*)(>)")
 _LIST = re.compile(r"(\w+) = (\[[^\]]*\]|\d+)")
 
 
-def run(program: Program, **_: object) -> None:
-    """Makes dimension 0 of the operand and of the indices a batching dimension where its index is an iota along dimension 0.
+@dataclass(frozen=True, kw_only=True)
+class ExplicitGatherScatterBatching(Pass):
+    """Makes batch dimensions of gathers and scatters explicit."""
 
-    Such an op looks up row i for batch i. Its index component goes away, so that propagation sees one dimension instead of a gather
-    along it. The iota is found in an operand of the concatenation that makes the indices, behind broadcasts, reshapes,
-    clamps and selects. Unlike in the reference, a reshape must leave dimension 0 as it is. Dead ops are removed.
+    name = "sdy-explicit-gather-scatter-batching"
+    anchor = FUNCTION
 
-    Source: Shardy's explicit_gather_scatter_batching.cc.
-    """
-    for block in blocks_of(program):
-        for op in list(block.ops):
-            if op.name in _FIELDS:
-                _make_explicit(op, block)
-    canonicalize.run(program, enable_patterns=("dead-code",))
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Makes dimension 0 of the operand and of the indices a batching dimension where its index is an iota along dimension 0.
+
+        Such an op looks up row i for batch i. Its index component goes away, so that propagation sees one dimension instead of a gather
+        along it. The iota is found in an operand of the concatenation that makes the indices, behind broadcasts, reshapes,
+        clamps and selects. Unlike in the reference, a reshape must leave dimension 0 as it is. Dead ops are removed.
+
+        Source: Shardy's explicit_gather_scatter_batching.cc.
+        """
+        for block in blocks_of(program):
+            for op in list(block.ops):
+                if op.name in _FIELDS:
+                    _make_explicit(op, block)
+        Canonicalize(enable_patterns=("dead-code",)).run(program)
 
 
 def _make_explicit(op: Op, block: Block) -> None:

@@ -4,59 +4,66 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.call_graph import check_copies, check_depth, check_no_cycles, functions_in_order
 from shardy_py.passes.clone import clone_block, move_terminator
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, fill
 from shardy_py.passes.import_.add_data_flow_edges import edges_on
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.symbols import original_name
 from shardy_py.passes.walk import calls_in, functions_by_name, place
 
-NAME = "sdy-import-func-calls"
 
+@dataclass(frozen=True, kw_only=True)
+class ImportFuncCalls(Pass):
+    """Replaces calls by named computations."""
 
-def run(program: Program, *, add_data_flow_edges_on_named_computations: bool = True, **_: object) -> None:
-    """Inlines all calls, callees first; functions that were called are gone afterwards.
+    name = "sdy-import-func-calls"
 
-    A computation has the name of the original function, the shardings of its arguments, and those of the call.
+    add_data_flow_edges_on_named_computations: bool = option(True, "add data-flow edges to them")
 
-    Args:
-        program: Flat, so that each function is called once; the body of one that is called again is copied.
-        add_data_flow_edges_on_named_computations: Whether the computations get data-flow edges at once.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Inlines all calls, callees first; functions that were called are gone afterwards.
 
-    Raises:
-        ShardyError: A function that is called does not return its results, or calls itself, or is nested too deep, or copies would
-            have too many ops.
+        A computation has the name of the original function, the shardings of its arguments, and those of the call.
 
-    Source: Shardy's import_func_calls.cc.
-    """
-    check_no_cycles(program)
-    check_copies(program)
-    check_depth(program)
-    functions = functions_by_name(program)
-    order = functions_in_order(program, post=True)
-    calls = [call for function in order for call in calls_in(function)]
-    remaining = Counter(call.attributes["callee"] for call in calls)
-    bodies: dict[str, Block] = {}
-    computations: list[Op] = []
-    for call in calls:
-        callee = functions[call.attributes["callee"]]
-        remaining[callee.name] -= 1
-        body = bodies.get(callee.name, callee.body)
-        if remaining[callee.name]:
-            bodies[callee.name] = clone_block(body, {})
-        computation = _computation(call, callee, body, program)
-        assert call.block is not None
-        call.block.ops[call.block.ops.index(call)] = computation
-        computation.block, call.block = call.block, None
-        computations.append(computation)
-    if add_data_flow_edges_on_named_computations:
-        _add_edges(computations)
-    inlined = {call.attributes["callee"] for call in calls}
-    program.functions = [function for function in program.functions if function.name not in inlined]
+        The program should be flat, each function called once; the body of one that is called more often is copied.
+
+        Raises:
+            ShardyError: A function that is called does not return its results, or calls itself, or is nested too deep, or copies would
+                have too many ops.
+
+        Source: Shardy's import_func_calls.cc.
+        """
+        check_no_cycles(program)
+        check_copies(program)
+        check_depth(program)
+        functions = functions_by_name(program)
+        order = functions_in_order(program, post=True)
+        calls = [call for function in order for call in calls_in(function)]
+        remaining = Counter(call.attributes["callee"] for call in calls)
+        bodies: dict[str, Block] = {}
+        computations: list[Op] = []
+        for call in calls:
+            callee = functions[call.attributes["callee"]]
+            remaining[callee.name] -= 1
+            body = bodies.get(callee.name, callee.body)
+            if remaining[callee.name]:
+                bodies[callee.name] = clone_block(body, {})
+            computation = _computation(call, callee, body, program)
+            assert call.block is not None
+            call.block.ops[call.block.ops.index(call)] = computation
+            computation.block, call.block = call.block, None
+            computations.append(computation)
+        if self.add_data_flow_edges_on_named_computations:
+            _add_edges(computations)
+        inlined = {call.attributes["callee"] for call in calls}
+        program.functions = [function for function in program.functions if function.name not in inlined]
 
 
 def _add_edges(computations: list[Op]) -> None:

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import DATA_FLOW_OPS, EDGE, NAMED_COMPUTATION
 from shardy_py.passes.import_.add_data_flow_edges import add_edges
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of, ops_in
-
-NAME = "import-inlined-calls"
 
 _NAMED = frozenset((NAMED_COMPUTATION,))
 
 
-def run(program: Program, **_: object) -> None:
-    """What add-data-flow-edges, flatten-call-graph and import-func-calls leave of a program with calls.
+@dataclass(frozen=True, kw_only=True)
+class ImportInlinedCalls(Pass):
+    """Brings a program whose calls were inlined by the front end to what the passes for calls leave of one with calls."""
 
-    Shardy adds the edges of loops and branches while calls are still calls, copies functions that are called twice, and
-    then turns each call into a computation. That leaves the same ops as adding all edges at once, but other orders of
-    use lists, and these decide which of two conflicting shardings arrives first. Computations of one name are taken
-    for calls of one function.
+    name = "import-inlined-calls"
 
-    Args:
-        program: Holds each call as a `sdy.named_computation` without edges, the uses of every value in the order of the ops.
-    """
-    blocks = blocks_of(program)
-    add_edges(blocks, DATA_FLOW_OPS - _NAMED)
-    if not any(op.name == NAMED_COMPUTATION for block in blocks for op in block.ops):
-        return
-    for function in program.functions:
-        _Flattened(function.body).order_uses(function.body, None, False)
-        _import(function.body)
-    add_edges(blocks, _NAMED)
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """What add-data-flow-edges, flatten-call-graph and import-func-calls leave of a program with calls.
+
+        Shardy adds the edges of loops and branches while calls are still calls, copies functions that are called twice, and
+        then turns each call into a computation. That leaves the same ops as adding all edges at once, but other orders of
+        use lists, and these decide which of two conflicting shardings arrives first. Computations of one name are taken
+        for calls of one function.
+
+        The program must hold each call as a `sdy.named_computation` without edges, and the uses of every value in the order of the ops.
+        """
+        blocks = blocks_of(program)
+        add_edges(blocks, DATA_FLOW_OPS - _NAMED)
+        if not any(op.name == NAMED_COMPUTATION for block in blocks for op in block.ops):
+            return
+        for function in program.functions:
+            _Flattened(function.body).order_uses(function.body, None, False)
+            _import(function.body)
+        add_edges(blocks, _NAMED)
 
 
 def _calls(body: Block) -> list[Op]:

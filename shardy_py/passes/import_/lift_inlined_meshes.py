@@ -2,56 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Op, Program
 from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.passes.base import Pass
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.replica_groups import MESH_AXES, replace_meshes
 from shardy_py.passes.symbols import SymbolNames
 from shardy_py.passes.walk import map_shardings
 
-NAME = "sdy-lift-inlined-meshes"
-
 _TAG = "stablehlo.mesh"
 
 
-def run(program: Program, **_: object) -> None:
-    """Makes all shardings, and replica groups that are axes of a mesh, refer to meshes by name.
+@dataclass(frozen=True, kw_only=True)
+class LiftInlinedMeshes(Pass):
+    """Gives each mesh written inside a sharding a name."""
 
-    Of equal meshes the first name stays. A mesh without a name becomes `maximal_mesh_<id>`, `empty_mesh`, or the first
-    free one of `mesh`, `mesh_0`, ... Every mesh is described in StableHLO's terms, too.
+    name = "sdy-lift-inlined-meshes"
 
-    Source: Shardy's lift_inlined_meshes.cc.
-    """
-    names: dict[Mesh, str] = {}
-    for name, mesh in program.meshes.items():
-        names.setdefault(mesh, name)
-    renamed = {name: names[mesh] for name, mesh in program.meshes.items()}
-    program.meshes = {name: mesh for mesh, name in names.items()}
-    symbols = SymbolNames(program)
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Makes all shardings, and replica groups that are axes of a mesh, refer to meshes by name.
 
-    def name_of(mesh: str | Mesh) -> str:
-        if isinstance(mesh, str):
-            return renamed.get(mesh, mesh)
-        name = names.get(mesh)
-        if name is None:
-            name = names[mesh] = symbols.take(_prefix(mesh))
-            program.meshes[name] = mesh
-        return name
+        Of equal meshes the first name stays. A mesh without a name becomes `maximal_mesh_<id>`, `empty_mesh`, or the first
+        free one of `mesh`, `mesh_0`, ... Every mesh is described in StableHLO's terms, too.
 
-    def named(sharding: TensorSharding) -> TensorSharding:
-        name = name_of(sharding.mesh)
-        return sharding if name == sharding.mesh else sharding.with_mesh(name)
+        Source: Shardy's lift_inlined_meshes.cc.
+        """
+        names: dict[Mesh, str] = {}
+        for name, mesh in program.meshes.items():
+            names.setdefault(mesh, name)
+        renamed = {name: names[mesh] for name, mesh in program.meshes.items()}
+        program.meshes = {name: mesh for mesh, name in names.items()}
+        symbols = SymbolNames(program)
 
-    def visit(op: Op) -> None:
-        kept = op.attributes.get(KEPT, "")
-        if MESH_AXES in kept:
-            op.attributes = {**op.attributes, KEPT: AttributeText(replace_meshes(kept, name_of))}
+        def name_of(mesh: str | Mesh) -> str:
+            if isinstance(mesh, str):
+                return renamed.get(mesh, mesh)
+            name = names.get(mesh)
+            if name is None:
+                name = names[mesh] = symbols.take(_prefix(mesh))
+                program.meshes[name] = mesh
+            return name
 
-    map_shardings(program, named, visit)
-    stated = program.mesh_attributes
-    program.mesh_attributes = {name: {**stated.get(name, {}), _TAG: _described(mesh)} for name, mesh in program.meshes.items()}
+        def named(sharding: TensorSharding) -> TensorSharding:
+            name = name_of(sharding.mesh)
+            return sharding if name == sharding.mesh else sharding.with_mesh(name)
+
+        def visit(op: Op) -> None:
+            kept = op.attributes.get(KEPT, "")
+            if MESH_AXES in kept:
+                op.attributes = {**op.attributes, KEPT: AttributeText(replace_meshes(kept, name_of))}
+
+        map_shardings(program, named, visit)
+        stated = program.mesh_attributes
+        program.mesh_attributes = {name: {**stated.get(name, {}), _TAG: _described(mesh)} for name, mesh in program.meshes.items()}
 
 
 def _prefix(mesh: Mesh) -> str:

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import set_difference, sort_and_merge
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, Program, TensorType, Value
+from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import ops_of
 
-NAME = "sdy-manual-axes-cleanup"
 
+@dataclass(frozen=True, kw_only=True)
+class ManualAxesCleanup(Pass):
+    """Sorts manual axes and states them in every sharding of the computation."""
 
-def run(program: Program, **_: object) -> None:
-    """Sorts manual axes, and adds those that an in or out sharding does not use to its replicated axes.
+    name = "sdy-manual-axes-cleanup"
 
-    A sharding on an empty mesh gets the mesh that the others have; all refer to that mesh in the same way.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Sorts manual axes, and adds those that an in or out sharding does not use to its replicated axes.
 
-    Raises:
-        ShardyError: A computation has manual axes and a body, but nothing to say which mesh they belong to.
+        A sharding on an empty mesh gets the mesh that the others have; all refer to that mesh in the same way.
 
-    Source: Shardy's manual_axes_cleanup.cc.
-    """
-    for op in ops_of(program, (MANUAL_COMPUTATION,)):
-        _clean(op, program.meshes)
+        Raises:
+            ShardyError: A computation has manual axes and a body, but nothing to say which mesh they belong to.
+
+        Source: Shardy's manual_axes_cleanup.cc.
+        """
+        for op in ops_of(program, (MANUAL_COMPUTATION,)):
+            _clean(op, program.meshes)
 
 
 def _clean(op: Op, meshes: dict[str, Mesh]) -> None:

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Program
+from shardy_py.passes.base import Pass
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import map_shardings
 
-NAME = "sdy-remove-size-one-axes"
 
+@dataclass(frozen=True, kw_only=True)
+class RemoveSizeOneAxes(Pass):
+    """Drops axes of size 1 from shardings."""
 
-def run(program: Program, **_: object) -> None:
-    """Removes axes that do not cut anything, so that they cannot make two shardings differ; meshes stay as they are.
+    name = "sdy-remove-size-one-axes"
 
-    Source: Shardy's remove_size_one_axes.cc.
-    """
-    if not any(size == 1 for mesh in program.meshes.values() for size in mesh.shape.values()):
-        return
-    meshes = program.meshes
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Removes axes that do not cut anything, so that they cannot make two shardings differ; meshes stay as they are.
 
-    def without(sharding: TensorSharding) -> TensorSharding:
-        mesh = sharding.mesh_in(meshes)
-        if not sharding.any_axis(lambda axis: axis.size_in(mesh) == 1):
-            return sharding
-        dims = tuple(_dimension(dim, _larger(dim.axes, mesh)) for dim in sharding.dims)
-        return TensorSharding(sharding.mesh, dims, _larger(sharding.replicated, mesh), _larger(sharding.unreduced, mesh))
+        Source: Shardy's remove_size_one_axes.cc.
+        """
+        if not any(size == 1 for mesh in program.meshes.values() for size in mesh.shape.values()):
+            return
+        meshes = program.meshes
 
-    map_shardings(program, without)
+        def without(sharding: TensorSharding) -> TensorSharding:
+            mesh = sharding.mesh_in(meshes)
+            if not sharding.any_axis(lambda axis: axis.size_in(mesh) == 1):
+                return sharding
+            dims = tuple(_dimension(dim, _larger(dim.axes, mesh)) for dim in sharding.dims)
+            return TensorSharding(sharding.mesh, dims, _larger(sharding.replicated, mesh), _larger(sharding.unreduced, mesh))
+
+        map_shardings(program, without)
 
 
 def _dimension(dim: DimensionSharding, axes: tuple[AxisRef, ...]) -> DimensionSharding:

@@ -2,65 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import ops_of
 
-NAME = "sdy-sharding-group-import"
 GROUP = "sdy.sharding_group"
 
 
-def run(program: Program, **_: object) -> None:
-    """Makes every value a member of at most one group.
+@dataclass(frozen=True, kw_only=True)
+class ShardingGroupImport(Pass):
+    """Merges sharding groups that share a value and numbers them."""
 
-    Groups with a value in common become one, which stands where the first group of that value stands; groups are numbered
-    in the order in which they appear; a value keeps one `sdy.sharding_group` op.
+    name = "sdy-sharding-group-import"
 
-    Raises:
-        ShardyError: Values of a group have different shapes, or stand in different manual computations.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Makes every value a member of at most one group.
 
-    Source: Shardy's sharding_group_import.cc.
-    """
-    ops = ops_of(program, (GROUP,))
-    if not ops:
-        return
-    members: dict[int, list[Op]] = {}
-    for op in ops:
-        members.setdefault(op.attributes["group_id"], []).append(op)
-    for group, found in members.items():
-        _check(group, found)
+        Groups with a value in common become one, which stands where the first group of that value stands; groups are numbered
+        in the order in which they appear; a value keeps one `sdy.sharding_group` op.
 
-    joined = {group: group for group in members}
+        Raises:
+            ShardyError: Values of a group have different shapes, or stand in different manual computations.
 
-    def find(group: int) -> int:
-        while joined[group] != group:
-            joined[group] = group = joined[joined[group]]
-        return group
+        Source: Shardy's sharding_group_import.cc.
+        """
+        ops = ops_of(program, (GROUP,))
+        if not ops:
+            return
+        members: dict[int, list[Op]] = {}
+        for op in ops:
+            members.setdefault(op.attributes["group_id"], []).append(op)
+        for group, found in members.items():
+            _check(group, found)
 
-    groups_of: dict[Value, list[int]] = {}
-    for op in ops:
-        groups_of.setdefault(op.operands[0], []).append(op.attributes["group_id"])
-    for first, *others in groups_of.values():
-        for other in others:
-            joined[find(other)] = find(first)
-    leaders = (group for group in members if find(group) == group)
-    numbers = {group: i for i, group in enumerate(leaders)}
+        joined = {group: group for group in members}
 
-    seen: set[Value] = set()
-    repeated: dict[Block, set[Op]] = {}
-    for op in ops:
-        if op.operands[0] in seen:
-            assert op.block is not None
-            repeated.setdefault(op.block, set()).add(op)
-            continue
-        seen.add(op.operands[0])
-        op.attributes = {**op.attributes, "group_id": numbers[find(op.attributes["group_id"])]}
-    for block, dropped in repeated.items():
-        for op in dropped:
-            op.drop_uses()
-            op.block = None
-        block.ops = [op for op in block.ops if op not in dropped]
+        def find(group: int) -> int:
+            while joined[group] != group:
+                joined[group] = group = joined[joined[group]]
+            return group
+
+        groups_of: dict[Value, list[int]] = {}
+        for op in ops:
+            groups_of.setdefault(op.operands[0], []).append(op.attributes["group_id"])
+        for first, *others in groups_of.values():
+            for other in others:
+                joined[find(other)] = find(first)
+        leaders = (group for group in members if find(group) == group)
+        numbers = {group: i for i, group in enumerate(leaders)}
+
+        seen: set[Value] = set()
+        repeated: dict[Block, set[Op]] = {}
+        for op in ops:
+            if op.operands[0] in seen:
+                assert op.block is not None
+                repeated.setdefault(op.block, set()).add(op)
+                continue
+            seen.add(op.operands[0])
+            op.attributes = {**op.attributes, "group_id": numbers[find(op.attributes["group_id"])]}
+        for block, dropped in repeated.items():
+            for op in dropped:
+                op.drop_uses()
+                op.block = None
+            block.ops = [op for op in block.ops if op not in dropped]
 
 
 def _check(group: int, ops: list[Op]) -> None:

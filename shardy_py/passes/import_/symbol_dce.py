@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from shardy_py.ir import Function, Program
 from shardy_py.ir.attribute_text import KEPT
+from shardy_py.passes.base import Pass
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import functions_by_name, ops_in
 
-NAME = "symbol-dce"
 
+@dataclass(frozen=True, kw_only=True)
+class SymbolDce(Pass):
+    """Removes private functions that nothing public reaches."""
 
-def run(program: Program, **_: object) -> None:
-    """Keeps public functions and those they mention, in a call or in another attribute, directly or not.
+    name = "symbol-dce"
 
-    As MLIR's symbol-dce; meshes are public and stay.
-    """
-    functions = functions_by_name(program)
-    kept: set[str] = set()
-    stack = [function for function in program.functions if function.visibility != "private"]
-    kept.update(function.name for function in stack)
-    while stack:
-        for name in _mentioned(stack.pop(), functions):
-            if name not in kept:
-                kept.add(name)
-                stack.append(functions[name])
-    program.functions = [function for function in program.functions if function.name in kept]
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Keeps public functions and those they mention, in a call or in another attribute, directly or not.
+
+        As MLIR's symbol-dce; meshes are public and stay.
+        """
+        functions = functions_by_name(program)
+        kept: set[str] = set()
+        stack = [function for function in program.functions if function.visibility != "private"]
+        kept.update(function.name for function in stack)
+        while stack:
+            for name in _mentioned(stack.pop(), functions):
+                if name not in kept:
+                    kept.add(name)
+                    stack.append(functions[name])
+        program.functions = [function for function in program.functions if function.name in kept]
 
 
 def _mentioned(function: Function, functions: dict[str, Function]) -> list[str]:

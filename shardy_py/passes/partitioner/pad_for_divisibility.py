@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, TensorType
+from shardy_py.passes.base import Pass
 from shardy_py.passes.partitioner.local_ops import is_dynamic
 from shardy_py.passes.partitioner.padding.ops import generic
 from shardy_py.passes.partitioner.padding.padder import Padder
 from shardy_py.passes.partitioner.padding.table import CONVERSIONS
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 
-NAME = "sdy-pad-for-divisibility"
 
+@dataclass(frozen=True, kw_only=True)
+class PadForDivisibility(Pass):
+    """Pads tensors until their shardings divide them."""
 
-def run(program: Program, **_: object) -> None:
-    """Enlarges every dimension, at its high end, to the next multiple of the number of its shards.
+    name = "sdy-pad-for-divisibility"
+    anchor = FUNCTION
 
-    All-slices and other collectives that shard a dimension pad with zeros, those that gather it slice the padding off again, and
-    other ops take and make larger tensors. What they leave in the padding is not known, so a dot sets that of its contracting
-    dimensions to zero first. As in Shardy, no other op does: a reduction over padding gives what was computed there.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Enlarges every dimension, at its high end, to the next multiple of the number of its shards.
 
-    Args:
-        program: Changed in place; it must hold collectives, not reshards.
+        All-slices and other collectives that shard a dimension pad with zeros, those that gather it slice the padding off again, and
+        other ops take and make larger tensors. What they leave in the padding is not known, so a dot sets that of its contracting
+        dimensions to zero first. As in Shardy, no other op does: a reduction over padding gives what was computed there.
 
-    Raises:
-        ShardyError: If an argument or result of a function is not a multiple of its shards, or an op cannot work on padded tensors
-            without communication.
+        The program must hold collectives, not reshards.
 
-    Source: Shardy's pad_for_divisibility.cc, as of jaxlib 0.10.2; all-to-alls, reduce-scatters and pads as in later versions.
-    """
-    padder = Padder(program)
-    for function in program.functions:
-        _check(padder, function)
-        for op in function.body.walk():
-            for value in (*op.results, *(argument for region in op.regions for argument in region.arguments)):
-                padder.resize_by_sharding(value)
-        _convert(padder, function.body)
+        Raises:
+            ShardyError: If an argument or result of a function is not a multiple of its shards, or an op cannot work on padded tensors
+                without communication.
+
+        Source: Shardy's pad_for_divisibility.cc, as of jaxlib 0.10.2; all-to-alls, reduce-scatters and pads as in later versions.
+        """
+        padder = Padder(program)
+        for function in program.functions:
+            _check(padder, function)
+            for op in function.body.walk():
+                for value in (*op.results, *(argument for region in op.regions for argument in region.arguments)):
+                    padder.resize_by_sharding(value)
+            _convert(padder, function.body)
 
 
 def _convert(padder: Padder, block: Block) -> None:

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.ir import Block, Op, Program
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import get_sharding, set_sharding
 from shardy_py.passes.export.explicit_reshards.decision import Decision
 from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.partitioner.permutation.meshes import MeshNames
 from shardy_py.passes.partitioner.permutation.replication import moved_factors, replicated
 from shardy_py.passes.partitioner.permutation.reversal import REVERSE, reverse_parts
+from shardy_py.passes.propagation.log import Log
 from shardy_py.rules import rule_for
-
-NAME = "sdy-resolve-permutation-factors"
 
 _DIALECT = "stablehlo."
 _RESHARD = "sdy.reshard"
 
 
-def run(program: Program, *, enable_halo_exchange: bool = True, whole_mesh_ids: bool = False, **_: object) -> None:
-    """Resolves the sharding of permutation factors: of windows, slices, pads, reversals.
+@dataclass(frozen=True, kw_only=True)
+class ResolvePermutationFactors(Pass):
+    """Reshards around ops whose elements change places along a sharded dimension."""
 
-    Operands and results of an op are resharded so that these factors are not sharded, except where a slice cuts off no more than
-    the end of the last part. A reversal exchanges whole parts instead.
+    name = "sdy-resolve-permutation-factors"
 
-    Args:
-        program: Changed in place; other disagreements between shardings must be settled.
-        enable_halo_exchange: Whether reversals exchange parts.
-        whole_mesh_ids: Whether permutes name devices by their ids in the mesh. Shardy numbers them among the manual axes, so that other
-            devices exchange parts where the mesh has more axes or lists its devices in another order.
+    enable_halo_exchange: bool = option(True, "let reversals exchange parts")
+    whole_mesh_ids: bool = option(False, "number devices over the whole mesh, for right results (not in Shardy)")
 
-    Source: Shardy's resolve_permutation_factors.cc, as of jaxlib 0.10.2: pads, slices and reshapes exchange nothing.
-    """
-    resolver = _Resolver(program, enable_halo_exchange, whole_mesh_ids)
-    for function in program.functions:
-        resolver.visit(function.body)
-    resolver.edits.apply()
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Resolves the sharding of permutation factors: of windows, slices, pads, reversals.
+
+        Operands and results of an op are resharded so that these factors are not sharded, except where a slice cuts off no more than
+        the end of the last part. A reversal exchanges whole parts instead.
+
+        Other disagreements between shardings must be settled. Shardy numbers devices among the manual axes; without `whole_mesh_ids` other
+        devices exchange parts where the mesh has more axes or lists its devices in another order.
+
+        Source: Shardy's resolve_permutation_factors.cc, as of jaxlib 0.10.2: pads, slices and reshapes exchange nothing.
+        """
+        resolver = _Resolver(program, self.enable_halo_exchange, self.whole_mesh_ids)
+        for function in program.functions:
+            resolver.visit(function.body)
+        resolver.edits.apply()
 
 
 class _Resolver:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.ir import Program
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.base import option
+from shardy_py.passes.propagation.base import STRATEGIES, STRATEGY, PropagationPass
+from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.propagation.rounds import propagate
 from shardy_py.passes.propagation.step import Strategy
-from shardy_py.passes.propagation.user_priority_propagate import propagate
-
-NAME = "sdy-aggressive-propagate"
 
 
-def run(
-    program: Program,
-    *,
-    propagation_strategy: Strategy = "aggressive",
-    conservative_propagation: bool = False,
-    log: list[Step] | None = None,
-) -> None:
-    """Propagates with the aggressive strategy: every tensor of an op takes what it can on its own."""
-    propagate(
-        program, strategy=propagation_strategy, op_priority=False, user_priority=False, conservative=conservative_propagation, log=log
-    )
+@dataclass(frozen=True, kw_only=True)
+class AggressivePropagate(PropagationPass):
+    """Propagates, every tensor taking the axes that it can."""
+
+    name = "sdy-aggressive-propagate"
+
+    propagation_strategy: Strategy = option("aggressive", STRATEGY, choices=STRATEGIES)
+
+    def propagate(self, program: Program, log: Log | None) -> None:
+        """Propagates with the aggressive strategy: every tensor of an op takes the axes that it can on its own."""
+        propagate(
+            program,
+            strategy=self.propagation_strategy,
+            op_priority=False,
+            user_priority=False,
+            conservative=self.conservative_propagation,
+            log=log,
+        )

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.ir import Program
-from shardy_py.passes.propagation.log import Step
-from shardy_py.passes.propagation.user_priority_propagate import propagate
+from shardy_py.passes.propagation.base import PropagationPass
+from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.propagation.rounds import propagate
 
-NAME = "sdy-basic-propagate"
 
+@dataclass(frozen=True, kw_only=True)
+class BasicPropagate(PropagationPass):
+    """Propagates the same axes to all tensors of an op."""
 
-def run(program: Program, *, conservative_propagation: bool = False, log: list[Step] | None = None) -> None:
-    """Propagates with the basic strategy: a factor gets the same axes in all tensors of an op."""
-    propagate(program, strategy="basic", op_priority=False, user_priority=False, conservative=conservative_propagation, log=log)
+    name = "sdy-basic-propagate"
+
+    def propagate(self, program: Program, log: Log | None) -> None:
+        """Propagates with the basic strategy: a factor gets the same axes in all tensors of an op."""
+        propagate(
+            program,
+            strategy="basic",
+            op_priority=False,
+            user_priority=False,
+            conservative=self.conservative_propagation,
+            log=log,
+        )

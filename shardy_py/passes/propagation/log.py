@@ -48,3 +48,21 @@ class Step(NamedTuple):
     user_priority: int
     op_priority: int
     place: int = -1
+
+    @classmethod
+    def outside(
+        cls,
+        target: Value | FunctionResult,
+        old: TensorSharding | None,
+        new: TensorSharding | None,
+        reason: str,
+        op: Op | None = None,
+        *,
+        user_priority: int = 0,
+    ) -> Step:
+        """A change that no rule of an op made, by a pass before or after the propagation or between its priorities."""
+        return cls(target, old, new, op, (), (), reason, user_priority, -1)
+
+
+Log = list[Step]
+"""All changes of a run, in order; passes append to it."""

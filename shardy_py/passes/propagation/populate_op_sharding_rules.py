@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.ir import Program
+from shardy_py.passes.base import CONSERVATIVE, Pass, option
+from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.propagation.log import Log
 from shardy_py.rules import rule_for
 
-NAME = "sdy-populate-op-sharding-rules"
 
+@dataclass(frozen=True, kw_only=True)
+class PopulateOpShardingRules(Pass):
+    """Attaches its sharding rule to each op."""
 
-def run(program: Program, *, conservative_propagation: bool = False) -> None:
-    """Decides `Op.rule` for all ops that have none attached."""
-    for op in program.walk():
-        if not op.rule_known:
-            op.rule, op.rule_known = rule_for(op, conservative=conservative_propagation), True
+    name = "sdy-populate-op-sharding-rules"
+    anchor = FUNCTION
+
+    conservative_propagation: bool = option(False, CONSERVATIVE)
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Decides `Op.rule` for all ops that have none attached."""
+        for op in program.walk():
+            if not op.rule_known:
+                op.rule, op.rule_known = rule_for(op, conservative=self.conservative_propagation), True

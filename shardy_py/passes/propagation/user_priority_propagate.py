@@ -2,121 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
-from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Program
-from shardy_py.passes import dataflow
-from shardy_py.passes.propagation.driver import Propagation
-from shardy_py.passes.propagation.graph import Holder, walk_blocks
-from shardy_py.passes.propagation.log import Step
-from shardy_py.passes.propagation.sharding_groups import sharding_groups
-from shardy_py.passes.propagation.stated_shardings import stated_shardings_on_values
-from shardy_py.passes.propagation.static_shapes import check_static_shapes
+from shardy_py.passes.base import option
+from shardy_py.passes.propagation.base import OP_PRIORITY, STRATEGIES, STRATEGY, PropagationPass
+from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.propagation.rounds import propagate
 from shardy_py.passes.propagation.step import Strategy
 
-NAME = "sdy-user-priority-propagate"
 
+@dataclass(frozen=True, kw_only=True)
+class UserPriorityPropagate(PropagationPass):
+    """Propagates shardings by their priority.
 
-def run(
-    program: Program,
-    *,
-    propagation_strategy: Strategy = "aggressive",
-    conservative_propagation: bool = False,
-    run_op_priority_propagation: bool = True,
-    settled: bool = False,
-    log: list[Step] | None = None,
-) -> None:
-    """Propagates by user priority, within each by op priority; `settled` as for `Propagation`."""
-    propagate(
-        program,
-        strategy=propagation_strategy,
-        op_priority=run_op_priority_propagation,
-        user_priority=True,
-        conservative=conservative_propagation,
-        settled=settled,
-        log=log,
-    )
+    Attributes:
+        settled: As for `Propagation`.
+    """
 
+    name = "sdy-user-priority-propagate"
 
-def propagate(
-    program: Program,
-    *,
-    strategy: Strategy,
-    op_priority: bool,
-    user_priority: bool,
-    conservative: bool,
-    settled: bool = False,
-    log: list[Step] | None,
-) -> None:
-    """The propagation passes in one: sharding groups agree, then rounds of `Propagation.run`, then results are written back."""
-    check_static_shapes(program)
-    with stated_shardings_on_values(program):
-        groups = sharding_groups(program, log)
-        propagation = Propagation(program, groups=groups, conservative=conservative, settled=settled, log=log)
-        if log is not None:
-            log += (Step(held, held.sharding, held.sharding, None, (), (), "annotation", 0, -1) for held in _holders(propagation))
-        references = _take_priorities(propagation, log) if user_priority else {}
-        propagation.run(strategy, op_priority=op_priority)
-        for priority in sorted(references):
-            propagation.user_priority = priority
-            for holder, original in references[priority]:
-                _restore(holder, original, priority, log)
-            propagation.run(strategy, op_priority=op_priority)
-        propagation.finish()
+    propagation_strategy: Strategy = option("aggressive", STRATEGY, choices=STRATEGIES)
+    run_op_priority_propagation: bool = option(True, OP_PRIORITY)
+    settled: bool = False
 
-
-def _holders(propagation: Propagation) -> Iterator[Holder]:
-    program = propagation.program
-    for function in program.functions:
-        yield from (v for v in function.arguments if dataflow.shardable_value(v) is v)
-        if function is propagation.graph.main:
-            yield from propagation.graph.results
-        for op in walk_blocks(function.body):
-            for result in op.results:
-                if result.sharding is not None and dataflow.shardable_value(result) is result:
-                    yield result
-            if op.name in dataflow.COMPUTATIONS:
-                yield from (v for v in op.regions[0].arguments if v.sharding is not None and dataflow.shardable_value(v) is v)
-
-
-def _take_priorities(propagation: Propagation, log: list[Step] | None) -> dict[int, list[tuple[Holder, TensorSharding]]]:
-    """Keeps only what has priority 0; returns what is to be restored at each later priority, in program order."""
-    references: dict[int, list[tuple[Holder, TensorSharding]]] = {}
-    for holder in _holders(propagation):
-        original = holder.sharding
-        if original is None or all(dim.priority is None for dim in original.dims):
-            continue
-        for priority in sorted({dim.priority for dim in original.dims if dim.priority}):
-            references.setdefault(priority, []).append((holder, original))
-        mesh = _mesh(propagation.program, original)
-        dims = tuple(
-            DimensionSharding((), is_closed=True) if dim.priority else DimensionSharding(dim.axes, dim.is_closed) for dim in original.dims
+    def propagate(self, program: Program, log: Log | None) -> None:
+        """Propagates by user priority, within each by op priority."""
+        propagate(
+            program,
+            strategy=self.propagation_strategy,
+            op_priority=self.run_op_priority_propagation,
+            user_priority=True,
+            conservative=self.conservative_propagation,
+            settled=self.settled,
+            log=log,
         )
-        waiting = [axis for dim in original.dims if dim.priority for axis in dim.axes]
-        replicated = (
-            tuple(sorted((*original.replicated, *waiting), key=lambda axis: axis.sort_key(mesh))) if waiting else original.replicated
-        )
-        holder.sharding = TensorSharding(original.mesh, dims, replicated, original.unreduced)
-        if log is not None and waiting:
-            log.append(Step(holder, original, holder.sharding, None, (), (), "priority", 0, -1))
-    return references
-
-
-def _restore(holder: Holder, original: TensorSharding, priority: int, log: list[Step] | None) -> None:
-    now = holder.sharding
-    assert now is not None
-    freed: list[AxisRef] = []
-    dims = list(now.dims)
-    for d, dim in enumerate(original.dims):
-        if (dim.priority or 0) == priority:
-            dims[d] = DimensionSharding(dim.axes, dim.is_closed)
-            freed.extend(dim.axes)
-    kept = tuple(axis for axis in now.replicated if axis not in freed)
-    holder.sharding = TensorSharding(now.mesh, tuple(dims), kept, now.unreduced)
-    if log is not None:
-        log.append(Step(holder, now, holder.sharding, None, (), (), "priority", priority, -1))
-
-
-def _mesh(program: Program, sharding: TensorSharding) -> Mesh:
-    return sharding.mesh_in(program.meshes)

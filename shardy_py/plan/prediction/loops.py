@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
 from shardy_py.partition.variables import variable_sharding
-from shardy_py.passes import pipelines
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
+from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.memory_expansions import moves_elements
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 
@@ -43,11 +43,11 @@ def as_xla_propagates(program: Program) -> Program:
     for per_region in PER_REGION:
         copy = Copier(program, pinned, loops=False)
         made = copy.program()
-        pipelines.plan_pipeline(made)
+        PlanPipeline().run(made)
         if not sum(_pin(f.body, copy.names, pinned, per_region) for f in program.functions):
             break
     made = Copier(program, pinned, loops=True).program()
-    pipelines.plan_pipeline(made)
+    PlanPipeline().run(made)
     return made
 
 

@@ -9,6 +9,7 @@ import pytest
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.opt import run_passes
 from shardy_py.passes.export import canonicalize
+from shardy_py.passes.export.canonicalize import Canonicalize
 from tests.passes.export.random_collectives import collectives
 from tests.passes.oracle import corpus, dump, jaxlib_program, jaxlib_text
 
@@ -133,10 +134,10 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(canonicalize.NAME)])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(Canonicalize.name)])
 def test_golden(case: dict[str, Any]) -> None:
     program = from_mlir(case["input"])
-    canonicalize.run(program)
+    Canonicalize().run(program)
     assert dump(program, uses=False) == dump(from_mlir(case["output"]), uses=False)
 
 
@@ -145,7 +146,7 @@ def test_golden(case: dict[str, Any]) -> None:
 def test_against_jaxlib(name: str, label: str) -> None:
     text = MESHES + MODULES[name]
     program = from_mlir(text)
-    canonicalize.run(program, enable_patterns=(label,) if label else None)
+    Canonicalize(enable_patterns=(label,) if label else ()).run(program)
     expected = jaxlib_program(text, f"canonicalize{{enable-patterns={label}}}" if label else "canonicalize")
     assert dump(program, uses=False) == dump(expected, uses=False)
 

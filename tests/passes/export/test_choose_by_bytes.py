@@ -15,9 +15,9 @@ from shardy_py.ir import Op, Program, TensorType
 from shardy_py.ir.types import element_bits
 from shardy_py.ir.verifier import verify
 from shardy_py.opt import run_passes
-from shardy_py.passes.export import insert_explicit_reshards
 from shardy_py.passes.export.collective_bytes import local_bytes, received, reshard_bytes
 from shardy_py.passes.export.collective_steps import collectives_for
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from tests.passes.export.random_ops import function
 
 SIZES = {"x": 2, "y": 2, "z": 4}
@@ -48,7 +48,7 @@ def sharding(dims: str) -> str:
 
 def run(text: str, choose_by_bytes: bool) -> Program:
     program = from_mlir(text)
-    insert_explicit_reshards.run(program, enable_full_version=True, choose_by_bytes=choose_by_bytes)
+    InsertExplicitReshards(enable_full_version=True, choose_by_bytes=choose_by_bytes).run(program)
     verify(program)
     return program
 
@@ -169,7 +169,7 @@ def test_the_result_of_a_dot_moves_where_it_has_no_more_bytes_than_the_operand()
 
 
 def _partial(program: Program, choose_by_bytes: bool) -> Program:
-    insert_explicit_reshards.run(program, choose_by_bytes=choose_by_bytes)
+    InsertExplicitReshards(choose_by_bytes=choose_by_bytes).run(program)
     return program
 
 

@@ -8,7 +8,7 @@ from shardy_py.dialect import parse_sharding
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Block, Op, Program
-from shardy_py.passes.export import insert_explicit_reshards
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from tests.passes.oracle import corpus, dump, jaxlib_program
 from tests.reference import SAME_SHARDY
 
@@ -32,7 +32,7 @@ def run(arguments: Sequence[Tensor], body: str, result: Tensor, *, full: bool = 
     """The program of one function, with arguments `%a0`, `%a1`, ..., after the pass."""
     inputs = ", ".join(f"%a{i}: {_typed(*argument)}" for i, argument in enumerate(arguments))
     program = from_mlir(f"{MESHES}func.func @main({inputs}) -> ({_typed(*result)}) {{\n{body}\n}}\n{others}")
-    insert_explicit_reshards.run(program, enable_full_version=full)
+    InsertExplicitReshards(enable_full_version=full).run(program)
     return program
 
 
@@ -265,7 +265,7 @@ def test_every_insertion_is_recorded() -> None:
     program = from_mlir(MESHES + CALLED)
     program.functions[0].result_shardings[0] = parse_sharding('#sdy.sharding<@mesh, [{"x"}]>')
     log: list[tuple[str, str]] = []
-    insert_explicit_reshards.run(program, enable_full_version=True, record=lambda op, why, _: log.append((op.name, why)))
+    InsertExplicitReshards(enable_full_version=True).run(program, record=lambda op, why, _: log.append((op.name, why)))
     assert log == [("sdy.reshard", "the function returns it")]
 
 
@@ -278,12 +278,12 @@ def test_what_shardy_dies_of_is_an_error() -> None:
 
 
 def test_golden_cases() -> None:
-    cases = list(corpus(insert_explicit_reshards.NAME))
+    cases = list(corpus(InsertExplicitReshards.name))
     if not cases:
         pytest.skip("the golden corpus is not here")
     for case in cases:
         program = from_mlir(case["input"])
-        insert_explicit_reshards.run(program, enable_full_version="=true" in case["pipeline"])
+        InsertExplicitReshards(enable_full_version="=true" in case["pipeline"]).run(program)
         assert dump(program, uses=False) == dump(from_mlir(case["output"]), uses=False), case["id"]
         if SAME_SHARDY:
             assert dump(program) == dump(jaxlib_program(case["input"], case["pipeline"])), case["id"]

@@ -6,7 +6,7 @@ import pytest
 from jaxlib.mlir import ir, passmanager
 
 from shardy_py.frontends.mlir import from_mlir, parse_module
-from shardy_py.passes.export import insert_explicit_reshards
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from tests.passes.export.random_dots import dot
 from tests.passes.export.random_ops import function
 from tests.passes.oracle import dump
@@ -41,7 +41,7 @@ def check(text: str, *, full: bool, prepare: str = "") -> None:
         if prepare:
             passmanager.PassManager.parse(f"builtin.module({prepare})").run(source.operation)
         program = from_mlir(source)
-        insert_explicit_reshards.run(program, enable_full_version=full)
+        InsertExplicitReshards(enable_full_version=full).run(program)
         option = f"enable-full-version={str(full).lower()}"
         passmanager.PassManager.parse(f"builtin.module(func.func(sdy-insert-explicit-reshards{{{option}}}))").run(source.operation)
     assert dump(program) == dump(from_mlir(source)), text

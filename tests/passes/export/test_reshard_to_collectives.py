@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.export import reshard_to_collectives
+from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
 from tests.passes.oracle import corpus, dump, jaxlib_program
 
 MESHES = """
@@ -27,10 +27,10 @@ def program(source: str, *targets: str) -> str:
     return f"{MESHES}func.func @main({argument}) -> {TYPE} {{\n  {body}\n}}"
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(reshard_to_collectives.NAME)])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(ReshardToCollectives.name)])
 def test_golden(case: dict[str, Any]) -> None:
     found = from_mlir(case["input"])
-    reshard_to_collectives.run(found, keep_redundant_reshards="keep-redundant-reshards=true" in case["pipeline"])
+    ReshardToCollectives(keep_redundant_reshards="keep-redundant-reshards=true" in case["pipeline"]).run(found)
     assert dump(found, uses=False) == dump(from_mlir(case["output"]), uses=False)
 
 
@@ -47,13 +47,13 @@ def test_golden(case: dict[str, Any]) -> None:
 )
 def test_against_jaxlib(text: str, keep: bool) -> None:
     found = from_mlir(text)
-    reshard_to_collectives.run(found, keep_redundant_reshards=keep)
+    ReshardToCollectives(keep_redundant_reshards=keep).run(found)
     option = f"{{keep-redundant-reshards={str(keep).lower()}}}"
     assert dump(found, uses=False) == dump(jaxlib_program(text, f"func.func(sdy-reshard-to-collectives{option})"), uses=False)
 
 
 def test_uses_are_kept_in_order() -> None:
     found = from_mlir(program('@m, [{"x"}, {}]', '@m, [{"x"}, {}]'))
-    reshard_to_collectives.run(found)
+    ReshardToCollectives().run(found)
     (use,) = found.main.arguments[0].uses
     assert use == (found.main.body.terminator, 0)

@@ -7,7 +7,7 @@ import pytest
 from shardy_py.backends.mlir import to_mlir
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.opt import run_passes
-from shardy_py.passes.import_ import explicit_gather_scatter_batching
+from shardy_py.passes.import_.explicit_gather_scatter_batching import ExplicitGatherScatterBatching
 from tests.reference import run_pipeline
 
 PASS = "func.func(sdy-explicit-gather-scatter-batching)"
@@ -62,7 +62,7 @@ def test_as_in_jaxlib(text: str) -> None:
 
 def test_a_batched_gather_says_so() -> None:
     program = from_mlir(HEAD + INDICES["second"].replace("%o, %i", "%i, %o") + TAIL, keep=True)
-    explicit_gather_scatter_batching.run(program)
+    ExplicitGatherScatterBatching().run(program)
     (op,) = (op for op in program.walk() if op.name == "stablehlo.gather")
     assert op.operands[1] is program.main.arguments[1]
     assert (op.attributes["operand_batching_dims"], op.attributes["start_indices_batching_dims"]) == ((0,), (0,))

@@ -10,14 +10,14 @@ from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.opt import run_passes
-from shardy_py.passes.partitioner import convert_global_to_local
+from shardy_py.passes.partitioner.convert_global_to_local.convert import ConvertGlobalToLocal
 from shardy_py.passes.partitioner.convert_global_to_local.groups import remaining_axes, replica_groups
 from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, WHERE_CUT
 from tests.passes.oracle import corpus, jaxlib_text
 from tests.passes.partitioner.local_modules import KINDS, OPTIONS, has_reshard, random_module
 from tests.reference import NEEDS_SAME_SHARDY
 
-NAME = convert_global_to_local.NAME
+NAME = ConvertGlobalToLocal.name
 MESH = 'sdy.mesh @m = <["x"=2, "y"=4, "z"=2]>\n'
 
 
@@ -325,7 +325,7 @@ def test_manual_computations_are_inlined_and_shardings_stay() -> None:
 
 def test_a_program_without_kept_text_is_converted_too() -> None:
     program = from_mlir(SAME["a gather of two dimensions"])
-    convert_global_to_local.run(program)
+    ConvertGlobalToLocal().run(program)
     ops = [op for op in program.main.body.ops if op.name == "stablehlo.gather"]
     assert [op.attributes["slice_sizes"] for op in ops] == [(1, 1, 6)]
     assert str(program.main.arguments[0].type) == "float32[4,2,6]"

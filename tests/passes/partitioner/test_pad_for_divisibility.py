@@ -13,12 +13,12 @@ from shardy_py.errors import ShardyError
 from shardy_py.frontends._jax import ir
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.opt import run_passes
-from shardy_py.passes.partitioner import pad_for_divisibility
+from shardy_py.passes.partitioner.pad_for_divisibility import PadForDivisibility
 from tests.passes.oracle import corpus, jaxlib_text
 from tests.passes.partitioner.random_padded import RandomModule
 from tests.reference import NEEDS_SAME_SHARDY
 
-PIPELINE = f"func.func({pad_for_divisibility.NAME})"
+PIPELINE = f"func.func({PadForDivisibility.name})"
 MESH = 'sdy.mesh @m = <["x"=4, "y"=2]>\n'
 
 
@@ -142,7 +142,7 @@ SAME: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(pad_for_divisibility.NAME)])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(PadForDivisibility.name)])
 def test_golden(case: dict[str, Any]) -> None:
     if case["status"] == "ok":
         assert run_passes(case["input"], case["pipeline"]) == normal(case["output"])

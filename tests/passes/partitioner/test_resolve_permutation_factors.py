@@ -13,9 +13,9 @@ from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.frontends._jax import ir
 from shardy_py.frontends.mlir import parse_module
 from shardy_py.opt import run_passes
-from shardy_py.passes.partitioner import resolve_permutation_factors
 from shardy_py.passes.partitioner.permutation.halo import neighbours
 from shardy_py.passes.partitioner.permutation.meshes import reversed_mesh
+from shardy_py.passes.partitioner.resolve_permutation_factors import ResolvePermutationFactors
 from tests.passes.oracle import corpus, jaxlib_text
 from tests.reference import NEEDS_SAME_SHARDY
 
@@ -38,7 +38,7 @@ WINDOW = """%r:2 = "stablehlo.reduce_window"(%a, %a, %c, %c) <{window_dimensions
 
 def pipeline(exchange: bool) -> str:
     """The pass with its option."""
-    return f"{resolve_permutation_factors.NAME}{{enable-halo-exchange={str(exchange).lower()}}}"
+    return f"{ResolvePermutationFactors.name}{{enable-halo-exchange={str(exchange).lower()}}}"
 
 
 def stated(*shardings: str) -> str:
@@ -157,7 +157,7 @@ CASES: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(resolve_permutation_factors.NAME)])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in corpus(ResolvePermutationFactors.name)])
 def test_golden(case: dict[str, Any]) -> None:
     assert run_passes(case["input"], case["pipeline"]) == str(parse_module(case["output"]))
 

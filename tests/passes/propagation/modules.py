@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
-from shardy_py.passes.propagation import aggressive_propagate, basic_propagate, op_priority_propagate, user_priority_propagate
+from shardy_py.passes.propagation.aggressive_propagate import AggressivePropagate
+from shardy_py.passes.propagation.base import PropagationPass
+from shardy_py.passes.propagation.basic_propagate import BasicPropagate
+from shardy_py.passes.propagation.op_priority_propagate import OpPriorityPropagate
 from shardy_py.passes.propagation.step import propagate_step
+from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 from tests.passes.oracle import jaxlib_program
 
-PASSES: dict[str, ModuleType] = {
-    module.NAME: module for module in (aggressive_propagate, basic_propagate, op_priority_propagate, user_priority_propagate)
+PASSES: dict[str, type[PropagationPass]] = {
+    pass_.name: pass_ for pass_ in (AggressivePropagate, BasicPropagate, OpPriorityPropagate, UserPriorityPropagate)
 }
 AGGRESSIVE, BASIC, OP_PRIORITY, USER_PRIORITY = PASSES
 
@@ -66,7 +69,7 @@ def described(program: Program) -> list[str]:
 def propagated(text: str, name: str = AGGRESSIVE, **options: Any) -> list[str]:
     """What a pass makes of the functions of a module on `@mesh`; asserts that jaxlib's pass makes the same."""
     program = from_mlir(MESH_TEXT + text)
-    PASSES[name].run(program, **options)
+    PASSES[name](**options).run(program)
     ours = described(program)
     written = " ".join(f"{k.replace('_', '-')}={str(v).lower()}" for k, v in options.items())
     theirs = described(jaxlib_program(MESH_TEXT + text, f"{name}{{{written}}}" if written else name))

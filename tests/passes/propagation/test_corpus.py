@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
+from shardy_py.passes import table
 from tests.passes.oracle import corpus
 from tests.passes.propagation.modules import PASSES, dims
 
@@ -28,25 +25,13 @@ def cases() -> Iterator[Case]:
                 yield case
 
 
-def find(name: str) -> ModuleType:
-    """The module of a pass."""
-    if name in PASSES:
-        return PASSES[name]
-    for room in ("propagation", "import_", "export"):
-        path = f"shardy_py.passes.{room}.{name.removeprefix('sdy-').replace('-', '_')}"
-        if importlib.util.find_spec(path) is not None:
-            return importlib.import_module(path)
-    raise LookupError(name)
-
-
 def run(program: Program, pipeline: str) -> None:
     """Runs the passes of a pipeline's text, with those of their options that we know."""
     for name, options in re.findall(r"(sdy-[a-z-]+)(?:\{([^}]*)\})?", pipeline):
-        module = find(name)
-        known = inspect.signature(module.run).parameters
+        pass_ = table.PASSES[name]
+        known = {option.name for option in pass_.options()}
         pairs = (pair.split("=") for pair in options.split())
-        given = {key.replace("-", "_"): _VALUES.get(value, value) for key, value in pairs}
-        module.run(program, **{key: value for key, value in given.items() if key in known})
+        pass_(**{key.replace("-", "_"): _VALUES.get(value, value) for key, value in pairs if key in known}).run(program)
 
 
 def described(program: Program) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.propagation import aggressive_propagate
+from shardy_py.passes.propagation.aggressive_propagate import AggressivePropagate
 from shardy_py.passes.propagation.driver import Propagation
 from tests.passes.propagation.modules import MESH_TEXT, USER_PRIORITY, propagated
 
@@ -304,7 +304,7 @@ def test_propagate(text: str, expected: list[str]) -> None:
 
 def test_dead_ops_are_erased() -> None:
     program = from_mlir(MESH_TEXT + DEAD_OPS[0])
-    aggressive_propagate.run(program)
+    AggressivePropagate().run(program)
     assert [op.name for op in program.main.body.walk()] == ["stablehlo.custom_call", "func.return"]
     (x, n) = program.main.arguments
     assert [op.name for op, _ in x.uses] == ["stablehlo.custom_call", "func.return"]

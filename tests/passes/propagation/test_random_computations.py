@@ -40,5 +40,5 @@ def test_random_computations(seed: int) -> None:
     name = (BASIC, AGGRESSIVE, OP_PRIORITY, USER_PRIORITY)[seed % 4]
     text = computations(seed, priorities=name != USER_PRIORITY)
     program = from_mlir(text)
-    PASSES[name].run(program)
+    PASSES[name]().run(program)
     assert dump(program) == dump(jaxlib_program(text, name))

@@ -70,7 +70,7 @@ def compare(seed: int) -> None:
     name = USER_PRIORITY if source.random() < 0.6 else source.choice(list(PASSES))
     chosen = options(name, source)
     program = from_mlir(text)
-    PASSES[name].run(program, **chosen)
+    PASSES[name](**chosen).run(program)
     written = " ".join(f"{key.replace('_', '-')}={str(value).lower()}" for key, value in chosen.items())
     assert described(program) == described(jaxlib_program(text, f"{name}{{{written}}}" if written else name))
 

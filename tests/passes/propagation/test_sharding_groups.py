@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.propagation import aggressive_propagate
+from shardy_py.passes.propagation.aggressive_propagate import AggressivePropagate
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.sharding_groups import ShardingGroupConflictWarning, sharding_groups
 from tests.passes.propagation.modules import MESH_TEXT, propagated
@@ -90,7 +90,7 @@ def test_groups_list_their_members() -> None:
 def test_the_log_names_the_group() -> None:
     program = from_mlir(MESH_TEXT + NONE_SHARDED)
     log: list[Step] = []
-    aggressive_propagate.run(program, log=log)
+    AggressivePropagate().run(program, log=log)
     by_group = [step for step in log if step.reason == "group"]
     assert [(step.target, step.tensors) for step in by_group] == [(program.main.arguments[1], (program.main.arguments[0],))]
 

@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.partitioner.convert_global_to_local.completion import complete
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Options, World, illegal
 from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
+from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import place
 from shardy_py.rules.traits import is_elementwise
 
-NAME = "sdy-convert-global-to-local"
 
+@dataclass(frozen=True, kw_only=True)
+class ConvertGlobalToLocal(Pass):
+    """Turns the program over whole tensors into the one that each device runs."""
 
-def run(
-    program: Program,
-    *,
-    per_dim_all_gather: bool = False,
-    combine_multi_dimension_reduce_scatter: bool = False,
-    enable_rgv3: bool = False,
-    sub_axes_in_order: bool = False,
-    complete_collectives: bool = False,
-    **_: object,
-) -> None:
-    """Gives every value the type of one device's part and replaces SDY's collectives by StableHLO's.
+    name = "sdy-convert-global-to-local"
 
-    Shardings and meshes stay; manual computations become part of what is around them.
+    per_dim_all_gather: bool = option(False, "gather dimension by dimension")
+    combine_multi_dimension_reduce_scatter: bool = option(False, "keep a reduce-scatter of several dimensions as one")
+    enable_rgv3: bool = option(False, "write replica groups as axes of a mesh")
+    sub_axes_in_order: bool = option(False, "number parts of axes as replica groups do, for right results (not in Shardy)")
+    complete_collectives: bool = option(False, "add what pads, slices and masks of parts need, for right results (not in Shardy)")
 
-    Args:
-        program: Changed in place; every sharding must cut evenly, and ops must run on parts alone or be followed by the collective
-            that they need, as after `sdy-insert-explicit-reshards{enable-full-version=true}` and `sdy-reshard-to-collectives`.
-        per_dim_all_gather: Whether a gather of several dimensions becomes one all-gather per dimension.
-        combine_multi_dimension_reduce_scatter: Whether a reduce-scatter of several dimensions stays one; else it becomes an
-            all-reduce and a slice.
-        enable_rgv3: Whether replica groups are written as axes of a mesh.
-        sub_axes_in_order: Whether devices number parts of axes as replica groups do, from major to minor. Shardy does not, so that its
-            programs over parts of axes may compute something else.
-        complete_collectives: Whether pads and slices that move elements between parts, and masks without a sharding, get the
-            collectives that they need. Shardy takes the pads as if nothing moved and refuses the others.
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Gives every value the type of one device's part and replaces SDY's collectives by StableHLO's.
 
-    Raises:
-        ShardyError: If a dimension is not cut evenly, or an op cannot run on parts.
+        Shardings and meshes stay; manual computations become part of what is around them.
 
-    Source: Shardy's convert_global_to_local.cc.
-    """
-    options = Options(per_dim_all_gather, combine_multi_dimension_reduce_scatter, enable_rgv3, sub_axes_in_order)
-    if complete_collectives:
-        complete(program)
-    world = World(program, options)
-    for value, tensor in world.tensors.items():
-        value.type = tensor.local
-    for function in program.functions:
-        types = zip(function.result_types, function.result_shardings, strict=True)
-        function.result_types = [world.local_type(type_, sharding) for type_, sharding in types]
-        _check_returned(function, world)
-        _convert_block(function.body, world)
+        Every sharding must cut evenly, and ops must run on parts alone or be followed by the collective that they need, as after
+        `sdy-insert-explicit-reshards{enable-full-version=true}` and `sdy-reshard-to-collectives`. A reduce-scatter of several dimensions
+        becomes an all-reduce and a slice, unless it is kept as one. Without the two options that Shardy does not have, a program is
+        Shardy's: devices do not number parts of axes as replica groups do, from major to minor, so that collectives over parts of axes may
+        compute something else; pads are taken as if no element moved between parts; slices that move elements and masks without a sharding
+        are refused.
+
+        Raises:
+            ShardyError: If a dimension is not cut evenly, or an op cannot run on parts.
+
+        Source: Shardy's convert_global_to_local.cc.
+        """
+        options = Options(self.per_dim_all_gather, self.combine_multi_dimension_reduce_scatter, self.enable_rgv3, self.sub_axes_in_order)
+        if self.complete_collectives:
+            complete(program)
+        world = World(program, options)
+        for value, tensor in world.tensors.items():
+            value.type = tensor.local
+        for function in program.functions:
+            types = zip(function.result_types, function.result_shardings, strict=True)
+            function.result_types = [world.local_type(type_, sharding) for type_, sharding in types]
+            _check_returned(function, world)
+            _convert_block(function.body, world)
 
 
 def _convert_block(block: Block, world: World) -> None:
