@@ -47,9 +47,7 @@ LATE = {("plan", "api")}
 CIRCLES = {
     "shardy_py.api.auto": (4, "the package exports what its modules use; nnx modules and caches are told from decorated functions"),
     "shardy_py.api.planning": (2, "variants of a plan are planned"),
-    "shardy_py.dialect.axis": (7, "values of the dialect print and parse themselves"),
     "shardy_py.frontends.importer": (12, "readers of equations import the bodies that these hold"),
-    "shardy_py.ir.core": (4, "ops print themselves"),
     "shardy_py.plan.memory_analysis": (2, "remedies compare memory analyses, which list them"),
     "shardy_py.plan.memory_graph": (8, "expansions of ops add to the graph that expands them"),
 }

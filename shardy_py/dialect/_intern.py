@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from operator import index
-from typing import Any, ClassVar, Self, SupportsIndex
+from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
+
+from shardy_py.dialect._scan import Scanner
+
+_PREFIX = re.compile(r"#sdy([.<])([a-z_]+)")
 
 
 class Interned:
@@ -18,6 +24,8 @@ class Interned:
 
     _fields: ClassVar[tuple[str, ...]] = ()
     _table: ClassVar[dict[Any, Any]]
+    mnemonic: ClassVar[str]
+    """Its name in SDY text, `sharding` in `#sdy.sharding`."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -42,9 +50,12 @@ class Interned:
         Raises:
             ParseError: The text is not such a value; the message points at the place.
         """
-        from shardy_py.dialect.text import parse  # the parser knows every class, so it comes after them
+        return _parse(cls, text)
 
-        return parse(cls, text)
+    @classmethod
+    def read(cls, scanner: Scanner) -> Self:
+        """Reads the value at the cursor of a larger text, without a prefix."""
+        raise NotImplementedError
 
     def replace(self, **changes: Any) -> Self:
         """The value with some fields changed, as `dataclasses.replace`."""
@@ -71,6 +82,32 @@ class Interned:
 
     def __repr__(self) -> str:
         return str(self)
+
+
+_Value = TypeVar("_Value", bound=Interned)
+
+
+@lru_cache(maxsize=8192)
+def _parse(kind: type[_Value], text: str) -> _Value:
+    scanner = Scanner(text)
+    prefix = _PREFIX.match(text, scanner.position)
+    if prefix is None:
+        value = kind.read(scanner)
+    else:
+        if prefix.group(2) != kind.mnemonic:
+            scanner.fail(f"expected '#sdy.{kind.mnemonic}', found '{prefix.group()}'")
+        scanner.accept(prefix.group())
+        value = kind.read(scanner)
+        if prefix.group(1) == "<":
+            scanner.expect(">")
+    scanner.end()
+    return value
+
+
+def mnemonic_of(scanner: Scanner) -> str | None:
+    """The name in the `#sdy.name` or `#sdy<name` that comes next; None where none does."""
+    prefix = _PREFIX.match(scanner.text, scanner.position)
+    return None if prefix is None else prefix.group(2)
 
 
 def integer(value: SupportsIndex) -> int:

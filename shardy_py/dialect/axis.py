@@ -15,6 +15,7 @@ from typing import Any, final
 
 from shardy_py.dialect._intern import Interned, integer
 from shardy_py.dialect._quote import quoted
+from shardy_py.dialect._scan import Scanner
 from shardy_py.dialect.mesh import Mesh
 
 _UNBOUNDED = 1 << 62
@@ -24,6 +25,7 @@ _UNBOUNDED = 1 << 62
 class SubAxis(Interned):
     """`(pre_size)size`: the part of an axis that follows parts of total size `pre_size`."""
 
+    mnemonic = "sub_axis_info"
     __slots__ = _fields = ("pre_size", "size")
 
     pre_size: int
@@ -40,6 +42,14 @@ class SubAxis(Interned):
     def next_pre_size(self) -> int:
         """The `pre_size` of the part that would follow."""
         return self.pre_size * self.size
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> SubAxis:
+        """Reads `(1)2` at the cursor."""
+        scanner.expect("(")
+        pre_size = scanner.integer()
+        scanner.expect(")")
+        return SubAxis(pre_size, scanner.integer())
 
     def __str__(self) -> str:
         return f"({self.pre_size}){self.size}"
@@ -67,6 +77,7 @@ class AxisRef(Interned):
         "x" "x":(1)2
     """
 
+    mnemonic = "axis_ref"
     _fields = ("name", "pre_size", "size")
     __slots__ = ("_text", "_within", "is_full", "name", "next_pre_size", "pre_size", "size", "sub_axis")
 
@@ -125,8 +136,22 @@ class AxisRef(Interned):
     def __lt__(self, other: AxisRef) -> bool:
         return (self.name, self._within) < (other.name, other._within)
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> AxisRef:
+        """Reads an axis or a part of one at the cursor."""
+        name = scanner.string()
+        if not scanner.accept(":"):
+            return AxisRef(name)
+        part = SubAxis.read(scanner)
+        return AxisRef(name, part.pre_size, part.size)
+
     def __str__(self) -> str:
         return self._text
+
+
+def read_axes(scanner: Scanner, *, may_be_empty: bool) -> tuple[AxisRef, ...]:
+    """Reads `{"x", "y":(1)2}` at the cursor."""
+    return scanner.listed("{", "}", lambda: AxisRef.read(scanner), may_be_empty=may_be_empty)
 
 
 def bounds(axis: AxisRef, mesh: Mesh) -> tuple[int, int]:

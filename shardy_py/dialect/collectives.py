@@ -7,7 +7,8 @@ from typing import final
 
 from shardy_py.dialect._intern import Interned, integer
 from shardy_py.dialect._quote import quoted
-from shardy_py.dialect.axis import AxisRef
+from shardy_py.dialect._scan import Scanner
+from shardy_py.dialect.axis import AxisRef, read_axes
 from shardy_py.dialect.sharding import axis_list_text, axis_refs
 
 
@@ -15,6 +16,7 @@ from shardy_py.dialect.sharding import axis_list_text, axis_refs
 class AxisRefList(Interned):
     """`{"x", "y"}`: the axes of a collective along one dimension."""
 
+    mnemonic = "axis_ref_list"
     __slots__ = _fields = ("axes",)
 
     axes: tuple[AxisRef, ...]
@@ -30,6 +32,11 @@ class AxisRefList(Interned):
         """SDY text; `short` leaves out `#sdy<axis_ref_list >`."""
         return axis_list_text(self.axes) if short else f"#sdy<axis_ref_list{axis_list_text(self.axes)}>"
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> AxisRefList:
+        """Reads `{"x"}` at the cursor."""
+        return AxisRefList(read_axes(scanner, may_be_empty=True))
+
     def __str__(self) -> str:
         return self.text(short=True)
 
@@ -38,6 +45,7 @@ class AxisRefList(Interned):
 class ListOfAxisRefLists(Interned):
     """`[{"x"}, {}]`: the axes of a collective, one list per dimension."""
 
+    mnemonic = "list_of_axis_ref_lists"
     __slots__ = _fields = ("lists",)
 
     lists: tuple[AxisRefList, ...]
@@ -54,6 +62,11 @@ class ListOfAxisRefLists(Interned):
         body = f"[{', '.join(map(str, self.lists))}]"
         return body if short else f"#sdy<list_of_axis_ref_lists{body}>"
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> ListOfAxisRefLists:
+        """Reads `[{"x"}, {}]` at the cursor."""
+        return ListOfAxisRefLists(scanner.listed("[", "]", lambda: AxisRefList.read(scanner)))
+
     def __str__(self) -> str:
         return self.text(short=True)
 
@@ -68,6 +81,7 @@ class AllToAllParam(Interned):
         target: Dimension that gets them.
     """
 
+    mnemonic = "all_to_all_param"
     __slots__ = _fields = ("axes", "source", "target")
 
     axes: tuple[AxisRef, ...]
@@ -86,6 +100,15 @@ class AllToAllParam(Interned):
         body = f"{axis_list_text(self.axes)}: {self.source}->{self.target}"
         return body if short else f"#sdy<all_to_all_param{body}>"
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> AllToAllParam:
+        """Reads `{"x"}: 0->1` at the cursor."""
+        axes = read_axes(scanner, may_be_empty=False)
+        scanner.expect(":")
+        source = scanner.integer()
+        scanner.expect("->")
+        return AllToAllParam(axes, source, scanner.integer())
+
     def __str__(self) -> str:
         return self.text(short=True)
 
@@ -94,6 +117,7 @@ class AllToAllParam(Interned):
 class AllToAllParamList(Interned):
     """`[{"x"}: 0->1, {"y"}: 2->3]`: the moves of one all-to-all."""
 
+    mnemonic = "all_to_all_param_list"
     __slots__ = _fields = ("params",)
 
     params: tuple[AllToAllParam, ...]
@@ -110,6 +134,11 @@ class AllToAllParamList(Interned):
         body = f"[{', '.join(map(str, self.params))}]"
         return body if short else f"#sdy<all_to_all_param_list{body}>"
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> AllToAllParamList:
+        """Reads `[{"x"}: 0->1]` at the cursor."""
+        return AllToAllParamList(scanner.listed("[", "]", lambda: AllToAllParam.read(scanner)))
+
     def __str__(self) -> str:
         return self.text(short=True)
 
@@ -118,6 +147,7 @@ class AllToAllParamList(Interned):
 class ManualAxes(Interned):
     """`{"x", "y"}`: the mesh axes that a manual computation's body does not see."""
 
+    mnemonic = "manual_axes"
     __slots__ = _fields = ("axes",)
 
     axes: tuple[str, ...]
@@ -135,6 +165,11 @@ class ManualAxes(Interned):
         """SDY text; `short` leaves out `#sdy<manual_axes >`."""
         body = f"{{{', '.join(map(quoted, self.axes))}}}"
         return body if short else f"#sdy<manual_axes{body}>"
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> ManualAxes:
+        """Reads `{"x", "y"}` at the cursor."""
+        return ManualAxes(scanner.listed("{", "}", scanner.string))
 
     def __str__(self) -> str:
         return self.text(short=True)

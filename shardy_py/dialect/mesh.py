@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast, final
+from typing import Protocol, cast, final
 
 from shardy_py.dialect._intern import Interned, integer
 from shardy_py.dialect._quote import quoted
+from shardy_py.dialect._scan import Scanner
 from shardy_py.errors import DialectError
 
-if TYPE_CHECKING:
-    from shardy_py.dialect.axis import AxisRef
+
+class _Axis(Protocol):
+    """An `AxisRef`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int | None: ...
 
 
 @final
@@ -23,6 +31,7 @@ class MeshAxis(Interned):
         DialectError: The size is less than 1.
     """
 
+    mnemonic = "mesh_axis"
     __slots__ = _fields = ("name", "size")
 
     name: str
@@ -38,6 +47,15 @@ class MeshAxis(Interned):
         if size < 1:
             raise DialectError(f"axis size must be at least 1, got: {size}", where=f"mesh axis {quoted(name)}")
         return cls._made((name, size), name=name, size=size)
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> MeshAxis:
+        """Reads `"x"=2` at the cursor."""
+        start = scanner.position
+        name = scanner.string()
+        scanner.expect("=")
+        size = scanner.integer()
+        return scanner.make(start, lambda: MeshAxis(name, size))
 
     def __str__(self) -> str:
         return f"{quoted(self.name)}={self.size}"
@@ -62,6 +80,7 @@ class Mesh(Interned):
         #sdy.mesh<["data"=4, "model"=2]>
     """
 
+    mnemonic = "mesh"
     _fields = ("axes", "device_ids")
     __slots__ = ("_positions", "axes", "axis_names", "device_ids", "is_empty", "is_maximal", "shape", "size")
 
@@ -106,7 +125,7 @@ class Mesh(Interned):
         """The mesh that stands for a single device."""
         return cls((), (device_id,))
 
-    def axis_size(self, axis: AxisRef | str) -> int:
+    def axis_size(self, axis: _Axis | str) -> int:
         """Number of shards along an axis: the sub-axis' size for a sub-axis.
 
         Raises:
@@ -145,6 +164,22 @@ class Mesh(Interned):
         ids = f", device_ids=[{', '.join(map(str, self.device_ids))}]" if self.device_ids else ""
         body = f"<[{', '.join(map(str, self.axes))}]{ids}>"
         return body if short else f"#sdy.mesh{body}"
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> Mesh:
+        """Reads a mesh at the cursor."""
+        scanner.accept_keyword("mesh")
+        scanner.expect("<")
+        start = scanner.position
+        axes = scanner.listed("[", "]", lambda: MeshAxis.read(scanner))
+        device_ids: tuple[int, ...] = ()
+        if scanner.accept(","):
+            if not scanner.accept_keyword("device_ids"):
+                scanner.fail("expected 'device_ids'")
+            scanner.expect("=")
+            device_ids = scanner.listed("[", "]", scanner.integer, may_be_empty=False)
+        scanner.expect(">")
+        return scanner.make(start, lambda: Mesh(axes, device_ids))
 
     def __str__(self) -> str:
         return self.text()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import final
 
 from shardy_py.dialect._intern import Interned, integer
+from shardy_py.dialect._scan import Scanner
 
 DimMapping = tuple[int, ...]
 """The factors that make up one dimension, major to minor."""
@@ -16,6 +18,9 @@ TensorMapping = tuple[DimMapping, ...]
 """One `DimMapping` per dimension of a tensor."""
 
 LETTERS = "ijklmnopqrstuvwxyz"
+
+_FACTOR_NUMBER = re.compile(r"z_([0-9]*)")
+_SPECIAL_FACTORS = ("reduction", "need_replication", "permutation", "blocked_propagation")
 
 
 class FactorType(IntEnum):
@@ -61,6 +66,7 @@ class OpShardingRule(Interned):
         #sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>
     """
 
+    mnemonic = "op_sharding_rule"
     _fields = (
         "factor_sizes",
         "operand_mappings",
@@ -176,12 +182,38 @@ class OpShardingRule(Interned):
         sides = "->".join(f"({', '.join(map(_tensor_text, side))})" for side in (self.operand_mappings, self.result_mappings))
         sizes = ", ".join(f"{factor_symbol(f)}={n}" for f, n in enumerate(self.factor_sizes))
         parts = [sides, f"{{{sizes}}}"] if sizes else [sides]
-        for name in ("reduction", "need_replication", "permutation", "blocked_propagation"):
+        for name in _SPECIAL_FACTORS:
             factors: tuple[int, ...] = getattr(self, name)
             if factors:
                 parts.append(f"{name}={{{', '.join(map(factor_symbol, factors))}}}")
         body = f"<{' '.join(parts)}{', custom' if self.is_custom else ''}>"
         return body if short else f"#sdy.op_sharding_rule{body}"
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> OpShardingRule:
+        """Reads a sharding rule at the cursor."""
+
+        def tensors() -> tuple[tuple[tuple[int, ...], ...], ...]:
+            return scanner.listed("(", ")", lambda: scanner.listed("[", "]", lambda: _read_factors(scanner)), may_be_empty=False)
+
+        scanner.expect("<")
+        operands = tensors()
+        scanner.expect("->")
+        results = tensors()
+        sizes: list[int] = []
+        if scanner.at("{"):
+            scanner.listed("{", "}", lambda: sizes.append(_read_factor_size(scanner, len(sizes))))
+        special: dict[str, tuple[int, ...]] = {}
+        for name in _SPECIAL_FACTORS:
+            if scanner.accept_keyword(name):
+                scanner.expect("=")
+                special[name] = scanner.listed("{", "}", lambda: _read_factor(scanner))
+        is_custom = scanner.accept(",")
+        if is_custom and not scanner.accept_keyword("custom"):
+            scanner.fail("expected 'custom'")
+        if not scanner.accept(">"):
+            scanner.fail("expected '>'", fix=f"what may follow is, in this order: {', '.join(_SPECIAL_FACTORS)}, then ', custom'")
+        return OpShardingRule(tuple(sizes), operands, results, **special, is_custom=is_custom)
 
     def __str__(self) -> str:
         return self.text()
@@ -195,6 +227,54 @@ def is_minor_most(mapping: DimMapping, factor: int) -> bool:
 def factor_symbol(factor: int) -> str:
     """`i` to `z` for the first eighteen factors, then `z_1`, `z_2`, ..."""
     return LETTERS[factor] if factor < len(LETTERS) else f"z_{factor - len(LETTERS) + 1}"
+
+
+def _read_factor_size(scanner: Scanner, expected: int) -> int:
+    start = scanner.position
+    factor = _read_factor(scanner)
+    if factor != expected:
+        scanner.fail(
+            "expecting factor indices to be ordered like an iota ([0,1,2,...], e.g. {i=#, j=#, ...}). "
+            f"Expecting factor index symbol '{factor_symbol(expected)}', received: '{factor_symbol(factor)}'",
+            start,
+        )
+    scanner.expect("=")
+    return scanner.integer()
+
+
+def _read_factor(scanner: Scanner) -> int:
+    start = scanner.position
+    first, *rest = _read_factors(scanner) or (-1,)
+    if first < 0:
+        scanner.fail("expected valid keyword", fix="write a factor: 'i' to 'z', or 'z_1', 'z_2', ...")
+    if rest:
+        scanner.fail(f"expecting single factor symbol: {''.join(map(factor_symbol, rest))}", start + len(factor_symbol(first)))
+    return first
+
+
+def _read_factors(scanner: Scanner) -> tuple[int, ...]:
+    """The factors of one dimension, such as `ijz_1`; none if no identifier comes next."""
+    start = scanner.position
+    word = scanner.keyword() or ""
+    factors: list[int] = []
+    at = 0
+    while at < len(word):
+        number = _FACTOR_NUMBER.match(word, at)
+        if number is not None:
+            digits = number.group(1)
+            if not digits:
+                scanner.fail(f"expecting integer after 'z_'. Received: '{word[at:]}'", start + at)
+            if digits[0] == "0":
+                scanner.fail(f"expecting positive integer without leading zeros. Received: '{digits}'", start + at + 2)
+            factors.append(len(LETTERS) + int(digits) - 1)
+            at = number.end()
+        else:
+            letter = LETTERS.find(word[at])
+            if letter < 0:
+                scanner.fail(f"expecting symbol from 'i' to 'z'. Received: '{word[at]}'", start + at)
+            factors.append(letter)
+            at += 1
+    return tuple(factors)
 
 
 def _tensor_text(mapping: TensorMapping) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from shardy_py.dialect._intern import Interned, integer
 from shardy_py.dialect._quote import symbol
-from shardy_py.dialect.axis import AxisRef
+from shardy_py.dialect._scan import Scanner
+from shardy_py.dialect.axis import AxisRef, read_axes
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.errors import DialectError
+
+_PRIORITY = re.compile(r"p([0-9]+)\Z")
 
 
 @final
@@ -28,6 +32,7 @@ class DimensionSharding(Interned):
         {"x", "y", ?}p1
     """
 
+    mnemonic = "dimension_sharding"
     _fields = ("axes", "is_closed", "priority")
     __slots__ = ("_text", "axes", "is_closed", "is_open", "priority")
 
@@ -88,6 +93,25 @@ class DimensionSharding(Interned):
         """The same, without a priority."""
         return self if self.priority is None else DimensionSharding(self.axes, self.is_closed)
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> DimensionSharding:
+        """Reads the sharding of one dimension at the cursor."""
+        scanner.expect("{")
+        axes: list[AxisRef] = []
+        is_open = scanner.accept("?")
+        while not is_open and not scanner.at("}"):
+            axes.append(AxisRef.read(scanner))
+            if scanner.at("}"):
+                break
+            scanner.expect(",")
+            is_open = scanner.accept("?")
+            if not is_open and scanner.at("}"):
+                scanner.fail("expected string", fix="leave out the comma, or write '?' after it for an open dimension")
+        scanner.expect("}")
+        start = scanner.position
+        word = scanner.keyword()
+        return DimensionSharding(tuple(axes), not is_open, None if word is None else _read_priority(scanner, word, start))
+
     def __str__(self) -> str:
         return self._text
 
@@ -116,6 +140,7 @@ class TensorSharding(Interned):
         #sdy.sharding<@mesh, [{"data"}, {?}]>
     """
 
+    mnemonic = "sharding"
     _fields = ("mesh", "dims", "replicated", "unreduced")
     __slots__ = (
         "dims",
@@ -315,6 +340,31 @@ class TensorSharding(Interned):
         body = f"<{self.mesh_text()}, [{', '.join(map(str, self.dims))}]{tail}>"
         return body if short else f"#sdy.sharding{body}"
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> TensorSharding:
+        """Reads the sharding of a tensor at the cursor."""
+        scanner.expect("<")
+        if scanner.at("@"):
+            mesh: str | Mesh = scanner.symbol()
+        elif scanner.accept_keyword("mesh"):
+            mesh = Mesh.read(scanner)
+        else:
+            scanner.fail("expected a mesh", fix="""write a mesh's name, '@mesh', or the mesh itself, 'mesh<["x"=2]>'""")
+        scanner.expect(",")
+        dims = scanner.listed("[", "]", lambda: DimensionSharding.read(scanner))
+        named: dict[str, tuple[AxisRef, ...]] = {}
+        while scanner.accept(","):
+            start = scanner.position
+            word = scanner.keyword()
+            if word not in ("replicated", "unreduced") or word in named:
+                scanner.fail(
+                    "expected valid named axis list after comma", start, fix="use 'replicated={...}' and 'unreduced={...}', once each"
+                )
+            scanner.expect("=")
+            named[word] = read_axes(scanner, may_be_empty=False)
+        scanner.expect(">")
+        return TensorSharding(mesh, dims, named.get("replicated", ()), named.get("unreduced", ()))
+
     def __str__(self) -> str:
         return self.text()
 
@@ -330,6 +380,7 @@ class TensorSharding(Interned):
 class TensorShardingPerValue(Interned):
     """The shardings of an op's results, one each."""
 
+    mnemonic = "sharding_per_value"
     __slots__ = _fields = ("shardings",)
 
     shardings: tuple[TensorSharding, ...]
@@ -349,6 +400,15 @@ class TensorShardingPerValue(Interned):
         """SDY text; `short` leaves out `#sdy.sharding_per_value` and its angle brackets, as in an op."""
         body = f"[{', '.join(sharding.text(short=True) for sharding in self.shardings)}]"
         return body if short else f"#sdy.sharding_per_value<{body}>"
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> TensorShardingPerValue:
+        """Reads a list of shardings at the cursor, in angle brackets or not."""
+        bracketed = scanner.accept("<")
+        shardings = scanner.listed("[", "]", lambda: _read_listed(scanner))
+        if bracketed:
+            scanner.expect(">")
+        return TensorShardingPerValue(shardings)
 
     def __str__(self) -> str:
         return self.text()
@@ -370,6 +430,23 @@ def axis_refs(axes: Iterable[AxisRef | str]) -> tuple[AxisRef, ...]:
 def axis_list_text(axes: Iterable[AxisRef]) -> str:
     """`{"x", "y":(1)2}`."""
     return f"{{{', '.join(map(str, axes))}}}"
+
+
+def _read_listed(scanner: Scanner) -> TensorSharding:
+    scanner.accept("#sdy.sharding")
+    return TensorSharding.read(scanner)
+
+
+def _read_priority(scanner: Scanner, word: str, start: int) -> int:
+    match = _PRIORITY.match(word)
+    if match is None:
+        scanner.fail(f"expecting priority in format 'p<number>', got: {word}", start)
+    digits = match.group(1)
+    if len(digits) > 1 and digits[0] == "0":
+        scanner.fail(f"priorities with leading zeros are not allowed, got: {word}", start)
+    if int(digits) >= 1 << 63:
+        scanner.fail(f"expecting integer priority, got: {word}", start)
+    return int(digits)
 
 
 _OPEN = DimensionSharding(is_closed=False)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _NO_ATTRIBUTES: dict[str, Any] = {}
 
+PRINTERS: dict[type, Callable[[Any], str]] = {}
+"""How ops, functions and programs print themselves: `printer`, which knows every class here, enters its functions."""
+
 
 class Value:
     """A result of an op or an argument of a block, with the sharding it has at this point.
@@ -139,9 +142,7 @@ class Op:
 
     def __str__(self) -> str:
         """As MLIR writes it, with the names its values have in its function."""
-        from shardy_py.ir.printer import print_op  # the printer knows every class here, so it comes after them
-
-        return print_op(self)
+        return PRINTERS[Op](self)
 
     def __repr__(self) -> str:
         return f"<Op {self.name}>"
@@ -225,9 +226,7 @@ class Function:
 
     def __str__(self) -> str:
         """As MLIR writes it."""
-        from shardy_py.ir.printer import print_function  # as in Op
-
-        return print_function(self)
+        return PRINTERS[Function](self)
 
     def __repr__(self) -> str:
         return f"<Function {self.name}>"
@@ -272,9 +271,7 @@ class Program:
 
     def __str__(self) -> str:
         """As MLIR writes a module; `print_program` has options."""
-        from shardy_py.ir.printer import print_program  # as in Op
-
-        return print_program(self)
+        return PRINTERS[Program](self)
 
     def __repr__(self) -> str:
         return f"<Program {', '.join(function.name for function in self.functions)}>"

@@ -17,7 +17,7 @@ from typing import Any
 
 from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.ir.attribute_text import attribute_text, entries_text
-from shardy_py.ir.core import Block, Function, Location, Op, Program, Value
+from shardy_py.ir.core import PRINTERS, Block, Function, Location, Op, Program, Value
 from shardy_py.ir.numbering import Names
 from shardy_py.ir.op_forms import FORMS
 from shardy_py.ir.type_text import type_text
@@ -326,3 +326,6 @@ _WITH_REGIONS: dict[str, Callable[[_Printer, Op, str], str]] = {
     _NAMED_COMPUTATION: _Printer.computation,
     _MANUAL_COMPUTATION: _Printer.computation,
 }
+
+
+PRINTERS.update({Op: print_op, Function: print_function, Program: print_program})
