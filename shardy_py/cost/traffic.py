@@ -27,7 +27,7 @@ FUSED = (
         f"stablehlo.{name}"
         for name in "bitcast_convert broadcast_in_dim concatenate constant dynamic_slice iota pad reverse slice transpose".split()
     }
-    | {"sdy.constant"}
+    | {"sdy.constant", "sdy.all_slice"}
 )
 """Ops that are computed where their result is used."""
 
@@ -43,13 +43,15 @@ FORWARDED = frozenset(
 )
 """Ops whose results are their operands, each in its place."""
 
-_SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"))
+_SLICES = frozenset(("sdy.all_slice", "stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"))
 _READS_FUSED = frozenset(("stablehlo.reduce", "stablehlo.dynamic_update_slice"))
 _SCATTERS = frozenset(("stablehlo.scatter",))
 _PRODUCTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 _COLLECTIVES = frozenset(
-    f"stablehlo.{name}" for name in "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter".split()
+    f"{dialect}.{name}"
+    for dialect in ("stablehlo", "sdy")
+    for name in "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter".split()
 )
 _NO_TRAFFIC = _COLLECTIVES | frozenset(
     ("stablehlo.while", "stablehlo.case", "stablehlo.return", "sdy.return", "func.return", "sdy.data_flow_edge", *COMPUTATIONS, *FORWARDED)

@@ -17,13 +17,13 @@ from shardy_py.partition.layouts import Axes, Layout, from_factors, layout_of, l
 from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartitioned
 from shardy_py.partition.op import CONSTANTS, OpSpec, spec_of
 from shardy_py.partition.routes import Move
-from shardy_py.partition.strategy import Choice, Strategy, choice_of
+from shardy_py.partition.strategy import Strategy, choice_of
 from shardy_py.partition.variables import variable_sharding
 from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
 
 
-def stand_in(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Choice | None:
-    """How an op runs that XLA's partitioner is not left with, or runs on whole operands, with the collectives for it; None of others.
+def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | None:
+    """The workaround for an op of a program; see `workaround`.
 
     Args:
         op: With final shardings.
@@ -37,11 +37,7 @@ def stand_in(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Choice | None:
     values = (*op.operands, *op.results)
     layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
     variables = [layout_of(variable_sharding(v), v.type.rank, mesh) for v in values]
-    own = workaround(spec_of(op), layouts, mesh, variables)
-    if own is None:
-        return None
-    count, shapes = len(op.operands), [v.type.shape for v in values]
-    return choice_of(own, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
+    return workaround(spec_of(op), layouts, mesh, variables)
 
 
 def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Sequence[Layout] | None = None) -> Strategy | None:

@@ -8,7 +8,7 @@ else they are left to XLA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
@@ -17,12 +17,12 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.analysis import Analysis
-from shardy_py.plan.predicted import Predicted, predict
+from shardy_py.plan.explicit import Lineage
+from shardy_py.plan.partitioner import partition
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 from shardy_py.plan.prediction.loops import Copier
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.settings import Propagated
-from shardy_py.plan.values import location_of, module_of
 
 WORTH = 0.9
 """The part of XLA's bytes that the plan must stay below to be worth constraints: predictions are mostly within 10 %, and XLA's
@@ -38,14 +38,12 @@ class AsRun:
     Attributes:
         program: The plan's own where the plan is run.
         planned: Whether the plan is run, constrained where shardings conflict.
-        ops: Op of `program` -> the op of the plan's program that it comes from; empty where they are the same.
-        values: The same for values.
+        lineage: The ops and values of the plan's program that those of `program` come from.
     """
 
     program: Program
     planned: bool
-    ops: Mapping[Op, Op]
-    values: Mapping[Value, Value]
+    lineage: Lineage
 
 
 @no_collection()
@@ -66,29 +64,8 @@ def as_run(program: Program, how: Propagated) -> AsRun:
         left = copier.program()
         PlanPipeline().run(left)
         if _moved(program) >= WORTH * _moved(left):
-            values: dict[Value, Value] = {}
-            for old, new in copier.names.items():
-                values.setdefault(new, old)
-            return AsRun(left, False, copier.origins, values)
-    return AsRun(program, True, {}, {})
-
-
-def predicted(program: Program, run: AsRun, name: Callable[[Value], str]) -> tuple[Predicted, ...]:
-    """The collectives of what runs, said of the ops of the plan's program.
-
-    Args:
-        program: The plan's.
-        run: What runs of it.
-        name: The name of a value of the plan's program.
-    """
-    if run.planned:
-        return predict(program, name)
-    found: list[Predicted] = []
-    for one in predict(run.program, lambda value: name(run.values.get(value, value))):
-        op = run.ops.get(one.op, one.op)
-        collective = replace(one.collective, location=location_of(program, op), module=module_of(program, op))
-        found.append(replace(one, op=op, collective=collective))
-    return tuple(found)
+            return AsRun(left, False, copier.lineage())
+    return AsRun(program, True, Lineage(program))
 
 
 @Analysis
@@ -101,18 +78,9 @@ def as_run_of(plan: PlanRecord) -> AsRun:
     return as_run(plan.program, plan.propagation)
 
 
-@Analysis
-def predicted_of(plan: PlanRecord) -> tuple[Predicted, ...]:
-    """The collectives that XLA's partitioner is predicted to make of a plan.
-
-    Args:
-        plan: The plan.
-    """
-    return predicted(plan.program, as_run_of(plan), lambda value: plan.names.get(value) or value.name or "")
-
-
 def _moved(program: Program) -> int:
-    return sum(p.collective.received_bytes * (p.collective.trips or 1) for p in predict(program, lambda value: ""))
+    transfers = partition(program, lambda value: "").transfers
+    return sum(t.collective.received_bytes * (t.collective.trips or 1) for t in transfers)
 
 
 def _around_mispartitioned(program: Program) -> set[Value]:
@@ -132,7 +100,6 @@ class _Seen(Copier):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, _around_mispartitioned(program), loops=True)
-        self.origins: dict[Op, Op] = {}
 
     def op(self, op: Op, into: Block, names: dict[Value, Value], regions: Sequence[Block]) -> Op:
         operand = op.operands[0].type if op.name == _BROADCAST else None
@@ -148,15 +115,4 @@ class _Seen(Copier):
                 names[op.result] = made.result
                 self.origins[dropped] = self.origins[made] = op
                 return made
-        made = super().op(op, into, names, regions)
-        self.origins[made] = op
-        return made
-
-    def loop(self, op: Op, into: Block, names: dict[Value, Value]) -> None:
-        super().loop(op, into, names)
-        self.origins[into.ops[-1]] = op
-
-    def constrained(self, value: Value, sharding: object, into: Block, op: Op) -> Value:
-        made = super().constrained(value, sharding, into, op)  # type: ignore[arg-type]
-        self.origins[into.ops[-1]] = op
-        return made
+        return super().op(op, into, names, regions)

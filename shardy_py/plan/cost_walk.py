@@ -116,8 +116,8 @@ class _Walker:
 
     def pass_on(self, op: Op, took: float) -> None:
         """Says when the results of an op are there."""
-        if self.early and all(v in self.early or (v.defining_op is None and v not in self.finish) for v in op.operands):
-            # Known before the trip begins: it can be made, and sent, while the trip before runs.
+        if self.early and all(v in self.early or v not in self.finish for v in op.operands):
+            # Independent of what the trip before makes: it can be computed, and sent, while that runs.
             self.early.update(op.results)
             return
         if op in self.delayed:
@@ -149,9 +149,15 @@ class _Walker:
             self.single(op, trips)
 
     def inside(self, block: Block, trips: int, early: set[Value]) -> float:
-        """The longest chain in a block by itself."""
+        """The longest chain in a block by itself.
+
+        Args:
+            block: The block.
+            trips: How often it runs.
+            early: The arguments that do not depend on the trip before; nor does what is computed outside.
+        """
         kept = self.finish, self.early, self.longest
-        self.finish, self.early, self.longest = {}, early, 0.0
+        self.finish, self.early, self.longest = {a: 0.0 for a in block.arguments if a not in early}, early, 0.0
         self.block(block, trips)
         longest = self.longest
         self.finish, self.early, self.longest = kept

@@ -10,12 +10,11 @@ from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.as_run import predicted_of
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
 from shardy_py.plan.cost_walk import RESULTS, Edge, Walked, walk
-from shardy_py.plan.executed import Executed, collectives_of, executed
+from shardy_py.plan.executed import Executed, executed
 from shardy_py.plan.record import PlanRecord
 
 
@@ -42,7 +41,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
         return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
 
     what = executed(plan)
-    moved, delays = _moved(plan, what, machine, timed)
+    moved, delays = _moved(what, machine, timed)
     collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
     walked = _walk(what, machine, delays)
     ops: list[OpCost] = []
@@ -68,23 +67,17 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
 
 
 def _moved(
-    plan: PlanRecord, what: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
+    what: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
 ) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
-    """The collectives, and how long those whose place is known keep an op waiting."""
+    """The collectives, and how long those whose op is known keep it waiting."""
     if machine is None:
-        return collectives_of(plan), {}
-    if plan.source is not None:
-        collectives = collectives_of(plan)
-        return collectives, {(op, RESULTS): timed(c) for op, c in zip(what.collectives, collectives)}
+        return tuple(t.collective for t in what.transfers), {}
     delays: dict[Edge, float] = {}
-    moved: list[Collective] = []
-    for predicted in predicted_of(plan):
-        collective = predicted.on_accelerator
-        moved.append(collective)
-        if not predicted.early:
-            edge = (predicted.op, predicted.operand)
-            delays[edge] = delays.get(edge, 0.0) + timed(collective)
-    return tuple(moved), delays
+    for t in what.transfers:
+        if t.step is not None and not t.early:
+            edge = (t.step, RESULTS)
+            delays[edge] = delays.get(edge, 0.0) + timed(t.on_accelerator)
+    return tuple(t.on_accelerator for t in what.transfers), delays
 
 
 def _walk(what: Executed, machine: Hardware | None, delays: Mapping[Edge, float]) -> Walked:

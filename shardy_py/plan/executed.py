@@ -1,4 +1,4 @@
-"""The program that a device executes under a plan, whose ops are priced and drawn."""
+"""The program that a device executes under a plan: what is listed, priced, drawn, and kept in memory is read from it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,43 @@ from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.plan.analysis import Analysis
-from shardy_py.plan.as_run import predicted_of
+from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.collectives import KINDS, Collective
+from shardy_py.plan.explicit import Explicit, Transfer
+from shardy_py.plan.partitioner import partition
+from shardy_py.plan.prediction.loops import as_xla_propagates
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, intermediates
 
 
 @dataclass(frozen=True, eq=False)
 class Executed:
-    """What a device executes.
+    """The program that a device executes.
 
     Attributes:
-        block: The ops: of a region those on the arrays of one device, else those of the planned program, whose shardings say what a
-            device has.
+        block: Its ops: of a region those on the arrays of one device, else those of the program that XLA's partitioner is predicted to
+            make, whose shardings say which piece a device has.
         meshes: Where named meshes are looked up.
-        values: What the ops make. Those of a region are named `region %3`: they are no values of the plan.
-        collectives: The ops of a region that are `plan.collectives`, in that order; none where XLA merges some that stand in the
-            region, and none of a plan that is left to XLA's partitioner, which makes them.
+        values: Descriptions of the values that its ops make. Those of a region are named `region %3`: they are no values of the plan.
+        transfers: The collectives, which are `plan.collectives`.
     """
 
     block: Block
     meshes: Mapping[str, Mesh]
     values: Mapping[Value, PlannedValue]
-    collectives: tuple[Op, ...] = ()
+    transfers: tuple[Transfer, ...]
+
+
+@Analysis
+def explicit_of(plan: PlanRecord) -> Explicit:
+    """The explicit program that XLA's partitioner is predicted to make of a plan under `lowering="jit"`.
+
+    Args:
+        plan: The plan.
+    """
+    run = as_run_of(plan)
+    program, lineage = as_xla_propagates(run.program) if run.planned else (run.program, run.lineage)
+    return partition(program, lambda value: plan.names.get(value) or value.name or "", lineage)
 
 
 @Analysis
@@ -41,9 +55,10 @@ def collectives_of(plan: PlanRecord) -> tuple[Collective, ...]:
     Args:
         plan: The plan.
     """
-    return tuple(p.collective for p in predicted_of(plan)) if plan.source is None else plan.source.collectives(plan)
+    return tuple(t.collective for t in explicit_of(plan).transfers) if plan.source is None else plan.source.collectives(plan)
 
 
+@Analysis
 def executed(plan: PlanRecord) -> Executed:
     """The program that a device executes under a plan; the region is made if it has not been.
 
@@ -51,13 +66,18 @@ def executed(plan: PlanRecord) -> Executed:
         plan: The plan.
     """
     if plan.source is None:
-        return Executed(plan.program.main.body, plan.program.meshes, dict(plan.intermediates))
+        explicit = explicit_of(plan)
+        planned = dict(plan.intermediates)
+        values = {value: planned[source] for value, source in explicit.values.items() if source in planned}
+        return Executed(explicit.program.main.body, explicit.program.meshes, values, explicit.transfers)
     local = plan.source.local_program(plan)
     values = {value: replace(planned, path=f"region {planned.path}") for value, planned in intermediates(local)}
     block = _region(local)
-    ops = tuple(op for op in block.walk() if _kind(op) in KINDS)
-    alike = [_kind(op) for op in ops] == [c.kind for c in collectives_of(plan)]
-    return Executed(block, local.meshes, values, ops if alike else ())
+    steps = [op for op in block.walk() if _kind(op) in KINDS]
+    collectives = collectives_of(plan)
+    are_alike = [_kind(op) for op in steps] == [c.kind for c in collectives]
+    transfers = tuple(Transfer(c, step) for c, step in zip(collectives, steps if are_alike else [None] * len(collectives)))
+    return Executed(block, local.meshes, values, transfers)
 
 
 def _region(local: Program) -> Block:

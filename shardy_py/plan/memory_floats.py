@@ -127,16 +127,15 @@ def _in_library(op: Op) -> bool:
     return not turned and tuple(contracted) == (ranks[0] - 1,) and tuple(batch) == tuple(range(len(batch)))
 
 
-def widened(program: Program, *, own: bool) -> Program:
+def widened(program: Program) -> Program:
     """A program in which ops that have no kernels for floats of two bytes run in float32.
 
     Args:
-        program: With explicit collectives.
-        own: Whether the program may be changed; otherwise a copy is, if there is anything to change.
+        program: With explicit collectives; left as it is.
     """
     if not any(_element(v) in PRODUCTS for op in program.walk() for v in (*op.operands, *op.results)):
         return program
-    made = program if own else clone_program(program)[0]
+    made, _ = clone_program(program)
     for function in made.functions:
         _Widener(installed()).block(function.body, {}, {})
     return made

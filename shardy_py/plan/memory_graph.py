@@ -13,19 +13,12 @@ from shardy_py.cost.liveness.kinds import kind_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.ir.types import TensorType, element_bits
-from shardy_py.passes.clone import clone_program
-from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
-from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
-from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
-from shardy_py.plan.as_run import as_run_of
-from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.executed import collectives_of, explicit_of
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory_constants import chosen, folded
 from shardy_py.plan.memory_expansions import EXPANSIONS, LIBRARY_ELEMENTS
 from shardy_py.plan.memory_floats import rounds, widened
-from shardy_py.plan.memory_partitioned import partition
-from shardy_py.plan.prediction.loops import as_xla_propagates
 from shardy_py.plan.record import PlanRecord
 
 _SAME = frozenset((*FORWARDING, "sdy.func_data_flow_edge", "sdy.replicated_to_unreduced")) - {
@@ -352,31 +345,17 @@ def local_graph(plan: PlanRecord, compiler: Compiler = COMPILERS["cpu"]) -> tupl
     """What one device computes and keeps under a plan, and the program it is read from.
 
     Args:
-        plan: Under `lowering="shard_map"` its region is read, which is made if need be; under `lowering="jit"` the program with the
-            collectives that its shardings ask for.
+        plan: Under `lowering="shard_map"` its region is read, which is made if need be; under `lowering="jit"` the program that XLA's
+            partitioner is predicted to make of it.
         compiler: Whose ways to follow.
     """
     if plan.source is None:
-        program, sums = _explicit(plan), ()
+        program, sums = explicit_of(plan).program, ()
     else:
         program = plan.source.local_program(plan)
         sums = [c.axes for c in collectives_of(plan) if c.kind == "all_reduce"]
     if compiler.widens:
-        program = widened(program, own=plan.source is None)
+        program = widened(program)
     graph = Reader(program, sums, compiler.widens).read([value.path for value in plan.inputs])
     graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
     return graph, program
-
-
-@no_collection()
-def _explicit(plan: PlanRecord) -> Program:
-    """A copy of what runs in which all movements of data are collectives: those that XLA's partitioner makes, as far as they are known."""
-    run = as_run_of(plan)
-    copy = as_xla_propagates(run.program) if run.planned else run.program
-    if copy is run.program:
-        copy, _ = clone_program(run.program)
-    InsertExplicitReshards().run(copy)
-    partition(copy)
-    InsertExplicitReshards(enable_full_version=True).run(copy)
-    ReshardToCollectives().run(copy)
-    return copy

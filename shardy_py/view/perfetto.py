@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardy_py.ir import Block, Value
+from shardy_py.ir import Block, Op, Value
 from shardy_py.plan import costing, memory_analysis
 from shardy_py.plan.executed import Executed, executed
 from shardy_py.plan.movements import format_bytes
@@ -42,9 +42,9 @@ def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Ma
         links: As for `Plan.cost_analysis`.
     """
     analysis = costing.analyse(plan, hardware, links)
-    what = executed(plan)
-    scheduler = _Scheduler(plan, what, analysis.ops, analysis.collectives)
-    scheduler.block(what.block)
+    program = executed(plan)
+    scheduler = _Scheduler(program, analysis.ops, analysis.collectives)
+    scheduler.block(program.block)
     scheduler.finish()
     counter = _memory(memory_analysis.analyse(plan, hardware), scheduler.events)
     if analysis.hardware is None:
@@ -73,29 +73,25 @@ def timeline_json(plan: PlanRecord, hardware: str | Hardware | None = None, link
 class _Scheduler:
     """Gives every op and collective its time.
 
-    Collectives of a region are ops of it. Where XLA merges some of them they are known by the line and the primitive of the op that they
-    come from: those follow such an op, one each. Predicted ones are known by the value that moves.
+    Collectives are ops of the program, or run with one. Where XLA merges some of a region they are known by the line and the primitive of
+    the op that they come from: those follow such an op, one each.
 
     Args:
-        plan: The plan.
-        what: What a device executes.
-        ops: What its ops cost.
-        collectives: What its collectives cost.
+        program: The program that a device executes.
+        ops: The costs of its ops.
+        collectives: The costs of its collectives.
     """
 
-    def __init__(self, plan: PlanRecord, what: Executed, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
-        self.names = plan.names if plan.source is None else {value: planned.path for value, planned in what.values.items()}
-        self.sent = dict(zip(what.collectives, collectives))
+    def __init__(self, program: Executed, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
+        self.names = {value: planned.path for value, planned in program.values.items()}
         self.costs = {cost.value: cost for cost in ops if cost.value}
-        self.waiting: dict[str, deque[CollectiveCost]] = defaultdict(deque)
+        self.sent: dict[Op, list[CollectiveCost]] = defaultdict(list)
         self.unnamed: dict[tuple[str, str], deque[CollectiveCost]] = defaultdict(deque)
-        known = frozenset(self.names.values())
-        for cost in collectives[len(self.sent) :]:
-            value = cost.collective.value
-            if value in known:
-                self.waiting[value].append(cost)
+        for transfer, cost in zip(program.transfers, collectives):
+            if transfer.step is not None:
+                self.sent[transfer.step].append(cost)
             else:
-                self.unnamed[cost.collective.location, value].append(cost)
+                self.unnamed[cost.collective.location, cost.collective.value].append(cost)
         self.ready: dict[Value, float] = {}
         self.free: dict[str, float] = {}
         self.clock = 0.0
@@ -105,7 +101,7 @@ class _Scheduler:
     def block(self, block: Block) -> None:
         """Runs the ops of a block, each after what it needs."""
         for op in block.ops:
-            start = max((self._arrival(v) for v in op.operands), default=0.0)
+            start = max((self.ready.get(v, 0.0) for v in op.operands), default=0.0)
             cost = self.costs.get(self.names.get(op.results[0], "")) if op.results else None
             if cost is not None and not op.regions:
                 start = max(start, self.clock)
@@ -115,8 +111,8 @@ class _Scheduler:
                 queue = self.unnamed.get((cost.location, cost.primitive))
                 if queue:
                     start = self._send(queue.popleft(), start)
-            if op in self.sent:
-                start = self._send(self.sent[op], start)
+            for sent in self.sent.get(op, ()):
+                start = self._send(sent, start)
             for region in op.regions:
                 self.ready.update((argument, start) for argument in region.arguments)
                 self.block(region)
@@ -124,18 +120,9 @@ class _Scheduler:
             self.ready.update((result, start) for result in op.results)
 
     def finish(self) -> None:
-        """Sends what nothing waited for: what changes its sharding only to be returned."""
-        for value in (*self.ready, *(v for v in self.names if v not in self.ready)):
-            self._arrival(value)
+        """Sends what belongs to no op of the timeline."""
         for cost in (cost for queue in self.unnamed.values() for cost in queue):
             self._send(cost, self.clock)
-
-    def _arrival(self, value: Value) -> float:
-        """When a value is there, its collectives done."""
-        waiting = self.waiting.get(self.names.get(value, ""))
-        while waiting:
-            self.ready[value] = self._send(waiting.popleft(), self.ready.get(value, 0.0))
-        return self.ready.get(value, 0.0)
 
     def _send(self, cost: CollectiveCost, earliest: float) -> float:
         axes = cost.collective.axes or ("any devices",)

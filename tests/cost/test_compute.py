@@ -40,7 +40,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
         ((P("x"), P(None, "y")), 8),
         ((P(None, "y"), P("y")), 4),  # each device a part of the sum
         ((P("x", "y"), P("y")), 8),
-        ((P("x"), P("y")), 2),  # what one side alone is cut by is gathered
+        ((P("x"), P("y")), 8),  # to add up parts of the result is less than to gather the side that alone is cut
         ((P(("x", "y")), P(("x", "y"))), 8),
     ],
 )

@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
-from shardy_py.plan.as_run import as_run_of, predicted_of
-from shardy_py.plan.predicted import predict
+from shardy_py.plan.as_run import as_run_of
+from shardy_py.plan.executed import explicit_of
+from shardy_py.plan.partitioner import partition
 
 WIDTH = 32
 TOKENS = jax.ShapeDtypeStruct((64, 8), jnp.int32)
@@ -62,7 +63,7 @@ def test_conflicts_are_left_to_xla_where_that_moves_less(mesh: jax.sharding.Mesh
     assert not as_run_of(plan).planned
     assert "sharding_constraint" not in step.lower(WEIGHTS, TOKENS).as_text()
     assert sent(step, WEIGHTS, TOKENS) == sent(alone, WEIGHTS, TOKENS)
-    assert predicted(plan) < sum(p.collective.received_bytes for p in predict(plan.program, str))
+    assert predicted(plan) < sum(t.collective.received_bytes for t in partition(plan.program, str).transfers)
 
 
 def test_what_is_left_to_xla_is_a_finding(mesh: jax.sharding.Mesh) -> None:
@@ -85,8 +86,9 @@ def test_what_is_left_to_xla_is_a_finding(mesh: jax.sharding.Mesh) -> None:
 def test_collectives_are_said_of_the_ops_of_the_plan(mesh: jax.sharding.Mesh) -> None:
     plan = sharded(train, mesh).plan(WEIGHTS, TOKENS)
     ops = set(plan.program.walk())
-    assert predicted_of(plan)
-    assert all(one.op in ops for one in predicted_of(plan))
+    origins = [transfer.origin for transfer in explicit_of(plan).transfers]
+    assert origins
+    assert all(origin is not None and origin.op in ops for origin in origins)
     assert all(c.location.rpartition("/")[2].startswith("test_as_run.py:") for c in plan.collectives)
     assert {c.value for c in plan.collectives} & {f"weights['{name}']" for name in WEIGHTS}
 

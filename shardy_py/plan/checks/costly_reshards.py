@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from shardy_py.dialect import TensorSharding
 from shardy_py.partition.xla_moves import is_involuntary
 from shardy_py.passes.export.collective_steps import collectives_for
-from shardy_py.plan.as_run import predicted_of
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.collectives import Collective
-from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.executed import collectives_of, explicit_of
+from shardy_py.plan.explicit import Origin
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.predicted import Predicted
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import typed
 from shardy_py.rules import rule_for
@@ -59,10 +58,12 @@ def _undone(view: PlanView, known: set[tuple[str, str]]) -> Iterator[Finding]:
     As opposed to a weight that is cut over the axis of the data, which a product needs whole.
     """
     groups: dict[tuple[object, ...], list[Collective]] = {}
-    for found in predicted_of(view.plan):
-        c = found.collective
+    for transfer in explicit_of(view.plan).transfers:
+        c, origin = transfer.collective, transfer.origin
         total = c.received_bytes * (c.trips or 1)
-        if c.kind != "all_gather" or found.operand < 0 or total < GRAVE or (c.value, c.location) in known or not _is_kept_cut(found):
+        if c.kind != "all_gather" or origin is None or origin.operand < 0 or total < GRAVE or (c.value, c.location) in known:
+            continue
+        if not _is_kept_cut(origin, c.axes):
             continue
         groups.setdefault((c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips), []).append(c)
     for group in groups.values():
@@ -78,9 +79,9 @@ def _undone(view: PlanView, known: set[tuple[str, str]]) -> Iterator[Finding]:
         yield Finding(KIND, message, first.value, first.location, graded(total), total, fix)
 
 
-def _is_kept_cut(found: Predicted) -> bool:
+def _is_kept_cut(origin: Origin, axes: tuple[str, ...]) -> bool:
     """Whether the result is cut by the axes that an operand is gathered over, along the same factor; by an op's rule, or else in place."""
-    op, source = found.op, found.op.operands[found.operand].sharding
+    op, source = origin.op, origin.op.operands[origin.operand].sharding
     rule = op.rule if op.rule_known else rule_for(op)
     if source is None or op.regions or op.name.startswith("sdy.") or is_elementwise(op.name):
         return False
@@ -89,13 +90,13 @@ def _is_kept_cut(found: Predicted) -> bool:
         if target is None:
             continue
         if rule is not None:
-            before, after = rule.operand_mappings[found.operand], rule.result_mappings[result]
+            before, after = rule.operand_mappings[origin.operand], rule.result_mappings[result]
             pairs = [(d, e) for d, factors in enumerate(before) for e, others in enumerate(after) if set(factors) & set(others)]
         else:
             pairs = [(d, d) for d in range(min(source.rank, target.rank))]
         for d, e in pairs:
             names = {axis.name for axis in source.dims[d].axes} & {axis.name for axis in target.dims[e].axes}
-            if names.intersection(axis.partition(":")[0] for axis in found.collective.axes):
+            if names.intersection(axis.partition(":")[0] for axis in axes):
                 return True
     return False
 

@@ -24,7 +24,7 @@ def left_to_xla(view: PlanView) -> Iterator[Finding]:
         return
     described = view.described
     differing: dict[Value, Value] = {}
-    for as_run, planned in as_run_of(view.plan).values.items():
+    for as_run, planned in as_run_of(view.plan).lineage.values.items():
         if planned in described and _cuts(as_run) != _cuts(planned):
             differing.setdefault(planned, as_run)
     sizes = {v: max(view.local(v.type, v.sharding), view.local(v.type, w.sharding)) for v, w in differing.items()}

@@ -15,6 +15,7 @@ from shardy_py.partition.variables import variable_sharding
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.passes.pipelines import PlanPipeline
+from shardy_py.plan.explicit import Lineage
 from shardy_py.plan.memory_expansions import moves_elements
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 
@@ -27,8 +28,8 @@ _SAME = frozenset(("sdy.propagation_barrier",))
 
 
 @no_collection()
-def as_xla_propagates(program: Program) -> Program:
-    """A program with the shardings that XLA gives it under `lowering="jit"`.
+def as_xla_propagates(program: Program) -> tuple[Program, Lineage]:
+    """A program with the shardings that XLA gives it under `lowering="jit"`, and the ops and values of the plan that its own come from.
 
     It is the program itself where no loop carries what it does not change. Otherwise arguments, results and constraints are as planned, and
     so is what stands around conflicts, and the first of what another propagation gives otherwise than the plan, for that is constrained
@@ -38,7 +39,7 @@ def as_xla_propagates(program: Program) -> Program:
         program: With final shardings; calls are computations in it.
     """
     if not any(op.name == WHILE and _unchanged(op) for op in program.walk()):
-        return program
+        return program, Lineage(program)
     pinned = _around_conflicts(program)
     for per_region in PER_REGION:
         copy = Copier(program, pinned, loops=False)
@@ -46,9 +47,10 @@ def as_xla_propagates(program: Program) -> Program:
         PlanPipeline().run(made)
         if not sum(_pin(f.body, copy.names, pinned, per_region) for f in program.functions):
             break
-    made = Copier(program, pinned, loops=True).program()
-    PlanPipeline().run(made)
-    return made
+    copier = Copier(program, pinned, loops=True)
+    copy = copier.program()
+    PlanPipeline().run(copy)
+    return copy, copier.lineage()
 
 
 PER_REGION = (1, 1, 2, 4, 16, None, None)
@@ -70,6 +72,14 @@ class Copier:
         self.pinned = pinned
         self.loops = loops
         self.names: dict[Value, Value] = {}
+        self.origins: dict[Op, Op] = {}
+
+    def lineage(self) -> Lineage:
+        """The ops and values that those of the copy come from."""
+        values: dict[Value, Value] = {}
+        for old, new in self.names.items():
+            values.setdefault(new, old)
+        return Lineage(self.given, self.origins, values)
 
     def program(self) -> Program:
         """The copy."""
@@ -161,6 +171,7 @@ class Copier:
             elif old.sharding is not None and old.sharding.mesh_in(self.given.meshes).is_maximal:
                 new.sharding = old.sharding
             names[old] = new
+        self.origins[made] = op
         return into.append(made)
 
     def loop(self, op: Op, into: Block, names: dict[Value, Value]) -> None:
@@ -183,10 +194,10 @@ class Copier:
             self.ops(region.ops[:-1], made, inside)
             end = region.terminator
             operands = end.operands if region is op.regions[0] else [end.operands[i] for i in changed]
-            made.append(_again(end, [inside[v] for v in operands], ()))
+            self.origins[made.append(_again(end, [inside[v] for v in operands], ()))] = end
             regions.append(made)
         made = _again(op, [names[op.operands[i]] for i in changed], [op.results[i].type for i in changed], regions)
-        into.append(made)
+        self.origins[into.append(made)] = op
         for i, new in zip(changed, made.results):
             new.name = op.results[i].name
             names[op.results[i]] = new
@@ -195,6 +206,7 @@ class Copier:
         """A constraint on a value."""
         made = Op(_CONSTRAINT, [value], [value.type], location=op.location)
         made.result.sharding, made.result.name = sharding, value.name
+        self.origins[made] = op
         return into.append(made).result
 
 

@@ -43,7 +43,7 @@ def planned(specs: Any) -> sp.Plan:
 
 def test_loops_carry_what_they_change() -> None:
     program = planned(({"a": P(None, "y"), "b": P("x", "y"), "c": None}, None)).program
-    made = as_xla_propagates(program)
+    made, lineage = as_xla_propagates(program)
     assert made is not program
     for before, after in zip(loops(program), loops(made), strict=True):
         assert len(after.operands) < len(before.operands)
@@ -52,11 +52,13 @@ def test_loops_carry_what_they_change() -> None:
     assert [v.sharding for v in made.main.arguments] == [v.sharding for v in program.main.arguments]
     assert made.main.result_shardings == program.main.result_shardings
     assert not any(op.name == "sdy.named_computation" for op in made.walk())
+    ops = set(program.walk())
+    assert all(lineage.op(op) in ops for op in made.walk() if not op.name.endswith(".return"))
 
 
 def test_programs_without_loops_stay() -> None:
     program = sp.auto_shard(lambda x: x @ x, mesh=MESH, in_shardings=P("x")).plan(f32(8, 8)).program
-    assert as_xla_propagates(program) is program
+    assert as_xla_propagates(program)[0] is program
 
 
 def test_copies_compute_the_same() -> None:

@@ -1,0 +1,546 @@
+"""The explicit program that XLA's partitioner is predicted to make of a program with final shardings, under `lowering="jit"`.
+
+It follows xla/service/spmd: every op runs under axes that its result or its operands have, and values are resharded before and after.
+A value that is brought to one layout twice moves once; so does one that a loop does not change, in front of the loop. Not followed are the
+combiner and the reassociation of collectives, groupings of `dot_handler.cc` beyond `prediction/choices`, and windowed products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from shardy_py.dialect import (
+    AllToAllParam,
+    AllToAllParamList,
+    AxisRef,
+    AxisRefList,
+    DimensionSharding,
+    ListOfAxisRefLists,
+    Mesh,
+    TensorSharding,
+)
+from shardy_py.dialect.format import format_axis
+from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.ir.types import element_bits
+from shardy_py.partition.layouts import Axes, Layout, layout_of, local_shape, mesh_of, size_of, spelled
+from shardy_py.partition.routes import Move, route, settled
+from shardy_py.partition.strategy import Strategy, strategy
+from shardy_py.partition.workarounds import workaround_of
+from shardy_py.passes.clone import clone_op
+from shardy_py.passes.collection import no_collection
+from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
+from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.collectives import Collective
+from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
+from shardy_py.plan.prediction.written import KINDS, axes_of_written
+from shardy_py.plan.trips import trip_count
+from shardy_py.plan.values import location_of, module_of
+from shardy_py.rules import rule_for
+
+_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant", "stablehlo.iota"))
+"""Ops that are made anew in the layout in which their result is wanted."""
+
+_BARRIERS = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier"))
+_CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
+
+
+@no_collection()
+def partition(program: Program, name: Callable[[Value], str], lineage: Lineage | None = None) -> Explicit:
+    """The explicit program of XLA's partitioner.
+
+    Collectives that the user wrote in a `shard_map` are listed too; see `prediction/written.py` for their axes.
+
+    Args:
+        program: With final shardings; left as it is.
+        name: The name of a value of the plan's program.
+        lineage: The ops and values of the plan's program that those of `program` come from; by default it is the plan's.
+    """
+    return _Partitioner(program, name, lineage or Lineage(program)).explicit()
+
+
+class _Scope:
+    """A block of the explicit program that is being written.
+
+    Args:
+        block: The block.
+        trips: How often it runs; None where that is unknown.
+        changing: Values that differ from trip to trip; None outside of loops.
+        around: The scope around it.
+    """
+
+    def __init__(self, block: Block, trips: int | None, changing: set[Value] | None, around: _Scope | None = None) -> None:
+        self.block = block
+        self.trips = trips
+        self.changing = changing
+        self.around = around
+        self.depth: int = 0 if around is None else around.depth + 1
+        self.copies: dict[tuple[Value, Layout], Value] = {}
+
+    def outward(self) -> Iterator[_Scope]:
+        """This scope and those around it, the innermost first."""
+        scope: _Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.around
+
+    def hoisted(self) -> Iterator[_Scope]:
+        """This scope and those around it that code can be moved to: out of loops, not out of branches."""
+        for scope in self.outward():
+            yield scope
+            if scope.changing is None:
+                return
+
+    def home(self, value: Value) -> _Scope:
+        """The outermost scope in which a value does not change."""
+        for scope in self.hoisted():
+            if scope.changing is None or value in scope.changing or scope.around is None:
+                return scope
+        raise AssertionError("the outermost scope is no loop")
+
+    def place(self, value: Value) -> _Scope:
+        """The outermost scope in which ops on a value can stand."""
+        owner = value.owner
+        block = owner.block if isinstance(owner, Op) else owner
+        place = self
+        for place in self.hoisted():
+            if place.block is block:
+                break
+        return place
+
+    def append(self, op: Op) -> Op:
+        """Adds an op, whose results change if what it reads does."""
+        for scope in self.outward():
+            if scope.changing and any(v in scope.changing for inner in (op.walk() if op.regions else (op,)) for v in inner.operands):
+                scope.changing.update(op.results)
+                break
+        return self.block.append(op)
+
+
+class _Partitioner:
+    def __init__(self, program: Program, name: Callable[[Value], str], lineage: Lineage) -> None:
+        self.program = program
+        self.meshes = program.meshes
+        self.name = name
+        self.lineage = lineage
+        self.transfers: list[Transfer] = []
+        self.values: dict[Value, Value] = {}
+        self.aliases: dict[Value, Value] = {}
+        self.made_by: dict[Value, Value] = {}
+        self.strategies: dict[tuple[object, ...], Strategy] = {}
+        self.spellings: dict[tuple[Layout, Mesh], TensorSharding] = {}
+        self.mesh_names: dict[Mesh, str | Mesh] = {}
+        self.manual: tuple[str, ...] = ()
+
+    def explicit(self) -> Explicit:
+        functions = [self.function(f) for f in self.program.functions]
+        copy = Program(functions, self.meshes)
+        copy.mesh_attributes, copy.attributes = self.program.mesh_attributes, self.program.attributes
+        copy.locate, copy.calls = self.program.locate, self.program.calls
+        return Explicit(copy, tuple(self.transfers), self.made_by)
+
+    def function(self, source: Function) -> Function:
+        body = self.body(source.body)
+        scope = _Scope(body, 1, None)
+        self.ops(source.body.ops[:-1], scope)
+        end = source.body.terminator
+        self.end(end, self.ends(end, source.result_shardings, scope), scope)
+        function = Function(source.name, body, source.result_types, visibility=source.visibility)
+        function.result_shardings = list(source.result_shardings)
+        function.attributes = source.attributes
+        function.argument_attributes, function.result_attributes = source.argument_attributes, source.result_attributes
+        return function
+
+    def body(self, source: Block) -> Block:
+        """An empty block with the arguments of another."""
+        body = Block([a.type for a in source.arguments])
+        for old, new in zip(source.arguments, body.arguments):
+            new.sharding, new.name = old.sharding, old.name
+            self.set(old, new)
+        return body
+
+    def set(self, source: Value, value: Value) -> None:
+        """Says which value of the explicit program one of the source program is."""
+        self.values[source] = value
+        self.made_by.setdefault(value, self.lineage.value(source))
+
+    def origin(self, value: Value) -> Value:
+        """The value of the source program that this one is under another name, in the same sharding."""
+        while (before := self.aliases.get(value)) is not None:
+            value = before
+        return value
+
+    def ops(self, ops: Sequence[Op], scope: _Scope) -> None:
+        for op in ops:
+            self.op(op, scope)
+
+    def op(self, op: Op, scope: _Scope) -> None:
+        name = op.name
+        if name == WHILE:
+            self.loop(op, scope)
+        elif name == CASE:
+            self.branches(op, scope)
+        elif name == MANUAL_COMPUTATION:
+            self.computation(op, scope)
+        elif name in COMPUTATIONS:
+            self.call(op, scope)
+        elif name in _BARRIERS or name in _CONSTRAINTS:
+            brought = [self.to(op, i, v, r.sharding, scope) for i, (v, r) in enumerate(zip(op.operands, op.results))]
+            if name in _BARRIERS:
+                brought = self.copied(op, brought, scope).results
+            for result, value in zip(op.results, brought):
+                self.set(result, value)
+        elif name == "sdy.data_flow_edge":
+            self.set(op.result, self.values[op.operands[0]])
+        elif name in KINDS:
+            self.written(op, scope)
+        else:
+            self.plain(op, scope)
+
+    def copied(self, op: Op, operands: Sequence[Value], scope: _Scope) -> Op:
+        """A copy of an op with other operands."""
+        copy = clone_op(op, self.values)
+        for i, (old, new) in enumerate(zip(copy.operands, operands)):
+            if old is not new:
+                copy.set_operand(i, new)
+        for old, new in zip(op.results, copy.results):
+            self.made_by.setdefault(new, self.lineage.value(old))
+        return scope.append(copy)
+
+    def end(self, terminator: Op, operands: Sequence[Value], scope: _Scope) -> None:
+        """Closes a block."""
+        scope.append(Op(terminator.name, operands, (), terminator.attributes, location=terminator.location, primitive=terminator.primitive))
+
+    def ends(self, terminator: Op, shardings: Sequence[TensorSharding | None], scope: _Scope) -> list[Value]:
+        return [self.to(terminator, i, v, s, scope) for i, (v, s) in enumerate(zip(terminator.operands, shardings))]
+
+    def loop(self, op: Op, scope: _Scope) -> None:
+        """Operands are brought to the shardings of the loop once, what the body makes on every trip."""
+        shardings = [result.sharding for result in op.results]
+        operands = [self.to(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, shardings))]
+        count = trip_count(op)
+        end = op.regions[1].terminator
+        varies = [end.operands[i] is not a for i, a in enumerate(op.regions[1].arguments)]
+        regions: list[Block] = []
+        for region, more in zip(op.regions, (1, 0)):  # the condition is asked once more than the body runs
+            block = self.body(region)
+            changing = {a for a, changes in zip(block.arguments, varies) if changes}
+            for a, outer, operand, changes in zip(region.arguments, op.operands, operands, varies):
+                if not changes and a.sharding is operand.sharding:
+                    self.values[a] = operand
+                    if outer.sharding is a.sharding:
+                        self.aliases[a] = outer
+            trips = None if count is None or scope.trips is None else scope.trips * (count + more)
+            inner = _Scope(block, trips, changing, scope)
+            self.ops(region.ops[:-1], inner)
+            if region is op.regions[1]:
+                carried = [v if changes else a for v, a, changes in zip(self.ends(end, shardings, inner), block.arguments, varies)]
+            else:
+                carried = [self.values[v] for v in region.terminator.operands]
+            self.end(region.terminator, carried, inner)
+            regions.append(block)
+        self.with_regions(op, operands, regions, scope)
+
+    def branches(self, op: Op, scope: _Scope) -> None:
+        regions: list[Block] = []
+        for region in op.regions:
+            block = self.body(region)
+            inner = _Scope(block, scope.trips, None if scope.changing is None else set(), scope)
+            self.ops(region.ops[:-1], inner)
+            self.end(region.terminator, self.ends(region.terminator, [r.sharding for r in op.results], inner), inner)
+            regions.append(block)
+        self.with_regions(op, [self.values[v] for v in op.operands], regions, scope)
+
+    def with_regions(self, op: Op, operands: Sequence[Value], regions: Sequence[Block], scope: _Scope) -> None:
+        copy = Op(op.name, operands, [r.type for r in op.results], op.attributes, regions, location=op.location, primitive=op.primitive)
+        copy.rule, copy.rule_known = op.rule, op.rule_known
+        for old, new in zip(op.results, copy.results):
+            new.sharding, new.name = old.sharding, old.name
+            self.set(old, new)
+        scope.append(copy)
+
+    def call(self, op: Op, scope: _Scope) -> None:
+        """The body of a named computation in place of it, as XLA inlines calls."""
+        body = op.regions[0]
+        for i, (argument, operand) in enumerate(zip(body.arguments, op.operands)):
+            self.set(argument, self.to(op, i, operand, argument.sharding, scope))
+            if argument.sharding is operand.sharding:
+                self.aliases[argument] = operand
+        self.ops(body.ops[:-1], scope)
+        end = body.terminator
+        for i, (result, value) in enumerate(zip(op.results, end.operands)):
+            self.set(result, self.to(end, i, value, result.sharding, scope))
+            if result.sharding is value.sharding:
+                self.aliases[result] = value
+
+    def computation(self, op: Op, scope: _Scope) -> None:
+        """The body of a `shard_map` on the pieces that it asks for."""
+        (region,) = op.regions
+        operands = [self.to(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, op.attributes["in_shardings"]))]
+        block = self.body(region)
+        inner = _Scope(block, scope.trips, None if scope.changing is None else set(), scope)
+        if inner.changing is not None:
+            inner.changing.update(a for a, v in zip(block.arguments, operands) if scope.home(v) is not scope or v in (scope.changing or ()))
+        around, self.manual = self.manual, (*self.manual, *op.attributes["manual_axes"])
+        self.ops(region.ops[:-1], inner)
+        self.manual = around
+        self.end(region.terminator, [self.values[v] for v in region.terminator.operands], inner)
+        self.with_regions(op, operands, [block], scope)
+
+    def mesh_of(self, *shardings: TensorSharding | None) -> Mesh | None:
+        mesh = mesh_of(shardings, self.meshes)
+        if mesh is not None and mesh not in self.mesh_names:
+            stated = next(s for s in shardings if s is not None and s.mesh_in(self.meshes) == mesh)
+            self.mesh_names[mesh] = stated.mesh
+        return mesh
+
+    def sharding(self, layout: Layout, mesh: Mesh) -> TensorSharding:
+        """A layout as a sharding."""
+        spelling = self.spellings.get((layout, mesh))
+        if spelling is None:
+            dims = [DimensionSharding(_merged(axes, mesh)) for axes in layout]
+            spelling = self.spellings[layout, mesh] = TensorSharding(self.mesh_names[mesh], dims)
+        return spelling
+
+    def to(self, op: Op, operand: int, value: Value, target: TensorSharding | None, scope: _Scope) -> Value:
+        """An operand brought to a sharding."""
+        new, source = self.values[value], value.sharding
+        if source is target or (mesh := self.mesh_of(source, target)) is None or not value.type.rank:
+            return new
+        rank = value.type.rank
+        return self.brought(op, operand, value, layout_of(source, rank, mesh), layout_of(target, rank, mesh), mesh, scope)
+
+    def brought(self, op: Op, operand: int, value: Value, source: Layout, target: Layout, mesh: Mesh, scope: _Scope) -> Value:
+        """A value in another layout: a copy that is at hand, or a new one."""
+        new = self.values[value]
+        if source == target:
+            return new
+        place = scope.place(new)
+        for at in scope.hoisted():
+            if (copy := at.copies.get((new, target))) is not None:
+                return copy
+            if at is place:
+                break
+        maker = new.defining_op
+        if maker is not None and maker.name in _CONSTANTS:
+            made = Op(maker.name, (), [new.type], maker.attributes, location=maker.location, primitive=maker.primitive)
+            made.result.sharding = self.sharding(target, mesh)
+            copy = place.append(made).result
+        else:
+            origin = self.why(op, operand, value, self.sharding(source, mesh), self.sharding(target, mesh), scope)
+            copy = self.chain(new, source, target, origin, mesh, scope, place)
+            place.copies[copy, source] = new
+        place.copies[new, target] = copy
+        return copy
+
+    def why(
+        self, op: Op, operand: int, value: Value, source: TensorSharding | None, target: TensorSharding | None, scope: _Scope
+    ) -> Origin:
+        return Origin(self.lineage.op(op), operand, self.lineage.value(self.origin(value)), source, target, scope.depth)
+
+    def chain(self, value: Value, source: Layout, target: Layout, origin: Origin, mesh: Mesh, scope: _Scope, place: _Scope) -> Value:
+        """A value brought from one layout to another by collectives, each an op, and by slices."""
+        shape, layout, home, steps = value.type.shape, source, scope.home(value), route(source, target, mesh)
+        for i, step in enumerate(steps):
+            if local_shape(shape, layout, mesh) != local_shape(shape, step.before, mesh):  # what is not needed is cut off first
+                value, layout = self.sliced(value, layout, step.before, origin, mesh, place)
+            attributes: dict[str, Any] = {}
+            if step.kind == "all_gather":
+                attributes["gathering_axes"] = _per_dim([[axis for axis in dim if axis in step.axes] for dim in layout], mesh)
+                layout = tuple(tuple(axis for axis in dim if axis not in step.axes) for dim in layout)
+            elif step.kind == "all_to_all":
+                layout, attributes["params"] = _exchanged(layout, target, step.axes, mesh)
+            else:
+                layout = target if i + 1 == len(steps) else _permuted(layout, target, steps[i + 1].axes, mesh)
+            value = self.step(f"sdy.{step.kind}", value, layout, attributes, origin, mesh, place)
+            move = Move(step.kind, step.axes, local_shape(shape, step.before, mesh))
+            self.transfer(move, value.owner, origin, mesh, home, scope)
+        if layout != target:
+            if steps and local_shape(shape, layout, mesh) == local_shape(shape, target, mesh):
+                value.sharding = self.sharding(target, mesh)
+            else:
+                value, _ = self.sliced(value, layout, target, origin, mesh, place)
+        return value
+
+    def sliced(self, value: Value, layout: Layout, target: Layout, origin: Origin, mesh: Mesh, place: _Scope) -> tuple[Value, Layout]:
+        """The parts of pieces that a layout with more axes asks for."""
+        added = [[axis for axis in after if axis not in before] for before, after in zip(layout, target)]
+        return self.step("sdy.all_slice", value, target, {"slicing_axes": _per_dim(added, mesh)}, origin, mesh, place), target
+
+    def step(self, name: str, value: Value, layout: Layout, attributes: dict[str, Any], origin: Origin, mesh: Mesh, place: _Scope) -> Value:
+        """The result of one op that brings a value to another layout."""
+        op = Op(name, [value], [value.type], attributes, rule_known=True, location=origin.op.location)
+        op.result.sharding = self.sharding(layout, mesh)
+        return place.append(op).result
+
+    def transfer(self, step: Move, op: Op | Block, origin: Origin, mesh: Mesh, home: _Scope, scope: _Scope) -> None:
+        """Lists a collective that an op is, or makes."""
+        axes = spelled(step.axes, mesh)
+        group = size_of(axes, mesh) if axes else mesh.size
+        if group == 1 or not step.elements:
+            return
+        assert isinstance(op, Op)
+        dtype = origin.value.type.dtype
+        size = -(-step.elements * element_bits(dtype) // 8)
+        self.listed(op, origin, step.kind, tuple(map(format_axis, axes)), group, size, dtype, step.shape, home, scope, step.scatters)
+
+    def listed(
+        self,
+        op: Op,
+        origin: Origin,
+        kind: str,
+        axes: tuple[str, ...],
+        group: int,
+        size: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        home: _Scope,
+        scope: _Scope,
+        scatters: bool = False,
+    ) -> None:
+        asks, program = origin.op, self.lineage.program
+        primitive = "" if asks.name.endswith(".return") else asks.primitive or asks.name.rpartition(".")[2]
+        where, module = location_of(program, asks), module_of(program, asks)
+        collective = Collective(kind, axes, group, size, home.trips, dtype, shape, self.name(origin.value), primitive, where, module)
+        self.transfers.append(Transfer(collective, op, origin, home is not scope, scatters))
+
+    def written(self, op: Op, scope: _Scope) -> None:
+        """A collective of the user's."""
+        copy = self.copied(op, [self.values[v] for v in op.operands], scope)
+        mesh = next(iter(self.meshes.values()))
+        names = axes_of_written(op, [axis for axis in mesh.shape if axis in self.manual], mesh.shape)
+        group = size_of((AxisRef(axis) for axis in names), mesh)
+        value = op.operands[0]
+        shape = local_shape(value.type.shape, layout_of(value.sharding, value.type.rank, mesh), mesh)
+        size = local_bytes(value.type, value.sharding, self.meshes)
+        if group > 1 and size:
+            axes = tuple(format_axis(AxisRef(axis)) for axis in names)
+            origin = self.why(op, RESULTS, value, None, None, scope)
+            self.listed(copy, origin, KINDS[op.name], axes, group, size, value.type.dtype, shape, scope, scope)
+
+    def on_one_device(self, op: Op, scope: _Scope) -> None:
+        """An op that runs on one device: its operands are gathered, its results are sent to all by adding them to zeros."""
+        copy = self.copied(op, [self.to(op, i, v, op.results[0].sharding, scope) for i, v in enumerate(op.operands)], scope)
+        mesh = next((mesh for mesh in self.meshes.values() if mesh.axes), None)
+        if mesh is None or mesh.size == 1:
+            return
+        axes = [AxisRef(axis.name) for axis in mesh.axes if axis.size > 1]
+        for result, value in zip(op.results, copy.results):
+            size = local_bytes(result.type, result.sharding, self.meshes)
+            if size and result.uses:
+                origin = self.why(op, RESULTS, result, None, result.sharding, scope)
+                total = Op("sdy.all_reduce", [value], [value.type], {"reduction_axes": AxisRefList(axes)}, location=op.location)
+                total.result.sharding = value.sharding
+                self.set(result, scope.append(total).result)
+                names, dtype = tuple(map(format_axis, axes)), result.type.dtype
+                self.listed(total, origin, "all_reduce", names, mesh.size, size, dtype, result.type.shape, scope, scope)
+
+    def plain(self, op: Op, scope: _Scope) -> None:
+        """An op that runs under the axes that are chosen for it."""
+        values = (*op.operands, *op.results)
+        mesh = None if op.name in _CONSTANTS or not op.results else self.mesh_of(*[v.sharding for v in values])
+        if mesh is None:
+            self.copied(op, [self.values[v] for v in op.operands], scope)
+            return
+        if any(r.sharding is not None and r.sharding.mesh_in(self.meshes).is_maximal for r in op.results):
+            self.on_one_device(op, scope)
+            return
+        run = self.strategy(op, mesh)
+        operands = [
+            self.brought(op, i, v, layout_of(v.sharding, v.type.rank, mesh), read, mesh, scope)
+            for i, (v, read) in enumerate(zip(op.operands, run.reads))
+        ]
+        copy = self.copied(op, operands, scope)
+        for v, new, made in zip(op.results, copy.results, run.makes):
+            wanted = layout_of(v.sharding, v.type.rank, mesh)
+            origin = self.why(op, RESULTS, v, self.sharding(made, mesh), v.sharding, scope)
+            home = scope.home(new)
+            for move in run.inside if v is op.results[0] else ():
+                self.transfer(move, copy, origin, mesh, home, scope)
+            if made != wanted:
+                new.sharding = self.sharding(made, mesh)
+            total = new
+            if run.summed:
+                attributes = {"reduction_axes": AxisRefList(_merged(run.summed, mesh))}
+                total = self.step("sdy.all_reduce", new, made, attributes, origin, mesh, scope)
+                self.transfer(settled(v.type.shape, made, wanted, run.summed, mesh)[0], total.owner, origin, mesh, home, scope)
+            brought = self.chain(total, made, wanted, origin, mesh, scope, scope)
+            if brought is not total:
+                scope.copies[brought, made] = total
+            self.set(v, brought)
+
+    def strategy(self, op: Op, mesh: Mesh) -> Strategy:
+        """How an op runs."""
+        values = (*op.operands, *op.results)
+        layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
+        own = None if self.manual else workaround_of(op, mesh, self.meshes) or _joined_aside(op, layouts[-1], mesh)
+        if own is not None:
+            return own
+        rule = op.rule if op.rule_known else rule_for(op)
+        key = (op.name, rule, tuple(layouts), tuple([v.type for v in values]))
+        if key not in self.strategies:
+            count = len(op.operands)
+            shapes = [v.type.shape for v in values]
+            self.strategies[key] = strategy(op.name, rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
+        return self.strategies[key]
+
+
+def _joined_aside(op: Op, wanted: Layout, mesh: Mesh) -> Strategy | None:
+    """A concatenation along a dimension that is cut: it runs cut along another dimension, which the number of pieces divides.
+
+    None of other ops, where there is no such dimension, and of what rotates an array, which XLA does in another way.
+    """
+    if op.name != "stablehlo.concatenate" or _rotates(op) or not wanted[dim := op.attributes["dimension"]]:
+        return None
+    shape, ways = op.result.type.shape, size_of(wanted[dim], mesh)
+    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (size_of(axes, mesh) * ways) == 0]
+    other = next((d for d in fit if not wanted[d]), next(iter(fit), None))
+    if other is None:
+        return None
+    moved = {dim: (), other: (*wanted[other], *wanted[dim])}
+    aside = tuple(moved.get(d, axes) for d, axes in enumerate(wanted))
+    return Strategy((aside,) * len(op.operands), (aside,))
+
+
+def _rotates(op: Op) -> bool:
+    """Whether a concatenation is of the end of an array and its beginning."""
+    makers = [v.defining_op for v in op.operands]
+    tail, head = makers if len(makers) == 2 else (None, None)
+    if tail is None or head is None or tail.name != "stablehlo.slice" or head.name != tail.name or tail.operands[0] is not head.operands[0]:
+        return False
+    dim = op.attributes["dimension"]
+    starts, ends = tail.attributes["start_indices"], head.attributes["limit_indices"]
+    return starts[dim] == ends[dim] and not head.attributes["start_indices"][dim] and op.result.type == tail.operands[0].type
+
+
+def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefLists:
+    return ListOfAxisRefLists([AxisRefList(_merged(dim, mesh)) for dim in axes])
+
+
+def _permuted(layout: Layout, target: Layout, gathered: Axes, mesh: Mesh) -> Layout:
+    """The layout into which pieces are ordered before they are gathered; as before where axes come from other dimensions."""
+    permuted = tuple((*after, *(axis for axis in dim if axis in gathered)) for dim, after in zip(layout, target))
+    same_pieces = all(size_of(dim, mesh) == size_of(after, mesh) for dim, after in zip(layout, permuted))
+    return permuted if same_pieces else layout
+
+
+def _exchanged(layout: Layout, target: Layout, axes: Axes, mesh: Mesh) -> tuple[Layout, AllToAllParamList]:
+    """A layout after axes have gone from one dimension to another."""
+    source = next(d for d, dim in enumerate(layout) if axes[0] in dim)
+    to = next(d for d, dim in enumerate(target) if axes[0] in dim)
+    dims = [[axis for axis in dim if axis not in axes] for dim in layout]
+    dims[to] += axes
+    return tuple(map(tuple, dims)), AllToAllParamList([AllToAllParam(_merged(axes, mesh), source, to)])
+
+
+def _merged(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:
+    """Parts of axes, those that follow each other put together."""
+    runs: list[tuple[str, int, int]] = []
+    for axis in axes:
+        before, size = axis.pre_size or 1, axis.size_in(mesh)
+        if runs and runs[-1][0] == axis.name and runs[-1][1] * runs[-1][2] == before:
+            name, first, length = runs.pop()
+            runs.append((name, first, length * size))
+        else:
+            runs.append((axis.name, before, size))
+    return [AxisRef(name) if size == mesh.shape[name] else AxisRef(name, before, size) for name, before, size in runs]
