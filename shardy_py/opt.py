@@ -24,7 +24,7 @@ from shardy_py.ir import Program
 from shardy_py.passes.base import Pass
 from shardy_py.passes.run_pipeline import run_pipeline
 from shardy_py.passes.table import PASSES
-from shardy_py.rules import is_known
+from shardy_py.rules import is_registered
 
 
 class UnknownOpWarning(UserWarning):
@@ -66,12 +66,9 @@ def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = Fals
 
 
 def _warn_of_unknown_ops(program: Program) -> None:
-    known: dict[str, bool] = {}
-    for op in program.walk():
-        if op.name not in known:
-            known[op.name] = is_known(op.name) or op.name.partition(".")[0] in _DIALECTS
-            if not known[op.name]:
-                warnings.warn(UnknownOpWarning(f"op '{op.name}' is not known: it is kept and nothing propagates through it"), stacklevel=3)
+    for name in dict.fromkeys(op.name for op in program.walk()):
+        if not is_registered(name) and name.partition(".")[0] not in _DIALECTS:
+            warnings.warn(UnknownOpWarning(f"op '{name}' is not known: it is kept and nothing propagates through it"), stacklevel=3)
 
 
 _DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))

@@ -17,7 +17,7 @@ class Interned:
 
     A subclass names its constructor arguments in `_fields` and its derived attributes only in `__slots__`. Its
     `__new__` looks the arguments up in its `_table` and, on a miss, brings them into their one proper form and calls
-    `_made`. The table keeps values alive for the life of the process.
+    `_interned`. The table keeps values alive for the life of the process.
     """
 
     __slots__ = ()
@@ -33,15 +33,15 @@ class Interned:
         cls.__match_args__ = cls._fields
 
     @classmethod
-    def _made(cls, key: object, **slots: object) -> Self:
+    def _interned(cls, key: object, **slots: object) -> Self:
         """The one object for `key`, which must be the constructor's arguments in their proper form."""
-        known: Self | None = cls._table.get(key)
-        if known is not None:
-            return known
-        made = object.__new__(cls)
+        interned: Self | None = cls._table.get(key)
+        if interned is not None:
+            return interned
+        new = object.__new__(cls)
         for name, value in slots.items():
-            object.__setattr__(made, name, value)
-        return cls._table.setdefault(key, made)
+            object.__setattr__(new, name, value)
+        return cls._table.setdefault(key, new)
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -80,7 +80,7 @@ class Scanner:
         body = match.group(1)
         if "\\" not in body:
             return body
-        raw = _ESCAPE.sub(lambda found: self._unescaped(found, start), body.encode("utf-8", "surrogateescape"))
+        raw = _ESCAPE.sub(lambda escape: self._unescaped(escape, start), body.encode("utf-8", "surrogateescape"))
         return raw.decode("utf-8", "surrogateescape")
 
     def integer(self) -> int:
@@ -137,8 +137,8 @@ class Scanner:
         match = _SPACE.match(self.text, position)
         self.position = match.end() if match else position
 
-    def _unescaped(self, found: re.Match[bytes], start: int) -> bytes:
-        code = found.group(1)
+    def _unescaped(self, escape: re.Match[bytes], start: int) -> bytes:
+        code = escape.group(1)
         if len(code) == 2:
             return bytes([int(code, 16)])
         if code not in _SIMPLE_ESCAPES:

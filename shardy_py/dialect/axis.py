@@ -32,11 +32,11 @@ class SubAxis(Interned):
     size: int
 
     def __new__(cls, pre_size: int, size: int) -> SubAxis:  # noqa: D102
-        found = cls._table.get((pre_size, size))
-        if found is not None:
-            return found
+        interned = cls._table.get((pre_size, size))
+        if interned is not None:
+            return interned
         pre_size, size = integer(pre_size), integer(size)
-        return cls._made((pre_size, size), pre_size=pre_size, size=size)
+        return cls._interned((pre_size, size), pre_size=pre_size, size=size)
 
     @property
     def next_pre_size(self) -> int:
@@ -91,14 +91,14 @@ class AxisRef(Interned):
     _text: str
 
     def __new__(cls, name: str, pre_size: int | None = None, size: int | None = None) -> AxisRef:  # noqa: D102
-        found = cls._table.get((name, pre_size, size))
-        if found is not None:
-            return found
+        interned = cls._table.get((name, pre_size, size))
+        if interned is not None:
+            return interned
         if not isinstance(name, str):
             raise TypeError(f"an axis name must be a string, got {name!r}")
         name = str(name)
         if pre_size is None and size is None:
-            return cls._made(
+            return cls._interned(
                 (name, None, None),
                 name=name,
                 pre_size=None,
@@ -112,7 +112,7 @@ class AxisRef(Interned):
         if pre_size is None or size is None:
             raise TypeError(f"a sub-axis of {name!r} needs both pre_size and size, got {pre_size} and {size}")
         pre_size, size = integer(pre_size), integer(size)
-        return cls._made(
+        return cls._interned(
             (name, pre_size, size),
             name=name,
             pre_size=pre_size,
@@ -327,14 +327,14 @@ def set_difference(axes: Iterable[AxisRef], removed: Iterable[AxisRef], mesh: Me
     for axis in axes:
         rest: AxisRef | None = axis
         while rest is not None:
-            found = first_overlapping(rest, ordered)
-            if found is None:
+            taken = first_overlapping(rest, ordered)
+            if taken is None:
                 kept.append(rest)
                 break
-            prefix = prefix_without_overlap(rest, found)
+            prefix = prefix_without_overlap(rest, taken)
             if prefix is not None:
                 kept.append(prefix)
-            rest = suffix_without_overlap(rest, found, mesh)
+            rest = suffix_without_overlap(rest, taken, mesh)
     return tuple(kept)
 
 

@@ -26,7 +26,7 @@ class AxisRefList(Interned):
             return cls._table[axes]
         except (KeyError, TypeError):
             axes = axis_refs(axes)
-            return cls._made(axes, axes=axes)
+            return cls._interned(axes, axes=axes)
 
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy<axis_ref_list >`."""
@@ -55,7 +55,7 @@ class ListOfAxisRefLists(Interned):
             return cls._table[lists]
         except (KeyError, TypeError):
             items = tuple(item if type(item) is AxisRefList else AxisRefList(tuple(item)) for item in lists)
-            return cls._made(items, lists=items)
+            return cls._interned(items, lists=items)
 
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy<list_of_axis_ref_lists >`."""
@@ -93,7 +93,7 @@ class AllToAllParam(Interned):
             return cls._table[axes, source, target]
         except (KeyError, TypeError):
             axes, source, target = axis_refs(axes), integer(source), integer(target)
-            return cls._made((axes, source, target), axes=axes, source=source, target=target)
+            return cls._interned((axes, source, target), axes=axes, source=source, target=target)
 
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy<all_to_all_param >`."""
@@ -127,7 +127,7 @@ class AllToAllParamList(Interned):
             return cls._table[params]
         except (KeyError, TypeError):
             items = tuple(param if type(param) is AllToAllParam else AllToAllParam(*param) for param in params)
-            return cls._made(items, params=items)
+            return cls._interned(items, params=items)
 
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy<all_to_all_param_list >`."""
@@ -159,7 +159,7 @@ class ManualAxes(Interned):
             return cls._table[axes]
         except (KeyError, TypeError):
             axes = tuple(map(str, axes))
-            return cls._made(axes, axes=axes)
+            return cls._interned(axes, axes=axes)
 
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy<manual_axes >`."""

@@ -38,15 +38,15 @@ class MeshAxis(Interned):
     size: int
 
     def __new__(cls, name: str, size: int) -> MeshAxis:  # noqa: D102
-        found = cls._table.get((name, size))
-        if found is not None:
-            return found
+        interned = cls._table.get((name, size))
+        if interned is not None:
+            return interned
         if not isinstance(name, str):
             raise TypeError(f"the name of a mesh axis must be a string, got {name!r}")
         name, size = str(name), integer(size)
         if size < 1:
             raise DialectError(f"axis size must be at least 1, got: {size}", where=f"mesh axis {quoted(name)}")
-        return cls._made((name, size), name=name, size=size)
+        return cls._interned((name, size), name=name, size=size)
 
     @classmethod
     def read(cls, scanner: Scanner) -> MeshAxis:
@@ -108,7 +108,7 @@ class Mesh(Interned):
         if axes and device_ids == tuple(range(len(device_ids))):
             device_ids = ()
         names = tuple(axis.name for axis in axes)
-        return cls._made(
+        return cls._interned(
             (axes, device_ids),
             axes=axes,
             device_ids=device_ids,

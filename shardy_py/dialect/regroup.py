@@ -25,14 +25,14 @@ def regrouped_axes(axes: Iterable[AxisRef], mesh: Mesh, onto: Mesh) -> tuple[Axi
     """
     if mesh.size != onto.size:
         return None
-    found: list[AxisRef] = []
+    regrouped: list[AxisRef] = []
     for axis in axes:
         low, high = _strides(axis, mesh)
         parts = [part for name in onto.axis_names if (part := _overlap(name, onto, low, high)) is not None]
         if math.prod(part.size_in(onto) for part in parts) * low != high:
             return None
-        found += parts
-    return tuple(found)
+        regrouped += parts
+    return tuple(regrouped)
 
 
 def regrouped(sharding: TensorSharding, mesh: Mesh, onto: Mesh, name: str) -> TensorSharding | None:

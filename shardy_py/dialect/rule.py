@@ -140,10 +140,10 @@ class OpShardingRule(Interned):
             _ints(blocked_propagation),
             bool(is_custom),
         )
-        known = cls._table.get(key)
-        if known is not None:
-            return known
-        return cls._made(key, **dict(zip(cls._fields, key, strict=True)), **_derived(*key[:7]))
+        interned = cls._table.get(key)
+        if interned is not None:
+            return interned
+        return cls._interned(key, **dict(zip(cls._fields, key, strict=True)), **_derived(*key[:7]))
 
     def factor_type(self, factor: int) -> FactorType:
         """Reduction, need-replication, permutation or pass-through, the first that applies."""

@@ -50,7 +50,7 @@ class DimensionSharding(Interned):
         axes, is_closed = axis_refs(axes), bool(is_closed)
         priority = None if priority is None else integer(priority)
         parts = [*map(str, axes), *([] if is_closed else ["?"])]
-        return cls._made(
+        return cls._interned(
             (axes, is_closed, priority),
             axes=axes,
             is_closed=is_closed,
@@ -179,20 +179,20 @@ class TensorSharding(Interned):
             if not isinstance(mesh, str):
                 raise TypeError(f"the mesh of a sharding must be a name or a Mesh, got {mesh!r}")
             mesh = str(mesh)
-        made = tuple(dim if type(dim) is DimensionSharding else DimensionSharding(axis_refs(dim)) for dim in dims)
+        dim_shardings = tuple(dim if type(dim) is DimensionSharding else DimensionSharding(axis_refs(dim)) for dim in dims)
         replicated, unreduced = axis_refs(replicated), axis_refs(unreduced)
-        cut = any(dim.axes for dim in made)
-        return cls._made(
-            (mesh, made, replicated, unreduced),
+        cut = any(dim.axes for dim in dim_shardings)
+        return cls._interned(
+            (mesh, dim_shardings, replicated, unreduced),
             mesh=mesh,
-            dims=made,
+            dims=dim_shardings,
             replicated=replicated,
             unreduced=unreduced,
-            rank=len(made),
+            rank=len(dim_shardings),
             has_axes=bool(cut or replicated or unreduced),
             is_fully_replicated=not cut,
-            is_fully_closed=all(dim.is_closed for dim in made),
-            is_fully_open=all(dim.is_open for dim in made),
+            is_fully_closed=all(dim.is_closed for dim in dim_shardings),
+            is_fully_open=all(dim.is_open for dim in dim_shardings),
         )
 
     @classmethod
@@ -216,8 +216,8 @@ class TensorSharding(Interned):
         try:
             return meshes[self.mesh]
         except KeyError:
-            known = ", ".join(map(symbol, meshes)) or "none"
-            raise DialectError(f"unknown mesh: {self.mesh_text()}", why=f"the meshes defined are: {known}") from None
+            names = ", ".join(map(symbol, meshes)) or "none"
+            raise DialectError(f"unknown mesh: {self.mesh_text()}", why=f"the meshes defined are: {names}") from None
 
     def all_axes(self) -> tuple[AxisRef, ...]:
         """Every axis mentioned: dimensions first, then replicated, then unreduced."""
@@ -394,7 +394,7 @@ class TensorShardingPerValue(Interned):
         for sharding in shardings:
             if type(sharding) is not TensorSharding:
                 raise TypeError(f"expected a TensorSharding, got {sharding!r}")
-        return cls._made(shardings, shardings=shardings)
+        return cls._interned(shardings, shardings=shardings)
 
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy.sharding_per_value` and its angle brackets, as in an op."""

@@ -167,10 +167,10 @@ def axes_after_gather(axes: Axes, gathered: Sequence[AxisRef], mesh: Mesh) -> Ax
 
 def axes_after_slice(axes: Axes, sliced: Sequence[AxisRef], mesh: Mesh) -> Axes:
     """The axes of a dimension once more are put at its end."""
-    made = list(axes)
+    result = list(axes)
     for axis in sliced:
-        add_axis_or_merge(made, axis, mesh)
-    return tuple(made)
+        add_axis_or_merge(result, axis, mesh)
+    return tuple(result)
 
 
 def _gathered(axes: Axes, gathered: Sequence[AxisRef], mesh: Mesh, what: str, dim: int) -> Axes:

@@ -33,7 +33,7 @@ def _group(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: B
     for x, out in zip(importer.read(eqn, scope, block), eqn.outvars):
         attributes = {"group_id": number}
         importer.append(
-            Op("sdy.sharding_group", (x,), (), attributes, rule_known=True, location=eqn.source_info, primitive=eqn.primitive.name), block
+            Op("sdy.sharding_group", (x,), (), attributes, rule_decided=True, location=eqn.source_info, primitive=eqn.primitive.name), block
         )
         scope.env[out] = x
 
@@ -42,7 +42,7 @@ def _barrier(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block:
     (x,) = importer.read(eqn, scope, block)
     attributes = {"allowed_direction": eqn.params["allowed_direction"]}
     op = Op(
-        "sdy.propagation_barrier", (x,), (x.type,), attributes, rule_known=True, location=eqn.source_info, primitive="propagation_barrier"
+        "sdy.propagation_barrier", (x,), (x.type,), attributes, rule_decided=True, location=eqn.source_info, primitive="propagation_barrier"
     )
     importer.append(op, block)
     scope.env[eqn.outvars[0]] = op.result
@@ -64,7 +64,7 @@ def _ruled_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
             types,
             attributes,
             rule=rule,
-            rule_known=True,
+            rule_decided=True,
             location=eqn.source_info,
             primitive=eqn.params["name"],
         )

@@ -143,7 +143,7 @@ class Importer:
         return op.result
 
     def _constant(self, type: Type, value: Any, block: Block, location: object) -> Value:
-        op = Op("sdy.constant", (), (type,), {"value": value}, rule_known=True, location=location)
+        op = Op("sdy.constant", (), (type,), {"value": value}, rule_decided=True, location=location)
         block.append(op)
         if type.rank:
             op.result.name = "const"
@@ -155,7 +155,7 @@ class Importer:
 
     def splat(self, type: Type, value: int, block: Block, eqn: JaxprEqn) -> Value:
         """Appends a constant with one value everywhere that an equation's lowering makes."""
-        op = Op("sdy.constant", (), (type,), {"value": value}, rule_known=True, location=eqn.source_info, primitive=eqn.primitive.name)
+        op = Op("sdy.constant", (), (type,), {"value": value}, rule_decided=True, location=eqn.source_info, primitive=eqn.primitive.name)
         return block.append(op).result
 
     def constant(self, literal: Literal, block: Block, location: object = None) -> Value:
@@ -164,12 +164,12 @@ class Importer:
 
     def append(self, op: Op, block: Block) -> Op:
         """Appends an op with its rule: the user's for the target of a custom call, else the registry's."""
-        if not op.rule_known:
+        if not op.rule_decided:
             spec = self.rules.get(str(op.attributes.get("call_target_name"))) if self.rules else None
             if spec is not None:
-                op.rule, op.rule_known = spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results]), True
+                op.rule, op.rule_decided = spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results]), True
             elif op.name not in CONTEXT:
-                op.rule, op.rule_known = memoised_rule(op), True
+                op.rule, op.rule_decided = memoised_rule(op), True
         return block.append(op)
 
     def read(self, eqn: JaxprEqn, scope: Scope, block: Block) -> list[Value]:
@@ -230,7 +230,7 @@ class Importer:
                 op.attributes = made.attributes if made.literal < 0 else {"value": invars[made.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
                 op.regions = ()
                 op.rule = made.rule
-                op.rule_known = made.rule_known
+                op.rule_decided = made.rule_decided
                 op.location = location
                 op.primitive = name
                 op.block = block
@@ -280,7 +280,7 @@ class Importer:
         for made in template.ops:
             if made.name not in CONTEXT:
                 op = Op(made.name, Block([types[s] for s in made.operands]).arguments, made.result_types, made.attributes)
-                made.rule, made.rule_known = memoised_rule(op), True
+                made.rule, made.rule_decided = memoised_rule(op), True
             types.extend(made.result_types)
         return template
 
@@ -326,7 +326,7 @@ class Importer:
         types = [type_of_aval(a) for a in expansion.jaxpr.out_avals]
         op = named_computation(self.symbol(expansion.key, name), arguments, types, body, eqn.source_info, name)
         block.append(op)
-        body.append(Op("sdy.return", self.body(expansion.jaxpr, body.arguments, body)[0], (), rule_known=True))
+        body.append(Op("sdy.return", self.body(expansion.jaxpr, body.arguments, body)[0], (), rule_decided=True))
         return op.results
 
     def bind(self, eqn: JaxprEqn, results: Sequence[Value], scope: Scope, block: Block) -> None:

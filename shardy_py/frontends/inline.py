@@ -47,18 +47,18 @@ class _Copy:
         elif op.name in ("stablehlo.constant", "sdy.constant") or _is_splat(op, operands):
             attributes = operands[0].owner.attributes if operands else op.attributes  # pyright: ignore[reportAttributeAccessIssue]
             type_ = op.results[0].type
-            copy = Op("sdy.constant", (), (type_,), attributes, rule_known=True, location=self.location, primitive=self.primitive)
+            copy = Op("sdy.constant", (), (type_,), attributes, rule_decided=True, location=self.location, primitive=self.primitive)
             target.append(copy)
         else:
             regions = [Block([a.type for a in region.arguments]) for region in op.regions]
             types = [r.type for r in op.results]
             copy = Op(op.name, operands, types, op.attributes, regions, location=self.location, primitive=self.primitive)
-            if op.rule_known:
-                copy.rule, copy.rule_known = op.rule, True
+            if op.rule_decided:
+                copy.rule, copy.rule_decided = op.rule, True
             self.importer.append(copy, target)
             for source, made in zip(op.regions, regions):
                 results = self.block(source, made.arguments, made)
-                made.append(Op(source.ops[-1].name, results, (), rule_known=True, location=self.location))
+                made.append(Op(source.ops[-1].name, results, (), rule_decided=True, location=self.location))
         for old, new in zip(op.results, copy.results):
             new.sharding = old.sharding
             self.values[old] = new
@@ -70,7 +70,7 @@ class _Copy:
         copy = named_computation(name, operands, function.result_types, body, self.location, self.primitive)
         target.append(copy)
         results = self.block(function.body, body.arguments, body)
-        body.append(Op("sdy.return", results, (), rule_known=True, location=self.location))
+        body.append(Op("sdy.return", results, (), rule_decided=True, location=self.location))
         return copy
 
 
@@ -86,4 +86,6 @@ def named_computation(
 ) -> Op:
     """An `sdy.named_computation` whose shardings are not known."""
     attributes = {"name": name, "in_shardings": None, "out_shardings": None}
-    return Op("sdy.named_computation", operands, result_types, attributes, (body,), rule_known=True, location=location, primitive=primitive)
+    return Op(
+        "sdy.named_computation", operands, result_types, attributes, (body,), rule_decided=True, location=location, primitive=primitive
+    )

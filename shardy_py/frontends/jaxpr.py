@@ -93,7 +93,7 @@ def from_jaxpr(
     arguments = _keys_constrained(importer, jaxpr.invars, block.arguments, known_in, block)
     results, scope = importer.body(closed_jaxpr, arguments, block)
     results = _keys_constrained(importer, jaxpr.outvars, results, known_out, block)
-    block.append(Op("func.return", results, (), rule_known=True))
+    block.append(Op("func.return", results, (), rule_decided=True))
     program = Program([main], importer.meshes.table())
     program.locate = locate
     program.calls = calls
@@ -132,7 +132,7 @@ def from_equations(
         start = len(block.ops)
         importer.equations([eqn], scope, block)
         ops.append(tuple(inner for op in block.ops[start:] for inner in op.walk()))
-    block.append(Op("func.return", [scope.env[v] for v in results], (), rule_known=True))
+    block.append(Op("func.return", [scope.env[v] for v in results], (), rule_decided=True))
     return Program([main], importer.meshes.table()), tuple(ops)
 
 

@@ -265,7 +265,7 @@ class _Reader:
                 result.sharding = sharding
         if _RULE in found:
             op.rule = found.pop(_RULE)
-            op.rule_known = True
+            op.rule_decided = True
         if found:
             op.attributes = {**op.attributes, **found}
 

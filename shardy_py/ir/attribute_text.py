@@ -89,15 +89,15 @@ def split_entries(text: str) -> Iterator[str]:
     """
     depth = start = 0
     for token in _TOKEN.finditer(text):
-        found = token[0]
-        if found in _OPEN:
+        bracket = token[0]
+        if bracket in _OPEN:
             depth += 1
-        elif found in _CLOSE:
+        elif bracket in _CLOSE:
             depth -= 1
             if depth < 0:
                 yield text[start : token.start()].strip()
                 return
-        elif found == "," and depth == 0:
+        elif bracket == "," and depth == 0:
             yield text[start : token.start()].strip()
             start = token.end()
     if text[start:].strip():

@@ -75,13 +75,13 @@ class Op:
             that changes one assigns a new dict.
         regions: One block per region.
         rule: The sharding rule, once known; None where the op does not propagate.
-        rule_known: Whether `rule` has been decided (None included).
+        rule_decided: Whether `rule` has been decided (None included).
         location: Whatever the front end knows about the source; `Program.locate` turns it into a `Location`.
         primitive: The JAX primitive it came from, or None.
         block: The block it stands in; None once erased.
     """
 
-    __slots__ = ("attributes", "block", "location", "name", "operands", "primitive", "regions", "results", "rule", "rule_known")
+    __slots__ = ("attributes", "block", "location", "name", "operands", "primitive", "regions", "results", "rule", "rule_decided")
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Op:
         regions: Sequence[Block] = (),
         *,
         rule: OpShardingRule | None = None,
-        rule_known: bool = False,
+        rule_decided: bool = False,
         location: object = None,
         primitive: str | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class Op:
         self.attributes = _NO_ATTRIBUTES if attributes is None else attributes
         self.regions = regions
         self.rule = rule
-        self.rule_known = rule_known
+        self.rule_decided = rule_decided
         self.location = location
         self.primitive = primitive
         self.block: Block | None = None

@@ -75,13 +75,13 @@ def _quoted(values: Sequence[Value]) -> str:
 
 
 def _count(op: Op, operands: int, results: int, regions: int = 0) -> None:
-    for what, found, expected in (
+    for what, count, expected in (
         ("operand", len(op.operands), operands),
         ("result", len(op.results), results),
         ("region", len(op.regions), regions),
     ):
-        if found != expected:
-            raise VerificationError(f"requires {expected} {what}{'' if expected == 1 else 's'}, but found {found}")
+        if count != expected:
+            raise VerificationError(f"requires {expected} {what}{'' if expected == 1 else 's'}, but found {count}")
 
 
 def _yielded(region: Block, terminator: str) -> list[Value]:

@@ -123,10 +123,10 @@ class _Printer:
         self.shardings: dict[tuple[TensorSharding | None, ...], str] = {}
 
     def type(self, type_: Type) -> str:
-        found = self.types.get(type_)
-        if found is None:
-            found = self.types[type_] = self.write_type(type_)
-        return found
+        text = self.types.get(type_)
+        if text is None:
+            text = self.types[type_] = self.write_type(type_)
+        return text
 
     def typed(self, values: Sequence[Value]) -> str:
         return ", ".join([self.type(value.type) for value in values])
@@ -252,11 +252,11 @@ class _Printer:
         shardings = tuple([result.sharding for result in op.results])
         text = self.shardings.get(shardings)
         if text is None:
-            known = next((sharding for sharding in shardings if sharding is not None), None)
-            if known is None:
+            first = next((sharding for sharding in shardings if sharding is not None), None)
+            if first is None:
                 return ""
             pairs = zip(shardings, op.results, strict=True)
-            filled = tuple(TensorSharding.open(known.mesh, value.type.rank) if s is None else s for s, value in pairs)
+            filled = tuple(TensorSharding.open(first.mesh, value.type.rank) if s is None else s for s, value in pairs)
             text = str(TensorShardingPerValue(filled))
             if None not in shardings:
                 self.shardings[shardings] = text
@@ -265,11 +265,11 @@ class _Printer:
     def location(self, op: Op) -> str:
         if self.locate is None:
             return ""
-        found = self.locate(op.location)
-        if found is None:
+        location = self.locate(op.location)
+        if location is None:
             return ""
-        place = f'"{found.file}":{found.line}'
-        return f' loc("{found.scope}"({place}))' if found.scope else f" loc({place})"
+        place = f'"{location.file}":{location.line}'
+        return f' loc("{location.scope}"({place}))' if location.scope else f" loc({place})"
 
     def body(self, block: Block, indent: str) -> str:
         """The ops of a region in braces."""

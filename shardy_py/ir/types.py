@@ -34,15 +34,15 @@ class TensorType:
 
     def __new__(cls, shape: tuple[int, ...], dtype: str) -> TensorType:  # noqa: D102
         key = (shape, dtype)
-        found = _TENSOR_TYPES.get(key)
-        if found is not None:
-            return found
-        made = object.__new__(cls)
-        object.__setattr__(made, "shape", tuple(int(n) for n in shape))
-        object.__setattr__(made, "dtype", dtype)
-        object.__setattr__(made, "rank", len(shape))
-        object.__setattr__(made, "size", math.prod(shape))
-        return _TENSOR_TYPES.setdefault((made.shape, dtype), made)
+        interned = _TENSOR_TYPES.get(key)
+        if interned is not None:
+            return interned
+        type_ = object.__new__(cls)
+        object.__setattr__(type_, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(type_, "dtype", dtype)
+        object.__setattr__(type_, "rank", len(shape))
+        object.__setattr__(type_, "size", math.prod(shape))
+        return _TENSOR_TYPES.setdefault((type_.shape, dtype), type_)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("TensorType is immutable")
@@ -84,13 +84,13 @@ Type = TensorType | OpaqueType
 
 def element_bits(dtype: str) -> int:
     """Bits of one element as it lies in memory; int4 and friends are packed."""
-    known = _BITS.get(dtype)
-    if known is None:
+    bits = _BITS.get(dtype)
+    if bits is None:
         digits = ""
         for char in dtype:
             if char.isdigit():
                 digits += char
             elif digits:
                 break
-        known = _BITS[dtype] = int(digits) if digits else 32
-    return known
+        bits = _BITS[dtype] = int(digits) if digits else 32
+    return bits

@@ -91,9 +91,9 @@ def verify(program: Program) -> None:
         VerificationError: The first rule it breaks, function by function, an op before those in its regions; the rules of
             the graph come before those of single ops.
     """
-    found = problems(program, limit=1)
-    if found:
-        raise found[0].error()
+    broken = problems(program, limit=1)
+    if broken:
+        raise broken[0].error()
 
 
 def problems(program: Program, *, limit: int = _FEW) -> list[Problem]:
@@ -117,7 +117,7 @@ class _Verifier:
     def __init__(self, program: Program, limit: int) -> None:
         self.program = program
         self.limit = limit
-        self.found: list[Problem] = []
+        self.problems: list[Problem] = []
         self.functions: dict[str, Function] = {}
         self.function: Function | None = None
         self.valid: set[tuple[Any, ...]] = set()
@@ -138,12 +138,12 @@ class _Verifier:
                 self.check_function(function)
         except _Full:
             pass
-        return self.found
+        return self.problems
 
     def report(self, what: str, op: Op | None, **rest: Any) -> None:
         location = self.program.locate(op.location) if op is not None else None
-        self.found.append(Problem(what, op, rest.pop("function", self.function), location=location, **rest))
-        if len(self.found) >= self.limit:
+        self.problems.append(Problem(what, op, rest.pop("function", self.function), location=location, **rest))
+        if len(self.problems) >= self.limit:
             raise _Full
 
     def attempt(self, op: Op | None, check: Callable[..., None], *args: Any, prefix: str = "") -> bool:
@@ -179,11 +179,11 @@ class _Verifier:
             defined: The values that may be used here; those made in the block are added and, at the end, taken out.
             inside: The innermost op around that is isolated from above.
         """
-        made: list[Value] = []
+        visible: list[Value] = []
         for i, value in enumerate(block.arguments):
             self.check_value(value, block, i, None)
-            made.append(value)
-        defined.update(made)
+            visible.append(value)
+        defined.update(visible)
         ops = block.ops
         last = len(ops) - 1
         parent = block.parent
@@ -216,10 +216,10 @@ class _Verifier:
                     self.check_value(result, op, i, op)
                 if result in defined:
                     self.report("op stands in a block twice", op)
-                made.append(result)
+                visible.append(result)
                 defined.add(result)
                 i += 1
-        defined.difference_update(made)
+        defined.difference_update(visible)
 
     def check_value(self, value: Value, owner: Op | Block, index: int, op: Op | None) -> None:
         if value.owner is not owner or value.index != index:

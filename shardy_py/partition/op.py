@@ -79,7 +79,7 @@ def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
     count = len(op.operands)
     operands = tuple(TensorSpec(v.type, i, maker(v)) for i, v in enumerate(op.operands))
     results = tuple(TensorSpec(v.type, count + i) for i, v in enumerate(op.results))
-    rule = op.rule if op.rule_known else rule_for(op)
+    rule = op.rule if op.rule_decided else rule_for(op)
     return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes))
 
 

@@ -26,7 +26,7 @@ def functions_in_order(program: Program, *, post: bool) -> list[Function]:
     The reverse is what the reference takes as pre-order: callers come before those they call.
     """
     by_name = functions_by_name(program)
-    found: list[Function] = []
+    ordered: list[Function] = []
     seen: set[str] = set()
     for start in program.functions:
         if start.name in seen:
@@ -37,12 +37,12 @@ def functions_in_order(program: Program, *, post: bool) -> list[Function]:
             function, calls = path[-1]
             callee = next((callee for call in calls if (callee := call.attributes[_CALLEE]) not in seen), None)
             if callee is None:
-                found.append(function)
+                ordered.append(function)
                 path.pop()
                 continue
             seen.add(callee)
             path.append((by_name[callee], iter(calls_in(by_name[callee]))))
-    return found if post else found[::-1]
+    return ordered if post else ordered[::-1]
 
 
 def check_no_cycles(program: Program) -> None:
@@ -107,12 +107,12 @@ def check_depth(program: Program) -> None:
     """
     own = {function.name: max(_depths(function).values(), default=0) for function in program.functions}
 
-    def depth(function: Function, found: Mapping[str, int], calls: list[Op]) -> int:
+    def depth(function: Function, depth_of: Mapping[str, int], calls: list[Op]) -> int:
         if not calls:
-            return found[function.name]
+            return depth_of[function.name]
         depths = _depths(function)
-        deepest = max(calls, key=lambda call: depths[call] + found[call.attributes[_CALLEE]])
-        nested = max(found[function.name], depths[deepest] + 1 + found[deepest.attributes[_CALLEE]])
+        deepest = max(calls, key=lambda call: depths[call] + depth_of[call.attributes[_CALLEE]])
+        nested = max(depth_of[function.name], depths[deepest] + 1 + depth_of[deepest.attributes[_CALLEE]])
         if nested > MAX_REGIONS:
             raise ShardyError(
                 f"calls and regions are nested more than {MAX_REGIONS} deep",
@@ -127,22 +127,22 @@ def check_depth(program: Program) -> None:
 
 def _per_call(program: Program, own: Mapping[str, int], combine: Callable[[Function, Mapping[str, int], list[Op]], int]) -> dict[str, int]:
     """A number for each function, computed from its own and from those of the functions that it calls."""
-    found = dict(own)
+    numbers = dict(own)
     for function in functions_in_order(program, post=True):
-        found[function.name] = combine(function, found, calls_in(function))
-    return found
+        numbers[function.name] = combine(function, numbers, calls_in(function))
+    return numbers
 
 
 def _depths(function: Function) -> dict[Op, int]:
     """Each op that has regions or is a call -> the number of regions around what is in it, or around the call."""
-    found: dict[Op, int] = {}
+    depths: dict[Op, int] = {}
     waiting = [(function.body, 0)]
     while waiting:
         block, depth = waiting.pop()
         for op in block.ops:
             if op.regions:
-                found[op] = depth + 1
+                depths[op] = depth + 1
                 waiting += [(region, depth + 1) for region in op.regions]
             elif _CALLEE in op.attributes:
-                found[op] = depth
-    return found
+                depths[op] = depth
+    return depths

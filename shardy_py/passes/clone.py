@@ -10,37 +10,37 @@ from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
 
 def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
     """A copy of an op and its regions that uses `mapping[v]` for `v`; its results are added to the mapping."""
-    made = Op(
+    copy = Op(
         op.name,
         [mapping.get(operand, operand) for operand in op.operands],
         [result.type for result in op.results],
         op.attributes,
         rule=op.rule,
-        rule_known=op.rule_known,
+        rule_decided=op.rule_decided,
         location=op.location,
         primitive=op.primitive,
     )
-    for old, new in zip(op.results, made.results, strict=True):
+    for old, new in zip(op.results, copy.results, strict=True):
         new.sharding = old.sharding
         new.name = old.name
         mapping[old] = new
     if op.regions:
-        made.regions = [clone_block(region, mapping) for region in op.regions]
-        for region in made.regions:
-            region.parent = made
-    return made
+        copy.regions = [clone_block(region, mapping) for region in op.regions]
+        for region in copy.regions:
+            region.parent = copy
+    return copy
 
 
 def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
     """A copy of a block; values from outside that are not in the mapping stay."""
-    made = Block([argument.type for argument in block.arguments])
-    for old, new in zip(block.arguments, made.arguments, strict=True):
+    copy = Block([argument.type for argument in block.arguments])
+    for old, new in zip(block.arguments, copy.arguments, strict=True):
         new.sharding = old.sharding
         new.name = old.name
         mapping[old] = new
     for op in block.ops:
-        made.append(clone_op(op, mapping))
-    return made
+        copy.append(clone_op(op, mapping))
+    return copy
 
 
 def clone_program(program: Program) -> tuple[Program, dict[Value, Value]]:
@@ -48,12 +48,12 @@ def clone_program(program: Program) -> tuple[Program, dict[Value, Value]]:
     mapping: dict[Value, Value] = {}
     functions: list[Function] = []
     for original in program.functions:
-        made = Function(original.name, clone_block(original.body, mapping), original.result_types, visibility=original.visibility)
-        made.result_shardings = list(original.result_shardings)
-        made.attributes = dict(original.attributes)
-        made.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
-        made.result_attributes = [dict(attributes) for attributes in original.result_attributes]
-        functions.append(made)
+        function = Function(original.name, clone_block(original.body, mapping), original.result_types, visibility=original.visibility)
+        function.result_shardings = list(original.result_shardings)
+        function.attributes = dict(original.attributes)
+        function.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
+        function.result_attributes = [dict(attributes) for attributes in original.result_attributes]
+        functions.append(function)
     copy = Program(functions, program.meshes)
     copy.mesh_attributes = {name: dict(attributes) for name, attributes in program.mesh_attributes.items()}
     copy.attributes = dict(program.attributes)
@@ -74,35 +74,35 @@ class FunctionCloner:
         """Copies those it calls, then the function itself, to the end of the program; returns the name of the copy."""
         path = [self._started(name, None)]
         while True:
-            made, calls, caller = path[-1]
+            copy, calls, caller = path[-1]
             call = next(calls, None)
             if call is not None:
                 path.append(self._started(call.attributes["callee"], call))
                 continue
             path.pop()
-            made.name = self.names.take(made.name)
-            self.program.functions.append(made)
-            self.functions[made.name] = made
+            copy.name = self.names.take(copy.name)
+            self.program.functions.append(copy)
+            self.functions[copy.name] = copy
             if caller is None:
-                return made.name
-            caller.attributes = {**caller.attributes, "callee": made.name}
+                return copy.name
+            caller.attributes = {**caller.attributes, "callee": copy.name}
 
     def _started(self, name: str, caller: Op | None) -> tuple[Function, Iterator[Op], Op | None]:
         """A copy that calls the same functions and has the same name still, its calls, and the call that it is for."""
         original = self.functions[name]
-        made = Function(name, clone_block(original.body, {}), original.result_types, visibility=original.visibility)
-        made.result_shardings = list(original.result_shardings)
-        made.attributes = {**original.attributes, ORIGINAL_NAME: original_name(original)}
-        made.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
-        made.result_attributes = [dict(attributes) for attributes in original.result_attributes]
-        return made, (op for op in made.body.walk() if op.name == "func.call"), caller
+        copy = Function(name, clone_block(original.body, {}), original.result_types, visibility=original.visibility)
+        copy.result_shardings = list(original.result_shardings)
+        copy.attributes = {**original.attributes, ORIGINAL_NAME: original_name(original)}
+        copy.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
+        copy.result_attributes = [dict(attributes) for attributes in original.result_attributes]
+        return copy, (op for op in copy.body.walk() if op.name == "func.call"), caller
 
 
 def move_terminator(block: Block, name: str) -> None:
     """Replaces the terminator by one of another dialect, which uses the same values anew."""
     old = block.ops[-1]
-    made = Op(name, old.operands, (), location=old.location)
-    made.block = block
+    new = Op(name, old.operands, (), location=old.location)
+    new.block = block
     old.drop_uses()
     old.block = None
-    block.ops[-1] = made
+    block.ops[-1] = new

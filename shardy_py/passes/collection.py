@@ -47,8 +47,8 @@ class _Regions:
             if self._entered or self._thresholds is None:
                 return
             thresholds, self._thresholds = self._thresholds, None
-            made, looks, _ = gc.get_count()
-            if made + looks * YOUNG > YOUNG:
+            young, looks, _ = gc.get_count()
+            if young + looks * YOUNG > YOUNG:
                 self._grow_old()
             gc.set_threshold(*thresholds)
             gc.enable()

@@ -111,20 +111,20 @@ def shardable_value(value: Value) -> Value | None:
 
 def get_sharding(value: Value) -> TensorSharding | None:
     """The sharding a value has, wherever it is kept."""
-    held = shardable_value(value)
-    if held is None:
+    holder = shardable_value(value)
+    if holder is None:
         return None
-    if isinstance(held.owner, Block):
-        op = held.owner.parent
+    if isinstance(holder.owner, Block):
+        op = holder.owner.parent
         if isinstance(op, Function):
-            return held.sharding
+            return holder.sharding
         assert isinstance(op, Op)
         stated = op.attributes.get("in_shardings")
-        return without_manual_axes(stated[held.index], manual_axes(op)) if stated else None
-    if held.owner.name in COMPUTATIONS:
-        stated = held.owner.attributes.get("out_shardings")
-        return stated[held.index] if stated else None
-    return held.sharding
+        return without_manual_axes(stated[holder.index], manual_axes(op)) if stated else None
+    if holder.owner.name in COMPUTATIONS:
+        stated = holder.owner.attributes.get("out_shardings")
+        return stated[holder.index] if stated else None
+    return holder.sharding
 
 
 def set_sharding(value: Value, sharding: TensorSharding) -> bool:
@@ -133,26 +133,26 @@ def set_sharding(value: Value, sharding: TensorSharding) -> bool:
     The other results of an op none of whose results has a sharding become fully open, as an op states either all
     its shardings or none.
     """
-    held = shardable_value(value)
-    if held is None:
+    holder = shardable_value(value)
+    if holder is None:
         return False
-    if isinstance(held.owner, Block):
-        op = held.owner.parent
+    if isinstance(holder.owner, Block):
+        op = holder.owner.parent
         if isinstance(op, Op):
-            set_in_shardings(op, [sharding if i == held.index else None for i in range(len(op.operands))], keep=True)
+            set_in_shardings(op, [sharding if i == holder.index else None for i in range(len(op.operands))], keep=True)
             return True
-    elif held.owner.name in COMPUTATIONS:
-        op = held.owner
+    elif holder.owner.name in COMPUTATIONS:
+        op = holder.owner
         stated = list(op.attributes.get("out_shardings") or fill(op.results, [None] * len(op.results), sharding.mesh))
-        stated[held.index] = sharding
+        stated[holder.index] = sharding
         op.attributes = {**op.attributes, "out_shardings": tuple(stated)}
         return True
     else:
-        results = held.owner.results
+        results = holder.owner.results
         if len(results) > 1 and all(result.sharding is None for result in results):
             for result in results:
                 result.sharding = TensorSharding.open(sharding.mesh, result.type.rank)
-    held.sharding = sharding
+    holder.sharding = sharding
     return True
 
 
@@ -167,11 +167,11 @@ def set_in_shardings(op: Op, shardings: Sequence[TensorSharding | None], *, keep
     stated = op.attributes.get("in_shardings")
     mesh = next(sharding.mesh for sharding in shardings if sharding is not None)
     manual = manual_axes(op)
-    made = [
+    outside = [
         stated[i] if keep and stated and shardings[i] is None else with_manual_axes(sharding, stated[i] if stated else None, manual)
         for i, sharding in enumerate(fill(op.regions[0].arguments, shardings, mesh))
     ]
-    op.attributes = {**op.attributes, "in_shardings": tuple(made)}
+    op.attributes = {**op.attributes, "in_shardings": tuple(outside)}
 
 
 def fill(values: Sequence[Value], shardings: Sequence[TensorSharding | None], mesh: object) -> list[TensorSharding]:

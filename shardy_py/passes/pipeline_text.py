@@ -56,9 +56,9 @@ def parse_pipeline(text: str) -> list[PassCall]:
     if parser.at < len(text):
         parser.elements(MODULE)
     if parser.at < len(text):
-        found = text[parser.at]
+        rest = text[parser.at]
         extra = "encountered extra closing ')' creating unbalanced parentheses while parsing pipeline"
-        raise parser.error(extra if found == ")" else f"expected ',' after parsing pipeline, found {found!r}")
+        raise parser.error(extra if rest == ")" else f"expected ',' after parsing pipeline, found {rest!r}")
     return parser.calls
 
 
@@ -115,7 +115,7 @@ class _Parser:
 
     def options(self) -> tuple[tuple[str, str, int], ...]:
         opened = self.at - 1
-        found: list[tuple[str, str, int]] = []
+        options: list[tuple[str, str, int]] = []
         while not self.skip("}"):
             match = _OPTION.match(self.text, self.at)
             if match is None:
@@ -124,8 +124,8 @@ class _Parser:
                 raise self.error("expected an option", fix="write options as {name=value name=value}")
             self.at = match.end()
             value = self.value() if self.skip("=") else ""
-            found.append((match[0], value, match.start()))
-        return tuple(found)
+            options.append((match[0], value, match.start()))
+        return tuple(options)
 
     def value(self) -> str:
         """A value: quoted, in brackets, or up to the next space or closing brace."""
@@ -147,5 +147,5 @@ class _Parser:
             elif not depth and (char.isspace() or char == "}"):
                 break
             self.at += 1
-        found = text[start : self.at]
-        return found[1:-1] if found.startswith("{") and found.endswith("}") else found
+        value = text[start : self.at]
+        return value[1:-1] if value.startswith("{") and value.endswith("}") else value

@@ -14,12 +14,12 @@ SHARDING = "sdy.sharding"
 
 def blocks_in(block: Block) -> list[Block]:
     """A block and all blocks nested in it, an outer one first."""
-    found = [block]
-    for current in found:
+    blocks = [block]
+    for current in blocks:
         for op in current.ops:
             if op.regions:
-                found.extend(op.regions)
-    return found
+                blocks.extend(op.regions)
+    return blocks
 
 
 def blocks_of(program: Program) -> list[Block]:
@@ -50,7 +50,7 @@ def ops_of(program: Program, names: Iterable[str]) -> list[Op]:
 
 def ops_of_post(program: Program, name: str) -> list[Op]:
     """The ops with a name, function by function, those in the regions of an op before it."""
-    found: list[Op] = []
+    matches: list[Op] = []
     for function in program.functions:
         waiting = [(iter(function.body.ops), None)]
         while waiting:
@@ -60,12 +60,12 @@ def ops_of_post(program: Program, name: str) -> list[Op]:
                     waiting += [(iter(()), op), *((iter(region.ops), None) for region in reversed(op.regions))]
                     break
                 if op.name == name:
-                    found.append(op)
+                    matches.append(op)
             else:
                 waiting.pop()
                 if parent is not None and parent.name == name:
-                    found.append(parent)
-    return found
+                    matches.append(parent)
+    return matches
 
 
 def entry_function(program: Program) -> Function | None:

@@ -253,13 +253,13 @@ def _like(op: Op, operands: list[Value], kinds: list[Type], attributes: dict[str
         kinds,
         op.attributes if attributes is None else attributes,
         rule=op.rule,
-        rule_known=op.rule_known,
+        rule_decided=op.rule_decided,
         location=op.location,
         primitive=op.primitive,
     )
 
 
 def _converted(value: Value, kind: Type, op: Op) -> Op:
-    made = Op(_CONVERT, [value], [kind], rule_known=True, location=op.location, primitive="convert_element_type")
+    made = Op(_CONVERT, [value], [kind], rule_decided=True, location=op.location, primitive="convert_element_type")
     made.result.sharding = value.sharding
     return made

@@ -253,7 +253,7 @@ class _Partitioner:
 
     def with_regions(self, op: Op, operands: Sequence[Value], regions: Sequence[Block], scope: _Scope) -> None:
         copy = Op(op.name, operands, [r.type for r in op.results], op.attributes, regions, location=op.location, primitive=op.primitive)
-        copy.rule, copy.rule_known = op.rule, op.rule_known
+        copy.rule, copy.rule_decided = op.rule, op.rule_decided
         for old, new in zip(op.results, copy.results):
             new.sharding, new.name = old.sharding, old.name
             self.set(old, new)
@@ -369,7 +369,7 @@ class _Partitioner:
 
     def step(self, name: str, value: Value, layout: Layout, attributes: dict[str, Any], origin: Origin, mesh: Mesh, place: _Scope) -> Value:
         """The result of one op that brings a value to another layout."""
-        op = Op(name, [value], [value.type], attributes, rule_known=True, location=origin.op.location)
+        op = Op(name, [value], [value.type], attributes, rule_decided=True, location=origin.op.location)
         op.result.sharding = self.sharding(layout, mesh)
         return place.append(op).result
 
@@ -476,7 +476,7 @@ class _Partitioner:
         own = None if self.manual else workaround_of(op, mesh, self.meshes) or _joined_aside(op, layouts[-1], mesh)
         if own is not None:
             return own
-        rule = op.rule if op.rule_known else rule_for(op)
+        rule = op.rule if op.rule_decided else rule_for(op)
         key = (op.name, rule, tuple(layouts), tuple([v.type for v in values]))
         if key not in self.strategies:
             count = len(op.operands)

@@ -78,7 +78,7 @@ class _Binding:
 
     def __init__(self, spec: RuleSpec, operand_shapes: tuple[Shape, ...], result_shapes: tuple[Shape, ...]) -> None:
         self.spec = spec
-        self.given_sizes = dict(spec.factor_sizes)
+        self.stated_sizes = dict(spec.factor_sizes)
         # Keys are names of factors, and (group, dimension) for the dimensions of an ellipsis; in order of appearance.
         self.sizes: dict[str | tuple[int, int], int | None] = {}
         self.ellipsis_shapes: dict[int, Shape] = {}
@@ -127,10 +127,10 @@ class _Binding:
             if more:
                 for name in dim.factors:
                     if self.sizes.get(name) is None:
-                        self.sizes[name] = self.given_sizes.get(name)
+                        self.sizes[name] = self.stated_sizes.get(name)
                 continue
-            known = self.sizes.get(name)
-            self.sizes[name] = size if known is None else min(known, size)
+            smallest = self.sizes.get(name)
+            self.sizes[name] = size if smallest is None else min(smallest, size)
 
     def read_ellipsis(self, where: str, group: int, leading: Shape, position: int) -> None:
         seen = self.ellipsis_shapes.setdefault(group, leading)
@@ -234,8 +234,8 @@ def _check_sizes(rule: str, tensors: tuple[Tensor, ...], sizes: Mapping[str, int
     return factors
 
 
-def _names(rule: str, kind: str, given: str | Iterable[str]) -> Names:
-    names = tuple(given.replace(",", " ").split() if isinstance(given, str) else given)
+def _names(rule: str, kind: str, factors: str | Iterable[str]) -> Names:
+    names = tuple(factors.replace(",", " ").split() if isinstance(factors, str) else factors)
     for i, name in enumerate(names):
         if not isinstance(name, str):
             raise TypeError(f"{kind} must hold names of factors, got {name!r}")

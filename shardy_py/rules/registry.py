@@ -92,7 +92,7 @@ NO_RULE: dict[str, str] = {
 """Ops that have no rule by design, and why."""
 
 
-def is_known(op_name: str, call_target_name: str | None = None) -> bool:
+def is_registered(op_name: str, call_target_name: str | None = None) -> bool:
     """Whether an op has a rule or is listed as having none by design; what is neither should be reported.
 
     Args:
@@ -100,9 +100,9 @@ def is_known(op_name: str, call_target_name: str | None = None) -> bool:
         call_target_name: Target of a custom call.
 
     Example:
-        >>> is_known("stablehlo.add"), is_known("stablehlo.while"), is_known("stablehlo.map")
+        >>> is_registered("stablehlo.add"), is_registered("stablehlo.while"), is_registered("stablehlo.map")
         (True, True, False)
-        >>> is_known("stablehlo.custom_call", "Qr"), is_known("stablehlo.custom_call", "my_kernel")
+        >>> is_registered("stablehlo.custom_call", "Qr"), is_registered("stablehlo.custom_call", "my_kernel")
         (True, False)
     """
     if call_target_name is not None:
@@ -127,7 +127,7 @@ def rule_for(op: Op, *, conservative: bool = False) -> OpShardingRule | None:
         conservative: As the option `conservative-propagation`: no factor that does not tile its dimension exactly propagates.
 
     Returns:
-        The rule, or None where the op has none (`NO_RULE`) or is not known (`is_known`).
+        The rule, or None where the op has none (`NO_RULE`) or is not known (`is_registered`).
     """
     build = RULES.get(op.name)
     if build is None:

@@ -27,12 +27,12 @@ class RuleTable(Mapping[str, RuleSpec]):
     __slots__ = ("_hash", "_rules")
 
     def __init__(self, rules: Mapping[str, RuleSpec] | None = None) -> None:
-        made = dict(rules or {})
-        for name, spec in made.items():
+        table = dict(rules or {})
+        for name, spec in table.items():
             if not isinstance(spec, RuleSpec):
                 raise TypeError(f"the rule of '{name}' must come from parse_einsum_rule, got {type(spec).__name__}")
-        self._rules = MappingProxyType(made)
-        self._hash = hash(frozenset(made.items()))
+        self._rules = MappingProxyType(table)
+        self._hash = hash(frozenset(table.items()))
 
     def with_rule(self, name: str, spec: RuleSpec, *, replace: bool = False) -> RuleTable:
         """A table that also has this rule; this one stays as it is.

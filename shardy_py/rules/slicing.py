@@ -45,14 +45,14 @@ def concatenate(signature: Signature) -> OpShardingRule:
 def joins_slices(op: Op) -> bool:
     """Whether a concatenate joins only slices, or one value and slices of that value."""
     slices = [operand.defining_op for operand in op.operands]
-    is_slice = [made_by is not None and made_by.name == "stablehlo.slice" for made_by in slices]
+    is_slice = [definition is not None and definition.name == "stablehlo.slice" for definition in slices]
     if all(is_slice):
         return True
     if not any(is_slice):
         return False
     first = None
-    for operand, made_by, sliced in zip(op.operands, slices, is_slice, strict=True):
-        source = made_by.operands[0] if made_by is not None and sliced else operand
+    for operand, definition, sliced in zip(op.operands, slices, is_slice, strict=True):
+        source = definition.operands[0] if definition is not None and sliced else operand
         if first is None:
             first = source
         elif source is not first:
@@ -92,8 +92,8 @@ def dynamic_update_slice(signature: Signature) -> OpShardingRule:
 def has_constant_starts(op: Op) -> bool:
     """Whether every start index of a dynamic_update_slice is a constant."""
     for start in op.operands[2:]:
-        made_by = start.defining_op
-        if made_by is None or made_by.name not in CONSTANTS:
+        definition = start.defining_op
+        if definition is None or definition.name not in CONSTANTS:
             return False
     return True
 

@@ -161,7 +161,7 @@ def test_attached_rule_is_the_rule() -> None:
     rule = "#sdy.op_sharding_rule<([i, j])->([i, j]) {i=8, j=8}, custom>"
     program = body(f"%0 = stablehlo.custom_call @f(%x) {{sdy.sharding_rule = {rule}}} : (tensor<8x8xf32>) -> tensor<8x8xf32>")
     op = only(program, "stablehlo.custom_call")
-    assert op.rule_known
+    assert op.rule_decided
     assert op.rule is not None
     assert op.rule.is_custom
     assert "sdy.sharding_rule" not in op.attributes

@@ -259,4 +259,4 @@ def test_an_all_to_all_in_groups_of_one_is_nothing() -> None:
 
 
 def test_op_templates_start_without_a_rule() -> None:
-    assert OpTemplate("stablehlo.add", (0, 1), (), {}).rule_known is False
+    assert OpTemplate("stablehlo.add", (0, 1), (), {}).rule_decided is False

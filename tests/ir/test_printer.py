@@ -126,7 +126,7 @@ def chain(*, sharded: bool = True) -> Program:
     op = Op(
         "stablehlo.gather", block.arguments, [t], {"slice_sizes": (1,), "start_index_map": ()}, location=Location("m.py", 3, "f", "g/h")
     )
-    op.rule, op.rule_known = OpShardingRule((8,), [[[0]]], [[[0]]]), True
+    op.rule, op.rule_decided = OpShardingRule((8,), [[[0]]], [[[0]]]), True
     block.append(op)
     block.append(Op("func.return", [op.result], []))
     if sharded:

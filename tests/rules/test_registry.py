@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.ir import TOKEN, Block, Op, TensorType
-from shardy_py.rules import CONTEXT, NO_RULE, RULES, context_of, is_known, rule_for
+from shardy_py.rules import CONTEXT, NO_RULE, RULES, context_of, is_registered, rule_for
 from shardy_py.rules.custom_call import NO_RULE_TARGETS, TARGETS
 from shardy_py.rules.registry import merge_tables
 
@@ -29,14 +29,18 @@ def test_an_op_has_a_rule_or_a_reason_for_none() -> None:
 @pytest.mark.parametrize("name", [*NO_RULE, "stablehlo.map", "chlo.top_k", "unheard.of"])
 def test_ops_without_a_rule(name: str) -> None:
     assert rule_for(op(name)) is None
-    assert is_known(name) == (name in NO_RULE)
+    assert is_registered(name) == (name in NO_RULE)
 
 
 def test_custom_calls() -> None:
     assert rule_for(op("stablehlo.custom_call", call_target_name="my_kernel")) is None
     assert rule_for(op("stablehlo.custom_call", call_target_name="tpu_custom_call")) is None
     assert rule_for(op("stablehlo.custom_call", call_target_name="mhlo.erf")) is rule_for(op("stablehlo.tanh"))
-    assert [is_known("stablehlo.custom_call", target) for target in ("my_kernel", "tpu_custom_call", "mhlo.erf")] == [False, True, True]
+    assert [is_registered("stablehlo.custom_call", target) for target in ("my_kernel", "tpu_custom_call", "mhlo.erf")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_tokens_have_no_rule() -> None:

@@ -29,7 +29,7 @@ class OpTemplate:
         literal: The operand of the equation whose literal value is the value of this constant; -1 for other ops.
     """
 
-    __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_known", "sharding")
+    __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_decided", "sharding")
 
     def __init__(self, name: str, operands: SLOTS, result_types: tuple[Type, ...], attributes: dict[str, Any], literal: int = -1) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class OpTemplate:
         self.attributes = attributes
         self.literal = literal
         self.rule: Any = None
-        self.rule_known = False
+        self.rule_decided = False
         self.sharding: TensorSharding | None = None
 
 

@@ -41,7 +41,7 @@ def call(
     results, scope = importer.body(jaxpr, arguments, body)
     if around is not None:
         results = around(body, results, False)
-    body.append(Op("sdy.return", results, (), rule_known=True))
+    body.append(Op("sdy.return", results, (), rule_decided=True))
     return op.results, scope
 
 

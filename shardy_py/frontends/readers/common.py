@@ -9,7 +9,7 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.ir import Block, Op, Value
-from shardy_py.rules import is_known
+from shardy_py.rules import is_registered
 
 if TYPE_CHECKING:
     from shardy_py.frontends.jaxpr import Importer, Scope
@@ -52,7 +52,7 @@ def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: Jaxpr
     importer.append(op, block)
     importer.bind(eqn, op.results, scope, block)
     target = attributes.get("call_target_name")
-    if op.rule is not None or is_known(name, target):
+    if op.rule is not None or is_registered(name, target):
         return
     reason = reason or f"becomes {f'the custom call {target!r}' if target else f'the op {name!r}'}, for which no rule is known."
     importer.report("no-rule", eqn, f"'{eqn.primitive.name}' {reason} Shardings stop there.", RULE_FIX)

@@ -31,7 +31,9 @@ def shard_alike(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
     values = importer.read(eqn, scope, block)
     attributes = {"group_id": importer.group_number(None)}
     for value in values:
-        block.append(Op("sdy.sharding_group", (value,), (), attributes, rule_known=True, location=eqn.source_info, primitive="shard_alike"))
+        block.append(
+            Op("sdy.sharding_group", (value,), (), attributes, rule_decided=True, location=eqn.source_info, primitive="shard_alike")
+        )
     bind(eqn, scope, values)
 
 

@@ -26,12 +26,12 @@ def cond(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Blo
         which, branches = _kept_branches(importer, which, branches, platforms, eqn, block)
     regions = [Block() for _ in branches]
     types = [type_of_aval(v.aval) for v in eqn.outvars]
-    op = Op("stablehlo.case", (which,), types, {}, regions, rule_known=True, location=eqn.source_info, primitive="cond")
+    op = Op("stablehlo.case", (which,), types, {}, regions, rule_decided=True, location=eqn.source_info, primitive="cond")
     block.append(op)
     scopes = []
     for region, branch in zip(regions, branches):
         results, inner = importer.body(branch, operands, region)
-        region.append(Op("stablehlo.return", results, (), rule_known=True))
+        region.append(Op("stablehlo.return", results, (), rule_decided=True))
         scopes.append(inner)
     scope.children[index] = scopes
     importer.bind(eqn, op.results, scope, block)
@@ -44,10 +44,10 @@ def _kept_branches(
     kept = next(i for i, names in enumerate(platforms) if names is None or importer.platform in names)
     regions = [Block() for _ in branches]
     types = (TensorType((), "int32"),)
-    op = Op("stablehlo.case", (which,), types, {}, regions, rule_known=True, location=eqn.source_info, primitive="cond")
+    op = Op("stablehlo.case", (which,), types, {}, regions, rule_decided=True, location=eqn.source_info, primitive="cond")
     block.append(op)
     for region in regions:
-        region.append(Op("stablehlo.return", (importer.scalar(0, "int32", region, eqn),), (), rule_known=True))
+        region.append(Op("stablehlo.return", (importer.scalar(0, "int32", region, eqn),), (), rule_decided=True))
     return op.result, [branches[kept]]
 
 
@@ -59,7 +59,9 @@ def while_loop(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     operands = importer.read(eqn, scope, block)
     types = [v.type for v in operands]
     cond_block, body_block = Block(types), Block(types)
-    op = Op("stablehlo.while", operands, types, {}, (cond_block, body_block), rule_known=True, location=eqn.source_info, primitive="while")
+    op = Op(
+        "stablehlo.while", operands, types, {}, (cond_block, body_block), rule_decided=True, location=eqn.source_info, primitive="while"
+    )
     block.append(op)
     predicate_aval = cond_jaxpr.out_avals[0]
 
@@ -67,7 +69,7 @@ def while_loop(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     (predicate,), cond_scope = importer.body(cond_jaxpr, [*x, *z], cond_block)
     if predicate_aval.shape:
         predicate = _any(importer, predicate, cond_block)
-    cond_block.append(Op("stablehlo.return", (predicate,), (), rule_known=True))
+    cond_block.append(Op("stablehlo.return", (predicate,), (), rule_decided=True))
 
     x, y, z = body_block.arguments[:n_cond], body_block.arguments[n_cond : n_cond + n_body], body_block.arguments[n_cond + n_body :]
     new, body_scope = importer.body(body_jaxpr, [*y, *z], body_block)
@@ -76,12 +78,12 @@ def while_loop(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
         (predicate,), again = importer.body(cond_jaxpr, [*x, *z], body_block)
         scope.children[index].append(again)
         new = [_masked(importer, predicate, a, b, body_block) for a, b in zip(new, z, strict=True)]
-    body_block.append(Op("stablehlo.return", [*x, *y, *new], (), rule_known=True))
+    body_block.append(Op("stablehlo.return", [*x, *y, *new], (), rule_decided=True))
     importer.bind(eqn, op.results[n_cond + n_body :], scope, block)
 
 
 def _any(importer: Importer, predicate: Value, block: Block) -> Value:
-    start = Op("sdy.constant", (), (TensorType((), "bool"),), {"value": False}, rule_known=True)
+    start = Op("sdy.constant", (), (TensorType((), "bool"),), {"value": False}, rule_decided=True)
     block.append(start)
     axes = tuple(range(predicate.type.rank))
     op = Op("stablehlo.reduce", (predicate, start.result), (TensorType((), "bool"),), {"dimensions": axes, "body": "stablehlo.or"})

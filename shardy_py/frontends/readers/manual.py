@@ -60,10 +60,10 @@ def _manual_computation(
     }
     types = [type_of_aval(v.aval) for v in eqn.outvars]
     location = eqn.source_info
-    op = Op("sdy.manual_computation", operands, types, attributes, (body,), rule_known=True, location=location, primitive="shard_map")
+    op = Op("sdy.manual_computation", operands, types, attributes, (body,), rule_decided=True, location=location, primitive="shard_map")
     block.append(op)
     results, inner = importer.body(jaxpr, body.arguments, body)
-    body.append(Op("sdy.return", results, (), rule_known=True))
+    body.append(Op("sdy.return", results, (), rule_decided=True))
     return op.results, inner
 
 
@@ -86,7 +86,7 @@ def _over_other_axes(importer: Importer, eqn: JaxprEqn, scope: Scope, block: Blo
     operands = constrained(importer.read(eqn, scope, block), eqn.invars, params["in_specs"])
     types = [type_of_aval(v.aval) for v in eqn.outvars]
     attributes = {"call_target_name": "shard_map"}
-    op = Op("stablehlo.custom_call", operands, types, attributes, rule_known=True, location=eqn.source_info, primitive="shard_map")
+    op = Op("stablehlo.custom_call", operands, types, attributes, rule_decided=True, location=eqn.source_info, primitive="shard_map")
     block.append(op)
     bind(eqn, scope, constrained(op.results, eqn.outvars, params["out_specs"]))
 
@@ -110,9 +110,9 @@ def axis_index(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     body = Block()
     attributes = {"in_shardings": (), "out_shardings": (sharding,), "manual_axes": rest}
     types = (TensorType((), "int32"),)
-    op = Op("sdy.manual_computation", (), types, attributes, (body,), rule_known=True, location=eqn.source_info, primitive="axis_index")
+    op = Op("sdy.manual_computation", (), types, attributes, (body,), rule_decided=True, location=eqn.source_info, primitive="axis_index")
     block.append(op)
-    body.append(Op("sdy.return", (_index_along(importer, manual, name, eqn, body),), (), rule_known=True))
+    body.append(Op("sdy.return", (_index_along(importer, manual, name, eqn, body),), (), rule_decided=True))
     bind(eqn, scope, op.results)
 
 

@@ -65,7 +65,7 @@ def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Sc
     attributes = {"call_target_name": "CustomSPMDPartitioning"}
     op = Op("stablehlo.custom_call", operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
     if rule is not None:
-        op.rule, op.rule_known = rule, True
+        op.rule, op.rule_decided = rule, True
     importer.append(op, block)
     if rule is None:
         importer.report("no-rule", eqn, "custom_partitioning without sharding_rule: shardings stop there.", "give it a sharding_rule")

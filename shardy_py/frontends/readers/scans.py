@@ -78,7 +78,7 @@ class _Loop:
         initial = [*xs, *consts, start, *carry, *stacked]
         types = [v.type for v in initial]
         regions = Block(types), Block(types)
-        loop = Op("stablehlo.while", initial, types, {}, regions, rule_known=True, location=self.eqn.source_info, primitive="scan")
+        loop = Op("stablehlo.while", initial, types, {}, regions, rule_decided=True, location=self.eqn.source_info, primitive="scan")
         block.append(loop)
         n = len(xs) + n_consts
         self.condition(regions[0].arguments[n], regions[0])
@@ -93,7 +93,7 @@ class _Loop:
         return self.importer.append(op, block).result
 
     def end(self, name: str, values: Sequence[Value], block: Block) -> None:
-        block.append(Op(name, values, (), rule_known=True, location=self.eqn.source_info))
+        block.append(Op(name, values, (), rule_decided=True, location=self.eqn.source_info))
 
     def condition(self, counter: Value, block: Block) -> None:
         limit = self.scalar(self.length, block)

@@ -27,7 +27,7 @@ class EdgesOfOp:
     """
 
     def __init__(self, text: str = "") -> None:
-        self.found: dict[tuple[AxisRef, str], tuple[int, str]] = {}
+        self.first_steps: dict[tuple[AxisRef, str], tuple[int, str]] = {}
         places = [*_STEP.finditer(text)]
         for place, following in zip(places, [*places[1:], None], strict=False):
             for detail in _DETAIL.finditer(text[place.end() : following.start() if following is not None else len(text)]):
@@ -36,16 +36,16 @@ class EdgesOfOp:
 
     def add(self, step: int, axis: AxisRef, source: str, target: str) -> None:
         """Notes an edge, unless the axis came to the target before."""
-        self.found.setdefault((axis, target), (step, source))
+        self.first_steps.setdefault((axis, target), (step, source))
 
     @property
     def last_step(self) -> int:
         """The highest step number, -1 where there is none."""
-        return max((step for step, _ in self.found.values()), default=-1)
+        return max((step for step, _ in self.first_steps.values()), default=-1)
 
     def __str__(self) -> str:
         steps: dict[int, dict[AxisRef, tuple[str, list[str]]]] = {}
-        for (axis, target), (step, source) in self.found.items():
+        for (axis, target), (step, source) in self.first_steps.items():
             steps.setdefault(step, {}).setdefault(axis, (source, []))[1].append(target)
         return f"#sdy.propagation_edges<[{', '.join(_step_text(step, steps[step]) for step in sorted(steps))}]>"
 
@@ -71,17 +71,17 @@ def write_edges(program: Program, log: list[Step]) -> None:
         program: Changed in place.
         log: What a pass did, in order.
     """
-    held: dict[Op | None, EdgesOfOp] = {}
+    attributes: dict[Op | None, EdgesOfOp] = {}
     last = -1
     for function in program.functions:
         for op in ops_in(function.body):
             if EDGES in op.attributes:
-                held[op] = EdgesOfOp(op.attributes[EDGES])
-                last = max(last, held[op].last_step)
+                attributes[op] = EdgesOfOp(op.attributes[EDGES])
+                last = max(last, attributes[op].last_step)
     main = next((function for function in program.functions if function is program.main), None) if program.functions else None
     if main is not None and main.result_attributes and EDGES in main.result_attributes[0]:
-        held[_MAIN] = EdgesOfOp(main.result_attributes[0][EDGES])
-        last = max(last, held[_MAIN].last_step)
+        attributes[_MAIN] = EdgesOfOp(main.result_attributes[0][EDGES])
+        last = max(last, attributes[_MAIN].last_step)
     previous: Step | None = None
     for step in log:
         edges = _edges(step, program)
@@ -90,11 +90,11 @@ def write_edges(program: Program, log: list[Step]) -> None:
         if previous is None or step.before is not previous.before or step.op is not previous.op or not step.tensors:
             last += 1
         previous = step
-        holder = held.setdefault(step.op, EdgesOfOp())
+        edges_of_op = attributes.setdefault(step.op, EdgesOfOp())
         for axis, source, target in edges:
-            holder.add(last, axis, source, target)
-    for op, edges in held.items():
-        if not edges.found:
+            edges_of_op.add(last, axis, source, target)
+    for op, edges in attributes.items():
+        if not edges.first_steps:
             continue
         text = AttributeText(edges)
         if op is not None:

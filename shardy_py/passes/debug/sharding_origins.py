@@ -101,14 +101,14 @@ class ShardingOrigins:
                     name = f"{name}_input: {step.op.operands.index(step.target)}"  # type: ignore[arg-type]
                 self._add(target, name, step.new)
 
-    def _pass_on(self, axis: AxisRef, source: Value | None, found: dict[str, str]) -> None:
+    def _pass_on(self, axis: AxisRef, source: Value | None, target: dict[str, str]) -> None:
         key = _key(axis)
-        given = {} if source is None else {**self.unlisted.get(source, {}), **self.of.get(source, {})}
-        origin = given.get(key)
+        origins = {} if source is None else {**self.unlisted.get(source, {}), **self.of.get(source, {})}
+        origin = origins.get(key)
         if origin is None:
-            origin = next((name for other, name in given.items() if overlaps(axis, _axis(other))), None)
+            origin = next((name for other, name in origins.items() if overlaps(axis, _axis(other))), None)
         if origin is not None:
-            found.setdefault(key, origin)
+            target.setdefault(key, origin)
 
     def _holder(self, holder: Holder) -> Value | None:
         if isinstance(holder, FunctionResult):
@@ -122,9 +122,9 @@ class ShardingOrigins:
                 if shown := self._shown(value, self.names[value]):
                     attributes[ORIGINS] = shown
             for op in ops_in(function.body):
-                found = [self._shown(result, self.names.get(result)) for result in op.results]
-                if any(found):
-                    op.attributes = {**op.attributes, ORIGINS: found[0] if op.name in _ONE else tuple(found)}
+                origins = [self._shown(result, self.names.get(result)) for result in op.results]
+                if any(origins):
+                    op.attributes = {**op.attributes, ORIGINS: origins[0] if op.name in _ONE else tuple(origins)}
             for value in dict.fromkeys(_returned(function)):
                 i = next(i for op, i in reversed(value.uses) if op is function.body.terminator)  # one of them only, as in Shardy
                 if i < len(function.result_attributes) and (shown := self._shown(value, _origin_of_result(i))):

@@ -52,10 +52,10 @@ def new_axes(step: Step, meshes: Mapping[str, Mesh]) -> list[NewAxis]:
         before[-1] = dataflow.before_edge(owner, before[-1])
         if place == len(before) - 1:
             new = dataflow.before_edge(owner, new)
-    found = common_mesh([*before, new], meshes)
-    if found is None or new is None:
+    named_mesh = common_mesh([*before, new], meshes)
+    if named_mesh is None or new is None:
         return []
-    mesh = found[1]
+    mesh = named_mesh[1]
     tensors = [project(mapping, sharding, sizes, mesh).factors for mapping, sharding in zip(mappings, before, strict=True)]
     old = before[place]
     sources: list[tuple[AxisRef, int]] = []
@@ -73,8 +73,8 @@ def axes_of(sharding: TensorSharding | None) -> Axes:
 
 
 def _added(old: TensorSharding | None, new: TensorSharding) -> Axes:
-    known = axes_of(old)
-    return tuple(axis for axis in axes_of(new) if axis not in known)
+    before = axes_of(old)
+    return tuple(axis for axis in axes_of(new) if axis not in before)
 
 
 def _source_of(axis: AxisRef, sources: list[tuple[AxisRef, int]]) -> int | None:

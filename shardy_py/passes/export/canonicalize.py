@@ -94,10 +94,10 @@ class _Driver:
             operands = [operand for inner in current.walk() for operand in inner.operands]
             erase(current)
             for operand in operands:
-                found = operand.defining_op
-                if found is not None and found.block is not None and found not in seen and _is_dead(found):
-                    seen.add(found)
-                    dead.append(found)
+                definition = operand.defining_op
+                if definition is not None and definition.block is not None and definition not in seen and _is_dead(definition):
+                    seen.add(definition)
+                    dead.append(definition)
 
 
 def _is_dead(op: Op) -> bool:

@@ -63,8 +63,8 @@ class _Closed(dict[TensorSharding, TensorSharding]):
     """Sharding -> its closed form, computed once."""
 
     def __missing__(self, sharding: TensorSharding) -> TensorSharding:
-        made = self[sharding] = sharding.closed_like()
-        return made
+        closed = self[sharding] = sharding.closed_like()
+        return closed
 
 
 class _Replicated(dict[int, "TensorSharding | None"]):
@@ -75,8 +75,8 @@ class _Replicated(dict[int, "TensorSharding | None"]):
         self.mesh = mesh
 
     def __missing__(self, rank: int) -> TensorSharding | None:
-        made = self[rank] = None if self.mesh is None else TensorSharding.closed(self.mesh, rank)
-        return made
+        replicated = self[rank] = None if self.mesh is None else TensorSharding.closed(self.mesh, rank)
+        return replicated
 
 
 def _single_mesh(meshes: dict[str, Mesh]) -> str | None:

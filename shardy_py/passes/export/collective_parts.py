@@ -108,17 +108,17 @@ def aligned(per_dim: Sequence[list[Part]], other: Sequence[list[Part]]) -> list[
             cuts.setdefault(name, set()).update((pre, pre * size))
     result: list[list[Part]] = []
     for parts in per_dim:
-        found: list[Part] = []
+        pieces: list[Part] = []
         for name, pre, size in parts:
             end = pre * size
             for cut in sorted(cuts.get(name, ())):
                 if pre < cut < end:
                     if cut % pre or end % cut:
                         return None
-                    found.append((name, pre, cut // pre))
+                    pieces.append((name, pre, cut // pre))
                     pre = cut
-            found.append((name, pre, end // pre))
-        result.append(found)
+            pieces.append((name, pre, end // pre))
+        result.append(pieces)
     return result
 
 

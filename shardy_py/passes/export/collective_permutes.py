@@ -133,7 +133,7 @@ def _divides(a: Part, b: Part) -> bool:
 
 
 def _last(parts: Iterable[Part]) -> Part | None:
-    found = None
+    last = None
     for part in parts:
-        found = part
-    return found
+        last = part
+    return last

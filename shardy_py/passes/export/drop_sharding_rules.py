@@ -23,4 +23,4 @@ class DropShardingRules(Pass):
         for block in blocks_of(program):
             for op in block.ops:
                 if op.rule is None or not op.rule.is_custom:
-                    op.rule, op.rule_known = None, False
+                    op.rule, op.rule_decided = None, False

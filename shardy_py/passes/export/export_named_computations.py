@@ -47,35 +47,35 @@ class ExportNamedComputations(Pass):
 
 
 def _shardings(owners: list[Value], stated: tuple[TensorSharding, ...] | None) -> list[TensorSharding | None]:
-    found: list[TensorSharding | None] = []
+    shardings: list[TensorSharding | None] = []
     for i, owner in enumerate(owners):
         edge = edge_of_owner(owner)
-        found.append(edge.results[0].sharding if edge is not None else stated[i] if stated else None)
-    mesh = next((sharding.mesh for sharding in found if sharding is not None), None)
-    return found if mesh is None else [*fill(owners, found, mesh)]
+        shardings.append(edge.results[0].sharding if edge is not None else stated[i] if stated else None)
+    mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
+    return shardings if mesh is None else [*fill(owners, shardings, mesh)]
 
 
 def _function(op: Op, names: SymbolNames, shardings: list[TensorSharding | None]) -> Function:
     body = op.regions[0]
     move_terminator(body, "func.return")
     name = op.attributes["name"]
-    made = Function(names.take(name), body, [result.type for result in op.results], visibility="private")
-    made.attributes = {ORIGINAL_NAME: name}
+    function = Function(names.take(name), body, [result.type for result in op.results], visibility="private")
+    function.attributes = {ORIGINAL_NAME: name}
     if "execution_thread" in op.attributes:
-        made.attributes["execution_thread"] = op.attributes["execution_thread"]
+        function.attributes["execution_thread"] = op.attributes["execution_thread"]
     for argument, sharding in zip(body.arguments, shardings, strict=True):
         argument.sharding = sharding
     op.regions = ()
-    return made
+    return function
 
 
 def _call(op: Op, callee: str, shardings: list[TensorSharding | None]) -> Op:
     own = ("name", "in_shardings", "out_shardings", "execution_thread")
     attributes = {"callee": callee, **{name: value for name, value in op.attributes.items() if name not in own}}
-    made = Op(CALL, op.operands, [result.type for result in op.results], attributes, location=op.location, primitive=op.primitive)
-    for old, new, sharding in zip(op.results, made.results, shardings, strict=True):
+    call = Op(CALL, op.operands, [result.type for result in op.results], attributes, location=op.location, primitive=op.primitive)
+    for old, new, sharding in zip(op.results, call.results, shardings, strict=True):
         new.name = old.name
         new.sharding = sharding
         old.replace_uses(new)
     op.drop_uses()
-    return made
+    return call

@@ -64,7 +64,7 @@ class _Inserter:
         self.meshes = program.meshes
         self.functions = functions_by_name(program)
         self.edits = Edits()
-        self.known: dict[tuple[object, ...], Decision | None] = {}
+        self.decisions: dict[tuple[object, ...], Decision | None] = {}
 
     def visit(self, block: Block) -> None:
         """Visits the ops of a block, those in the regions of an op before it."""
@@ -117,20 +117,20 @@ class _Inserter:
             source = get_sharding(user.operands[i])
             self.convert(user, i, find(source, target, self.meshes), why)
         source = get_sharding(user.operands[i])
-        known, other = (source, target) if source is not None else (target, None)
-        if full and known is not None and not known.is_equivalent(other):
-            self.convert(user, i, [Collective(RESHARD, target if target is not None else known.fully_closed_like())], why)
+        present, other = (source, target) if source is not None else (target, None)
+        if full and present is not None and not present.is_equivalent(other):
+            self.convert(user, i, [Collective(RESHARD, target if target is not None else present.fully_closed_like())], why)
 
     def convert(self, user: Op, i: int, steps: Sequence[Collective], why: str) -> None:
         """Inserts collectives between a value and one use of it, right after the value."""
         for step in steps:
             value = user.operands[i]
-            made = self.make(step, value, why, user)
+            collective = self.make(step, value, why, user)
             if _ends_function(user):
-                self.edits.before(user, made)
+                self.edits.before(user, collective)
             else:
-                self.edits.after_value(value, made)
-            user.set_operand(i, made.results[0])
+                self.edits.after_value(value, collective)
+            user.set_operand(i, collective.results[0])
 
     def reshard(self, op: Op) -> bool:
         """Replaces a reshard to more unreduced axes by collectives; False where it is not one."""
@@ -139,9 +139,9 @@ class _Inserter:
         if not steps:
             return False
         for step in steps:
-            made = self.make(step, value, "the reshard makes axes unreduced", op)
-            self.edits.before(op, made)
-            value = made.results[0]
+            collective = self.make(step, value, "the reshard makes axes unreduced", op)
+            self.edits.before(op, collective)
+            value = collective.results[0]
         op.results[0].replace_uses(value)
         self.edits.erase(op)
         return True
@@ -154,16 +154,16 @@ class _Inserter:
                 continue
             kept = get_sharding(op.results[0]) if op.results else None
             for step in reduce_to(sharding, kept, self.meshes):
-                made = self.make(step, operand, f"{op.name} needs the sum", op)
-                self.edits.before(op, made)
-                op.set_operand(i, made.results[0])
+                collective = self.make(step, operand, f"{op.name} needs the sum", op)
+                self.edits.before(op, collective)
+                op.set_operand(i, collective.results[0])
 
     def settle(self, op: Op) -> None:
         """Inserts what the op needs to run under one sharding per factor."""
         full = self.full or op.name == _CONCATENATE
         if not full and op.name not in DOTS and not (op.results and unreduced_of(get_sharding(op.results[0]))):
             return
-        rule = op.rule if op.rule_known else rule_for(op)
+        rule = op.rule if op.rule_decided else rule_for(op)
         if rule is None or rule.is_custom:
             return
         values = (*op.operands, *op.results)
@@ -171,11 +171,11 @@ class _Inserter:
         if not self.full and op.name == _CONCATENATE:
             full = any(sharding is not shardings[-1] for sharding in shardings)
         key = (op.name, rule, full, shardings, tuple([value.type for value in values]))
-        if key in self.known:
-            decision = self.known[key]
+        if key in self.decisions:
+            decision = self.decisions[key]
         else:
             decision = decide(op.name, rule, shardings, [value.type for value in values], self.meshes, full, self.choice)
-            self.known[key] = decision
+            self.decisions[key] = decision
         if decision is not None:
             self.carry_out(op, decision)
 
@@ -184,9 +184,9 @@ class _Inserter:
         for i, sharding in decision.operands:
             if decision.unless_equal and sharding.is_equivalent(get_sharding(op.operands[i])):
                 continue
-            made = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} reads it so", op)
-            self.edits.before(op, made)
-            op.set_operand(i, made.results[0])
+            reshard = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} reads it so", op)
+            self.edits.before(op, reshard)
+            op.set_operand(i, reshard.results[0])
         back: list[Op] = []
         for i, sharding in decision.results:
             result = op.results[i]
@@ -205,18 +205,18 @@ class _Inserter:
 
     def follow(self, value: Value, step: Collective, why: str, cause: Op) -> Op:
         """Makes a collective on a value that all its users use instead."""
-        made = self.make(step, value, why, cause)
-        value.replace_uses(made.results[0], lambda user, _: user is made)
-        return made
+        collective = self.make(step, value, why, cause)
+        value.replace_uses(collective.results[0], lambda user, _: user is collective)
+        return collective
 
     def make(self, step: Collective, value: Value, why: str, cause: Op) -> Op:
         """Makes the op and tells of it; the caller says where it stands."""
         defining = value.defining_op
-        made = Op(step.name, (value,), (value.type,), dict(step.attributes), location=None if defining is None else defining.location)
-        made.results[0].sharding = step.sharding
+        collective = Op(step.name, (value,), (value.type,), dict(step.attributes), location=None if defining is None else defining.location)
+        collective.results[0].sharding = step.sharding
         if self.record is not None:
-            self.record(made, why, cause)
-        return made
+            self.record(collective, why, cause)
+        return collective
 
 
 def _ends_function(op: Op) -> bool:

@@ -27,16 +27,16 @@ class InsertFuncCallReshards(Pass):
         """
         functions = functions_by_name(program)
         for call in ops_of(program, (CALL,)):
-            mesh = next((result.sharding.mesh for result in call.results if result.sharding is not None), None)
+            call_mesh = next((result.sharding.mesh for result in call.results if result.sharding is not None), None)
             shardings = functions[call.attributes["callee"]].result_shardings
-            known = next((sharding.mesh for sharding in shardings if sharding is not None), None)
-            if known is None and mesh is None:
+            callee_mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
+            if callee_mesh is None and call_mesh is None:
                 continue
             reshards: list[Op] = []
             for result, sharding in zip(call.results, shardings, strict=True):
                 if sharding is None:
-                    make = TensorSharding.open if known is not None else TensorSharding.closed
-                    sharding = make(known if known is not None else mesh, result.type.rank)  # type: ignore[arg-type]
+                    make = TensorSharding.open if callee_mesh is not None else TensorSharding.closed
+                    sharding = make(callee_mesh if callee_mesh is not None else call_mesh, result.type.rank)  # type: ignore[arg-type]
                 old, result.sharding = result.sharding, sharding
                 if not sharding.is_equivalent(old):
                     reshards.insert(0, _reshard(result, sharding.fully_closed_like() if old is None else old, call))
@@ -47,8 +47,8 @@ class InsertFuncCallReshards(Pass):
 
 
 def _reshard(value: Value, sharding: TensorSharding, call: Op) -> Op:
-    made = Op("sdy.reshard", (value,), (value.type,), location=call.location)
-    made.results[0].sharding = sharding
-    made.block = call.block
-    value.replace_uses(made.results[0], lambda user, _: user is made)
-    return made
+    reshard = Op("sdy.reshard", (value,), (value.type,), location=call.location)
+    reshard.results[0].sharding = sharding
+    reshard.block = call.block
+    value.replace_uses(reshard.results[0], lambda user, _: user is reshard)
+    return reshard

@@ -39,8 +39,8 @@ class ReshardToCollectives(Pass):
                 continue
             ops: list[Op] = []
             for op in block.ops:
-                made = _collectives(op, program, self.keep_redundant_reshards) if op.name == RESHARD else None
-                ops += (op,) if made is None else made
+                collectives = _collectives(op, program, self.keep_redundant_reshards) if op.name == RESHARD else None
+                ops += (op,) if collectives is None else collectives
             block.set_ops(ops)
 
 
@@ -58,14 +58,14 @@ def _collectives(op: Op, program: Program, keep_redundant: bool) -> list[Op] | N
         return None
     if not target.is_fully_replicated and not source.mesh_in(program.meshes).same_axes(target.mesh_in(program.meshes)):
         return None
-    made: list[Op] = []
+    collectives: list[Op] = []
     for step in collectives_for(source, target, op.result.type.shape, program.meshes, complete=False):
-        made.append(_op(step, value, op))
-        value = made[-1].result
+        collectives.append(_op(step, value, op))
+        value = collectives[-1].result
     op.drop_uses()
     op.block = None
     op.result.replace_uses(value)
-    return made
+    return collectives
 
 
 def _op(step: CollectiveStep, value: Value, op: Op) -> Op:
@@ -76,6 +76,6 @@ def _op(step: CollectiveStep, value: Value, op: Op) -> Op:
         attributes = {"slicing_axes": ListOfAxisRefLists(step.axes)}
     elif step.kind == "all_to_all":
         attributes = {"params": AllToAllParamList(step.moves)}
-    made = Op(f"sdy.{step.kind}", (value,), (op.result.type,), attributes, location=op.location)
-    made.result.sharding = step.result
-    return made
+    collective = Op(f"sdy.{step.kind}", (value,), (op.result.type,), attributes, location=op.location)
+    collective.result.sharding = step.result
+    return collective

@@ -88,8 +88,8 @@ def _sink_debug(ops: Iterable[Op], kind: str) -> None:
         inside = op.regions[0].arguments if op.name in COMPUTATIONS else ()
         for prefix, owners in (("block_arg", inside), ("result", op.results)):
             edges = [edge for edge in map(edge_of_owner, owners) if edge is not None]
-            found = tuple(edge.attributes[f"sdy.{kind}"] for edge in edges if f"sdy.{kind}" in edge.attributes)
-            op.attributes = {**op.attributes, f"sdy.{prefix}_{kind}": found}
+            notes = tuple(edge.attributes[f"sdy.{kind}"] for edge in edges if f"sdy.{kind}" in edge.attributes)
+            op.attributes = {**op.attributes, f"sdy.{prefix}_{kind}": notes}
 
 
 def _shardings(owners: Sequence[Value]) -> list[TensorSharding] | None:

@@ -84,16 +84,16 @@ def _update_manual_computation(op: Op, update: _Update, log: Log | None) -> None
 class _Update:
     def __init__(self, meshes: dict[str, Mesh]) -> None:
         self.meshes = meshes
-        self.known: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
+        self.updates: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
 
     def __call__(self, sharding: TensorSharding | None, type: Type) -> TensorSharding | None:
         if sharding is None or sharding.is_fully_replicated:
             return sharding
         key = (sharding, type.shape)
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self.updated(sharding, type.shape)
-        return found
+        update = self.updates.get(key)
+        if update is None:
+            update = self.updates[key] = self.updated(sharding, type.shape)
+        return update
 
     def updated(self, sharding: TensorSharding, shape: tuple[int, ...]) -> TensorSharding:
         mesh = sharding.mesh_in(self.meshes)

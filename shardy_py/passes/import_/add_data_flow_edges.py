@@ -32,14 +32,14 @@ class AddDataFlowEdges(Pass):
 def add_edges(blocks: Sequence[Block], names: frozenset[str]) -> None:
     """Adds edges to the ops with one of these names, whose blocks must all be in `blocks`."""
     for block in blocks:
-        found = [i for i, op in enumerate(block.ops) if op.name in names]
+        places = [i for i, op in enumerate(block.ops) if op.name in names]
         parent = block.parent
         starts = block.arguments if isinstance(parent, Op) and parent.name in COMPUTATIONS and parent.name in names else ()
-        if not found and not starts:
+        if not places and not starts:
             continue
         ops = edges_on(starts, block)
         begin = 0
-        for i in found:
+        for i in places:
             ops += block.ops[begin : i + 1]
             ops += edges_on(block.ops[i].results, block)
             begin = i + 1
@@ -48,7 +48,7 @@ def add_edges(blocks: Sequence[Block], names: frozenset[str]) -> None:
 
 def edges_on(owners: Sequence[Value], block: Block, name: str = EDGE) -> list[Op]:
     """Edges that have taken over the uses of their owners, to be put into the block right after them."""
-    made: list[Op] = []
+    edges: list[Op] = []
     for owner in owners:
         if not isinstance(owner.type, TensorType):
             continue
@@ -61,5 +61,5 @@ def edges_on(owners: Sequence[Value], block: Block, name: str = EDGE) -> list[Op
         result.uses = dict.fromkeys(reversed(uses))
         for op, i in uses:
             op.operands[i] = result
-        made.append(edge)
-    return made
+        edges.append(edge)
+    return edges

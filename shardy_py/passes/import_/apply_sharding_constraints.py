@@ -79,8 +79,8 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log |
     is_edge = isinstance(x.owner, Op) and x.owner.name == EDGE
     if not is_edge and edge_of(x) is None:
         set_sharding(x, sharding)
-        if op.name == CONSTRAINT and not op.rule_known:
-            op.rule, op.rule_known = rule_for(op), True
+        if op.name == CONSTRAINT and not op.rule_decided:
+            op.rule, op.rule_decided = rule_for(op), True
         if log is not None:
             log.append(Step.outside(x, None, sharding, why, op))
         return

@@ -173,10 +173,10 @@ class _Splitter:
 
     def clone(self, op: Op, mapping: dict[Value, Value]) -> Op:
         """A copy of an op; a call gets a callee of its own."""
-        made = clone_op(op, mapping)
+        copy = clone_op(op, mapping)
         if op.name == CALL:
-            made.attributes = {**op.attributes, "callee": self.cloner.clone(op.attributes["callee"])}
-        return made
+            copy.attributes = {**op.attributes, "callee": self.cloner.clone(op.attributes["callee"])}
+        return copy
 
 
 class _Copies:
@@ -217,8 +217,8 @@ class _Copies:
             for op in expression:
                 remaining[op] -= 1
                 if remaining[op] or op in groups or op.name == CALL:
-                    made = self.clone(op, mapping)
-                    self.before.setdefault(op, []).append(made)
+                    copy = self.clone(op, mapping)
+                    self.before.setdefault(op, []).append(copy)
                     for group in groups.get(op, ()):
                         self.before[op].append(clone_op(group, mapping))
                 else:
@@ -246,11 +246,11 @@ class _Copies:
 
     def staying(self) -> dict[Op, None]:
         """The ops of expressions that end in a scalar: scalars are not copied, so that these originals keep their uses."""
-        found: dict[Op, None] = {}
+        originals: dict[Op, None] = {}
         for op in self.splittable:
             if (op.operands or op.regions) and any(result.uses and not result.type.rank for result in op.results):
-                found.update(dict.fromkeys(self.ops_of(op, {})))
-        return found
+                originals.update(dict.fromkeys(self.ops_of(op, {})))
+        return originals
 
     def take_groups(self) -> dict[Op, list[Op]]:
         """The sharding groups on each expression; these are copied with it, and the originals go.
@@ -259,12 +259,12 @@ class _Copies:
         """
         if not self.grouped:
             return {}
-        found: dict[Op, list[Op]] = {}
+        groups_on: dict[Op, list[Op]] = {}
         for op in self.splittable:
             groups = [user for result in op.results if result.type.rank for user, _ in result.uses if user.name == _GROUP]
             if groups:
-                found[op] = groups if self.splittable[op] == _CONVERTED else groups[::-1]
-        return found
+                groups_on[op] = groups if self.splittable[op] == _CONVERTED else groups[::-1]
+        return groups_on
 
     def rebuild(self, groups: dict[Op, list[Op]]) -> None:
         """Puts the copies in place and erases what nobody uses."""
@@ -299,16 +299,16 @@ class _Copies:
 
 def _unshared(value: Value) -> list[Op] | None:
     """The ops of an expression, where it and all its parts have one user only and it can stay as it is; else None."""
-    found: list[Op] = []
+    ops: list[Op] = []
     waiting = [value]
     while waiting:
         value = waiting.pop()
         op = value.owner
         if len(value.uses) != 1 or not isinstance(op, Op) or len(op.results) != 1 or op.name == CALL:
             return None
-        found.append(op)
+        ops.append(op)
         waiting += [operand for operand in reversed(op.operands) if operand.type.rank]
-    return found
+    return ops
 
 
 def _connect(op: Op, mapping: dict[Value, Value]) -> None:

@@ -72,16 +72,16 @@ def _make_explicit(op: Op, block: Block) -> None:
     if KEPT in attributes:
         text = _NUMBERS.sub(lambda match: f"{match[1]}{_numbers(match[2], changed)}{match[3]}", attributes[KEPT], count=1)
         op.attributes[KEPT] = AttributeText(text)
-    op.rule, op.rule_known = (op.rule, True) if op.rule is not None and op.rule.is_custom else (None, False)
+    op.rule, op.rule_decided = (op.rule, True) if op.rule is not None and op.rule.is_custom else (None, False)
 
 
 def _component(indices: Value, vector: int, component: int) -> Value:
     """The operand of the concatenation that a component of the indices lies in; else the indices."""
-    made = indices.defining_op
-    if made is None or made.name != _CONCATENATE or made.attributes["dimension"] != vector:
+    definition = indices.defining_op
+    if definition is None or definition.name != _CONCATENATE or definition.attributes["dimension"] != vector:
         return indices
     end = 0
-    for operand in made.operands:
+    for operand in definition.operands:
         end += operand.type.shape[vector]
         if component < end:
             return operand
@@ -109,9 +109,14 @@ def _is_iota(value: Value) -> bool:
 def _without(indices: Value, vector: int, component: int, user: Op, block: Block) -> Value:
     """The indices without a component; what has to be made for it stands right before the user."""
     count = indices.type.shape[vector]
-    made = indices.defining_op
-    if made is not None and made.name == _CONCATENATE and made.attributes["dimension"] == vector and len(made.operands) == count:
-        parts = [operand for i, operand in enumerate(made.operands) if i != component]
+    definition = indices.defining_op
+    if (
+        definition is not None
+        and definition.name == _CONCATENATE
+        and definition.attributes["dimension"] == vector
+        and len(definition.operands) == count
+    ):
+        parts = [operand for i, operand in enumerate(definition.operands) if i != component]
     else:
         bounds = [(start, end) for start, end in ((0, component), (component + 1, count)) if start < end]
         parts = [_slice(indices, vector, start, end, user, block) for start, end in bounds]
@@ -131,9 +136,9 @@ def _slice(value: Value, dim: int, start: int, end: int, user: Op, block: Block)
 
 
 def _insert(name: str, operands: list[Value], type_: TensorType, attributes: dict[str, Any], user: Op, block: Block) -> Value:
-    made = Op(name, operands, (type_,), attributes, location=user.location)
-    block.insert(block.ops.index(user), made)
-    return made.results[0]
+    op = Op(name, operands, (type_,), attributes, location=user.location)
+    block.insert(block.ops.index(user), op)
+    return op.results[0]
 
 
 def _resized(value: Value, dim: int, size: int) -> TensorType:

@@ -87,7 +87,7 @@ def _computation(call: Op, callee: Function, body: Block, program: Program) -> O
     if thread is not None:
         attributes["execution_thread"] = thread
     attributes |= {"name": original_name(callee), "in_shardings": ins, "out_shardings": outs if outs and outs[0] is not None else None}
-    made = Op(
+    computation = Op(
         NAMED_COMPUTATION,
         call.operands,
         [result.type for result in call.results],
@@ -100,11 +100,11 @@ def _computation(call: Op, callee: Function, body: Block, program: Program) -> O
     for argument in body.arguments:
         argument.sharding = None
     move_terminator(body, "sdy.return")
-    for result, new in zip(call.results, made.results, strict=True):
+    for result, new in zip(call.results, computation.results, strict=True):
         new.name = result.name
         result.replace_uses(new)
     call.drop_uses()
-    return made
+    return computation
 
 
 def _check_results(call: Op, callee: Function, body: Block, program: Program) -> None:
@@ -122,10 +122,10 @@ def _check_results(call: Op, callee: Function, body: Block, program: Program) ->
 
 
 def _stated(shardings: Sequence[TensorSharding | None], body: Block, program: Program) -> tuple[TensorSharding, ...] | None:
-    known = [sharding for sharding in shardings if sharding is not None]
-    if not known:
+    present = [sharding for sharding in shardings if sharding is not None]
+    if not present:
         return None
-    mesh = next((sharding.mesh for sharding in known if not sharding.mesh_in(program.meshes).is_maximal), None)
-    if mesh is None and len(known) < len(shardings):
+    mesh = next((sharding.mesh for sharding in present if not sharding.mesh_in(program.meshes).is_maximal), None)
+    if mesh is None and len(present) < len(shardings):
         return None
     return tuple(fill(body.arguments, shardings, mesh))

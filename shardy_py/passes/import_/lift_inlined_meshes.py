@@ -68,9 +68,9 @@ def _prefix(mesh: Mesh) -> str:
 
 
 def _described(mesh: Mesh) -> dict[str, Any]:
-    found: dict[str, Any] = {"axes": [{"name": name, "size": size} for name, size in mesh.shape.items()]}
+    description: dict[str, Any] = {"axes": [{"name": name, "size": size} for name, size in mesh.shape.items()]}
     ids = mesh.device_ids
     if ids:
         elements = str(ids[0]) if len(ids) == 1 else f"[{', '.join(map(str, ids))}]"
-        found["device_ids"] = AttributeText(f"dense<{elements}> : tensor<{len(ids)}xi64>")
-    return found
+        description["device_ids"] = AttributeText(f"dense<{elements}> : tensor<{len(ids)}xi64>")
+    return description

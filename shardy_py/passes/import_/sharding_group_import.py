@@ -37,8 +37,8 @@ class ShardingGroupImport(Pass):
         members: dict[int, list[Op]] = {}
         for op in ops:
             members.setdefault(op.attributes["group_id"], []).append(op)
-        for group, found in members.items():
-            _check(group, found)
+        for group, constraints in members.items():
+            _check(group, constraints)
 
         joined = {group: group for group in members}
 

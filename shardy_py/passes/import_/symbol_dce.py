@@ -36,17 +36,17 @@ class SymbolDce(Pass):
 
 
 def _mentioned(function: Function, functions: dict[str, Function]) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for op in ops_in(function.body):
         attributes = op.attributes
         if not attributes:
             continue
         if op.name in _CALLERS:
-            found.append(attributes[_CALLERS[op.name]])
+            names.append(attributes[_CALLERS[op.name]])
         kept = attributes.get(KEPT)
         if kept is not None and "@" in kept:
-            found += [quoted or name for quoted, name in _SYMBOL.findall(kept)]
-    return [name for name in found if name in functions]
+            names += [quoted or name for quoted, name in _SYMBOL.findall(kept)]
+    return [name for name in names if name in functions]
 
 
 _CALLERS = {"func.call": "callee", "stablehlo.composite": "decomposition"}

@@ -43,7 +43,7 @@ def constant(number: int, dtype: str, like: Op) -> Op:
 
 def dense(text: str, type_: TensorType, like: Op) -> Op:
     """A constant; `text` is `dense<...>`."""
-    return _made("stablehlo.constant", (), type_, {"value": AttributeText(f"{text} : {type_text(type_)}")}, like, None)
+    return _op("stablehlo.constant", (), type_, {"value": AttributeText(f"{text} : {type_text(type_)}")}, like, None)
 
 
 def pad(value: Value, filler: Value, low: Ints, high: Ints, like: Op, sharding: TensorSharding | None, interior: Ints = ()) -> Op:
@@ -52,7 +52,7 @@ def pad(value: Value, filler: Value, low: Ints, high: Ints, like: Op, sharding: 
     interior = interior or (0,) * type_.rank
     shape = [a + n + max(n - 1, 0) * i + b for n, a, b, i in zip(type_.shape, low, high, interior, strict=True)]
     attributes = {"edge_padding_low": low, "edge_padding_high": high, "interior_padding": interior}
-    return _made("stablehlo.pad", (value, filler), resized(type_, shape), attributes, like, sharding)
+    return _op("stablehlo.pad", (value, filler), resized(type_, shape), attributes, like, sharding)
 
 
 def slice_(value: Value, start: Ints, limit: Ints, like: Op, sharding: TensorSharding | None) -> Op:
@@ -60,7 +60,7 @@ def slice_(value: Value, start: Ints, limit: Ints, like: Op, sharding: TensorSha
     type_ = tensor_type(value)
     attributes = {"start_indices": start, "limit_indices": limit, "strides": (1,) * type_.rank}
     shape = [b - a for a, b in zip(start, limit, strict=True)]
-    return _made("stablehlo.slice", (value,), resized(type_, shape), attributes, like, sharding)
+    return _op("stablehlo.slice", (value,), resized(type_, shape), attributes, like, sharding)
 
 
 def concatenate(values: Sequence[Value], dim: int, like: Op, sharding: TensorSharding | None) -> Op:
@@ -68,7 +68,7 @@ def concatenate(values: Sequence[Value], dim: int, like: Op, sharding: TensorSha
     type_ = tensor_type(values[0])
     shape = list(type_.shape)
     shape[dim] = sum(tensor_type(value).shape[dim] for value in values)
-    return _made("stablehlo.concatenate", values, resized(type_, shape), {"dimension": dim}, like, sharding)
+    return _op("stablehlo.concatenate", values, resized(type_, shape), {"dimension": dim}, like, sharding)
 
 
 def collective_permute(value: Value, pairs: Sequence[tuple[int, int]], like: Op, sharding: TensorSharding | None) -> Op:
@@ -76,12 +76,12 @@ def collective_permute(value: Value, pairs: Sequence[tuple[int, int]], like: Op,
     listed = ", ".join(f"[{source}, {target}]" for source, target in pairs)
     text = f"dense<{f'[{listed}]' if pairs else ''}> : tensor<{len(pairs)}x2xi64>"
     attributes = {"source_target_pairs": AttributeText(text)}
-    return _made("stablehlo.collective_permute", (value,), tensor_type(value), attributes, like, sharding)
+    return _op("stablehlo.collective_permute", (value,), tensor_type(value), attributes, like, sharding)
 
 
 def below(type_: TensorType, dim: int, size: int, like: Op) -> list[Op]:
     """Ops the last of which says for each element of a type whether its index in a dimension is less than `size`."""
-    indices = _made("stablehlo.iota", (), TensorType(type_.shape, "int32"), {"iota_dimension": dim}, like, None)
+    indices = _op("stablehlo.iota", (), TensorType(type_.shape, "int32"), {"iota_dimension": dim}, like, None)
     limit = constant(size, "int32", like)
     limits = broadcast(limit.result, type_.shape, like)
     return [indices, limit, limits, compare("LT", indices.result, limits.result, like)]
@@ -90,23 +90,23 @@ def below(type_: TensorType, dim: int, size: int, like: Op) -> list[Op]:
 def compare(direction: str, left: Value, right: Value, like: Op) -> Op:
     """`stablehlo.compare`; `direction` is EQ, GE, LE, ..."""
     attributes = {"comparison_direction": AttributeText(f"#stablehlo<comparison_direction {direction}>")}
-    return _made("stablehlo.compare", (left, right), TensorType(tensor_type(left).shape, "bool"), attributes, like, None)
+    return _op("stablehlo.compare", (left, right), TensorType(tensor_type(left).shape, "bool"), attributes, like, None)
 
 
 def broadcast(value: Value, shape: Sequence[int], like: Op, dims: Sequence[int] = ()) -> Op:
     """`stablehlo.broadcast_in_dim`."""
     attributes = {"broadcast_dimensions": tuple(dims)}
-    return _made("stablehlo.broadcast_in_dim", (value,), resized(tensor_type(value), shape), attributes, like, None)
+    return _op("stablehlo.broadcast_in_dim", (value,), resized(tensor_type(value), shape), attributes, like, None)
 
 
 def elementwise(name: str, operands: Sequence[Value], type_: TensorType, like: Op) -> Op:
     """An op without attributes."""
-    return _made(f"stablehlo.{name}", operands, type_, {}, like, None)
+    return _op(f"stablehlo.{name}", operands, type_, {}, like, None)
 
 
-def _made(
+def _op(
     name: str, operands: Sequence[Value], type_: TensorType, attributes: Mapping[str, object], like: Op, sharding: TensorSharding | None
 ) -> Op:
-    made = Op(name, operands, (type_,), dict(attributes), location=like.location)
-    made.result.sharding = sharding
-    return made
+    op = Op(name, operands, (type_,), dict(attributes), location=like.location)
+    op.result.sharding = sharding
+    return op

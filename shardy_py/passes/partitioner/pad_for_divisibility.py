@@ -48,14 +48,14 @@ class PadForDivisibility(Pass):
 
 
 def _convert(padder: Padder, block: Block) -> None:
-    outer, padder.made = padder.made, []
+    outer, padder.ops = padder.ops, []
     for op in list(block.ops):
         for region in op.regions:
             _convert(padder, region)
         conversion = _as_it_is if any(map(is_dynamic, (*op.operands, *op.results))) else CONVERSIONS.get(op.name, generic)
         conversion(padder, op)
-    block.set_ops(padder.made)
-    padder.made = outer
+    block.set_ops(padder.ops)
+    padder.ops = outer
 
 
 def _as_it_is(padder: Padder, op: Op) -> None:
@@ -67,7 +67,7 @@ def _as_it_is(padder: Padder, op: Op) -> None:
             "an operand or result has no static shape",
             "give every dimension a size, or take the shardings of its operands away",
         )
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 def _check(padder: Padder, function: Function) -> None:

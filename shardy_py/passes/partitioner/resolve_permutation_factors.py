@@ -63,7 +63,7 @@ class _Resolver:
 
     def resolve(self, op: Op) -> None:
         """Inserts what one op needs."""
-        rule = op.rule if op.rule_known else rule_for(op)
+        rule = op.rule if op.rule_decided else rule_for(op)
         if rule is None or rule.is_custom or not rule.permutation:
             return
         if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits, whole_mesh_ids=self.whole_mesh_ids):
@@ -77,17 +77,17 @@ class _Resolver:
     def carry_out(self, op: Op, decision: Decision) -> None:
         """Inserts reshards before and after an op."""
         for i, sharding in decision.operands:
-            made = Op(_RESHARD, (op.operands[i],), (op.operands[i].type,), {}, location=op.location)
-            made.result.sharding = sharding
-            self.edits.before(op, made)
-            op.set_operand(i, made.result)
+            reshard = Op(_RESHARD, (op.operands[i],), (op.operands[i].type,), {}, location=op.location)
+            reshard.result.sharding = sharding
+            self.edits.before(op, reshard)
+            op.set_operand(i, reshard.result)
         back: list[Op] = []
         for i, sharding in decision.results:
             result = op.results[i]
-            made = Op(_RESHARD, (result,), (result.type,), {}, location=op.location)
-            made.result.sharding = get_sharding(result) or sharding.fully_closed_like()
+            reshard = Op(_RESHARD, (result,), (result.type,), {}, location=op.location)
+            reshard.result.sharding = get_sharding(result) or sharding.fully_closed_like()
             set_sharding(result, sharding)
-            result.replace_uses(made.result, lambda user, _, made=made: user is made)
-            back.append(made)
+            result.replace_uses(reshard.result, lambda user, _, reshard=reshard: user is reshard)
+            back.append(reshard)
         if back:
             self.edits.after(op, *back)

@@ -22,17 +22,17 @@ def propagate_factors(
             continue
 
         def fit(axis: AxisRef, before: int, factor: int = factor, size: int = size) -> AxisRef | None:
-            found: AxisRef | None = axis
+            fitting: AxisRef | None = axis
             for tensor in tensors:
-                found = fit_across_factors(found, tensor, factor)
-                if found is None:
+                fitting = fit_across_factors(fitting, tensor, factor)
+                if fitting is None:
                     return None
                 state = tensor.factors.get(factor)
                 if state is not None:
-                    found = fit_within_factor(found, before, tensor, state, size, mesh)
-                    if found is None:
+                    fitting = fit_within_factor(fitting, before, tensor, state, size, mesh)
+                    if fitting is None:
                         return None
-            return found
+            return fitting
 
         axes = truncate(axes, mesh, fit, conservative)
         for i, tensor in enumerate(tensors):

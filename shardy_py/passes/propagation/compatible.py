@@ -97,13 +97,13 @@ def fit_within_factor(
     axis: AxisRef, before: int, tensor: TensorFactors, state: FactorSharding, factor_size: int, mesh: Mesh
 ) -> AxisRef | None:
     """The longest prefix of an axis that one tensor's factor has or can take after axes of product `before`."""
-    found: AxisRef | None = axis
+    fitting: AxisRef | None = axis
     for other in tensor.blocked_axes:
         if other.name == axis.name:
-            found = prefix_without_overlap(found, other)
-            if found is None:
+            fitting = prefix_without_overlap(fitting, other)
+            if fitting is None:
                 return None
-    axis = found
+    axis = fitting
     current = state.axes
     for own in current:
         if own is axis or (own.name == axis.name and contains(own, axis)):
@@ -125,17 +125,17 @@ def fit_within_factor(
 
 def fit_across_factors(axis: AxisRef, tensor: TensorFactors, factor: int) -> AxisRef | None:
     """The longest prefix of an axis that overlaps no other factor of the tensor and no overflow axes."""
-    found: AxisRef | None = axis
+    fitting: AxisRef | None = axis
     for other, state in tensor.factors.items():
         if other != factor:
             for used in state.axes:
                 if used.name == axis.name:
-                    found = prefix_without_overlap(found, used)
-                    if found is None:
+                    fitting = prefix_without_overlap(fitting, used)
+                    if fitting is None:
                         return None
         for used in state.overflow:
             if used.name == axis.name:
-                found = prefix_without_overlap(found, used)
-                if found is None:
+                fitting = prefix_without_overlap(fitting, used)
+                if fitting is None:
                     return None
-    return found
+    return fitting

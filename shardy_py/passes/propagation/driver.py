@@ -86,7 +86,7 @@ class Propagation:
         stack = [node for node in reversed(self.graph.nodes) if not node.erased]
         for node in stack:
             node.queued = True
-        known = table.known
+        steps = table.steps
         while stack:
             node = stack.pop()
             node.queued = False
@@ -111,7 +111,7 @@ class Propagation:
             if not node.is_edge:
                 shardings = tuple(map(_sharding, node.tensors))
                 key = (node.rule, directions, node.elementwise, shardings)
-                update = known.get(key)
+                update = steps.get(key)
                 if update is None:
                     update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
                 if update:
@@ -129,7 +129,7 @@ class Propagation:
         if node.transform is not None and stored[-1] is not None:
             shardings = (*stored[:-1], node.transform[0](stored[-1]))
         key = (node.rule, directions, node.elementwise, shardings)
-        update = table.known.get(key)
+        update = table.steps.get(key)
         if update is None:
             update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
         if not update:
@@ -139,10 +139,10 @@ class Propagation:
     def _apply(self, node: Node, update: Update, before: Shardings, stage: int, stack: list[Node] | None) -> None:
         log = self.log
         last = len(node.tensors) - 1
-        for i, given in update:
+        for i, new_sharding in update:
             value = node.tensors[i]
             old = value.sharding
-            new = given if node.transform is None or i != last else node.transform[1](given)
+            new = new_sharding if node.transform is None or i != last else node.transform[1](new_sharding)
             if old is new:
                 continue
             value.sharding = new
@@ -155,11 +155,22 @@ class Propagation:
                 self._push(self.graph.concerned(node.tensors[i]), stack, node)
             if self.groups:
                 for member in self.groups.get(value, ()):
-                    held = None if member is value else self.graph.holder(member)
-                    if held is not None and held.sharding is not given:
+                    holder = None if member is value else self.graph.holder(member)
+                    if holder is not None and holder.sharding is not new_sharding:
                         if log is not None:
-                            log.append(Step(held, held.sharding, given, None, (value,), (given,), "group", self.user_priority, stage))
-                        held.sharding = given
+                            log.append(
+                                Step.outside(
+                                    holder,
+                                    holder.sharding,
+                                    new_sharding,
+                                    "group",
+                                    tensors=(value,),
+                                    before=(new_sharding,),
+                                    user_priority=self.user_priority,
+                                    op_priority=stage,
+                                )
+                            )
+                        holder.sharding = new_sharding
                         if stack is not None:
                             self._push(self.graph.concerned(member), stack, node)
 

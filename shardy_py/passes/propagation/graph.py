@@ -122,11 +122,11 @@ class PropagationGraph:
         elif name == "sdy.propagation_barrier":
             node = self._barrier(op)
         else:
-            if op.rule_known and not (conservative and op.rule is not None and not op.rule.is_custom):
+            if op.rule_decided and not (conservative and op.rule is not None and not op.rule.is_custom):
                 rule = op.rule
             else:
                 rule = op.rule = self._rule(op, conservative)
-                op.rule_known = True
+                op.rule_decided = True
             if rule is None or not _connects(rule):
                 if not op.regions and not (op.operands and op.results):
                     if op.results:
@@ -170,7 +170,7 @@ class PropagationGraph:
         result = op.results[0]
         owner = op.operands[0]
         sources = [user.operands[i] for user, i in self._sources(op, owner)]
-        holders = [held for source in sources if (held := self.holder(source)) is not None]
+        holders = [holder for source in sources if (holder := self.holder(source)) is not None]
         if not isinstance(result.type, TensorType) or result.type.rank == 0:
             return Node(op, None)
         rule = identity_rule(result.type.shape, len(holders))
@@ -234,12 +234,12 @@ class PropagationGraph:
         owner = value.owner
         if type(owner) is Op and owner.name not in dataflow.DATA_FLOW_OPS:
             return value
-        found = self._holders.get(value)
-        if found is None:
-            found = dataflow.shardable_value(value)
-            if found is not None:
-                self._holders[value] = found
-        return found
+        holder = self._holders.get(value)
+        if holder is None:
+            holder = dataflow.shardable_value(value)
+            if holder is not None:
+                self._holders[value] = holder
+        return holder
 
     def concerned(self, value: Holder) -> list[Node]:
         """The nodes to visit again when a value's sharding changes, in the order in which they are pushed.
@@ -248,9 +248,9 @@ class PropagationGraph:
         latest use first, so that on a stack the earliest comes first. It is told of what holds the sharding: an edge, where
         there is one.
         """
-        found = self._concerned.get(value)
-        if found is not None:
-            return found
+        cached = self._concerned.get(value)
+        if cached is not None:
+            return cached
         pushed: list[Node] = []
         if isinstance(value, Value):
             op = value.defining_op
@@ -300,23 +300,23 @@ class PropagationGraph:
     def erase(self, node: Node) -> list[Node]:
         """Erases a dead op; returns the nodes of those operands that may have become dead, as MLIR's driver pushes them."""
         assert node.op is not None
-        again: list[Node] = []
-        self._erase_tree(node.op, again)
-        return again
+        maybe_dead: list[Node] = []
+        self._erase_tree(node.op, maybe_dead)
+        return maybe_dead
 
-    def _erase_tree(self, op: Op, again: list[Node]) -> None:
+    def _erase_tree(self, op: Op, maybe_dead: list[Node]) -> None:
         for region in op.regions:
             for nested in reversed(region.ops):
-                known = self.node_of.get(nested)
-                if known is None or not known.erased:
-                    self._erase_tree(nested, again)
+                nested_node = self.node_of.get(nested)
+                if nested_node is None or not nested_node.erased:
+                    self._erase_tree(nested, maybe_dead)
         for value in op.operands:
             definition = value.defining_op
             if definition is None:
                 continue
             others = {id(user): user for user, _ in value.uses if user is not op}
-            if len(others) <= 1 and (found := self.node_of.get(definition)) is not None:
-                again.append(found)
+            if len(others) <= 1 and (definition_node := self.node_of.get(definition)) is not None:
+                maybe_dead.append(definition_node)
         for i, operand in enumerate(op.operands):
             del operand.uses[op, i]
         node = self.node_of.get(op)

@@ -58,10 +58,13 @@ class Step(NamedTuple):
         reason: str,
         op: Op | None = None,
         *,
+        tensors: tuple[Value | FunctionResult, ...] = (),
+        before: tuple[TensorSharding | None, ...] = (),
         user_priority: int = 0,
+        op_priority: int = -1,
     ) -> Step:
-        """A change that no rule of an op made, by a pass before or after the propagation or between its priorities."""
-        return cls(target, old, new, op, (), (), reason, user_priority, -1)
+        """A change that no rule of an op made: by a pass before or after the propagation, between its priorities, or by a group."""
+        return cls(target, old, new, op, tensors, before, reason, user_priority, op_priority)
 
 
 Log = list[Step]

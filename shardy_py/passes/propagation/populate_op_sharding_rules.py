@@ -23,5 +23,5 @@ class PopulateOpShardingRules(Pass):
     def run(self, program: Program, log: Log | None = None) -> None:
         """Decides `Op.rule` for all ops that have none attached."""
         for op in program.walk():
-            if not op.rule_known:
-                op.rule, op.rule_known = rule_for(op, conservative=self.conservative_propagation), True
+            if not op.rule_decided:
+                op.rule, op.rule_decided = rule_for(op, conservative=self.conservative_propagation), True

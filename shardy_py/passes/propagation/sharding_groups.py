@@ -38,25 +38,25 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
         if any(v.type.rank != group[0].type.rank for v in group):  # sdy-sharding-group-import checks shapes, if it has run
             where = place(program, stated[next(v for v in group if v.type.rank != group[0].type.rank)])
             raise ShardyError(f"ShardingGroupOps values must have the same shape for groupId: {group_id}", where=where)
-        known = [s for v in group if (s := dataflow.get_sharding(v)) is not None]
-        given = [s for s in known if not (s.is_fully_open and s.is_fully_replicated)]
-        differ = any(s is not given[0] for s in given[1:])
+        present = [s for v in group if (s := dataflow.get_sharding(v)) is not None]
+        binding = [s for s in present if not (s.is_fully_open and s.is_fully_replicated)]
+        differ = any(s is not binding[0] for s in binding[1:])
         if differ:
-            different = ", ".join(map(str, dict.fromkeys(given)))
+            different = ", ".join(map(str, dict.fromkeys(binding)))
             message = (
                 f"sharding group {group_id} has members with different shardings: {different}; these stay, the group holds for the rest"
             )
             warnings.warn(ShardingGroupConflictWarning(message), stacklevel=2)
-            group = tuple(_cut(value, given[0].mesh) for value in group)
+            group = tuple(_cut(value, binding[0].mesh) for value in group)
         elif log is not None:
-            log += (Step(v, s := dataflow.get_sharding(v), s, stated[v], group, (), "member", 0, -1) for v in group)
-        if given and not differ:
+            log += (Step.outside(v, s := dataflow.get_sharding(v), s, "member", stated[v], tensors=group) for v in group)
+        if binding and not differ:
             for value in group:
-                held = dataflow.shardable_value(value)
-                if held is not None and held.sharding is not given[0]:
+                holder = dataflow.shardable_value(value)
+                if holder is not None and holder.sharding is not binding[0]:
                     if log is not None:
-                        log.append(Step(held, held.sharding, given[0], None, group, (given[0],), "group", 0, -1))
-                    held.sharding = given[0]
+                        log.append(Step.outside(holder, holder.sharding, binding[0], "group", tensors=group, before=(binding[0],)))
+                    holder.sharding = binding[0]
         groups.update(dict.fromkeys(group, group))
     return groups
 

@@ -20,7 +20,7 @@ _TABLE_LIMIT = 1 << 20
 
 def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> tuple[str | Mesh, Mesh] | None:
     """The one mesh that shardings are on, with its name; None where there is none or they differ. Empty meshes do not count."""
-    found: tuple[str | Mesh, Mesh] | None = None
+    common: tuple[str | Mesh, Mesh] | None = None
     for sharding in shardings:
         if sharding is None:
             continue
@@ -28,11 +28,11 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
         mesh = meshes[name] if isinstance(name, str) else name
         if mesh.is_empty:
             continue
-        if found is None:
-            found = (name, mesh)
-        elif found[1] is not mesh:
+        if common is None:
+            common = (name, mesh)
+        elif common[1] is not mesh:
             return None
-    return found
+    return common
 
 
 def propagate_step(
@@ -59,10 +59,10 @@ def propagate_step(
     Returns:
         The changed tensors; empty where nothing changes, where the op has no common mesh or a maximal one.
     """
-    found = common_mesh(shardings, meshes)
-    if found is None or found[1].is_maximal:
+    named_mesh = common_mesh(shardings, meshes)
+    if named_mesh is None or named_mesh[1].is_maximal:
         return ()
-    mesh_name, mesh = found
+    mesh_name, mesh = named_mesh
     sizes = rule.factor_sizes
     mappings = rule_tensors(rule)
     tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, shardings, strict=True)]
@@ -86,13 +86,13 @@ class StepTable:
     identical layer is one look-up.
     """
 
-    __slots__ = ("conservative", "known", "meshes", "strategy")
+    __slots__ = ("conservative", "meshes", "steps", "strategy")
 
     def __init__(self, meshes: Mapping[str, Mesh], strategy: FactorStrategy, conservative: bool) -> None:
         self.meshes = dict(meshes)
         self.strategy: FactorStrategy = strategy
         self.conservative = conservative
-        self.known: dict[tuple[object, ...], Update] = {}
+        self.steps: dict[tuple[object, ...], Update] = {}
 
     def compute(
         self,
@@ -103,12 +103,12 @@ class StepTable:
         shardings: Sequence[TensorSharding | None],
     ) -> Update:
         """Computes a step and remembers it under `key`."""
-        if len(self.known) >= _TABLE_LIMIT:
-            self.known.clear()
+        if len(self.steps) >= _TABLE_LIMIT:
+            self.steps.clear()
         step = propagate_step(
             rule, directions, shardings, self.meshes, strategy=self.strategy, conservative=self.conservative, elementwise=elementwise
         )
-        self.known[key] = step
+        self.steps[key] = step
         return step
 
 

@@ -82,7 +82,7 @@ def _undone(view: PlanView, known: set[tuple[str, str]]) -> Iterator[Finding]:
 def _is_kept_cut(origin: Origin, axes: tuple[str, ...]) -> bool:
     """Whether the result is cut by the axes that an operand is gathered over, along the same factor; by an op's rule, or else in place."""
     op, source = origin.op, origin.op.operands[origin.operand].sharding
-    rule = op.rule if op.rule_known else rule_for(op)
+    rule = op.rule if op.rule_decided else rule_for(op)
     if source is None or op.regions or op.name.startswith("sdy.") or is_elementwise(op.name):
         return False
     for result, value in enumerate(op.results):

@@ -160,7 +160,7 @@ class Copier:
         operands = [names[v] for v in op.operands]
         made = _again(op, operands, [r.type for r in op.results], regions)
         if self.loops and op.name in _SHAPES and _keeps_order(op):
-            made.name, made.attributes, made.rule, made.rule_known = "stablehlo.reshape", {}, None, False
+            made.name, made.attributes, made.rule, made.rule_decided = "stablehlo.reshape", {}, None, False
         constraint = op.name in _CONSTRAINTS
         if constraint:
             made.name = _CONSTRAINT
@@ -218,7 +218,7 @@ def _again(op: Op, operands: Sequence[Value], types: Sequence[Type], regions: Se
     if op.name == NAMED_COMPUTATION:  # what goes in and comes out is not known before it is propagated
         attributes = {name: None if name in _ENDS else value for name, value in attributes.items()}
     made = Op(op.name, operands, types, attributes, regions, location=op.location, primitive=op.primitive)
-    made.rule, made.rule_known = op.rule, op.rule_known
+    made.rule, made.rule_decided = op.rule, op.rule_decided
     return made
 
 

@@ -269,7 +269,7 @@ def make_op(tables: Reader, row: Any, values: list[Any]) -> Op:
         kind.types,
         kind.attributes,
         rule=kind.rule,
-        rule_known=kind.rule_known,
+        rule_decided=kind.rule_decided,
         location=tables.location(location),
         primitive=kind.primitive,
     )

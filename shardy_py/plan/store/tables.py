@@ -108,10 +108,10 @@ class Writer:
         """The number of an op's name, primitive, attributes, rule and result types."""
         types = tuple(result.type for result in op.results)
         constant = types[0] if len(types) == 1 and "constant" in op.name else None
-        key = (op.name, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_known, types)
+        key = (op.name, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_decided, types)
         found = self._kinds.get(key)
         if found is None:
-            row = [*key[:3], self.rule(op.rule), op.rule_known, [self.type(t) for t in types]]
+            row = [*key[:3], self.rule(op.rule), op.rule_decided, [self.type(t) for t in types]]
             found = self._kinds[key] = len(self.tables["kinds"].rows)
             self.tables["kinds"].rows.append(row)
         return found
@@ -134,7 +134,7 @@ class KindOfOp:
     primitive: str | None
     attributes: dict[str, Any] | None
     rule: OpShardingRule | None
-    rule_known: bool
+    rule_decided: bool
     types: tuple[Type, ...]
 
 
@@ -228,14 +228,14 @@ def _read_location(tables: Reader, row: Any) -> Location:
 
 
 def _read_kind(tables: Reader, row: Any) -> KindOfOp:
-    name, primitive, held, rule, rule_known, types = items(row, 6)
+    name, primitive, held, rule, rule_decided, types = items(row, 6)
     made = tuple(tables.type(t) for t in items(types))
     return KindOfOp(
         text(name),
         None if primitive is None else text(primitive),
         tables.members(held),
         tables.rule(rule),
-        boolean(rule_known),
+        boolean(rule_decided),
         made,
     )
 

@@ -21,10 +21,10 @@ def _per_dim(op: Op) -> list[tuple[AxisRef, ...]]:
     return [axes.axes for axes in op.attributes[_AXES[op.name]].lists]
 
 
-def _made_by(op: Op, name: str) -> Op | None:
+def _defined_by(op: Op, name: str) -> Op | None:
     """The op that made the only operand, if it has that name."""
-    found = op.operands[0].defining_op
-    return found if found is not None and found.name == name else None
+    definition = op.operands[0].defining_op
+    return definition if definition is not None and definition.name == name else None
 
 
 def drop_without_axes(op: Op, program: Program) -> bool:
@@ -47,7 +47,7 @@ def drop_permute_to_same(op: Op, program: Program) -> bool:
 
 def drop_slice_of_gather(op: Op, program: Program) -> bool:
     """Removes an all-slice that undoes an all-gather."""
-    gather = _made_by(op, "sdy.all_gather")
+    gather = _defined_by(op, "sdy.all_gather")
     if gather is None or _per_dim(gather) != _per_dim(op):
         return False
     replace(op, gather.operands[0])
@@ -56,7 +56,7 @@ def drop_slice_of_gather(op: Op, program: Program) -> bool:
 
 def drop_reduce_of_replicated(op: Op, program: Program) -> bool:
     """Removes an all-reduce over the axes along which a replicated value was made one of parts of a sum."""
-    source = _made_by(op, "sdy.replicated_to_unreduced")
+    source = _defined_by(op, "sdy.replicated_to_unreduced")
     if source is None or source.attributes["axes"] is not op.attributes["reduction_axes"]:
         return False
     replace(op, source.operands[0])
@@ -65,21 +65,21 @@ def drop_reduce_of_replicated(op: Op, program: Program) -> bool:
 
 def gather_instead_of_reduce(op: Op, program: Program) -> bool:
     """Makes an all-reduce over the axes along which pieces were made parts of a sum an all-gather of the pieces."""
-    source = _made_by(op, "sdy.sharded_to_unreduced")
+    source = _defined_by(op, "sdy.sharded_to_unreduced")
     if source is None or _mesh(op, program) is None:
         return False
     axes = (axis for axes in _per_dim(source) for axis in axes)
     if sort_and_merge(axes, op.result.sharding.mesh_in(program.meshes)) != op.attributes["reduction_axes"].axes:  # type: ignore[union-attr]
         return False
-    made = _collective("sdy.all_gather", source.operands[0], {"gathering_axes": source.attributes["axes"]}, op.result.sharding, op)
-    insert_before(op, [made])
-    replace(op, made.result)
+    gather = _collective("sdy.all_gather", source.operands[0], {"gathering_axes": source.attributes["axes"]}, op.result.sharding, op)
+    insert_before(op, [gather])
+    replace(op, gather.result)
     return True
 
 
 def fuse_all_to_alls(op: Op, program: Program) -> bool:
     """Makes one all-to-all of two whose dimensions all differ, where nothing else uses the first."""
-    first = _made_by(op, "sdy.all_to_all")
+    first = _defined_by(op, "sdy.all_to_all")
     if first is None or len(first.result.uses) != 1:
         return False
     params: list[AllToAllParam] = [*first.attributes["params"].params, *op.attributes["params"].params]
@@ -99,7 +99,7 @@ def fuse_reduce_and_slice(op: Op, program: Program) -> bool:
     stays an all-slice.
     """
     if op.name == "sdy.all_slice":
-        reduce = _made_by(op, "sdy.all_reduce")
+        reduce = _defined_by(op, "sdy.all_reduce")
         if reduce is None:
             return False
     else:
@@ -120,12 +120,12 @@ def fuse_reduce_and_slice(op: Op, program: Program) -> bool:
     sharding = _scattered(reduce, first, scattered, mesh)
     attributes = {name: value for name, value in reduce.attributes.items() if name == "reduction_op"}
     attributes["reduce_scatter_axes"] = ListOfAxisRefLists(scattered)
-    made = [_collective("sdy.reduce_scatter", reduce.operands[0], attributes, sharding, reduce)]
+    ops = [_collective("sdy.reduce_scatter", reduce.operands[0], attributes, sharding, reduce)]
     if any(rest):
-        made.append(_collective("sdy.all_slice", made[0].result, {"slicing_axes": ListOfAxisRefLists(rest)}, first.result.sharding, first))
-    insert_before(first, made)
+        ops.append(_collective("sdy.all_slice", ops[0].result, {"slicing_axes": ListOfAxisRefLists(rest)}, first.result.sharding, first))
+    insert_before(first, ops)
     for user in sorted(users, key=block.ops.index):
-        replace(user, made[-1].result)
+        replace(user, ops[-1].result)
     erase(reduce)
     return True
 
@@ -162,9 +162,9 @@ def _mesh(op: Op, program: Program) -> Mesh | None:
 
 
 def _collective(name: str, operand: Value, attributes: dict[str, object], sharding: TensorSharding | None, like: Op) -> Op:
-    made = Op(name, (operand,), (like.result.type,), attributes, location=like.location)
-    made.result.sharding = sharding
-    return made
+    collective = Op(name, (operand,), (like.result.type,), attributes, location=like.location)
+    collective.result.sharding = sharding
+    return collective
 
 
 PATTERNS: dict[str, tuple[Pattern, ...]] = {

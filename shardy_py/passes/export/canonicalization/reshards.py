@@ -38,18 +38,18 @@ def reuse_reshard(op: Op, program: Program) -> bool:
     while root.defining_op is not None and root.defining_op.name in (_RESHAPE, _TRANSPOSE):
         chain.append(root.defining_op)
         root = chain[-1].operands[0]
-    earlier = next((found for found in _reshards_of(root, op) if _same_pieces(op, chain, found, program)), None)
+    earlier = next((candidate for candidate in _reshards_of(root, op) if _same_pieces(op, chain, candidate, program)), None)
     if earlier is None:
         return False
     value = earlier.result
-    made: list[Op] = []
+    moved: list[Op] = []
     if chain and value.type is not root.type:
-        made.append(Op(_RESHAPE, (value,), (root.type,), location=op.location))
-        value = made[0].result
+        moved.append(Op(_RESHAPE, (value,), (root.type,), location=op.location))
+        value = moved[0].result
     for old in reversed(chain):
-        made.append(clone_op(old, {old.operands[0]: value}))
-        value = made[-1].result
-    insert_after(earlier, made)
+        moved.append(clone_op(old, {old.operands[0]: value}))
+        value = moved[-1].result
+    insert_after(earlier, moved)
     replace(op, value)
     return True
 
@@ -96,7 +96,7 @@ def _same_pieces(op: Op, chain: Sequence[Op], earlier: Op, program: Program) -> 
 def _pieces(sharding: TensorSharding, shape: Sequence[int], program: Program) -> list[_Piece] | None:
     """The cuts that a sharding makes, coarsest first; None where a size does not divide."""
     mesh = sharding.mesh_in(program.meshes)
-    found: list[_Piece] = []
+    pieces: list[_Piece] = []
     for i, dim in enumerate(sharding.dims):
         extent, below = shape[i], math.prod(shape[i + 1 :])
         for axis in dim.axes:
@@ -104,8 +104,8 @@ def _pieces(sharding: TensorSharding, shape: Sequence[int], program: Program) ->
             if extent % size:
                 return None
             extent //= size
-            found.append((axis.name, axis.pre_size or 1, size, extent * below))
-    return _merged(found)
+            pieces.append((axis.name, axis.pre_size or 1, size, extent * below))
+    return _merged(pieces)
 
 
 def _merged(pieces: list[_Piece]) -> list[_Piece]:
@@ -127,7 +127,7 @@ def _before_transpose(pieces: list[_Piece], shape: Sequence[int], permutation: S
     operand_shape = [0] * len(shape)
     for i, dim in enumerate(permutation):
         operand_shape[dim] = shape[i]
-    found: list[_Piece] = []
+    cuts: list[_Piece] = []
     for name, pre, size, stride in pieces:
         for i, dim in enumerate(permutation):
             below = math.prod(shape[i + 1 :])
@@ -137,8 +137,8 @@ def _before_transpose(pieces: list[_Piece], shape: Sequence[int], permutation: S
             if high % low or low % below or stride * size % high:
                 return None
             part = high // low
-            found.append((name, pre * (stride * size // high), part, low // below * math.prod(operand_shape[dim + 1 :])))
-    return _merged(found)
+            cuts.append((name, pre * (stride * size // high), part, low // below * math.prod(operand_shape[dim + 1 :])))
+    return _merged(cuts)
 
 
 LABELLED: dict[str, tuple[Pattern, ...]] = {RESHARD: (skip_reshard,)}

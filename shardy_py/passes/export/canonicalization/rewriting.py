@@ -46,5 +46,5 @@ def _insert(op: Op, ops: Sequence[Op], offset: int) -> None:
     assert block is not None
     i = block.ops.index(op) + offset
     block.ops[i:i] = ops
-    for made in ops:
-        made.block = block
+    for new in ops:
+        new.block = block

@@ -106,7 +106,7 @@ def _update(candidate: Candidate, factor: int, axes: Axes, chosen: AxesPerFactor
     A candidate that does not overlap counts in full again, even if its factor has been given axes in between; Shardy
     does it like that, and which candidate is next depends on it.
     """
-    given = chosen[candidate.factor]
+    taken = chosen[candidate.factor]
     if candidate.factor == factor:
         if not is_strict_prefix(axes, candidate.axes):
             return False
@@ -116,7 +116,7 @@ def _update(candidate: Candidate, factor: int, axes: Axes, chosen: AxesPerFactor
         candidate.shards = shards(candidate.axes, mesh)
         return True
     candidate.axes = truncate_by_removing_overlaps(candidate.axes, axes)
-    if candidate.axes == given:
+    if candidate.axes == taken:
         return False
-    candidate.shards = shards(candidate.axes, mesh) // shards(given, mesh)
+    candidate.shards = shards(candidate.axes, mesh) // shards(taken, mesh)
     return True

@@ -55,8 +55,8 @@ def compatible_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes]) -> Axes
                 common[factor] = axes
             elif common[factor] != axes:
                 return None
-    found = [axes or () for axes in common]
-    return None if any_overlap(found) else found
+    agreed = [axes or () for axes in common]
+    return None if any_overlap(agreed) else agreed
 
 
 def _axes_of_preferred(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
@@ -84,9 +84,9 @@ def _give_to_batching_factors(rule: OpShardingRule, axes: Axes, chosen: AxesPerF
         size = rule.factor_sizes[factor]
         if not size:
             continue
-        given = list(chosen[factor])
+        extended = list(chosen[factor])
         parts = shards(chosen[factor], mesh)
         while rest and size % (parts * axis_size(rest[0], mesh)) == 0:
             parts *= axis_size(rest[0], mesh)
-            add_axis_or_merge(given, rest.pop(0), mesh)
-        chosen[factor] = tuple(given)
+            add_axis_or_merge(extended, rest.pop(0), mesh)
+        chosen[factor] = tuple(extended)

@@ -92,10 +92,10 @@ def decide(
     Returns:
         None where the op runs as it is.
     """
-    found = common_mesh(shardings, meshes)
-    if found is None:
+    named_mesh = common_mesh(shardings, meshes)
+    if named_mesh is None:
         return None
-    mesh_name, mesh = found
+    mesh_name, mesh = named_mesh
     tensors = [project(m, s, rule.factor_sizes, mesh, True) for m, s in zip(rule.mappings, shardings, strict=True)]
     setting = _Setting(op_name, rule, shardings, types, mesh_name, mesh, meshes, tensors)
     dealt_anew = full and op_name == "stablehlo.reshape" and any(map(_overflows, tensors))
@@ -123,30 +123,30 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
     Meshes that differ in the order of their devices only do go together; the one that most sharded tensors are on is
     taken, and of several the one that was first on so many.
     """
-    found: tuple[str | Mesh, Mesh] | None = None
+    best: tuple[str | Mesh, Mesh] | None = None
     counts: dict[str | Mesh, int] = {}
     most = 0
     for sharding, mesh in matching_meshes(shardings, meshes):
         name = sharding.mesh
         count = counts[name] = counts.get(name, 0) + (not sharding.is_fully_replicated)
-        if found is None or count > most:
-            found, most = (name, mesh), count
-    return found
+        if best is None or count > most:
+            best, most = (name, mesh), count
+    return best
 
 
 def matching_meshes(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> list[tuple[TensorSharding, Mesh]]:
     """Shardings with their meshes, but for empty ones; nothing where these are over different axes or one device."""
-    found: list[tuple[TensorSharding, Mesh]] = []
+    pairs: list[tuple[TensorSharding, Mesh]] = []
     for sharding in shardings:
         if sharding is None:
             continue
         mesh = sharding.mesh_in(meshes)
         if mesh.is_empty:
             continue
-        if mesh.is_maximal or (found and not mesh.same_axes(found[0][1])):
+        if mesh.is_maximal or (pairs and not mesh.same_axes(pairs[0][1])):
             return []
-        found.append((sharding, mesh))
-    return found
+        pairs.append((sharding, mesh))
+    return pairs
 
 
 def _common_axes(setting: _Setting, dealt_anew: bool, choice: Choice) -> AxesPerFactor:
@@ -195,10 +195,10 @@ def _dot_change(setting: _Setting, choice: Choice) -> _Changes:
     if setting.op_name not in DOTS:
         return []
     tensors = factor_axes(setting.tensors)
-    found = result_axes_of_dot(setting.rule, tensors, [choice.size(type_) for type_ in setting.types])
-    if found is None:
+    factor_and_axes = result_axes_of_dot(setting.rule, tensors, [choice.size(type_) for type_ in setting.types])
+    if factor_and_axes is None:
         return []
-    factor, axes = found
+    factor, axes = factor_and_axes
     return [(2, setting.with_axes(2, {**tensors[2], factor: axes}))]
 
 

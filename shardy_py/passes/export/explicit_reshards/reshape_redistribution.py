@@ -34,20 +34,20 @@ def redistribute(rule: OpShardingRule, tensors: Sequence[TensorFactors], mesh_na
         dealt.append(project(mapping, sharding, rule.factor_sizes, mesh, True).factors)
     common: AxesPerFactor = [()] * rule.num_factors
     for factor in range(rule.num_factors):
-        found = [side[factor].axes for side in dealt if factor in side]
-        if found:
-            common[factor] = common_prefix_of_lists(found[0], found[-1])
+        axes_of_sides = [side[factor].axes for side in dealt if factor in side]
+        if axes_of_sides:
+            common[factor] = common_prefix_of_lists(axes_of_sides[0], axes_of_sides[-1])
     return common
 
 
 def _all_axes(rule: OpShardingRule, tensor: TensorFactors, i: int) -> Axes:
-    found: list[AxisRef] = []
+    axes: list[AxisRef] = []
     for dim in rule.mappings[i]:
         for factor in dim:
             sharding = tensor.factors.get(factor)
             if sharding is not None:
-                found.extend((*sharding.axes, *sharding.overflow))
-    return tuple(found)
+                axes.extend((*sharding.axes, *sharding.overflow))
+    return tuple(axes)
 
 
 def _deal(

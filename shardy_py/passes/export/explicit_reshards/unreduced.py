@@ -75,10 +75,10 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
     added = set_difference(target.unreduced, source.unreduced, mesh)
     if not added:
         return []
-    given_up = [_given_up(old.axes, new.axes, added, mesh) for old, new in zip(source.dims, target.dims, strict=True)]
-    from_dims = tuple(axis for axes in given_up for axis in axes)
+    lost = [_lost_axes(old.axes, new.axes, added, mesh) for old, new in zip(source.dims, target.dims, strict=True)]
+    from_dims = tuple(axis for axes in lost for axis in axes)
     replicated = sort_and_merge(set_difference(added, from_dims, mesh), mesh)
-    dims = tuple(old if axes else new for old, new, axes in zip(source.dims, target.dims, given_up, strict=True))
+    dims = tuple(old if axes else new for old, new, axes in zip(source.dims, target.dims, lost, strict=True))
     steps: list[Collective] = []
     before = source.with_dims(dims)
     if not before.are_dim_axes_equal(source):
@@ -88,7 +88,7 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
         before = TensorSharding(source.mesh, dims, target.replicated, unreduced)
         steps.append(Collective("sdy.replicated_to_unreduced", before, {"axes": AxisRefList(replicated)}))
     if from_dims:
-        steps.append(Collective("sdy.sharded_to_unreduced", target, {"axes": ListOfAxisRefLists(given_up)}))
+        steps.append(Collective("sdy.sharded_to_unreduced", target, {"axes": ListOfAxisRefLists(lost)}))
     return steps
 
 
@@ -109,7 +109,7 @@ def _mesh_of_both(source: TensorSharding, target: TensorSharding | None, meshes:
     return mesh
 
 
-def _given_up(old: Axes, new: Axes, added: Axes, mesh: Mesh) -> Axes:
+def _lost_axes(old: Axes, new: Axes, added: Axes, mesh: Mesh) -> Axes:
     """The last axes of a dimension, if all that it loses becomes unreduced; else none."""
     if not is_strict_prefix(new, old):
         return ()

@@ -62,8 +62,8 @@ def _cut_as_operands(op: Op, edits: Edits) -> None:
         return
     result.sharding = sharding
     for i, operand in enumerate(op.operands):
-        known = get_sharding(operand)
-        if operand.type.rank == sharding.rank and (known is None or known.is_fully_replicated):
+        present = get_sharding(operand)
+        if operand.type.rank == sharding.rank and (present is None or present.is_fully_replicated):
             sliced = _collective("all_slice", "slicing_axes", operand, sharding, sharding, range(sharding.rank), op)
             op.set_operand(i, sliced.result)
             edits.before(op, sliced)
@@ -71,9 +71,9 @@ def _cut_as_operands(op: Op, edits: Edits) -> None:
 
 def _collective(name: str, attribute: str, value: Value, axes: TensorSharding, target: TensorSharding, dims: Collection[int], op: Op) -> Op:
     listed: list[tuple[AxisRef, ...]] = [dim.axes if i in dims else () for i, dim in enumerate(axes.dims)]
-    made = Op(f"sdy.{name}", (value,), (value.type,), {attribute: ListOfAxisRefLists(listed)}, location=op.location)
-    made.result.sharding = target
-    return made
+    collective = Op(f"sdy.{name}", (value,), (value.type,), {attribute: ListOfAxisRefLists(listed)}, location=op.location)
+    collective.result.sharding = target
+    return collective
 
 
 def _pad_moves(op: Op, dim: int, shards: int) -> bool:

@@ -67,13 +67,13 @@ def _convert_block(block: Block, world: World) -> None:
         if op not in world.facts:
             done.append(op)
             continue
-        made = _convert(op, world)
-        if made is None:
+        replacement = _convert(op, world)
+        if replacement is None:
             done.append(op)
             for region in op.regions:
                 _convert_block(region, world)
         else:
-            pending += reversed(made)
+            pending += reversed(replacement)
     block.set_ops(done)
 
 
@@ -101,9 +101,9 @@ def _convert(op: Op, world: World) -> list[Op] | None:
 def _check_cut_alike(op: Op, world: World) -> None:
     """Sees to it that an elementwise op has parts of the same shape wherever it has wholes of the same shape."""
     facts = world.facts[op]
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    local_shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
     for tensor in (*facts.operands, *facts.results):
-        local = known.setdefault(tensor.type.shape, tensor.local.shape)
+        local = local_shapes.setdefault(tensor.type.shape, tensor.local.shape)
         if local != tensor.local.shape:
             raise illegal(
                 world,

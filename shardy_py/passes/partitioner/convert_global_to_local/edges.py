@@ -105,7 +105,7 @@ def dynamic_slice(op: Op, out: Emitter) -> Sequence[Value]:
     for dim in range(source.rank):
         if source.axes(dim) and source.type.shape[dim] != result.type.shape[dim]:
             raise _not_whole(out, dim)
-    return out.again(with_arrays(op.attributes, {"slice_sizes": result.local.shape})).results
+    return out.rebuild(with_arrays(op.attributes, {"slice_sizes": result.local.shape})).results
 
 
 def dynamic_update_slice(op: Op, out: Emitter) -> None:

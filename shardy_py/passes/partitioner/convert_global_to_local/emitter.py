@@ -33,10 +33,10 @@ class Emitter:
         """The error that says that the op has no local form."""
         return illegal(self.world, self.op, what, why=why, fix=fix)
 
-    def add(self, made: Op) -> Value:
+    def add(self, op: Op) -> Value:
         """Adds an op with one result and returns that."""
-        self.ops.append(made)
-        return made.result
+        self.ops.append(op)
+        return op.result
 
     def make(
         self,
@@ -47,9 +47,9 @@ class Emitter:
         regions: Sequence[Block] = (),
     ) -> Op:
         """Adds an op."""
-        made = Op(name, operands, types, attributes, regions, location=self.op.location)
-        self.ops.append(made)
-        return made
+        op = Op(name, operands, types, attributes, regions, location=self.op.location)
+        self.ops.append(op)
+        return op
 
     def value(
         self, name: str, operands: Sequence[Value], type_: Type, attributes: dict[str, Any] | None = None, regions: Sequence[Block] = ()
@@ -57,20 +57,20 @@ class Emitter:
         """Adds a StableHLO op with one result and returns that."""
         return self.make(f"stablehlo.{name}", operands, (type_,), attributes, regions).result
 
-    def again(self, attributes: dict[str, Any] | None = None, operands: Sequence[Value] | None = None) -> Op:
+    def rebuild(self, attributes: dict[str, Any] | None = None, operands: Sequence[Value] | None = None) -> Op:
         """Adds the op anew over local types: with its regions, other attributes or operands, and the shardings of its results."""
         old = self.op
         regions, old.regions = old.regions, ()
-        made = self.make(
+        rebuilt = self.make(
             old.name,
             old.operands if operands is None else operands,
             [tensor.local for tensor in self.facts.results],
             old.attributes if attributes is None else attributes,
             regions,
         )
-        for result, tensor in zip(made.results, self.facts.results, strict=True):
+        for result, tensor in zip(rebuilt.results, self.facts.results, strict=True):
             result.sharding = tensor.sharding if old.results[result.index].sharding is not None else None
-        return made
+        return rebuilt
 
     def constant(self, text: str, type_: TensorType) -> Value:
         """Adds a constant: `text` is what stands in `dense<...>`."""
@@ -120,6 +120,6 @@ def scalar_body(name: str, dtype: str) -> Block:
     """The region of a reduction: one StableHLO op over two scalars."""
     scalar = TensorType((), dtype)
     block = Block((scalar, scalar))
-    made = block.append(Op(f"stablehlo.{name}", block.arguments, (scalar,)))
-    block.append(Op("stablehlo.return", made.results, ()))
+    reduction = block.append(Op(f"stablehlo.{name}", block.arguments, (scalar,)))
+    block.append(Op("stablehlo.return", reduction.results, ()))
     return block

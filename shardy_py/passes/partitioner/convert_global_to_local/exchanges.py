@@ -80,13 +80,13 @@ def collective_permute(op: Op, out: Emitter) -> Sequence[Value]:
 
 def _pieces(axes: Iterable[AxisRef], mesh: Mesh) -> list[AxisRef]:
     """All axes of a mesh, cut wherever one of `axes` begins or ends, in order."""
-    found: list[AxisRef] = []
+    pieces: list[AxisRef] = []
     cuts = {name: {1, size} for name, size in mesh.shape.items()}
     for axis in axes:
         cuts[axis.name].update(bounds(axis, mesh))
     for name, places in cuts.items():
-        found += (AxisRef(name, begin, end // begin) for begin, end in itertools.pairwise(sorted(places)))
-    return found
+        pieces += (AxisRef(name, begin, end // begin) for begin, end in itertools.pairwise(sorted(places)))
+    return pieces
 
 
 def _devices_by_part(out: Emitter, sharding: TensorSharding, pieces: Sequence[AxisRef]) -> dict[int, int]:

@@ -91,17 +91,17 @@ class World:
             for value in region.arguments:
                 self.tensor(value)
         self.facts[op] = Facts(tuple(map(self.tensor, op.operands)), tuple(map(self.tensor, op.results)))
-        found = _HANDLE.search(op.attributes.get(KEPT) or str(op.attributes.get("channel_handle", "")))
-        if found is not None:
-            self._last_channel = max(self._last_channel, int(found[1]))
+        handle = _HANDLE.search(op.attributes.get(KEPT) or str(op.attributes.get("channel_handle", "")))
+        if handle is not None:
+            self._last_channel = max(self._last_channel, int(handle[1]))
 
     def tensor(self, value: Value) -> Tensor:
         """The facts of a value that the program has had from the start."""
-        found = self.tensors.get(value)
-        if found is None:
+        tensor = self.tensors.get(value)
+        if tensor is None:
             sharding = get_sharding(value)
-            found = self.tensors[value] = Tensor(value.type, self.local_type(value.type, sharding), sharding)
-        return found
+            tensor = self.tensors[value] = Tensor(value.type, self.local_type(value.type, sharding), sharding)
+        return tensor
 
     def mesh(self, sharding: TensorSharding) -> Mesh:
         """The mesh of a sharding."""

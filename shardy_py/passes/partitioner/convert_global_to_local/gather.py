@@ -50,8 +50,8 @@ def gather(op: Op, out: Emitter) -> Sequence[Value] | None:
     changed = with_arrays(attributes, {"slice_sizes": sizes})
     if "indices_are_sorted = " not in attributes.get(KEPT, ""):
         changed = with_kept(changed, {"indices_are_sorted": "false"})
-    made = out.again(changed, (op.operands[0], indices)).result
-    return (made,) if mask is None else (_masked(out, made, mask),)
+    gathered = out.rebuild(changed, (op.operands[0], indices)).result
+    return (gathered,) if mask is None else (_masked(out, gathered, mask),)
 
 
 def _local_indices(out: Emitter, looked_up: Sequence[int]) -> tuple[Value, Value]:

@@ -33,15 +33,15 @@ def replica_groups(axes: Sequence[AxisRef], mesh: Mesh) -> list[list[int]]:
 
 def remaining_axes(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:
     """The axes of a mesh, or the parts of them, that are not among some axes, in the order of the mesh."""
-    found: list[AxisRef] = []
+    remaining: list[AxisRef] = []
     for name, size in mesh.shape.items():
         taken = sorted(bounds(axis, mesh) for axis in axes if axis.name == name)
         begin = 1
         for start, end in (*taken, (size, size)):
             if start > begin:
-                found.append(AxisRef(name) if (begin, start) == (1, size) else AxisRef(name, begin, start // begin))
+                remaining.append(AxisRef(name) if (begin, start) == (1, size) else AxisRef(name, begin, start // begin))
             begin = end
-    return found
+    return remaining
 
 
 def collective_attributes(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding, *, global_ids: bool = True) -> dict[str, object]:

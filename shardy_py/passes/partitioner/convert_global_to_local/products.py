@@ -55,9 +55,9 @@ def convolution(op: Op, out: Emitter) -> Sequence[Value]:
         values[name] = count
     texts = {name: f"{count} : i64" for name, count in values.items()}
     own = {name: value for name, value in attributes.items() if "." not in name or name == KEPT}
-    made = out.again(with_kept(own, texts, values))
-    made.result.sharding = None
-    return made.results
+    rebuilt = out.rebuild(with_kept(own, texts, values))
+    rebuilt.result.sharding = None
+    return rebuilt.results
 
 
 def _same_axes(out: Emitter, pairs: Sequence[tuple[int, int]], lhs: Tensor, rhs: Tensor) -> list[AxisRef]:

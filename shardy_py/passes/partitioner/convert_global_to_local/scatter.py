@@ -35,24 +35,24 @@ def scatter(op: Op, out: Emitter) -> Sequence[Value] | None:
         return None
     kept = op.attributes.get(KEPT, "")
     texts = {name: "false" for name in ("indices_are_sorted", "unique_indices") if f"{name} = " not in kept}
-    return out.again(with_kept(op.attributes, texts), (*inputs, indices, *op.operands[count + 1 :])).results
+    return out.rebuild(with_kept(op.attributes, texts), (*inputs, indices, *op.operands[count + 1 :])).results
 
 
 def _indexed_dims(out: Emitter) -> list[int]:
     """The cut dimensions of the inputs that indices lead into."""
     attributes, operand = out.op.attributes, out.facts.operands[0]
-    found: list[int] = []
+    indexed: list[int] = []
     for dim in range(operand.rank):
         if not operand.axes(dim):
             continue
         if dim in attributes["scatter_dims_to_operand_dims"]:
-            found.append(dim)
+            indexed.append(dim)
         elif dim in attributes["inserted_window_dims"]:
             raise out.error(
                 f"sharding operand dimension {dim} that is not indexed but in inserted window dimension is not supported.",
                 fix="replicate the dimension before the scatter",
             )
-    return found
+    return indexed
 
 
 def _batch_axes(out: Emitter) -> list[AxisRef]:
@@ -127,8 +127,8 @@ def _reduction(op: Op, i: int) -> str:
     if not op.regions:
         return op.attributes.get("body", "")
     (body,) = op.regions
-    made = body.terminator.operands[i].defining_op
-    return made.name if made is not None and all(operand in body.arguments for operand in made.operands) else ""
+    definition = body.terminator.operands[i].defining_op
+    return definition.name if definition is not None and all(operand in body.arguments for operand in definition.operands) else ""
 
 
 def _local_indices(out: Emitter, indices: Value, dims: Sequence[int]) -> Value:

@@ -15,7 +15,7 @@ from shardy_py.passes.partitioner.padding.slicing import slice_bounds
 def shard(padder: Padder, op: Op) -> None:
     """Pads the operand of an all-slice or reduce-scatter with zeros up to the size of the result."""
     _fill_operand(padder, op, padder.shape(padder.before(op.result), op.result.sharding))
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 def gather(padder: Padder, op: Op) -> None:
@@ -39,7 +39,7 @@ def keep(padder: Padder, op: Op) -> None:
     if operand in padder.zero:
         padder.zero.add(result)
     padder.exact[result] = padder.exact.get(operand, frozenset())
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 def _fill_operand(padder: Padder, op: Op, shape: Ints) -> None:
@@ -59,9 +59,9 @@ def _gathered(padder: Padder, op: Op, dims: Iterable[int]) -> None:
     before = padder.before(result)
     after = operand.type.shape
     padder.resize(result, after)
-    padder.made.append(op)
-    known = padder.exact.get(operand, frozenset())
-    padder.exact[result] = known
+    padder.ops.append(op)
+    exact = padder.exact.get(operand, frozenset())
+    padder.exact[result] = exact
     if operand in padder.zero:
         padder.zero.add(result)
     if all(before[dim] == after[dim] for dim in dims):
@@ -72,9 +72,9 @@ def _gathered(padder: Padder, op: Op, dims: Iterable[int]) -> None:
     limit = slice_bounds(padder, op, sharding, after, (before, wanted), (start, limit, (1,) * len(before)))
     sliced = local_ops.slice_(result, start, limit, op, sharding)
     result.replace_uses(sliced.result, lambda user, _: user is sliced)
-    padder.made.append(sliced)
+    padder.ops.append(sliced)
     padder.note(sliced.result, before)
-    padder.exact[sliced.result] = known & padder.padded_dims(sliced.result)
+    padder.exact[sliced.result] = exact & padder.padded_dims(sliced.result)
     if operand in padder.zero:
         padder.zero.add(sliced.result)
 

@@ -22,13 +22,13 @@ def generic(padder: Padder, op: Op) -> None:
     """An op that works on padded values as on others; what it puts into the padding is not known."""
     tensors = [value for value in (*op.operands, *op.results) if isinstance(value.type, TensorType)]
     if any(map(padder.padded_dims, tensors)):
-        rule = op.rule if op.rule_known else rule_for(op)
+        rule = op.rule if op.rule_decided else rule_for(op)
         if rule is not None and not rule.is_custom:
             for result in op.results:
                 if result.sharding is None:
                     padder.resize(result, _inferred(padder, op, rule, result))
             _check(padder, op, rule)
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 def concatenate(padder: Padder, op: Op) -> None:
@@ -63,23 +63,23 @@ def constant(padder: Padder, op: Op) -> None:
     """Makes a constant of one number larger; another one is padded with zeros."""
     result = op.result
     if result.type.shape == padder.before(result):
-        padder.made.append(op)
+        padder.ops.append(op)
         return
     value = op.attributes.get("value")
     type_ = local_ops.tensor_type(result)
     if isinstance(value, str) and _SPLAT.match(value):
         text = value.rpartition(" : ")[0] or value
         op.attributes = {**op.attributes, "value": AttributeText(f"{text} : {type_text(type_)}")}
-        padder.made.append(op)
+        padder.ops.append(op)
         return
     shape = type_.shape
     result.type = local_ops.resized(type_, padder.before(result))
-    padder.made.append(op)
+    padder.ops.append(op)
     sharding, result.sharding = result.sharding, None
     filled = padder.fill(result, shape, op)
     filled.sharding = sharding
-    made = filled.defining_op
-    result.replace_uses(filled, lambda user, _: user is made)
+    fill = filled.defining_op
+    result.replace_uses(filled, lambda user, _: user is fill)
 
 
 def reshape(padder: Padder, op: Op) -> None:
@@ -96,7 +96,7 @@ def reshape(padder: Padder, op: Op) -> None:
             f"the shardings of {padder.before(op.operands[0])} and {padder.before(op.result)} ask for these",
             "run sdy-resolve-permutation-factors before this pass",
         )
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 def sized(padder: Padder, op: Op) -> None:
@@ -112,7 +112,7 @@ def sized(padder: Padder, op: Op) -> None:
 def unsupported(padder: Padder, op: Op) -> None:
     """An op between shardings, which no padded value may reach."""
     if not any(padder.padded_dims(value) for value in (*op.operands, *op.results) if isinstance(value.type, TensorType)):
-        padder.made.append(op)
+        padder.ops.append(op)
         return
     raise padder.error(
         f"'{op.name}' cannot be padded",
@@ -136,7 +136,7 @@ def returned(padder: Padder, op: Op) -> None:
                 "the type of the function stays",
                 "state the sharding of the result, and run sdy-insert-explicit-reshards before this pass",
             )
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 def _inferred(padder: Padder, op: Op, rule: OpShardingRule, result: Value) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class Padder:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.made: list[Op] = []
+        self.ops: list[Op] = []
         self.zero: set[Value] = set()
         self.exact: dict[Value, frozenset[int]] = {}
         self._before: dict[Value, TensorType] = {}
@@ -63,7 +63,7 @@ class Padder:
 
     def emit(self, *ops: Op) -> Value:
         """Adds ops to the present block; the result of the last one."""
-        self.made += ops
+        self.ops += ops
         return ops[-1].result
 
     def fill(self, value: Value, shape: Ints, op: Op) -> Value:
@@ -73,10 +73,10 @@ class Padder:
             return value
         zero = self.emit(local_ops.constant(0, type_.dtype, op))
         high = tuple(b - a for a, b in zip(type_.shape, shape, strict=True))
-        made = self.emit(local_ops.pad(value, zero, (0,) * type_.rank, high, op, get_sharding(value)))
-        self.note(made, self.before(value))
-        self.exact[made] = self.padded_dims(made) - (self.padded_dims(value) - self.exact.get(value, frozenset()))
-        return made
+        padded = self.emit(local_ops.pad(value, zero, (0,) * type_.rank, high, op, get_sharding(value)))
+        self.note(padded, self.before(value))
+        self.exact[padded] = self.padded_dims(padded) - (self.padded_dims(value) - self.exact.get(value, frozenset()))
+        return padded
 
     def mask(self, value: Value, dims: Sequence[int], op: Op, filler: Value | None = None) -> Value:
         """The value with a scalar, by default zero, in the padding of some dimensions."""
@@ -90,9 +90,9 @@ class Padder:
         assert inside is not None
         scalar = self.emit(local_ops.constant(0, type_.dtype, op)) if filler is None else filler
         other = self.emit(local_ops.broadcast(scalar, type_.shape, op))
-        made = self.emit(local_ops.elementwise("select", (inside, value, other), type_, op))
-        self.note(made, self.before(value))
-        return made
+        masked = self.emit(local_ops.elementwise("select", (inside, value, other), type_, op))
+        self.note(masked, self.before(value))
+        return masked
 
     def is_zero(self, value: Value, dims: Sequence[int]) -> bool:
         """Whether the padding of a value in some dimensions needs no mask."""

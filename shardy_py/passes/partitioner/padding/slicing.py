@@ -18,7 +18,7 @@ def slice_(padder: Padder, op: Op) -> None:
     limits = slice_bounds(padder, op, get_sharding(operand), operand.type.shape, shapes, bounds)
     if limits != bounds[1]:
         set_arrays(op, {"limit_indices": limits})
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 def slice_bounds(
@@ -76,7 +76,7 @@ def pad(padder: Padder, op: Op) -> None:
         if seen:
             op.set_operand(0, padder.mask(operand, seen, op, filler))
         set_arrays(op, {"edge_padding_high": wanted})
-    padder.made.append(op)
+    padder.ops.append(op)
 
 
 CONVERSIONS: dict[str, Conversion] = {"stablehlo.pad": pad, "stablehlo.slice": slice_}

@@ -19,14 +19,14 @@ def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Collecti
 
     That is so where the manual axes do not divide a dimension, or come after other axes of it.
     """
-    found: list[int] = []
+    local: list[int] = []
     for size, dim in zip(shape, sharding.dims, strict=True):
         is_manual = [axis.name in manual for axis in dim.axes]
         shards = math.prod(axis.size_in(mesh) for axis, inside in zip(dim.axes, is_manual, strict=True) if inside)
         if size % shards or is_manual != sorted(is_manual, reverse=True):
             return None
-        found.append(size // shards)
-    return tuple(found)
+        local.append(size // shards)
+    return tuple(local)
 
 
 def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int], like: Op, *, whole_mesh_ids: bool) -> Op:

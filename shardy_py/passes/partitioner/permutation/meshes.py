@@ -37,8 +37,8 @@ class MeshNames:
 
     def name(self, mesh: Mesh, wish: str) -> str:
         """The name of the last mesh of the program that is the same, else of one that is added."""
-        for name, known in reversed(self.program.meshes.items()):
-            if known is mesh:
+        for name, other in reversed(self.program.meshes.items()):
+            if other is mesh:
                 return name
         name = self.symbols.take(wish)
         self.program.meshes = {name: mesh, **self.program.meshes}

@@ -29,10 +29,10 @@ def replicated(
     Returns:
         None where nothing has to be resharded.
     """
-    found = common_mesh(shardings, meshes)
-    if found is None:
+    named_mesh = common_mesh(shardings, meshes)
+    if named_mesh is None:
         return None
-    name, mesh = found
+    name, mesh = named_mesh
     tensors = [project(m, s, rule.factor_sizes, mesh, True) for m, s in zip(rule.mappings, shardings, strict=True)]
     sharded = [any(f in factors and state.axes for f, state in tensor.factors.items()) for tensor in tensors]
     if not any(sharded):
@@ -53,11 +53,11 @@ def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str,
 
     The last of those whose devices are in order, else the first.
     """
-    found: tuple[str | Mesh, Mesh] | None = None
+    best: tuple[str | Mesh, Mesh] | None = None
     for sharding, mesh in matching_meshes(shardings, meshes):
-        if found is None or not mesh.device_ids:
-            found = sharding.mesh, mesh
-    return found
+        if best is None or not mesh.device_ids:
+            best = sharding.mesh, mesh
+    return best
 
 
 def moved_factors(op: Op, rule: OpShardingRule, meshes: Mapping[str, Mesh]) -> frozenset[int]:

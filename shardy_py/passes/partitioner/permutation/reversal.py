@@ -39,13 +39,13 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: boo
     padding = _padding(shape, dims, sharding, mesh)
     if padding is None:
         return False
-    made: list[Op] = []
+    ops: list[Op] = []
     if padding:
         zero = local_ops.constant(0, local_ops.tensor_type(value).dtype, op)
         high = tuple(padding.get(dim, 0) for dim in range(len(shape)))
         padded = local_ops.pad(value, zero.result, (0,) * len(shape), high, op, sharding)
         moved = halo.shift(padded.result, sharding, mesh, padding, op, whole_mesh_ids=whole_mesh_ids)
-        made += (zero, padded, moved)
+        ops += (zero, padded, moved)
         value = moved.result
         result.type = local_ops.tensor_type(value)
     other = reversed_mesh(mesh, [axis for dim in dims for axis in sharding.dims[dim].axes])
@@ -53,7 +53,7 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: boo
     reshard = Op("sdy.reshard", (value,), (value.type,), {}, location=op.location)
     reshard.result.sharding = sharding.with_mesh(names.name(other, wish))
     op.set_operand(0, reshard.result)
-    edits.before(op, *made, reshard)
+    edits.before(op, *ops, reshard)
     result.sharding = sharding
     if padding:
         sliced = local_ops.slice_(result, (0,) * len(shape), shape, op, sharding)
