@@ -14,11 +14,11 @@ class PropagationDirection(IntEnum):
     BOTH = 3
 
     def union(self, other: PropagationDirection) -> PropagationDirection:
-        """What either allows."""
+        """The directions that either allows."""
         return _DIRECTIONS[self.value | other.value]
 
     def intersection(self, other: PropagationDirection) -> PropagationDirection:
-        """What both allow."""
+        """The directions that both allow."""
         return _DIRECTIONS[self.value & other.value]
 
     def __or__(self, other: int) -> PropagationDirection:

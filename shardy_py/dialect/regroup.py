@@ -57,7 +57,7 @@ def regrouped(sharding: TensorSharding, mesh: Mesh, onto: Mesh, name: str) -> Te
 
 
 def _strides(axis: AxisRef, mesh: Mesh) -> tuple[int, int]:
-    """How many devices lie between neighbours along an axis, and from one round of it to the next."""
+    """The numbers of devices between neighbours along an axis, and from one round of it to the next."""
     minor = math.prod(mesh.axis_size(name) for name in mesh.axis_names[mesh.axis_index(axis.name) + 1 :])
     if axis.pre_size is None or axis.size is None:
         return minor, minor * mesh.axis_size(axis.name)

@@ -24,7 +24,7 @@ _SPECIAL_FACTORS = ("reduction", "need_replication", "permutation", "blocked_pro
 
 
 class FactorType(IntEnum):
-    """What sharding a factor asks of the op itself."""
+    """The communication that an op needs where a factor is sharded."""
 
     PASS_THROUGH = 0
     """Nothing: every device works on its part."""

@@ -1,4 +1,4 @@
-"""TensorSharding: which mesh axes cut each dimension of a tensor, and which dimensions may get more."""
+"""TensorSharding: the mesh axes that cut each dimension of a tensor, and the dimensions that may get more."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class DimensionSharding(Interned):
 
 @final
 class TensorSharding(Interned):
-    """How a tensor is laid out over a mesh: one `DimensionSharding` per dimension.
+    """The layout of a tensor over a mesh: one `DimensionSharding` per dimension.
 
     As `jax.sharding.NamedSharding`, but the mesh may be a name, dimensions may be open, and parts of axes may be used.
 

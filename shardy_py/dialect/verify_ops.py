@@ -299,7 +299,7 @@ Check = Callable[[Any, TensorSharding, TensorSharding, Mesh], None]
 
 
 class Collective(NamedTuple):
-    """What a collective carries and how it is checked."""
+    """The attributes of a collective, and its check."""
 
     attribute: str | None
     """The attribute that holds its axes."""

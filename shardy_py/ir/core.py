@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NO_ATTRIBUTES: dict[str, Any] = {}
 
 PRINTERS: dict[type, Callable[[Any], str]] = {}
-"""How ops, functions and programs print themselves: `printer`, which knows every class here, enters its functions."""
+"""Printers of ops, functions and programs: `printer`, which knows every class here, enters its functions."""
 
 
 class Value:
@@ -141,7 +141,7 @@ class Op:
             yield from region.walk()
 
     def __str__(self) -> str:
-        """As MLIR writes it, with the names its values have in its function."""
+        """The text that MLIR writes, with the names its values have in its function."""
         return PRINTERS[Op](self)
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ class Function:
         return self.body.arguments
 
     def __str__(self) -> str:
-        """As MLIR writes it."""
+        """The text that MLIR writes."""
         return PRINTERS[Function](self)
 
     def __repr__(self) -> str:
@@ -270,7 +270,7 @@ class Program:
             yield from function.body.walk()
 
     def __str__(self) -> str:
-        """As MLIR writes a module; `print_program` has options."""
+        """The module that MLIR writes; `print_program` has options."""
         return PRINTERS[Program](self)
 
     def __repr__(self) -> str:
@@ -278,7 +278,7 @@ class Program:
 
 
 class Location:
-    """Where in the user's code an op was written."""
+    """The place in the user's code at which an op was written."""
 
     __slots__ = ("file", "function", "line", "scope")
 

@@ -26,7 +26,7 @@ ISOLATED = COMPUTATIONS
 
 
 class Context(NamedTuple):
-    """What the check of an op may look at besides the op."""
+    """The surroundings that the check of an op may look at."""
 
     meshes: Mapping[str, Mesh]
     functions: Mapping[str, Function]

@@ -1,4 +1,4 @@
-"""How ops are written after MLIR: what stands between an op's name and its attributes, and how its type is written.
+"""Assembly formats after MLIR's: the text between an op's name and its attributes, and the form of its type.
 
 An op without a form here is written as `name operands` where it has no attributes of its own, and generically, with its
 name in quotes and its attributes in `<{}>`, where it has some.
@@ -16,10 +16,10 @@ from shardy_py.ir.numbering import Names
 
 
 class Form(NamedTuple):
-    """How one op is written."""
+    """The assembly format of one op."""
 
     write: Callable[[Op, Names], str]
-    """What comes after the name."""
+    """Writes the text after the name."""
     attributes: frozenset[str]
     """Attributes that `write` writes."""
     functional: bool
@@ -94,7 +94,7 @@ def _labelled(label: str) -> Callable[[Op, Names], str]:
 
 
 _REDUCTIONS = ("", "max ", "min ")
-"""How the numbers of `reduction_op` are written; a sum is not."""
+"""`reduction_op` -> its text; a sum has none."""
 
 
 def _collective(attribute: str) -> Callable[[Op, Names], str]:

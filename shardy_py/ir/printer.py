@@ -24,7 +24,7 @@ from shardy_py.ir.type_text import type_text
 from shardy_py.ir.types import Type
 
 TYPES: dict[str, Callable[[Type], str]] = {"sdy": type_text, "jax": str}
-"""How types are written: `tensor<8x16xf32>`, or `float32[8,16]`."""
+"""Writers of types: `tensor<8x16xf32>`, or `float32[8,16]`."""
 
 _OPTIMIZATION_BARRIER = "stablehlo.optimization_barrier"
 _SELECT = "stablehlo.select"

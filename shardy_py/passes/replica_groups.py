@@ -8,7 +8,7 @@ from collections.abc import Callable
 from shardy_py.dialect import Mesh
 
 MESH_AXES = "#stablehlo.replica_group_mesh_axes<"
-"""How the text of replica groups begins that are axes of a mesh."""
+"""The beginning of the text of replica groups that are axes of a mesh."""
 
 _MESH = re.compile(
     r'mesh = (?:@(?:"(?P<quoted>[^"]*)"|(?P<name>[\w.$-]+))'

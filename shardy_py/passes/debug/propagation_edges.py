@@ -20,7 +20,7 @@ _MAIN = None  # the key of what function results hold
 
 
 class EdgesOfOp:
-    """What one attribute holds: per axis and target, the first step that brought it there, and its source.
+    """The content of one attribute: per axis and target, the first step that brought it there, and its source.
 
     Args:
         text: The attribute so far.

@@ -34,7 +34,7 @@ class ShardingOrigins:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.names: dict[Value, str] = {}
-        """What is `self` for an axis of the value."""
+        """Value -> the origin that `self` stands for among its axes."""
         self.of: dict[Value, dict[str, str]] = {}
         self.unlisted: dict[Value, dict[str, str]] = {}
         """Origins of axes that a sharding group brought, which are passed on but not listed."""

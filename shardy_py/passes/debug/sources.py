@@ -1,4 +1,4 @@
-"""Where the axes come from that a value gets in one step of the propagation."""
+"""Sources of the axes that a value gets in one step of the propagation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes collectives bring to a device."""
+"""Bytes that collectives bring to a device."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def axes_of(parts: Iterable[Part], mesh: Mesh) -> tuple[AxisRef, ...]:
 
 
 def split_to_fit(part: Part, room: int) -> tuple[Part | None, Part | None]:
-    """What of a part fits where `room` more pieces may be cut, and what is left.
+    """Splits a part into the piece that fits where `room` more pieces may be cut, and the rest.
 
     All of it where its size divides the room, the major part where the room divides its size, else nothing.
 

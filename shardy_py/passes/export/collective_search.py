@@ -16,7 +16,7 @@ Emit = Callable[["Search", str, Sequence[Sequence[Part]], tuple[int, int] | None
 
 
 class Search:
-    """What is left to do.
+    """The reshard that is left to do.
 
     Args:
         source: Per dimension, the axes to get rid of or to move; what both sides begin with is left out.
@@ -95,7 +95,7 @@ class Search:
             self.emit("all_slice", sliced)
 
     def _slice_before_move(self, dim: int, room: list[int], sliced: list[list[Part]]) -> None:
-        """Where an all-to-all will empty a dimension into another: cuts it along what follows there, for all to move at once."""
+        """Slices a dimension that an all-to-all will empty into another along the axes that follow there, for all to move at once."""
         parts = self.source[dim]
         if not parts or self.target[dim] or parts[-1] not in self.wanted:
             return

@@ -1,4 +1,4 @@
-"""Which collectives a reshard becomes: a function of two shardings and a shape."""
+"""The collectives of a reshard, as a function of two shardings and a shape."""
 
 from __future__ import annotations
 

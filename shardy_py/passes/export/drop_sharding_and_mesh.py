@@ -11,7 +11,7 @@ from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import SHARDING, blocks_of
 
 _OWN_SHARDING = tuple(f"sdy.{prefix}" for prefix in "all_ collective data_ reduce_ replicated reshard sharded_ sharding_".split())
-"""How the names of ops begin that state a sharding as an attribute of their own."""
+"""Prefixes of the ops that state a sharding as an attribute of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,12 +127,12 @@ class _Moves:
         self.at_start: dict[Block, list[Op]] = {}
 
     def position(self, op: Op) -> float:
-        """Where an op stands in its block."""
+        """The position of an op in its block."""
         assert op.block is not None
         return self.positions_in(op.block)[op]
 
     def positions_in(self, block: Block) -> dict[Op, float]:
-        """Where the ops of a block stand; numbered once."""
+        """The positions of the ops of a block, numbered once."""
         positions = self.positions.get(block)
         if positions is None:
             positions = self.positions[block] = {op: float(i) for i, op in enumerate(block.ops)}

@@ -20,7 +20,7 @@ _GROUP = "sdy.sharding_group"
 _INNER = frozenset((NAMED_COMPUTATION,))
 
 _SCALAR, _EXPRESSION, _CONVERTED = range(3)
-"""What is split: a broadcast of a scalar, a constant expression, a constant that was another op."""
+"""Kinds of split ops: a broadcast of a scalar, a constant expression, a constant that was another op."""
 
 _CONSTANT, _POINTWISE, _BROADCAST, _BITCAST, _COMPUTATION = range(1, 6)
 

@@ -16,12 +16,12 @@ _NAMED = frozenset((NAMED_COMPUTATION,))
 
 @dataclass(frozen=True, kw_only=True)
 class ImportInlinedCalls(Pass):
-    """Brings a program whose calls were inlined by the front end to what the passes for calls leave of one with calls."""
+    """Brings a program whose calls the front end inlined to the state in which the passes for calls leave one with calls."""
 
     name = "import-inlined-calls"
 
     def run(self, program: Program, log: Log | None = None) -> None:
-        """What add-data-flow-edges, flatten-call-graph and import-func-calls leave of a program with calls.
+        """Gives the program the edges and orders of uses that add-data-flow-edges, flatten-call-graph and import-func-calls would.
 
         Shardy adds the edges of loops and branches while calls are still calls, copies functions that are called twice, and
         then turns each call into a computation. That leaves the same ops as adding all edges at once, but other orders of
@@ -45,7 +45,7 @@ def _calls(body: Block) -> list[Op]:
 
 
 class _Flattened:
-    """Which computation holds the original of a function that is called several times, and which hold copies."""
+    """Tells computations that hold the original of a function from those that hold copies for further calls."""
 
     def __init__(self, main: Block) -> None:
         self.first: dict[str, tuple[str | None, int]] = {}

@@ -1,4 +1,4 @@
-"""Which axes the tensors of an op agree on for one factor, and how far a list of axes can go in one tensor."""
+"""Agreement of an op's tensors on the axes of one factor, and the longest list of axes that fits one tensor."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _NO_OVERFLOW: Axes = ()
 
 
 class FactorSharding:
-    """How one factor of one tensor is sharded.
+    """The sharding of one factor in one tensor.
 
     Attributes:
         axes: Major to minor, not merged at sub-axis boundaries.

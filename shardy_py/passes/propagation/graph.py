@@ -290,7 +290,7 @@ class PropagationGraph:
                 pushed.append(node)
 
     def _across_call(self, op: Op, i: int) -> list[Value]:
-        """What an operand of a call or of the return of a function is on the other side: an argument, or results of calls."""
+        """The values that an operand of a call or of a function's return stands for on the other side: an argument, or results of calls."""
         if op.name == CALL:
             callee = self._functions.get(op.attributes["callee"])
             return [] if callee is None else [callee.arguments[i]]

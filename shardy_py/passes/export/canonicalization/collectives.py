@@ -131,7 +131,7 @@ def fuse_reduce_and_slice(op: Op, program: Program) -> bool:
 
 
 def _taken_by_reduction(sliced: list[tuple[AxisRef, ...]], reduced: tuple[AxisRef, ...]) -> list[int] | None:
-    """How many axes of each dimension are reduced, counted from the front; None where that does not cover the reduction."""
+    """The number of leading axes of each dimension that are reduced; None where these do not cover the reduction."""
     left = set(reduced)
     taken: list[int] = []
     for axes in sliced:

@@ -1,4 +1,4 @@
-"""What patterns share: replacing ops in a block."""
+"""Replacement of ops in a block, for all patterns."""
 
 from __future__ import annotations
 

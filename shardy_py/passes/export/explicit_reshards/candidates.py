@@ -34,7 +34,7 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """What the candidates are ordered by; the largest is taken."""
+        """The sort key of candidates; the largest is taken."""
         return (self.total, self.precedence, self.shards, self.factor, len(self.axes), self.axes)
 
 

@@ -1,4 +1,4 @@
-"""How the axes under which an op runs are chosen where its tensors disagree: by elements as Shardy does, or by bytes."""
+"""Two ways to choose the axes under which an op runs where its tensors disagree: by elements as Shardy does, or by bytes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _cheapest(conflict: Conflict) -> AxesPerFactor:
 
 
 BY_ELEMENTS = Choice(_elements, _by_elements)
-"""As Shardy does: what the tensors with the most elements agree on stays, whatever their element types."""
+"""Shardy's choice: the axes stay on which the tensors with the most elements agree, whatever their element types."""
 
 BY_BYTES = Choice(_bytes, _cheapest)
-"""What moves the fewest bytes, never more than `BY_ELEMENTS` around any op."""
+"""The axes that move the fewest bytes, never more than `BY_ELEMENTS` around any op."""

@@ -1,4 +1,4 @@
-"""Which axes every factor of an op gets when its tensors disagree."""
+"""The axes of every factor of an op whose tensors disagree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to be inserted around one op, as a pure function of its rule and shardings."""
+"""The reshards and reductions around one op, as a pure function of its rule and shardings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, 
 
 @dataclass(frozen=True)
 class Decision:
-    """What has to be inserted around one op.
+    """The reshards and reductions to insert around one op.
 
     Attributes:
         mesh: The mesh on which the op runs, as shardings name it.
@@ -158,7 +158,7 @@ def _common_axes(setting: _Setting, dealt_anew: bool, choice: Choice) -> AxesPer
 
 
 def _changes(setting: _Setting, common: AxesPerFactor, dealt_anew: bool) -> _Changes:
-    """What changes when all tensors get the common axes."""
+    """The shardings that change when all tensors get the common axes."""
     changes: _Changes = []
     for i, (tensor, old) in enumerate(zip(setting.tensors, setting.shardings, strict=True)):
         other_order = old is not None and not old.is_fully_replicated and old.mesh_in(setting.meshes) is not setting.mesh

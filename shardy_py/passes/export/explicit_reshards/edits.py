@@ -6,7 +6,7 @@ from shardy_py.ir import Block, Op, Value
 
 
 class Edits:
-    """What is to stand before and after which ops, so that each block is rebuilt once.
+    """Ops to be inserted before and after others, collected so that each block is rebuilt once.
 
     The places are those of MLIR's builder: what is inserted right after an op comes before all that was inserted there
     earlier, and what is inserted right before an op comes after it.

@@ -59,7 +59,7 @@ def _reduce(out: Emitter, value: Value, axes: Sequence[AxisRef]) -> Value:
 
 
 _BODIES = ("add", "maximum", "minimum")
-"""What the numbers of `reduction_op` stand for."""
+"""`reduction_op` -> the op that reduces."""
 
 
 def _body(out: Emitter, value: Value) -> Block:

@@ -1,4 +1,4 @@
-"""Which part of a tensor each device has: tables over devices, and the entry of the device that runs."""
+"""The part of a tensor that each device has: tables over devices, and the entry of the device that runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def device_ids(mesh: Mesh) -> tuple[int, ...]:
 
 
 def shard_index(position: int, axes: Sequence[AxisRef], mesh: Mesh, *, from_minor: bool = False) -> int:
-    """Which part of a dimension, cut by axes from major to minor, a position in a mesh has.
+    """The part of a dimension, cut by axes from major to minor, at a position in a mesh.
 
     Args:
         position: Counted over all axes of the mesh.

@@ -47,7 +47,7 @@ def pad(op: Op, out: Emitter) -> Sequence[Value]:
 
 
 def _lows(op: Op, dim: int, source: Tensor, result: Tensor) -> list[int]:
-    """What is padded before each part of a dimension."""
+    """The padding before each part of a dimension."""
     low = op.attributes["edge_padding_low"][dim]
     if not source.axes(dim):
         return [low]

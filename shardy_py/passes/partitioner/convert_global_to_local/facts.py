@@ -1,4 +1,4 @@
-"""What the conversion knows of a program before it changes it: types and shardings of whole tensors, and types of their parts."""
+"""Facts about a program before the conversion changes it: types and shardings of whole tensors, and types of their parts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def dot(op: Op, out: Emitter) -> None:
 
 
 def dot_general(op: Op, out: Emitter) -> None:
-    """As `dot`."""
+    """Runs on parts, as `dot`."""
     names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions")
     pairs = list(zip(*(op.attributes[name] for name in names), strict=True))
     _check_summed(out, "dot_general", _same_axes(out, pairs, *out.facts.operands))

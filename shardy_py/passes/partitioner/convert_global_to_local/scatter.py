@@ -80,7 +80,7 @@ def _only_on_leaders(out: Emitter, inputs: Sequence[Value], axes: Sequence[AxisR
 
 
 def _identity(out: Emitter, i: int) -> str:
-    """What the reduction of an input leaves other values as they are with, as it stands in a constant."""
+    """The neutral element of the reduction of an input, as it stands in a constant."""
     dtype = out.op.operands[i].type.dtype
     text = _IDENTITIES.get(_reduction(out.op, i), {}).get(_kind(dtype))
     if text is None:

@@ -14,7 +14,7 @@ _ALL_REDUCE = "sdy.all_reduce"
 _REDUCE_SCATTER = "sdy.reduce_scatter"
 
 FULL_RESHARDS = "run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local"
-"""How to fix a program whose ops do not fit their operands."""
+"""The advice for a program whose ops do not fit their operands."""
 
 
 def check_summed(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding | None, subject: str, dims: str) -> None:

@@ -1,1 +1,1 @@
-"""How ops change when their operands and results are padded to sizes that their shardings divide."""
+"""Conversions of ops whose operands and results are padded to sizes that their shardings divide."""

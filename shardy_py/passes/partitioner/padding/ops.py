@@ -1,4 +1,4 @@
-"""Which ops change how when their operands and results are padded."""
+"""The conversion of each op whose operands and results are padded."""
 
 from __future__ import annotations
 

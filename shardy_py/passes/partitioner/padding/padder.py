@@ -1,4 +1,4 @@
-"""What is known of a program while its values are padded."""
+"""The state of a program while its values are padded: sizes before, and which padding is known to be zero."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How ops whose elements change places along a sharded dimension are made to run on parts."""
+"""Makes ops whose elements change places along a sharded dimension run on parts."""

@@ -1,4 +1,4 @@
-"""Which operands and results of an op are resharded so that no permutation factor is sharded."""
+"""The reshards of operands and results after which no permutation factor of an op is sharded."""
 
 from __future__ import annotations
 
