@@ -31,7 +31,7 @@ from jax.sharding import AxisType, NamedSharding
 import shardy_py as sp
 from shardy_py.cost.liveness.live import alive, lives
 from shardy_py.facade import Plan
-from shardy_py.plan.memory_graph import local_graph
+from shardy_py.plan.memory.graph import local_graph
 
 DEPTH = flags.DEFINE_integer("depth", 2, "Depth of the language models.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("model_width", 256, "Their width; a multiple of 128.", lower_bound=128)

@@ -11,7 +11,7 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect.format import printable
 from shardy_py.files import write_file
 from shardy_py.ir.printer import print_program
-from shardy_py.plan import costing, memory_analysis
+from shardy_py.plan import costing
 from shardy_py.plan.checks.accept import accepted, alike
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective
@@ -21,7 +21,8 @@ from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.explain import Explanation
 from shardy_py.plan.explained import explained
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.memory_analysis import MemoryAnalysis
+from shardy_py.plan.memory import analysis as memory_analysis
+from shardy_py.plan.memory.report import MemoryAnalysis
 from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.store.document import read_plan, write_plan
 from shardy_py.plan.store.files import load_plan, save_text

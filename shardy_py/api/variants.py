@@ -35,7 +35,7 @@ class TracedVariants:
     planned: Callable[[TracedCall], Planned]
 
     def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
-        """See `plan.remedies.Variants`.
+        """See `plan.record.Variants`.
 
         Args:
             plan: The plan of the call.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardy_py.plan import Finding, Reshard
     from shardy_py.plan.cost_analysis import CostAnalysis
     from shardy_py.plan.diff import PlanDiff, ReshardChange, ValueChange
-    from shardy_py.plan.memory_analysis import MemoryAnalysis
+    from shardy_py.plan.memory.report import MemoryAnalysis
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 SIGNS = {"changed": ("~", "yellow"), "added": ("+", "green"), "removed": ("-", "red")}
@@ -144,7 +144,7 @@ def cost_tables(cost: CostAnalysis, memory: MemoryAnalysis | None) -> Iterator[R
         memory: Its memory.
     """
     from shardy_py.plan.cost_analysis import summary_rows, tables
-    from shardy_py.plan.memory_analysis import summary_rows as memory_rows
+    from shardy_py.plan.memory.report import summary_rows as memory_rows
 
     on = "" if cost.hardware is None else f", on {cost.hardware.name}"
     yield table("cost of a call", ("", "*"), summary_rows(cost), f"per device{on}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, final
 
 _TENSOR_TYPES: dict[tuple[tuple[int, ...], str], TensorType] = {}
@@ -94,3 +95,14 @@ def element_bits(dtype: str) -> int:
                 break
         bits = _BITS[dtype] = int(digits) if digits else 32
     return bits
+
+
+def moves_elements(shape: Sequence[int], permutation: Sequence[int]) -> bool:
+    """Whether a transpose changes the order of elements in memory, rather than that of dimensions of one element.
+
+    Example:
+        >>> moves_elements((1, 8, 4), (1, 0, 2)), moves_elements((2, 8, 4), (1, 0, 2))
+        (False, True)
+    """
+    order = [d for d in permutation if shape[d] != 1]
+    return order != sorted(order)

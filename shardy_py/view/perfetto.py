@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.ir import Block, Op, Value
-from shardy_py.plan import costing, memory_analysis
+from shardy_py.plan import costing
 from shardy_py.plan.executed import Executed, executed
+from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
     from shardy_py.plan.cost_analysis import CollectiveCost, OpCost
-    from shardy_py.plan.memory_analysis import MemoryAnalysis
+    from shardy_py.plan.memory.report import MemoryAnalysis
 
 NOMINAL_MEMORY = 1e12
 """Bytes per second to and from memory, where no hardware is given."""

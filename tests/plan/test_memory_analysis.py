@@ -18,7 +18,7 @@ from shardy_py.cost.hardware import HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.liveness.compilers import CompilerError
 from shardy_py.facade import Plan
-from shardy_py.plan.memory_analysis import MemoryAnalysis
+from shardy_py.plan.memory.report import MemoryAnalysis
 
 MESH = {"data": 2, "model": 4}
 Tree = Any

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.cost.liveness.compilers import COMPILERS
 from shardy_py.facade import Plan
-from shardy_py.plan.memory_floats import installed, support, widened
-from shardy_py.plan.memory_graph import local_graph
+from shardy_py.plan.memory.floats import installed, support, widened
+from shardy_py.plan.memory.graph import local_graph
 
 MESHES = {1: {"data": 1, "model": 1}, 8: {"data": 2, "model": 4}}
 Tree = Any

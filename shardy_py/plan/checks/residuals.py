@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.plan import memory_analysis
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.memory import analysis as memory_analysis
 
 LARGE = 1 << 30
 """1 GiB: a memory analysis and plans of variants, which take longer than all checks, are made where scans give so much and more."""

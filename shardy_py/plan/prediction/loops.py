@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
+from shardy_py.ir.types import moves_elements
 from shardy_py.partition.variables import variable_sharding
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.explicit import Lineage
-from shardy_py.plan.memory_expansions import moves_elements
 from shardy_py.plan.prediction.conflicts import Seen, conflicts
 
 _CONSTRAINT = "sdy.sharding_constraint"

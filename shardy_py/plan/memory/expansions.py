@@ -6,22 +6,17 @@ What stands here holds for XLA on CPUs; other compilers do alike, with other scr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
-from shardy_py.ir.types import element_bits
+from shardy_py.ir.types import element_bits, moves_elements
 from shardy_py.partition.windows import is_cumulative, windows_of_convolution, windows_of_reduction
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.plan.memory_halo import extended
-from shardy_py.plan.memory_offsets import bounded, cuts, offset, positions, slice_of_device
-from shardy_py.plan.memory_slices import sliced
-
-if TYPE_CHECKING:
-    from shardy_py.plan.memory_graph import Reader
-
-Expansion = Callable[["Reader", Op, Region], None]
+from shardy_py.plan.memory.halo import extended
+from shardy_py.plan.memory.offsets import bounded, cuts, offset, positions, slice_of_device
+from shardy_py.plan.memory.reader import LIBRARY_ELEMENTS, Expansion, Reader
+from shardy_py.plan.memory.slices import sliced
 
 
 def _finish(reader: Reader, op: Op, value: int) -> None:
@@ -130,17 +125,6 @@ def _convolution(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, x)
 
 
-def moves_elements(shape: Sequence[int], permutation: Sequence[int]) -> bool:
-    """Whether a transpose changes the order of elements in memory, rather than that of dimensions of one element.
-
-    Example:
-        >>> moves_elements((1, 8, 4), (1, 0, 2)), moves_elements((2, 8, 4), (1, 0, 2))
-        (False, True)
-    """
-    order = [d for d in permutation if shape[d] != 1]
-    return order != sorted(order)
-
-
 def _turned(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
     """A value with its dimensions in another order, where that takes a copy."""
     moved = moves_elements(shape, order)
@@ -202,9 +186,6 @@ def _inner_product(reader: Reader, op: Op, region: Region, lhs: int, rhs: int, e
         x = _in_windows(reader, op, region, x, (elements,), (0,), size)
     _finish(reader, op, reader.made(op, region, kind, [x], size))
 
-
-LIBRARY_ELEMENTS = 4096
-"""From how many elements of an operand XLA for CPUs leaves reductions of float32 to a library."""
 
 REDUCED_AT_ONCE = 32
 """Up to how many positions of a dimension are added up one after the other."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op
-from shardy_py.plan.memory_offsets import cuts, offset
-
-if TYPE_CHECKING:
-    from shardy_py.plan.memory_graph import Reader
+from shardy_py.plan.memory.offsets import cuts, offset
+from shardy_py.plan.memory.reader import Reader
 
 Parcel = tuple[int, int, int, int]
 """Sender, receiver, the first element of the sender's piece that the receiver needs, and the one behind the last."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from shardy_py.plan.checks.thresholds import GRAVE
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.memory.report import MemoryAnalysis
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord, Variant
 from shardy_py.plan.values import PlannedValue
-
-if TYPE_CHECKING:
-    from shardy_py.plan.memory_analysis import MemoryAnalysis
 
 KIND = "smaller-peak"
 

@@ -8,14 +8,12 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
 from shardy_py.passes.dataflow import get_sharding
-
-if TYPE_CHECKING:
-    from shardy_py.plan.memory_graph import Reader
+from shardy_py.plan.memory.reader import Reader
 
 DEVICE = "partition_id"
 

@@ -1,12 +1,11 @@
-"""A planned program as liveness looks at it: what one device computes and keeps."""
+"""Reads a program with explicit collectives as a graph of what one device computes and keeps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardy_py.cost.liveness.compilers import COMPILERS, Compiler
 from shardy_py.cost.liveness.fusion import POINTWISE
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 from shardy_py.cost.liveness.kinds import kind_of
@@ -14,12 +13,9 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.ir.types import TensorType, element_bits
 from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
-from shardy_py.plan.executed import collectives_of, explicit_of
 from shardy_py.plan.in_place import FORWARDING
-from shardy_py.plan.memory_constants import chosen, folded
-from shardy_py.plan.memory_expansions import EXPANSIONS, LIBRARY_ELEMENTS
-from shardy_py.plan.memory_floats import rounds, widened
-from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.memory.constants import chosen, folded
+from shardy_py.plan.memory.floats import rounds
 
 _SAME = frozenset((*FORWARDING, "sdy.func_data_flow_edge", "sdy.replicated_to_unreduced")) - {
     "stablehlo.optimization_barrier",
@@ -34,8 +30,15 @@ _EXTREMES = ("stablehlo.maximum", "stablehlo.minimum")
 LIBRARY_REDUCTIONS: Mapping[str, frozenset[str]] = {"float16": frozenset(_EXTREMES), "float32": frozenset(("stablehlo.add", *_EXTREMES))}
 """Element type -> reductions that XLA for CPUs leaves to a library."""
 
+LIBRARY_ELEMENTS = 4096
+"""From how many elements of an operand XLA for CPUs leaves reductions of float32 to a library."""
+
 COMPARED = 1 << 16
 """From how many bytes on constants are not compared with each other."""
+
+
+Expansion = Callable[["Reader", Op, Region], None]
+"""Appends the nodes of an op to a region."""
 
 
 class Reader:
@@ -43,12 +46,16 @@ class Reader:
 
     Args:
         program: Its calls are inlined.
+        expansions: Op -> the function that appends its nodes, of ops that the compiler carries out in several steps.
         sums: The axes of its `stablehlo.all_reduce` ops, in order.
         widens: Whether the compiler computes with floats of two bytes in float32.
     """
 
-    def __init__(self, program: Program, sums: Sequence[tuple[str, ...]] = (), widens: bool = False) -> None:
+    def __init__(
+        self, program: Program, expansions: Mapping[str, Expansion], sums: Sequence[tuple[str, ...]] = (), widens: bool = False
+    ) -> None:
         self.program = program
+        self.expansions = expansions
         self.graph = Graph()
         self.numbers: dict[Value, int] = {}
         self.known: dict[Value, Any] = {}
@@ -124,7 +131,7 @@ class Reader:
             return
         if len(op.results) == 1 and not op.regions and self._folded(op, region):
             return
-        expand = EXPANSIONS.get(name)
+        expand = self.expansions.get(name)
         if expand is not None:
             expand(self, op, region)
         elif not self._reshaped_after(op, region):
@@ -339,23 +346,3 @@ def _is_splat(op: Op) -> bool:
         several = value.startswith("dense<[") and "," in value
         return not several and not value.startswith("dense_resource<")
     return getattr(value, "size", 1) <= 1 or getattr(value, "is_splat", False)
-
-
-def local_graph(plan: PlanRecord, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Graph, Program]:
-    """What one device computes and keeps under a plan, and the program it is read from.
-
-    Args:
-        plan: Under `lowering="shard_map"` its region is read, which is made if need be; under `lowering="jit"` the program that XLA's
-            partitioner is predicted to make of it.
-        compiler: Whose ways to follow.
-    """
-    if plan.source is None:
-        program, sums = explicit_of(plan).program, ()
-    else:
-        program = plan.source.local_program(plan)
-        sums = [c.axes for c in collectives_of(plan) if c.kind == "all_reduce"]
-    if compiler.widens:
-        program = widened(program)
-    graph = Reader(program, sums, compiler.widens).read([value.path for value in plan.inputs])
-    graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
-    return graph, program

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op
 from shardy_py.partition.windows import Window, halo
-
-if TYPE_CHECKING:
-    from shardy_py.plan.memory_graph import Reader
+from shardy_py.plan.memory.reader import Reader
 
 
 def extended(reader: Reader, op: Op, region: Region, value: int, windows: Sequence[Window]) -> int:

@@ -1,33 +1,20 @@
-"""The memory that a call of a planned function takes on one device, without compiling it."""
+"""The figures of the memory that a call of a planned function takes on one device, and their text."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardy_py.cost.hardware import Hardware, HardwareError
-from shardy_py.cost.hardware_table import hardware
-from shardy_py.cost.liveness.compilers import Compiler
-from shardy_py.cost.liveness.compilers import compiler as compiler_named
-from shardy_py.cost.liveness.estimate import Estimate, estimate
-from shardy_py.cost.liveness.graph import Graph, Node
-from shardy_py.cost.liveness.live import Buffer
 from shardy_py.dialect.format import printable
-from shardy_py.passes.collection import no_collection
-from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.memory_graph import local_graph
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.remedies import remedies
-from shardy_py.plan.values import location_of
 
 if TYPE_CHECKING:
-    from shardy_py.ir import Op, Program
+    pass
 
 
 FORMAT = "shardy_py.memory"
@@ -173,119 +160,6 @@ class MemoryAnalysis:
 
     def __repr__(self) -> str:
         return self.as_text()
-
-
-def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> MemoryAnalysis:
-    """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it.
-
-    Args:
-        plan: The plan.
-        which: Hardware it should fit on.
-        compiler: Whose ways to follow.
-    """
-    name, room = _room(which)
-    rules = compiler_named(compiler or ("accelerator" if name or plan.platform != "cpu" else "cpu"))
-    analyses = _by_compiler(plan)
-    if rules.name not in analyses:
-        analyses[rules.name] = _analysed(plan, rules)
-    memory = replace(analyses[rules.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
-    memory.__dict__["_advisor"] = functools.partial(remedies, plan, analysed=functools.partial(_analysed, rules=rules))
-    return memory
-
-
-@Analysis
-def _by_compiler(plan: PlanRecord) -> dict[str, MemoryAnalysis]:
-    """Name of a compiler -> the analysis under its rules, filled on request."""
-    return {}
-
-
-@no_collection()
-def _analysed(plan: PlanRecord, rules: Compiler) -> MemoryAnalysis:
-    graph, program = local_graph(plan, rules)
-    names = dict(graph.names)
-    found = estimate(graph, rules)
-    fixed = found.argument + found.output - found.alias
-    locate = _Locations(program)
-    parts = (*_fixed(plan, graph.bytes, graph.main.arguments, graph.main.results, names), *_temporaries(found, graph, locate))
-    return MemoryAnalysis(
-        name=plan.name,
-        argument_size_in_bytes=found.argument,
-        output_size_in_bytes=found.output,
-        alias_size_in_bytes=found.alias,
-        temp_size_in_bytes=found.temp,
-        peak_memory_in_bytes=fixed + found.temp,
-        compiler=rules.name,
-        peak_step=found.fullest,
-        steps=tuple(Step(fixed + more, node.label, locate(node)) for node, more in zip(found.steps, found.series)),
-        contributors=tuple(sorted(parts, key=_order)),
-    )
-
-
-def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
-    """Name and memory of what the call should fit on; no name for a number of bytes."""
-    if which is None:
-        return "", None
-    if isinstance(which, int) and not isinstance(which, bool):
-        if which <= 0:
-            raise HardwareError(f"memory is {which!r} bytes", why="sizes are positive", fix="pass bytes, such as 16 << 30, or a name")
-        return "", which
-    machine = hardware(which)  # pyright: ignore[reportArgumentType]  # which raises for anything else
-    return machine.name, machine.hbm_bytes
-
-
-class _Locations:
-    """Where nodes come from, each op looked up once."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._known: dict[Op, str] = {}
-
-    def __call__(self, node: Node) -> str:
-        op: Op | None = node.source
-        if op is None:
-            return ""
-        found = self._known.get(op)
-        if found is None:
-            found = self._known[op] = location_of(self._program, op)
-        return found
-
-
-def _fixed(plan: PlanRecord, sizes: list[int], arguments: list[int], results: list[int], names: dict[int, str]) -> Iterable[Contributor]:
-    for value in arguments:
-        yield Contributor(names.get(value, ""), "argument", sizes[value])
-    taken = {d.output for d in plan.donation if d.output is not None}
-    for i, (value, output) in enumerate(zip(results, plan.outputs)):
-        if i not in taken:
-            yield Contributor(output.path, "output", sizes[value])
-
-
-def _temporaries(found: Estimate, graph: Graph, locate: _Locations) -> Iterable[Contributor]:
-    """Those alive at the peak, together where one line makes several of a kind.
-
-    What a loop fills step by step is named after what makes its elements, not after the loop.
-    """
-    at = found.fullest
-    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for buffer in found.buffers:
-        if buffer.start <= at <= buffer.end and buffer.bytes:
-            key = _maker(buffer, graph, locate)
-            count, total = sums.get(key, (0, 0))
-            sums[key] = count + 1, total + buffer.bytes
-    for (primitive, location, kind), (count, total) in sums.items():
-        yield Contributor(primitive, "temporary", total, count, location, kind)
-
-
-def _maker(buffer: Buffer, graph: Graph, locate: _Locations) -> tuple[str, str, str]:
-    """Primitive and place of what makes a buffer, and its type where a loop fills it."""
-    if buffer.written is not None:
-        writer = graph.writers[buffer.written]
-        shape, dtype = graph.forms[buffer.written]
-        return writer.label, locate(writer), f"{dtype}[{','.join(map(str, shape))}]"
-    return ("", "", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker), "")
-
-
-def _order(part: Contributor) -> tuple[int, str, str, str]:
-    return -part.bytes, part.name, part.location, part.type
 
 
 def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
