@@ -62,11 +62,11 @@ def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> di
         stage: For every node of the microbatch program its stage.
         hardware: What runs it.
     """
-    return {v: tuple(sorted(found)) for v, found in _Assigner(split, hardware).uses(stage).items()}
+    return {v: tuple(sorted(stages)) for v, stages in _Assigner(split, hardware).uses(stage).items()}
 
 
-def assign_backward_again(
-    split: Split, assigned: Assignment, hardware: Hardware, made: Sequence[Iterable[Var]], moves: Callable[[JaxprEqn], bool]
+def reassign_backward(
+    split: Split, assigned: Assignment, hardware: Hardware, copies: Sequence[Iterable[Var]], moves: Callable[[JaxprEqn], bool]
 ) -> Assignment:
     """The assignment where stages make further values of the forward pass, and backward equations lie with them.
 
@@ -74,18 +74,18 @@ def assign_backward_again(
         split: The step.
         assigned: Where everything is computed.
         hardware: What runs it.
-        made: For every stage, the values that it makes as well.
+        copies: For every stage, the values that it makes as well.
         moves: Whether a backward equation may lie elsewhere than now: those that stages of equal time are made of should not.
     """
-    found = _Assigner(split, hardware)
+    assigner = _Assigner(split, hardware)
     stage = list(assigned.stage)
-    uses = found.uses(stage)
-    for s, values in enumerate(made):
+    uses = assigner.uses(stage)
+    for s, values in enumerate(copies):
         for v in values:
-            for w in (v, *found.through(found.nodes[found.producer[v]].eqn.invars)):
+            for w in (v, *assigner.through(assigner.nodes[assigner.producer[v]].eqn.invars)):
                 uses[w].add(s)
     fixed = [not moves(node.eqn) for node in split.micro.nodes]
-    found.assign_backward(stage, assigned.stages, uses, fixed)
+    assigner.assign_backward(stage, assigned.stages, uses, fixed)
     return replace(assigned, stage=tuple(stage))
 
 
@@ -161,9 +161,9 @@ class _Assigner:
                 last[v] = k
         change = [0.0] * (len(self.forward) + 1)
         for v, k in last.items():
-            made = position.get(self.producer.get(v, -1))
-            if made is not None and k > made:
-                change[made + 1] += bytes_of(v)
+            first = position.get(self.producer.get(v, -1))
+            if first is not None and k > first:
+                change[first + 1] += bytes_of(v)
                 change[k + 1] -= bytes_of(v)
         crossing, now = [], 0.0
         for k in range(len(self.forward)):
@@ -183,7 +183,7 @@ class _Assigner:
         """
         results = [v for v in self.split.micro.outvars if isinstance(v, Var)]
         seconds = equation_seconds([node.eqn for node in self.nodes], results, self.hardware)
-        found = [seconds[i] for i in self.forward]
+        totals = [seconds[i] for i in self.forward]
         used: dict[Var, list[int]] = defaultdict(list)
         for k, i in enumerate(self.forward):
             for v in dict.fromkeys([*self.through(self.nodes[i].eqn.invars), *self.nodes[i].eqn.outvars]):
@@ -195,36 +195,36 @@ class _Assigner:
             limit = len(self.forward) - 1
             there: dict[int, float] = defaultdict(float)
             for v in self.through(node.eqn.invars):
-                made = self.producer.get(v)
-                if made is not None and made in home:
-                    limit = min(limit, home[made])
-                elif made is None or not self.free[made]:
+                producer = self.producer.get(v)
+                if producer is not None and producer in home:
+                    limit = min(limit, home[producer])
+                elif producer is None or not self.free[producer]:
                     for k in used.get(v, ()):
                         there[k] += bytes_of(v)
             home[i] = max((k for k in there if k <= limit), key=lambda k: (there[k], k), default=limit)
-            found[home[i]] += seconds[i]
-        return found
+            totals[home[i]] += seconds[i]
+        return totals
 
     def by_markers(self, stage: list[int | None], markers: Sequence[str]) -> None:
         number = {name: s for s, name in enumerate(markers)}
         consumers: dict[int, list[int]] = defaultdict(list)
         waiting: list[int] = []
         for i in self.forward:
-            made = [self.producer[v] for v in self.through(self.nodes[i].eqn.invars) if v in self.producer]
-            for j in made:
+            producers = [self.producer[v] for v in self.through(self.nodes[i].eqn.invars) if v in self.producer]
+            for j in producers:
                 consumers[j].append(i)
-            known = [s for j in made if (s := stage[j]) is not None]
+            stages = [s for j in producers if (s := stage[j]) is not None]
             marker = self.nodes[i].marker
             if marker is None:
                 # What only the batch and parameters lead to goes to its first consumer, below.
-                stage[i] = max(known) if known else None
-                if not known:
+                stage[i] = max(stages) if stages else None
+                if not stages:
                     waiting.append(i)
                 continue
             stage[i] = number[marker]
-            if known and max(known) > number[marker]:
+            if stages and max(stages) > number[marker]:
                 raise PipelineError(
-                    f"stage {marker!r} uses a value of stage {markers[max(known)]!r}, which comes later", where=place(self.nodes[i].eqn),
+                    f"stage {marker!r} uses a value of stage {markers[max(stages)]!r}, which comes later", where=place(self.nodes[i].eqn),
                     why="stages run in the order in which their marks are met first", fix="mark stages in the order of the data",
                 )  # fmt: skip
         for i in reversed(waiting):
@@ -232,29 +232,29 @@ class _Assigner:
 
     def through(self, atoms: Sequence[object]) -> list[Var]:
         """The values that a node reads, those behind what it computes for itself included."""
-        found: dict[Var, None] = {}
+        values: dict[Var, None] = {}
         todo = [v for v in atoms if isinstance(v, Var)]
         while todo:
             v = todo.pop()
-            if v in found:
+            if v in values:
                 continue
-            found[v] = None
+            values[v] = None
             i = self.producer.get(v)
             if i is not None and self.free[i]:
                 todo += [w for w in self.nodes[i].eqn.invars if isinstance(w, Var)]
-        return list(found)
+        return list(values)
 
     def uses(self, stage: Sequence[int | None]) -> dict[Var, set[int]]:
         """For every value, the stages whose forward pass has it."""
-        found: dict[Var, set[int]] = defaultdict(set)
+        stages: dict[Var, set[int]] = defaultdict(set)
         for i in self.forward:
             s = stage[i]
             assert s is not None
             for v in self.through(self.nodes[i].eqn.invars):
-                found[v].add(s)
+                stages[v].add(s)
             for v in self.nodes[i].eqn.outvars:
-                found[v].add(s)
-        return found
+                stages[v].add(s)
+        return stages
 
     def assign_backward(self, stage: list[int | None], count: int, uses: dict[Var, set[int]], fixed: Sequence[bool] = ()) -> None:
         """Backward equations run at the latest stage that holds most of what they need, and never after their cotangents went by."""
@@ -264,16 +264,16 @@ class _Assigner:
             limit = count - 1
             there = [0.0] * count
             for v in self.through(node.eqn.invars):
-                made = self.producer.get(v)
-                if made is not None and self.back[made]:
-                    limit = min(limit, _known(stage[made], node.eqn))
-                elif made is None or not self.free[made]:
+                producer = self.producer.get(v)
+                if producer is not None and self.back[producer]:
+                    limit = min(limit, _stage_of(stage[producer], node.eqn))
+                elif producer is None or not self.free[producer]:
                     for s in uses.get(v, ()):
                         there[s] += bytes_of(v)
             # One that had a stage only goes up: what does not move may read it.
             stage[i] = max(range(stage[i] or 0, limit + 1), key=lambda s: (there[s], s))
 
 
-def _known(stage: int | None, eqn: JaxprEqn) -> int:
+def _stage_of(stage: int | None, eqn: JaxprEqn) -> int:
     assert stage is not None, eqn
     return stage

@@ -33,17 +33,17 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, 
     """
     transfer = [seconds_per_byte * size for size in crossing]
     least = _least_bottleneck(costs, transfer, stages)
-    found = _fewest_bytes(costs, crossing, transfer, stages, least * SLACK)
-    assert found is not None
+    best = _fewest_bytes(costs, crossing, transfer, stages, least * SLACK)
+    assert best is not None
     low, high = least, least * SLACK
     for _ in range(12):
         middle = (low + high) / 2
         other = _fewest_bytes(costs, crossing, transfer, stages, middle)
-        if other is not None and other[0] <= found[0]:
-            found, high = other, middle
+        if other is not None and other[0] <= best[0]:
+            best, high = other, middle
         else:
             low = middle
-    return found[1]
+    return best[1]
 
 
 def _least_bottleneck(costs: Sequence[float], transfer: Sequence[float], stages: int) -> float:

@@ -21,35 +21,35 @@ class Buffer:
     Attributes:
         members: The values, of one element type.
         dims: For every value, the dimension that is sharded; None where it is not. All of them are, or none.
-        ways: Number of shards, by which these dimensions divide; 1 without.
+        num_shards: Number of shards, by which these dimensions divide; 1 without.
     """
 
     members: tuple[Var, ...]
     dims: tuple[int | None, ...]
-    ways: int
+    num_shards: int
 
     @property
     def columns(self) -> list[int]:
         """How many columns each value takes."""
-        return [math.prod(shape_of(v)) // self.ways for v in self.members]
+        return [math.prod(shape_of(v)) // self.num_shards for v in self.members]
 
     def joined(self, env: Mapping[Var, Any]) -> Any:
         """The matrix of the values in `env`."""
         rows = [jax.numpy.moveaxis(env[v], dim, 0) if dim else env[v] for v, dim in zip(self.members, self.dims)]
-        return jax.numpy.concatenate([jax.numpy.reshape(x, (self.ways, n)) for x, n in zip(rows, self.columns)], 1)
+        return jax.numpy.concatenate([jax.numpy.reshape(x, (self.num_shards, n)) for x, n in zip(rows, self.columns)], 1)
 
     def parts(self, matrix: Any) -> dict[Var, Any]:
         """The values in a matrix."""
-        found: dict[Var, Any] = {}
+        values: dict[Var, Any] = {}
         start = 0
         for v, dim, n in zip(self.members, self.dims, self.columns):
             shape = shape_of(v)
             if dim:
                 shape = (shape[dim], *shape[:dim], *shape[dim + 1 :])
             x = jax.numpy.reshape(jax.lax.slice_in_dim(matrix, start, start + n, axis=1), shape)
-            found[v] = jax.numpy.moveaxis(x, 0, dim) if dim else x
+            values[v] = jax.numpy.moveaxis(x, 0, dim) if dim else x
             start += n
-        return found
+        return values
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class PartialSums:
 
     Attributes:
         member: The value.
-        ways: Number of parts.
+        num_shards: Number of parts.
     """
 
     member: Var
-    ways: int
+    num_shards: int
 
     @property
     def members(self) -> tuple[Var, ...]:
@@ -71,7 +71,7 @@ class PartialSums:
 
     def joined(self, env: Mapping[Var, Any]) -> Any:
         """The parts of the value in `env`."""
-        return partial_sums(env[self.member], self.ways)
+        return partial_sums(env[self.member], self.num_shards)
 
     def parts(self, stacked: Any) -> dict[Var, Any]:
         """The value that parts sum up to."""
@@ -82,17 +82,17 @@ Stand = Buffer | PartialSums
 """What stands for values where programs hand them over."""
 
 
-def given(env: dict[Var, Any], v: Var, value: Any, stands: Mapping[Var, Stand]) -> None:
+def unpack(env: dict[Var, Any], v: Var, value: Any, stands: Mapping[Var, Stand]) -> None:
     """Puts the value of a variable into `env`, or those that it stands for."""
     if v in stands:
         for member, part in stands[v].parts(value).items():
-            given(env, member, part, stands)
+            unpack(env, member, part, stands)
     else:
         env[v] = value
 
 
-def taken(env: Mapping[Var, Any], v: Var, stands: Mapping[Var, Stand]) -> Any:
+def packed(env: Mapping[Var, Any], v: Var, stands: Mapping[Var, Stand]) -> Any:
     """The value of a variable, from those in `env`."""
     if v not in stands:
         return env[v]
-    return stands[v].joined({member: taken(env, member, stands) for member in stands[v].members})
+    return stands[v].joined({member: packed(env, member, stands) for member in stands[v].members})

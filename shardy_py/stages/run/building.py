@@ -24,7 +24,7 @@ from shardy_py.stages.run.marking import marked, marker_of
 from shardy_py.stages.run.microbatching import Kind, Split, split
 from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.stages.run.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
-from shardy_py.stages.run.residuals import Handover, Layout, handovers, made_again
+from shardy_py.stages.run.residuals import Handover, Layout, handovers, rematerialized
 from shardy_py.stages.run.sends import lighter
 from shardy_py.stages.run.single import single
 from shardy_py.stages.run.timing import stage_times
@@ -35,7 +35,7 @@ from shardy_py.stages.schedules.tasks import Schedule
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """What `pipeline` was asked for.
 
     Attributes:
@@ -95,7 +95,7 @@ class Built:
     """A pipeline for one signature.
 
     Attributes:
-        asked: What was asked for.
+        options: What was asked for.
         signature: The types that it is for.
         split: The step in two parts.
         assigned: The stages.
@@ -112,7 +112,7 @@ class Built:
         is_loss: Whether the function is a loss, of which the pipeline takes the gradient.
     """
 
-    asked: Asked
+    options: Options
     signature: Signature
     split: Split
     assigned: Assignment
@@ -133,29 +133,29 @@ class Built:
         return self.split.dims[v][0]
 
 
-def build(asked: Asked, signature: Signature) -> Built:
+def build(options: Options, signature: Signature) -> Built:
     """Traces, cuts and places a step; compiles nothing.
 
     Raises:
         PipelineError: It cannot be run as asked.
     """
-    meshes_needed = _meshes_needed(asked)
-    inner_first = None if meshes_needed is None else submeshes(asked.mesh, asked.axis, meshes_needed)
-    places = None if inner_first is None else Places(inner_first, len(inner_first) * asked.virtual)
+    meshes_needed = _meshes_needed(options)
+    inner_first = None if meshes_needed is None else submeshes(options.mesh, options.axis, meshes_needed)
+    places = None if inner_first is None else Places(inner_first, len(inner_first) * options.virtual)
     context = trace_mesh(places) if places is not None else jax.sharding.AbstractMesh((), ())
-    whole, micro, out_tree, is_loss = _traced(asked, signature, context)
-    halves = split(whole, micro, signature.batch, asked.num_microbatches, asked.local_statistics)
-    if asked.num_microbatches == 1:
+    whole, micro, out_tree, is_loss = _traced(options, signature, context)
+    halves = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
+    if options.num_microbatches == 1:
         whole = micro
-    names = None if asked.partition is None else [marker_of(number) for number in range(asked.num_stages or 0)]
-    assigned = assign(halves, asked.num_stages, asked.hardware, names)
+    names = None if options.partition is None else [marker_of(number) for number in range(options.num_stages or 0)]
+    assigned = assign(halves, options.num_stages, options.hardware, names)
     if places is None:
-        places = Places(submeshes(asked.mesh, asked.axis, _per_mesh(assigned.stages, asked.virtual)), assigned.stages)
-    order = _schedule(asked, halves, assigned, places)
+        places = Places(submeshes(options.mesh, options.axis, _per_mesh(assigned.stages, options.virtual)), assigned.stages)
+    order = _schedule(options, halves, assigned, places)
     splits = [any(t.kind == "W" and t.stage == s for mesh in order.orders for t in mesh) for s in range(assigned.stages)]
     others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
-    plan = _shard(asked, signature, halves, places) if places.is_sharded else None
-    placed = lighter(halves, assigned, places, asked.hardware, asked.num_microbatches)
+    plan = _shard(options, signature, halves, places) if places.is_sharded else None
+    placed = lighter(halves, assigned, places, options.hardware, options.num_microbatches)
     halves, assigned = placed.split, placed.assigned
     places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
     parts = parts_of_parameters(halves, [v for v in others if len(assigned.uses.get(v, ())) > 1])
@@ -170,15 +170,17 @@ def build(asked: Asked, signature: Signature) -> Built:
     update = update_programs(halves, updates, [v for v in results if isinstance(v, Var)])
     cut = part_programs(halves, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
     keys = _keys(halves, micro, signature)
-    again: set[Var] = set()
+    recomputed: set[Var] = set()
     for s, handover in enumerate(_handovers(halves, assigned, programs)):
-        again |= made_again(handover, asked.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
-    programs = stage_programs(halves, assigned, splits, parts, again)
-    return Built(asked, signature, halves, assigned, updates, order, places, programs, update, cut, results, out_tree, keys, plan, is_loss)
+        recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
+    programs = stage_programs(halves, assigned, splits, parts, recomputed)
+    return Built(
+        options, signature, halves, assigned, updates, order, places, programs, update, cut, results, out_tree, keys, plan, is_loss
+    )
 
 
-def _meshes_needed(asked: Asked) -> int | None:
-    return None if asked.num_stages is None else _per_mesh(asked.num_stages, asked.virtual)
+def _meshes_needed(options: Options) -> int | None:
+    return None if options.num_stages is None else _per_mesh(options.num_stages, options.virtual)
 
 
 def _per_mesh(stages: int, virtual: int) -> int:
@@ -190,22 +192,22 @@ def _per_mesh(stages: int, virtual: int) -> int:
     return stages // virtual
 
 
-def _schedule(asked: Asked, halves: Split, assigned: Assignment, places: Places) -> Schedule:
-    meshes = _per_mesh(assigned.stages, asked.virtual)
-    if isinstance(asked.schedule, str):
+def _schedule(options: Options, halves: Split, assigned: Assignment, places: Places) -> Schedule:
+    meshes = _per_mesh(assigned.stages, options.virtual)
+    if isinstance(options.schedule, str):
         times: dict[str, Any] = {}
-        if is_automatic(asked.schedule):
+        if is_automatic(options.schedule):
             apart = stage_programs(halves, assigned, [True] * assigned.stages)
-            times = stage_times(apart, places, asked.hardware)
-        return schedule(asked.schedule, meshes, asked.num_microbatches, asked.virtual, **times)
-    given = asked.schedule
-    if (given.meshes, given.virtual, given.microbatches) != (meshes, asked.virtual, asked.num_microbatches):
+            times = stage_times(apart, places, options.hardware)
+        return schedule(options.schedule, meshes, options.num_microbatches, options.virtual, **times)
+    custom = options.schedule
+    if (custom.meshes, custom.virtual, custom.microbatches) != (meshes, options.virtual, options.num_microbatches):
         raise PipelineError(
-            f"the schedule is for {given.meshes} meshes, {given.virtual} stages on each and {given.microbatches} microbatches",
+            f"the schedule is for {custom.meshes} meshes, {custom.virtual} stages on each and {custom.microbatches} microbatches",
             where="sp.pipeline(schedule=)",
-            why=f"the pipeline has {meshes}, {asked.virtual} and {asked.num_microbatches}", fix="make it for these numbers",
+            why=f"the pipeline has {meshes}, {options.virtual} and {options.num_microbatches}", fix="make it for these numbers",
         )  # fmt: skip
-    return given
+    return custom
 
 
 def _resized(signature: Signature, rows: int) -> list[jax.ShapeDtypeStruct]:
@@ -214,12 +216,12 @@ def _resized(signature: Signature, rows: int) -> list[jax.ShapeDtypeStruct]:
     ]
 
 
-def _traced(asked: Asked, signature: Signature, context: Any) -> tuple[Flat, Flat, Any, bool]:
+def _traced(options: Options, signature: Signature, context: Any) -> tuple[Flat, Flat, Any, bool]:
     rows = signature.structs[signature.batch.index(True)].shape[0]
-    each = rows // asked.num_microbatches
-    fun = forward = _partitioned(asked, signature)
+    each = rows // options.num_microbatches
+    fun = forward = _partitioned(options, signature)
     # A single microbatch is the batch; what is compared with it is a batch of twice the size, or of two examples.
-    many = rows if asked.num_microbatches > 1 else 2 * rows
+    many = rows if options.num_microbatches > 1 else 2 * rows
     structs = _resized(signature, many)
     whole, result = _trace(fun, signature, structs, context)
     is_loss = _is_loss(whole, result)
@@ -235,19 +237,19 @@ def _traced(asked: Asked, signature: Signature, context: Any) -> tuple[Flat, Fla
         raise
     except (TypeError, ValueError) as error:
         raise PipelineError(
-            f"the function cannot be traced with {max(each, 2)} examples instead of {rows}", where=location_of(asked.fun),
+            f"the function cannot be traced with {max(each, 2)} examples instead of {rows}", where=location_of(options.fun),
             why=f"every microbatch goes through it; JAX says: {str(error).splitlines()[0]}",
             fix="take sizes from the batch, not from constants",
         ) from error  # fmt: skip
     return whole, micro, result.outline.tree, is_loss
 
 
-def _partitioned(asked: Asked, signature: Signature) -> Callable[..., Any]:
+def _partitioned(options: Options, signature: Signature) -> Callable[..., Any]:
     """The function, with stages marked where a partition says which."""
-    if asked.partition is None:
-        return asked.fun
-    parameters = sorted(set(signature.argument) - set(_batch_numbers(asked, max(signature.argument))))
-    return marked(asked.fun, asked.partition, parameters=parameters)
+    if options.partition is None:
+        return options.fun
+    parameters = sorted(set(signature.argument) - set(_batch_numbers(options, max(signature.argument))))
+    return marked(options.fun, options.partition, parameters=parameters)
 
 
 def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Leaves]:
@@ -279,7 +281,7 @@ def _handovers(halves: Split, assigned: Assignment, programs: dict[tuple[str, in
     return handovers(programs, free.__contains__, lambda v: v not in moving)
 
 
-def _shard(asked: Asked, signature: Signature, halves: Split, places: Places) -> Any:
+def _shard(options: Options, signature: Signature, halves: Split, places: Places) -> Any:
     """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
     micro = halves.micro
     batch_of = dict(zip(micro.invars, signature.batch))
@@ -295,37 +297,37 @@ def _shard(asked: Asked, signature: Signature, halves: Split, places: Places) ->
         return [env[v] for v in wanted]
 
     arguments = jax.tree.unflatten(signature.tree, structs)
-    shardings = asked.in_shardings
+    shardings = options.in_shardings
     if shardings is None:
         axis = next(iter(places.inner))
-        ways = places.inner[axis]
-        leaves = [PartitionSpec(axis) if batch_of[v] and shape_of(v)[0] % ways == 0 else None for v in micro.invars]
+        size = places.inner[axis]
+        leaves = [PartitionSpec(axis) if batch_of[v] and shape_of(v)[0] % size == 0 else None for v in micro.invars]
         shardings = jax.tree.unflatten(signature.tree, leaves)
-    plan, ins, outs = plan_specs(function, asked.fun, places, shardings, arguments)
+    plan, ins, outs = plan_specs(function, options.fun, places, shardings, arguments)
     places.specs.update(zip(micro.invars, ins))
     places.specs.update(zip(wanted, outs))
     return plan
 
 
-def batch_leaves(asked: Asked, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
+def batch_leaves(options: Options, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
     """Which leaves are part of the batch: by default the arrays of all arguments but the first, keys left out.
 
     Raises:
         PipelineError: There are none, they differ in length, or microbatches do not divide them.
     """
     last = max(argument, default=0)
-    chosen = _batch_numbers(asked, last)
+    chosen = _batch_numbers(options, last)
     out_of_range = [a for a in chosen if not 0 <= a <= last]
     if out_of_range:
         raise PipelineError(
             f"batch_argnums names argument {out_of_range[0]}", where="sp.pipeline(batch_argnums=)",
             why=f"the call has {last + 1} positional arguments", fix=f"use numbers from 0 to {last}",
         )  # fmt: skip
-    found = []
+    flags = []
     for struct, a in zip(structs, argument):
-        is_key = is_extended_dtype(struct.dtype) or (asked.batch_argnums is None and struct.dtype == np.uint32 and struct.shape == (2,))
-        found.append(a in chosen and len(struct.shape) > 0 and not is_key)
-    rows = {paths[i]: structs[i].shape[0] for i, flag in enumerate(found) if flag}
+        is_key = is_extended_dtype(struct.dtype) or (options.batch_argnums is None and struct.dtype == np.uint32 and struct.shape == (2,))
+        flags.append(a in chosen and len(struct.shape) > 0 and not is_key)
+    rows = {paths[i]: structs[i].shape[0] for i, flag in enumerate(flags) if flag}
     if not rows:
         raise PipelineError(
             "there is no batch among the arguments", where="sp.pipeline",
@@ -338,7 +340,7 @@ def batch_leaves(asked: Asked, paths: Sequence[str], structs: Sequence[Any], arg
             f"{a} has {m} rows and {b} has {n}", where="the batch", why="the first dimension of every array of the batch is its examples",
             fix="pass batch_argnums= for the arguments that are the batch; arrays that are not belong in other arguments",
         )  # fmt: skip
-    size, count = next(iter(rows.values())), asked.num_microbatches
+    size, count = next(iter(rows.values())), options.num_microbatches
     if size % count or size == 0:
         good = [d for d in range(1, size + 1) if size % d == 0]
         near = min(good, key=lambda d: (abs(d - count), d), default=1)
@@ -346,13 +348,13 @@ def batch_leaves(asked: Asked, paths: Sequence[str], structs: Sequence[Any], arg
             f"{size} examples cannot be cut into {count} microbatches", where=f"the first dimension of {next(iter(rows))}",
             why="microbatches are of one size", fix=f"pass num_microbatches={near}, or a batch of {-(-max(size, 1) // count) * count}",
         )  # fmt: skip
-    return tuple(found)
+    return tuple(flags)
 
 
-def _batch_numbers(asked: Asked, last: int) -> tuple[int, ...]:
+def _batch_numbers(options: Options, last: int) -> tuple[int, ...]:
     """Arguments that hold the batch, of those up to `last`."""
-    if asked.batch_argnums is not None:
-        return asked.batch_argnums
+    if options.batch_argnums is not None:
+        return options.batch_argnums
     return tuple(range(1, last + 1)) if last else ()
 
 

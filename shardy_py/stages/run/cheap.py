@@ -84,7 +84,7 @@ def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
             v = maker[v].invars[0]
         return v
 
-    found: dict[tuple[Var, Var], None] = {}
+    pairs: dict[tuple[Var, Var], None] = {}
     for node in nodes:
         eqn = node.eqn
         maker.update(dict.fromkeys(eqn.outvars, eqn))
@@ -95,11 +95,11 @@ def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
             chosen = [v in maker and maker[v].primitive.name in CHOICES for v in pair]
             for (a, b), is_chosen in zip((pair[::-1], pair), chosen):
                 if is_chosen or not any(chosen):
-                    found[a, b] = None
-    return list(found)
+                    pairs[a, b] = None
+    return list(pairs)
 
 
-def again_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
+def recompute_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
     """How long it takes to make a cheap equation again, where XLA fuses it with what reads it.
 
     It computes, and moves nothing: what it reads is read in place of its result, and counts where it is kept. A reduction is done before
@@ -131,7 +131,7 @@ def communicates(eqn: JaxprEqn, axes: Axes) -> bool:
         if isinstance(v, Literal):
             continue
         for cut, to in zip(axes(v), _dimensions(eqn, k)):
-            if cut and (to is None or any(found[to][: len(cut)] != cut for found in results)):
+            if cut and (to is None or any(axes_of_result[to][: len(cut)] != cut for axes_of_result in results)):
                 return True
     return False
 
@@ -173,9 +173,9 @@ def _same_place(before: tuple[int, ...], after: tuple[int, ...]) -> list[int | N
         if size > 1:
             starts[place] = d
         place *= size
-    found: list[int | None] = []
+    dimensions: list[int | None] = []
     place = 1
     for size in before:
-        found.append(starts.get(place) if size > 1 else None)
+        dimensions.append(starts.get(place) if size > 1 else None)
         place *= size
-    return found
+    return dimensions

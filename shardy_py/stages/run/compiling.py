@@ -83,13 +83,13 @@ class Compiling:
         lowered: dict[int, Any] = {}
         calls: list[Any] = []
         for device, closed in zip(devices_of(self.mesh), self.per_device, strict=True):
-            found = lowered.get(id(closed))
-            if found is None:
+            program = lowered.get(id(closed))
+            if program is None:
                 function = _named(closed, self.program.name)
                 structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
                 traced = _jitted(function, here, here, donate).trace(*structs)
-                found = lowered[id(closed)] = traced.lower(lowering_platforms=(device_platform(device),))
-            calls.append(found.compile(device_assignment=(device,)))
+                program = lowered[id(closed)] = traced.lower(lowering_platforms=(device_platform(device),))
+            calls.append(program.compile(device_assignment=(device,)))
         return DeviceCalls(tuple(calls))
 
     def _sharded(self, lowering: Any, donate: Sequence[int]) -> Any:

@@ -92,9 +92,9 @@ class Engine:
         self.meshes = schedule.meshes
         self.statistics = Statistics()
         self.order = _global_order(schedule)
-        made_by = {v: key for key, program in programs.items() for v in program.outputs}
+        producer = {v: key for key, program in programs.items() for v in program.outputs}
         self.slots: list[dict[Var, int]] = [{} for _ in range(places.stages)]
-        moving = {*each, *made_by}
+        moving = {*each, *producer}
         for (_, s), program in programs.items():
             for v in program.inputs:
                 if v in moving:
@@ -113,10 +113,10 @@ class Engine:
     @property
     def shared_inputs(self) -> list[dict[Var, None]]:
         """For every stage, the inputs that all microbatches share."""
-        found: list[dict[Var, None]] = [{} for _ in range(self.places.stages)]
+        inputs: list[dict[Var, None]] = [{} for _ in range(self.places.stages)]
         for (_, s), step in self.steps.items():
-            found[s].update(dict.fromkeys(step.shared_of))
-        return found
+            inputs[s].update(dict.fromkeys(step.shared_of))
+        return inputs
 
     def _step(self, key: tuple[str, int], compiling: Compiling) -> Step:
         role, s = key
@@ -148,7 +148,7 @@ class Engine:
                 stack.append((position, v))
         send = [(bring, [position for position, _, _ in rows], [row[1:] for row in rows]) for bring, rows in sent.items()]
         first = len(program.inputs)
-        donated = [*self._given(key, program, drop), *range(first, first + len(program.sums))]
+        donated = [*self._donated_residuals(key, program, drop), *range(first, first + len(program.sums))]
         call = compiling.apart(donated) if self.apart[s] else compiling.whole(donated)
         return Step(program, call, sources, shared_of, keep, send, stack, drop)
 
@@ -163,7 +163,7 @@ class Engine:
         """The array that a program of a stage gave."""
         return joined(value, self.places.sharding(v, stage)) if self.apart[stage] else value
 
-    def _given(self, key: tuple[str, int], program: Program, drop: list[int]) -> list[int]:
+    def _donated_residuals(self, key: tuple[str, int], program: Program, drop: list[int]) -> list[int]:
         """Residuals whose memory the results of a backward pass may take."""
         role, s = key
         if role == "F":
@@ -173,14 +173,14 @@ class Engine:
         own = {v for v in forward.outputs if v in plain and v not in self.stacked and sum(v in slots for slots in self.slots) == 1}
         only_here = [i for i, v in enumerate(program.inputs) if v in own and self.slots[s].get(v) in drop]
         wanted = [(shape_of(v), dtype_of(v), self.places.sharding(v, s)) for v in program.outputs]
-        given = []
+        donated = []
         for i in only_here:
             v = program.inputs[i]
             kind = (shape_of(v), dtype_of(v), self.places.sharding(v, s))
             if kind in wanted:
                 wanted.remove(kind)
-                given.append(i)
-        return given
+                donated.append(i)
+        return donated
 
     def zero_totals(self) -> None:
         """Puts zeros into all accumulators."""
@@ -213,8 +213,8 @@ class Engine:
                     row[slots[v]] = self._at(s, value)
             stores.append(rows)
         stacked: dict[Var, list[Any]] = {}
-        held, stash = [0] * self.meshes, [0] * self.meshes
-        peak, peak_stash = [0] * self.meshes, [0] * self.meshes
+        in_flight, stashed = [0] * self.meshes, [0] * self.meshes
+        most_in_flight, most_stashed = [0] * self.meshes, [0] * self.meshes
         steps, meshes = self.steps, self.meshes
         if self.waits:
             jax.block_until_ready((stores, [(step.shared, step.totals) for step in steps.values()]))
@@ -237,20 +237,20 @@ class Engine:
             step.totals = out[len(step.program.outputs) :]
             mesh = s % meshes
             if role == "F":
-                held[mesh] += 1
-                stash[mesh] += 1
-                peak[mesh] = max(peak[mesh], held[mesh])
-                peak_stash[mesh] = max(peak_stash[mesh], stash[mesh])
+                in_flight[mesh] += 1
+                stashed[mesh] += 1
+                most_in_flight[mesh] = max(most_in_flight[mesh], in_flight[mesh])
+                most_stashed[mesh] = max(most_stashed[mesh], stashed[mesh])
             else:
-                held[mesh] -= role != "W"
-                stash[mesh] -= role != "b"
+                in_flight[mesh] -= role != "W"
+                stashed[mesh] -= role != "b"
             if self.waits:
                 before, before_cpu = time.perf_counter(), time.thread_time()
                 jax.block_until_ready((out, [stores[t][m][slot] for _, _, slots in step.send for t, slot in slots]))
                 waited += time.perf_counter() - before
                 waited_cpu += time.thread_time() - before_cpu
         spent, spent_cpu = time.perf_counter() - begin - waited, time.thread_time() - begin_cpu - waited_cpu
-        self.statistics = Statistics(tuple(peak), tuple(peak_stash), len(self.order), spent, spent_cpu)
+        self.statistics = Statistics(tuple(most_in_flight), tuple(most_stashed), len(self.order), spent, spent_cpu)
         return stacked
 
     def totals_of(self, stage: int) -> list[Var]:

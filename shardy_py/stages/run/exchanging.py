@@ -32,5 +32,5 @@ def exchange(program: Program, places: Places, hardware: Hardware) -> Exchange:
     """
     if places.mesh(program.stage).size == 1 or not program.nodes:
         return Exchange(0.0, 0)
-    found = Compiling(program, places).plan().cost_analysis(hardware)
-    return Exchange(found.communication_seconds or 0.0, found.communicated_bytes)
+    cost = Compiling(program, places).plan().cost_analysis(hardware)
+    return Exchange(cost.communication_seconds or 0.0, cost.communicated_bytes)

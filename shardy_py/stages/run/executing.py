@@ -41,7 +41,7 @@ class Runner:
         stacked = set(built.split.stacked)
         batch = [v for v in self.inputs if self.is_batch[v]]
         programs, updates = waiting(built.programs, _with_resets(built), self.places, batch)
-        inside = packed(programs, updates, self.places, {*each, *stacked}, built.asked.num_microbatches)
+        inside = packed(programs, updates, self.places, {*each, *stacked}, built.options.num_microbatches)
         self.engine = Engine(inside.programs, built.schedule, self.places, each, stacked)
         self.shared = self.engine.shared_inputs
         self.updates = inside.updates
@@ -51,7 +51,7 @@ class Runner:
         self.literals = {i: literal(v) for i, v in enumerate(self.results) if isinstance(v, Literal)}
         self.prologue = _prologue(built)
         self.fold = _fold(built)
-        count = built.asked.num_microbatches
+        count = built.options.num_microbatches
         # One array per call: they may be committed to different devices.
         self.cut = jax.jit(lambda x: [x[i * (x.shape[0] // count) : (i + 1) * (x.shape[0] // count)] for i in range(count)])
         self.join = jax.jit(lambda xs, dim: jax.numpy.concatenate(xs, dim), static_argnums=1)
@@ -72,13 +72,13 @@ class Runner:
         later = {v for other in self.updates[index + 1 :] for v in other.inputs} | results
         own = {v for v in self.donated if self.built.updates.owner.get(v) == program.stage} | set(self.engine.totals_of(program.stage))
         free = [(shape_of(v), dtype_of(v), self.places.sharding(v, program.stage)) for v in (*program.outputs, *program.resets)]
-        given = []
+        donated = []
         for i, v in enumerate(program.inputs):
             kind = (shape_of(v), dtype_of(v), self.places.sharding(v, program.stage))
             if v in own and v not in later and kind in free:
                 free.remove(kind)
-                given.append(i)
-        return compile_program(program, self.places, given)
+                donated.append(i)
+        return compile_program(program, self.places, donated)
 
     def step(self, leaves: Sequence[Any]) -> list[Any]:
         """The results of one step, leaf by leaf.
@@ -95,15 +95,15 @@ class Runner:
 
         def at(v: Var, s: int) -> Any:
             """A value on the mesh of a stage; it is moved there once."""
-            found = located[s].get(v)
-            if found is None:
+            moved = located[s].get(v)
+            if moved is None:
                 value = values[v] if v in values else extra[v]
                 target = places.sharding(v, s)
-                found = value if isinstance(value, jax.Array) and value.sharding == target else jax.device_put(value, target)
-                located[s][v] = found
+                moved = value if isinstance(value, jax.Array) and value.sharding == target else jax.device_put(value, target)
+                located[s][v] = moved
                 if built.updates.owner.get(v) == s:
-                    values[v] = found
-            return found
+                    values[v] = moved
+            return moved
 
         for program, call in zip(self.parts, self.part_calls):
             for v, value in zip(program.outputs, call(*[at(v, program.stage) for v in program.inputs])):
@@ -134,7 +134,7 @@ class Runner:
 
     def _each(self, values: dict[Var, Any], extra: dict[Var, Any]) -> list[dict[Var, list[Any]]]:
         """For every stage, the parts of the batch and the keys that it reads, one per microbatch."""
-        count = self.built.asked.num_microbatches
+        count = self.built.options.num_microbatches
         wanted = dict.fromkeys(v for row in self.engine.each for v in row)
         parts: dict[Var, list[Any]] = {}
         for v in wanted:
@@ -147,13 +147,13 @@ class Runner:
                 whole = np.asarray(values[v])
                 rows = whole.shape[0] // count
                 parts[v] = [whole[i * rows : (i + 1) * rows] for i in range(count)]
-        found: list[dict[Var, list[Any]]] = []
+        values_of: list[dict[Var, list[Any]]] = []
         for s, row in enumerate(self.engine.each):
             flat = [x for v in row for x in parts[v]]
             shardings = [self.places.sharding(v, s) for v in row for _ in range(count)]
             moved = jax.device_put(flat, shardings) if flat else []
-            found.append({v: moved[i * count : (i + 1) * count] for i, v in enumerate(row)})
-        return found
+            values_of.append({v: moved[i * count : (i + 1) * count] for i, v in enumerate(row)})
+        return values_of
 
     @staticmethod
     def _is_raw(v: Var) -> bool:
@@ -186,7 +186,7 @@ def _with_resets(built: Built) -> list[Program]:
         read = tuple(dict.fromkeys((*last.inputs, *sums)))
         updates[mine[-1]] = replace(last, resets=sums, inputs=read, outputs=tuple(dict.fromkeys((*last.outputs, *returned))))
     means_of = set(built.split.averaged)
-    parts = built.asked.num_microbatches
+    parts = built.options.num_microbatches
     return [replace(program, averaged=tuple(v for v in program.inputs if v in means_of), parts=parts) for program in updates]
 
 
@@ -212,14 +212,14 @@ def _prologue(built: Built) -> Any:
 
 def _fold(built: Built) -> Any:
     """Keys to one per microbatch; a single microbatch keeps the key."""
-    count = built.asked.num_microbatches
+    count = built.options.num_microbatches
 
     def one(key: Any, raw: bool) -> list[Any]:
         if count == 1:
             return [key]
         typed = jax.random.wrap_key_data(key) if raw else key
         flat = typed.reshape(-1)
-        made = [jax.vmap(lambda k, m=m: jax.random.fold_in(k, m))(flat).reshape(typed.shape) for m in range(count)]
-        return [jax.random.key_data(k) if raw else k for k in made]
+        keys = [jax.vmap(lambda k, m=m: jax.random.fold_in(k, m))(flat).reshape(typed.shape) for m in range(count)]
+        return [jax.random.key_data(k) if raw else k for k in keys]
 
     return jax.jit(one, static_argnums=1)

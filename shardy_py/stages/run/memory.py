@@ -9,6 +9,7 @@ from typing import Any
 
 from jax.extend.core import Var
 
+from shardy_py.plan.movements import format_bytes
 from shardy_py.stages.jaxprs import dtype_of, shape_of
 from shardy_py.stages.run.building import Built
 from shardy_py.stages.run.errors import PipelineError
@@ -61,22 +62,13 @@ def check_memory(stages: Sequence[StageMemory], limit: float) -> None:
         here = [stage for stage in stages if stage.mesh == mesh]
         need = sum(stage.memory_bytes for stage in here)
         if need > limit:
-            held = sum(stage.in_flight * stage.activation_bytes for stage in here)
+            activations = sum(stage.in_flight * stage.activation_bytes for stage in here)
             raise PipelineError(
-                f"{_listed(here)} {shown_bytes(need)} per device, {shown_bytes(need - limit)} more than there are",
+                f"{_listed(here)} {format_bytes(need)} per device, {format_bytes(math.ceil(need - limit))} more than there are",
                 where=f"mesh {mesh}, memory_bytes={limit:g}",
-                why=f"activations in flight take {shown_bytes(held)}, the rest is parameters, state and gradients",
+                why=f"activations in flight take {format_bytes(activations)}, the rest is parameters, state and gradients",
                 fix="use more microbatches, more stages, another schedule, jax.checkpoint, or more devices per stage",
             )
-
-
-def shown_bytes(n: float) -> str:
-    """A number of bytes as reports and messages show it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024 or unit == "GiB":
-            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    return ""
 
 
 def _listed(stages: Sequence[StageMemory]) -> str:
@@ -92,9 +84,9 @@ def _of(built: Built, s: int) -> StageMemory:
     parts = {v for program in built.parts for v in program.outputs}
     shared = [v for v in read if (v in is_batch and not is_batch[v]) or v in built.split.micro.consts or v in parts]
     first = programs[0]
-    made_here = set(first.outputs)
+    outputs_of_forward = set(first.outputs)
     late = dict.fromkeys(v for program in programs[1:] for v in program.inputs)
-    kept = [v for v in late if v in made_here or (v in first.inputs and v not in shared)]
+    kept = [v for v in late if v in outputs_of_forward or (v in first.inputs and v not in shared)]
     state = [v for v, owner in built.updates.owner.items() if owner == s and v not in shared]
     mesh = s % built.schedule.meshes
     return StageMemory(
@@ -104,7 +96,7 @@ def _of(built: Built, s: int) -> StageMemory:
         state_bytes=sum(_local(built, v, s) for v in state),
         gradient_bytes=sum(_local(built, v, s) for program in programs for v in program.sums),
         activation_bytes=sum(_local(built, v, s) for v in kept),
-        in_flight=_held(built.schedule.orders[mesh], s),
+        in_flight=_most_in_flight(built.schedule.orders[mesh], s),
     )
 
 
@@ -114,11 +106,11 @@ def _local(built: Built, v: Var, s: int) -> int:
     return math.prod(shape) * getattr(dtype_of(v), "itemsize", 4)
 
 
-def _held(order: Any, s: int) -> int:
-    held = peak = 0
+def _most_in_flight(order: Any, s: int) -> int:
+    count = peak = 0
     last = "W" if any(t.kind == "W" and t.stage == s for t in order) else "B"
     for task in order:
         if task.stage == s:
-            held += (task.kind == "F") - (task.kind == last)
-            peak = max(peak, held)
+            count += (task.kind == "F") - (task.kind == last)
+            peak = max(peak, count)
     return peak

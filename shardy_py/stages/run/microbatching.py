@@ -192,17 +192,17 @@ class _Splitter:
                     fix="compute this part outside of the pipelined function, or use num_microbatches=1",
                 )  # fmt: skip
         if all(k is Kind.SAME for k in kinds):
-            made = [Kind.EXAMPLES if dims else Kind.SAME for dims in out_dims]
+            result_kinds = [Kind.EXAMPLES if dims else Kind.SAME for dims in out_dims]
             if _is_zero(eqn, self.zeros):
                 self.zeros.update(eqn.outvars)
         else:
-            made = self.combine(node, twin, kinds, out_dims)
+            result_kinds = self.combine(node, twin, kinds, out_dims)
         self.follow_rows(eqn, out_dims)
         entries = [(d[0], self.layouts.get(v)) if isinstance(v, Var) and (d := self.dims[v]) else None for v in eqn.invars]
         layouts = follow(eqn, entries, out_dims, self.size)
-        for v, k, dims, layout in zip(eqn.outvars, made, out_dims, layouts):
+        for v, k, dims, layout in zip(eqn.outvars, result_kinds, out_dims, layouts):
             self.kinds[v], self.dims[v], self.layouts[v] = k, dims, layout
-        if any(k is not Kind.SAME for k in made) and all(
+        if any(k is not Kind.SAME for k in result_kinds) and all(
             isinstance(v, Literal) or v in self.data_only or self.is_free(v) or self.is_number(v) for v in eqn.invars
         ):
             self.data_only.update(eqn.outvars)
@@ -387,11 +387,11 @@ class _Splitter:
                 each.append(_with_literals(node, twin, self.literals_of_batch(node)))
         results = [v for v in micro.outvars if isinstance(v, Var)]
         update = live([n for n in update_all if not n.eqn.outvars or not all(v in self.prologue for v in n.eqn.outvars)], results)
-        made_once = {v for node in update for v in node.eqn.outvars}
+        of_update = {v for node in update for v in node.eqn.outvars}
         read = dict.fromkeys(v for node in update for v in node.eqn.invars if isinstance(v, Var))
         read.update(dict.fromkeys(results))
-        made_each = {v for node in each for v in node.eqn.outvars}
-        wanted = [v for v in read if v in made_each and v not in made_once]
+        of_microbatch = {v for node in each for v in node.eqn.outvars}
+        wanted = [v for v in read if v in of_microbatch and v not in of_update]
         nodes = live(each, wanted)
         used = {v for node in nodes for v in node.eqn.invars if isinstance(v, Var)}
         # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.

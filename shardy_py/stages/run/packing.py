@@ -61,7 +61,7 @@ def packed(
         for v in program.inputs:
             readers.setdefault(v, []).append(key)
     updated = stages_reading(updates)
-    made = {v for program in programs.values() for v in program.outputs}
+    handed_over = {v for program in programs.values() for v in program.outputs}
     packer = _Packer(places)
     handed: dict[Var, Var] = {}
     totals: list[dict[Var, Var]] = [{} for _ in range(places.stages)]
@@ -74,9 +74,9 @@ def packed(
     shared: list[dict[Var, Var]] = []
     for s in range(places.stages):
         own = [program for (_, t), program in programs.items() if t == s]
-        given = dict.fromkeys(v for program in own for v in program.inputs if v not in made and v not in fixed)
-        often = len(own) * microbatches >= FEWEST_USES
-        of = packer.pack(given if often else (), lambda v, s=s: tuple(r for r, t in readers[v] if t == s), lambda v, s=s: {s})
+        parameters_read = dict.fromkeys(v for program in own for v in program.inputs if v not in handed_over and v not in fixed)
+        pays = len(own) * microbatches >= FEWEST_USES
+        of = packer.pack(parameters_read if pays else (), lambda v, s=s: tuple(r for r, t in readers[v] if t == s), lambda v, s=s: {s})
         if of:
             parameters.append(packer.using(Program("P", s, 0, (), tuple(of), tuple(of), ()), {}, of, {}))
         shared.append(of)
@@ -96,12 +96,12 @@ class _Packer:
         self._places = places
         self.content: dict[Var, Buffer] = {}
 
-    def pack(self, values: Iterable[Var], way: Callable[[Var], Hashable], stages: Callable[[Var], Iterable[int]]) -> dict[Var, Var]:
+    def pack(self, values: Iterable[Var], route: Callable[[Var], Hashable], stages: Callable[[Var], Iterable[int]]) -> dict[Var, Var]:
         """Those of these values that are small, where several take the same way: value -> buffer.
 
         Args:
             values: What might be packed.
-            way: Who makes and reads a value.
+            route: Who makes and reads a value.
             stages: The stages among these.
         """
         groups: dict[tuple[Any, tuple[str, ...], int, Hashable], list[tuple[Var, int | None]]] = {}
@@ -109,17 +109,17 @@ class _Packer:
             rows = {self._row(v, s) for s in stages(v)}
             row = rows.pop()
             if row is not None and not rows:
-                dim, axes, ways = row
-                groups.setdefault((dtype_of(v), axes, ways, way(v)), []).append((v, dim))
-        found: dict[Var, Var] = {}
-        for (dtype, axes, ways, _), members in groups.items():
+                dim, axes, num_shards = row
+                groups.setdefault((dtype_of(v), axes, num_shards, route(v)), []).append((v, dim))
+        buffer_of: dict[Var, Var] = {}
+        for (dtype, axes, num_shards, _), members in groups.items():
             if len(members) > 1:
-                buffer = Buffer(tuple(v for v, _ in members), tuple(dim for _, dim in members), ways)
-                made = Var(ShapedArray((ways, sum(buffer.columns)), dtype))
-                self._places.specs[made] = PartitionSpec(axes or None)
-                self.content[made] = buffer
-                found.update(dict.fromkeys(buffer.members, made))
-        return found
+                buffer = Buffer(tuple(v for v, _ in members), tuple(dim for _, dim in members), num_shards)
+                variable = Var(ShapedArray((num_shards, sum(buffer.columns)), dtype))
+                self._places.specs[variable] = PartitionSpec(axes or None)
+                self.content[variable] = buffer
+                buffer_of.update(dict.fromkeys(buffer.members, variable))
+        return buffer_of
 
     def _row(self, v: Var, stage: int) -> tuple[int | None, tuple[str, ...], int] | None:
         """The sharded dimension of a small value, its axes and the number of shards; None for what cannot be packed."""
@@ -129,10 +129,14 @@ class _Packer:
         shape = shape_of(v)
         cut = [(dim, axes) for dim, entry in enumerate(sharding.spec) if (axes := axes_of(entry))]
         dim, axes = cut[0] if cut else (None, ())
-        ways = math.prod(sharding.mesh.shape[axis] for axis in axes)
-        if len(cut) > 1 or (dim is not None and shape[dim] % ways) or math.prod(shape) // ways * dtype_of(v).itemsize > PACKED_BYTES:
+        num_shards = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        if (
+            len(cut) > 1
+            or (dim is not None and shape[dim] % num_shards)
+            or math.prod(shape) // num_shards * dtype_of(v).itemsize > PACKED_BYTES
+        ):
             return None
-        return dim, axes, ways
+        return dim, axes, num_shards
 
     def using(self, program: Program, reads: Mapping[Var, Var], makes: Mapping[Var, Var], totals: Mapping[Var, Var]) -> Program:
         """A program that reads and makes buffers.

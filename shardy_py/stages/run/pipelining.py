@@ -14,11 +14,11 @@ from jax.core import Tracer
 
 from shardy_py.api import nnx_modules
 from shardy_py.cost.hardware import Hardware
-from shardy_py.cost.hardware_table import hardware as known_hardware
+from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.frontends.context import api_boundary
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
-from shardy_py.stages.run.building import Asked, Built, Signature, batch_leaves, build
+from shardy_py.stages.run.building import Built, Options, Signature, batch_leaves, build
 from shardy_py.stages.run.checking import compare, on_one_device
 from shardy_py.stages.run.engine import Statistics
 from shardy_py.stages.run.errors import PipelineError
@@ -163,11 +163,11 @@ def pipeline(
     if isinstance(schedule, str):
         check_name(schedule)
     numbers = None if batch_argnums is None else _numbers(batch_argnums, "batch_argnums")
-    asked = Asked(
+    options = Options(
         fun, num_stages, partition, num_microbatches, mesh, axis, schedule, virtual, in_shardings, numbers,
-        batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes, known_hardware(hardware),
+        batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes, hardware_named(hardware),
     )  # fmt: skip
-    return Pipelined(asked)
+    return Pipelined(options)
 
 
 def _as_partitioned(partition: Any, num_stages: int | None, mesh: Any, virtual: int) -> tuple[int, Any]:
@@ -185,10 +185,10 @@ def _as_partitioned(partition: Any, num_stages: int | None, mesh: Any, virtual: 
     return count, mesh
 
 
-def _numbers(given: int | Sequence[int], label: str) -> tuple[int, ...]:
-    numbers = (given,) if isinstance(given, int) else given
+def _numbers(argnums: int | Sequence[int], label: str) -> tuple[int, ...]:
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
     if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not all(isinstance(n, int) for n in numbers):
-        raise TypeError(f"{label} is {given!r}; it is the number of an argument, or several: pass {label}=(0,)")
+        raise TypeError(f"{label} is {argnums!r}; it is the number of an argument, or several: pass {label}=(0,)")
     return tuple(numbers)
 
 
@@ -196,13 +196,13 @@ class Pipelined(Generic[P]):
     """What `pipeline` returns. Call it as the function itself.
 
     Args:
-        asked: The arguments of `pipeline`.
+        options: The arguments of `pipeline`.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        functools.update_wrapper(self, asked.fun)
-        self.__wrapped__ = asked.fun
-        self._asked = asked
+    def __init__(self, options: Options) -> None:
+        functools.update_wrapper(self, options.fun)
+        self.__wrapped__ = options.fun
+        self._options = options
         self._built: dict[tuple[Any, ...], Built] = {}
         self._runners: dict[tuple[Any, ...], Runner] = {}
         self._last: Built | None = None
@@ -212,8 +212,8 @@ class Pipelined(Generic[P]):
     @api_boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """One step; traces, cuts and compiles on the first call of a signature."""
-        inner, positional, call = self._opened(_positional(self._asked.fun, args, kwargs) if kwargs else args)
-        result = inner._run(positional, self._asked.donate_argnums)
+        inner, positional, call = self._opened(_positional(self._options.fun, args, kwargs) if kwargs else args)
+        result = inner._run(positional, self._options.donate_argnums)
         self._remember(inner)
         if call is None:
             return result
@@ -236,23 +236,23 @@ class Pipelined(Generic[P]):
         Raises:
             PipelineError: A result differs by more.
         """
-        inner, args, _ = self._opened(_positional(self._asked.fun, args, kwargs))
+        inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
         got = inner._run(args, ())
         self._remember(inner)
-        fun = jax.value_and_grad(inner._asked.fun) if inner._known().is_loss else inner._asked.fun
+        fun = jax.value_and_grad(inner._options.fun) if inner._latest().is_loss else inner._options.fun
         return compare(got, on_one_device(fun, args), rtol)
 
     def _opened(self, args: tuple[Any, ...]) -> tuple[Pipelined, tuple[Any, ...], nnx_modules.Opened | None]:
         """The pipeline of the function on states, where there are NNX modules among the arguments, else this one."""
         if not nnx_modules.present(args, {}):
             return self, args, None
-        call = nnx_modules.opened(self._asked.fun, args)
+        call = nnx_modules.opened(self._options.fun, args)
         inner = self._inner.get(call.fun)
         if inner is None:
-            numbers = self._asked.batch_argnums
+            numbers = self._options.batch_argnums
             if numbers is None:
                 numbers = tuple(i for i in range(len(args)) if i not in call.holding)
-            inner = self._inner[call.fun] = Pipelined(replace(self._asked, fun=call.fun, batch_argnums=numbers))
+            inner = self._inner[call.fun] = Pipelined(replace(self._options, fun=call.fun, batch_argnums=numbers))
         return inner, call.args, call
 
     def _remember(self, inner: Pipelined) -> None:
@@ -300,7 +300,7 @@ class Pipelined(Generic[P]):
         Raises:
             PipelineError: The step cannot be run as asked.
         """
-        inner, args, _ = self._opened(_positional(self._asked.fun, args, kwargs))
+        inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
         if inner is not self:
             built = inner.build(*args)
             self._remember(inner)
@@ -309,15 +309,15 @@ class Pipelined(Generic[P]):
         key = (signature.tree, tuple((s.shape, s.dtype) for s in signature.structs))
         built = self._built.get(key)
         if built is None:
-            built = build(self._asked, signature)
-            if self._asked.memory_bytes is not None:
-                check_memory(stage_memory(built), self._asked.memory_bytes)
+            built = build(self._options, signature)
+            if self._options.memory_bytes is not None:
+                check_memory(stage_memory(built), self._options.memory_bytes)
             self._built[key] = built
         self._last = built
         return built
 
     def _signature(self, args: tuple[Any, ...]) -> Signature:
-        names = _names(self._asked.fun, len(args))
+        names = _names(self._options.fun, len(args))
         paths, structs, argument = [], [], []
         for number, (name, arg) in enumerate(zip(names, args)):
             for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
@@ -328,13 +328,13 @@ class Pipelined(Generic[P]):
                     raise TypeError(f"{paths[-1]} is {leaf!r}, which is no array; close over it instead") from error
                 structs.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
                 argument.append(number)
-        batch = batch_leaves(self._asked, paths, structs, argument)
+        batch = batch_leaves(self._options, paths, structs, argument)
         return Signature(jax.tree.structure(args), tuple(structs), tuple(argument), tuple(paths), batch)
 
     @property
     def schedule(self) -> Schedule:
         """The schedule of the last call or `build`."""
-        return self._known().schedule
+        return self._latest().schedule
 
     @property
     def statistics(self) -> Statistics:
@@ -358,16 +358,16 @@ class Pipelined(Generic[P]):
             hardware: What to model; by default what the stages were made for.
             kwargs: As in a call.
         """
-        built = self.build(*args, **kwargs) if args or kwargs else self._known()
-        return report(built, self._asked.hardware if hardware is None else known_hardware(hardware))
+        built = self.build(*args, **kwargs) if args or kwargs else self._latest()
+        return report(built, self._options.hardware if hardware is None else hardware_named(hardware))
 
-    def _known(self) -> Built:
+    def _latest(self) -> Built:
         if self._last is None:
             raise PipelineError("nothing has been built", where="Pipelined", fix="call the function, or .build(...), first")
         return self._last
 
     def __repr__(self) -> str:
-        return f"<Pipelined function {getattr(self._asked.fun, '__qualname__', self._asked.fun)}>"
+        return f"<Pipelined function {getattr(self._options.fun, '__qualname__', self._options.fun)}>"
 
 
 def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

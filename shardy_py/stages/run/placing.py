@@ -156,8 +156,8 @@ def replicated(copies: Sequence[int]) -> list[Mesh | AbstractMesh]:
 
 def _devices(count: int) -> list[Any] | None:
     """So many devices, of this process where it has enough; None where there are too few."""
-    devices = next((found for found in (jax.local_devices(), jax.devices()) if len(found) >= count), None)
-    return None if devices is None else devices[:count]
+    enough = [devices for devices in (jax.local_devices(), jax.devices()) if len(devices) >= count]
+    return enough[0][:count] if enough else None
 
 
 def _along(mesh: Mesh | AbstractMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh, ...]:
@@ -170,13 +170,13 @@ def _along(mesh: Mesh | AbstractMesh, axis: str, count: int) -> tuple[Mesh | Abs
     names = tuple(n for n in mesh.axis_names if n != axis)
     if isinstance(mesh, AbstractMesh):
         return (_auto(AbstractMesh(tuple(mesh.shape[n] for n in names) or (1,), names or ("replica",))),) * count
-    found: list[Mesh | AbstractMesh] = []
+    meshes: list[Mesh | AbstractMesh] = []
     for i in range(count):
         devices = np.take(mesh.devices, i, axis=position)
         if not names:
             devices = np.asarray([devices], dtype=object)
-        found.append(_auto(Mesh(devices, names or ("replica",))))
-    return tuple(found)
+        meshes.append(_auto(Mesh(devices, names or ("replica",))))
+    return tuple(meshes)
 
 
 def _auto(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:

@@ -12,7 +12,7 @@ from jax.extend.core import Var
 
 from shardy_py.stages.jaxprs import closed_jaxpr, dtype_of, reads, shape_of
 from shardy_py.stages.run.assignment import Assignment
-from shardy_py.stages.run.buffers import Stand, given, taken
+from shardy_py.stages.run.buffers import Stand, packed, unpack
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Split
 from shardy_py.stages.run.updates import Updates, closure
@@ -32,7 +32,7 @@ class Program:
         outputs: What others read of it.
         sums: Values that it adds to accumulators; these are further operands and results, in this order.
         resets: Sums of microbatches for which it makes zeros, as further results.
-        again: Those of its equations that the forward pass of its stage runs, too, and whose results it makes again.
+        recomputed: Those of its equations that the forward pass of its stage runs, too, and whose results it makes again.
         averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
         parts: Number of microbatches.
         stands: Operands, results and sums that stand for other values.
@@ -46,7 +46,7 @@ class Program:
     outputs: tuple[Var, ...]
     sums: tuple[Var, ...]
     resets: tuple[Var, ...] = ()
-    again: tuple[Node, ...] = ()
+    recomputed: tuple[Node, ...] = ()
     averaged: tuple[Var, ...] = ()
     parts: int = 1
     stands: Mapping[Var, Stand] = field(default_factory=dict)
@@ -65,13 +65,13 @@ class Program:
             count = len(self.inputs)
             env: dict[Var, Any] = {}
             for v, value in zip(self.inputs, arguments):
-                given(env, v, value, self.stands)
+                unpack(env, v, value, self.stands)
             for v in self.averaged:
                 env[v] = (env[v] / self.parts).astype(dtype_of(v))
             evaluate(self.nodes, env)
-            added = [jax.numpy.add(total, taken(env, v, self.stands)) for total, v in zip(arguments[count:], self.sums)]
+            added = [jax.numpy.add(total, packed(env, v, self.stands)) for total, v in zip(arguments[count:], self.sums)]
             zeros = [jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in self.resets]
-            return (*(taken(env, v, self.stands) for v in self.outputs), *added, *zeros)
+            return (*(packed(env, v, self.stands) for v in self.outputs), *added, *zeros)
 
         run.__name__ = run.__qualname__ = self.name
         return run
@@ -93,11 +93,11 @@ def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:
 
 def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:
     """Value -> stages of the programs that read it."""
-    found: dict[Var, set[int]] = {}
+    stages: dict[Var, set[int]] = {}
     for program in programs:
         for v in program.inputs:
-            found.setdefault(v, set()).add(program.stage)
-    return found
+            stages.setdefault(v, set()).add(program.stage)
+    return stages
 
 
 def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Var]:
@@ -110,17 +110,17 @@ def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Va
     Returns:
         Slice -> the parameter that it is of.
     """
-    found: dict[Var, Var] = {}
-    known = {v: v for v in parameters}
+    slices: dict[Var, Var] = {}
+    whole_of = {v: v for v in parameters}
     read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.stacked, *split.averaged}
     for node in split.micro.nodes:
         operands = reads(node.eqn)
-        cut = node.eqn.primitive.name == "slice" and operands[0] in known
-        if cut or (node.eqn.primitive.name in ("squeeze", "reshape") and operands and operands[0] in found):
-            found[node.eqn.outvars[0]] = found.get(operands[0], operands[0])
+        cut = node.eqn.primitive.name == "slice" and operands[0] in whole_of
+        if cut or (node.eqn.primitive.name in ("squeeze", "reshape") and operands and operands[0] in slices):
+            slices[node.eqn.outvars[0]] = slices.get(operands[0], operands[0])
         else:
-            read_whole.update(v for v in operands if v in known)
-    return {v: whole for v, whole in found.items() if whole not in read_whole}
+            read_whole.update(v for v in operands if v in whole_of)
+    return {v: whole for v, whole in slices.items() if whole not in read_whole}
 
 
 def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, int], wanted: Iterable[Var]) -> list[Program]:
@@ -135,15 +135,15 @@ def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, in
     by_stage: dict[int, list[Var]] = {}
     for v in dict.fromkeys(wanted):
         by_stage.setdefault(owner[parts[v]], []).append(v)
-    found = []
+    programs = []
     for stage, outputs in sorted(by_stage.items()):
         body = closure(split.micro.nodes, lambda i: False, lambda i: split.micro.nodes[i].eqn.outvars[0] in parts, outputs)
-        found.append(Program("P", stage, 0, tuple(body), tuple(_inputs(body, ())), tuple(outputs), ()))
-    return found
+        programs.append(Program("P", stage, 0, tuple(body), tuple(_inputs(body, ())), tuple(outputs), ()))
+    return programs
 
 
 def stage_programs(
-    split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), again: Container[Var] = ()
+    split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), recomputed: Container[Var] = ()
 ) -> dict[tuple[str, int], Program]:
     """Forward and backward programs of every stage.
 
@@ -152,7 +152,7 @@ def stage_programs(
         assigned: Who computes what.
         split_backward: For every stage, whether its backward pass runs in two parts.
         parts: Slices of parameters that stages are given instead of the parameters.
-        again: Results of forward equations that the backward pass of their stage makes again.
+        recomputed: Results of forward equations that the backward pass of their stage makes again.
 
     Returns:
         (role, stage) to program; a stage has F, and B or else b and W.
@@ -164,15 +164,15 @@ def stage_programs(
     for s in range(assigned.stages):
         if split_backward[s]:
             _split_backward(nodes, of, s)
-    made_by = {v: of[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    producer = {v: of[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
     last = assigned.stages - 1
     summed = dict.fromkeys([*split.sums, *split.averaged])
-    pinned = [v for v in (*summed, *split.stacked) if made_by.get(v) is None]
+    pinned = [v for v in (*summed, *split.stacked) if producer.get(v) is None]
     keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
     bodies: dict[tuple[str, int], list[Node]] = {}
     inputs: dict[tuple[str, int], list[Var]] = {}
     copied = [where is None and not any(v in parts for v in node.eqn.outvars) for where, node in zip(of, nodes)]
-    repeated = {i for i, node in enumerate(nodes) if any(v in again for v in node.eqn.outvars)}
+    repeated = {i for i, node in enumerate(nodes) if any(v in recomputed for v in node.eqn.outvars)}
     for key in keys:
         extra = pinned if key == ("F", last) else []
         before = ("F", key[1])
@@ -188,12 +188,12 @@ def stage_programs(
             read_by.setdefault(v, []).append(key)
     programs: dict[tuple[str, int], Program] = {}
     for key in keys:
-        own = [v for node in bodies[key] for v in node.eqn.outvars if made_by[v] == key or (key == ("F", last) and v in pinned)]
+        own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == ("F", last) and v in pinned)]
         outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.stacked]
         sums = [v for v in own if v in summed]
         body = tuple(bodies[key])
-        again_here = () if key[0] == "F" else tuple(node for node in body if any(v in again for v in node.eqn.outvars))
-        programs[key] = Program(key[0], key[1], 0, body, tuple(inputs[key]), tuple(outputs), tuple(sums), again=again_here)
+        recomputed_here = () if key[0] == "F" else tuple(node for node in body if any(v in recomputed for v in node.eqn.outvars))
+        programs[key] = Program(key[0], key[1], 0, body, tuple(inputs[key]), tuple(outputs), tuple(sums), recomputed=recomputed_here)
     return programs
 
 
@@ -227,9 +227,9 @@ def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> l
         results: The results of the step.
     """
     nodes, group = split.update, updates.group
-    made_by = {v: group[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    producer = {v: group[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
     keys = sorted({key for key in group if key is not None})
-    free_results = [v for v in dict.fromkeys(results) if v in made_by and made_by[v] is None]
+    free_results = [v for v in dict.fromkeys(results) if v in producer and producer[v] is None]
     if free_results and (0, 0) not in keys:
         keys.insert(0, (0, 0))
     bodies: dict[tuple[int, int], list[Node]] = {}
@@ -241,14 +241,14 @@ def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> l
     programs: list[Program] = []
     for key in keys:
         read_elsewhere = {v for other in keys if other != key for v in inputs[other]} | set(results)
-        own = [v for node in bodies[key] for v in node.eqn.outvars if made_by[v] == key or (key == (0, 0) and v in free_results)]
+        own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == (0, 0) and v in free_results)]
         outputs = tuple(v for v in own if v in read_elsewhere)
         programs.append(Program("U", key[1], key[0], tuple(bodies[key]), tuple(inputs[key]), outputs, ()))
     return programs
 
 
 def _inputs(body: Sequence[Node], results: Sequence[Var]) -> list[Var]:
-    made = {v for node in body for v in node.eqn.outvars}
-    found = dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in made)
-    found.update(dict.fromkeys(v for v in results if v not in made))
-    return list(found)
+    inside = {v for node in body for v in node.eqn.outvars}
+    inputs = dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside)
+    inputs.update(dict.fromkeys(v for v in results if v not in inside))
+    return list(inputs)

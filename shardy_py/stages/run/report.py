@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.cost.hardware import Hardware
+from shardy_py.plan.cost_analysis import seconds_text
+from shardy_py.plan.movements import format_bytes
 from shardy_py.stages.run.building import Built
 from shardy_py.stages.run.exchanging import exchange
-from shardy_py.stages.run.memory import StageMemory, shown_bytes, stage_memory
+from shardy_py.stages.run.memory import StageMemory, stage_memory
 from shardy_py.stages.run.timing import PASSES, sent, stage_times
 from shardy_py.stages.run.waiting import waiting
 from shardy_py.stages.schedules.formula import predicted
@@ -34,10 +36,10 @@ class StageRow(StageMemory):
 
     def cells(self) -> tuple[str, ...]:
         """All but the name, as a table shows it."""
-        times = (_time(self.forward_seconds), _time(self.backward_seconds))
+        times = (seconds_text(self.forward_seconds), seconds_text(self.backward_seconds))
         moved = (self.bytes_in, self.bytes_out, self.exchanged_bytes)
         kept = (self.parameter_bytes, self.state_bytes, self.gradient_bytes, self.activation_bytes)
-        return (str(self.mesh), *times, *map(shown_bytes, (*moved, *kept)), str(self.in_flight), shown_bytes(self.memory_bytes))
+        return (str(self.mesh), *times, *map(format_bytes, (*moved, *kept)), str(self.in_flight), format_bytes(self.memory_bytes))
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,11 @@ class Report:
         body = [(row.name, *row.cells()) for row in self.rows]
         widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
         lines = [f"{line[0]:{widths[0]}}" + "".join(f"  {cell:>{w}}" for cell, w in zip(line[1:], widths[1:])) for line in (head, *body)]
-        given = self.simulation.schedule
-        step = f"{_time(self.simulation.makespan)} per step on {self.hardware}, {_time(self.predicted_seconds)} by the formula"
-        return "\n".join([*lines, f"{given.name}, {given.microbatches} microbatches: {step}, bubble {self.bubble:.1%}"])
+        schedule = self.simulation.schedule
+        step = (
+            f"{seconds_text(self.simulation.makespan)} per step on {self.hardware}, {seconds_text(self.predicted_seconds)} by the formula"
+        )
+        return "\n".join([*lines, f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}"])
 
 
 def report(built: Built, hardware: Hardware) -> Report:
@@ -90,20 +94,13 @@ def report(built: Built, hardware: Hardware) -> Report:
     simulation = simulate(built.schedule, **times)
     rows = tuple(
         StageRow(
-            **vars(held),
+            **vars(memory),
             forward_seconds=times["forward"][s],
             backward_seconds=times["backward"][s] + times["weight"][s],
             bytes_in=sum(n for (_, to), n in moved.items() if to == s),
             bytes_out=sum(n for (of, _), n in moved.items() if of == s),
             exchanged_bytes=exchanged[s],
         )
-        for s, held in enumerate(stage_memory(built))
+        for s, memory in enumerate(stage_memory(built))
     )
     return Report(rows, simulation, predicted(built.schedule, costs_of(built.places.stages, **times)), hardware.name)
-
-
-def _time(seconds: float) -> str:
-    for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"

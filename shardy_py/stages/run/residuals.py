@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.jaxprs import bytes_of, reads, shape_of
 from shardy_py.stages.max_flow import Network
-from shardy_py.stages.run.cheap import MOVES, again_seconds, bound, communicates, is_cheap
+from shardy_py.stages.run.cheap import MOVES, bound, communicates, is_cheap, recompute_seconds
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.placing import axes_of
 from shardy_py.stages.run.programs import Program
@@ -76,12 +76,12 @@ class Layout:
 
     def axes(self, v: Var) -> tuple[tuple[str, ...], ...]:
         """The axes that cut each dimension of a value."""
-        found: list[tuple[str, ...]] = []
+        axes: list[tuple[str, ...]] = []
         for entry in self.specs.get(v, ()):
-            found.append(tuple(name for name in axes_of(entry) if self.sizes.get(name, 1) > 1))
-        return (*found, *((),) * (len(shape_of(v)) - len(found)))
+            axes.append(tuple(name for name in axes_of(entry) if self.sizes.get(name, 1) > 1))
+        return (*axes, *((),) * (len(shape_of(v)) - len(axes)))
 
-    def ways(self, v: Var) -> int:
+    def num_shards(self, v: Var) -> int:
         """Into how many parts a value is cut."""
         return math.prod(self.sizes[name] for names in self.axes(v) for name in names)
 
@@ -104,15 +104,15 @@ def handovers(
     for (_, s), program in programs.items():
         for v in program.inputs:
             takers.setdefault(v, []).append(s)
-    found = []
+    result = []
     for (role, s), forward in programs.items():
         if role != "F":
             continue
         late = [program for (other, t), program in programs.items() if t == s and other != "F"]
-        made = {v for node in forward.nodes for v in node.eqn.outvars}
+        results = {v for node in forward.nodes for v in node.eqn.outvars}
         arriving = [v for v in forward.inputs if not is_shared(v)]
-        known = {*made, *arriving}
-        read = tuple(dict.fromkeys(v for program in late for v in program.inputs if v in known))
+        available = {*results, *arriving}
+        read = tuple(dict.fromkeys(v for program in late for v in program.inputs if v in available))
         wanted, nodes = set(read), []
         for node in reversed(forward.nodes):
             if any(v in wanted for v in node.eqn.outvars):
@@ -120,14 +120,14 @@ def handovers(
                 if is_cheap(node.eqn) or is_free(node.eqn.outvars[0]):
                     wanted.update(reads(node.eqn))
         sent = frozenset(v for v in forward.outputs if v not in takers or any(t != s for t in takers[v]))
-        free = frozenset(v for v in made if is_free(v))
+        free = frozenset(v for v in results if is_free(v))
         pairs = bound((*forward.nodes, *(node for program in late for node in program.nodes)))
-        pairs = tuple(pair for pair in pairs if pair[1] in wanted or pair[1] not in made)
-        found.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in wanted), read, sent, pairs))
-    return found
+        pairs = tuple(pair for pair in pairs if pair[1] in wanted or pair[1] not in results)
+        result.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in wanted), read, sent, pairs))
+    return result
 
 
-def made_again(handover: Handover, hardware: Hardware, layout: Layout = WHOLE) -> frozenset[Var]:
+def rematerialized(handover: Handover, hardware: Hardware, layout: Layout = WHOLE) -> frozenset[Var]:
     """The results of the forward equations that the backward programs of a stage make again.
 
     Args:
@@ -140,10 +140,10 @@ def made_again(handover: Handover, hardware: Hardware, layout: Layout = WHOLE) -
         if node.eqn.outvars[0] not in handover.free and (not is_cheap(node.eqn) or communicates(node.eqn, layout.axes)):
             fixed.update(node.eqn.outvars)
     while True:
-        found = _cut(handover, fixed, hardware, layout)
-        late = _too_late(handover, found)
+        chosen = _cut(handover, fixed, hardware, layout)
+        late = _too_late(handover, chosen)
         if not late:
-            return found
+            return chosen
         fixed |= late
 
 
@@ -151,24 +151,24 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
     """The cheapest choice. The network runs from what is read to what is fixed, so that of equally cheap ones the least is made again."""
     network = Network()
     source, sink = network.vertex(), network.vertex()
-    had: dict[Var, int] = {}
-    made: dict[Var, int] = {}
+    vertex_of: dict[Var, int] = {}
+    vertex_of_recomputing: dict[Var, int] = {}
 
     def add(v: Var, price: int) -> int:
         """Adds the edge that is cut where a value is kept; gives the vertex at which it is made."""
-        had[v], end = network.vertex(), network.vertex()
-        network.edge(had[v], end, price + -(-bytes_of(v) // layout.ways(v)))
+        vertex_of[v], end = network.vertex(), network.vertex()
+        network.edge(vertex_of[v], end, price + -(-bytes_of(v) // layout.num_shards(v)))
         return end
 
     for v in handover.arriving:
         network.edge(add(v, 0), sink, FORBIDDEN)
     for node in handover.nodes:
         results = node.eqn.outvars
-        operands = [had[v] for v in dict.fromkeys(reads(node.eqn)) if v in had]
+        operands = [vertex_of[v] for v in dict.fromkeys(reads(node.eqn)) if v in vertex_of]
         if results[0] in handover.free:
             if operands:
                 vertex = network.vertex()
-                had.update(dict.fromkeys(results, vertex))
+                vertex_of.update(dict.fromkeys(results, vertex))
                 for operand in operands:
                     network.edge(vertex, operand, FORBIDDEN)
             continue
@@ -181,36 +181,36 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
         vertex = ends[0] if len(ends) == 1 else network.vertex()
         for end in ends if len(ends) > 1 else ():
             network.edge(end, vertex, FORBIDDEN)
-        ways = min(map(layout.ways, results))
-        network.edge(vertex, sink, math.ceil(again_seconds(node.eqn, hardware) * hardware.hbm_bandwidth / ways))
+        devices = min(map(layout.num_shards, results))
+        network.edge(vertex, sink, math.ceil(recompute_seconds(node.eqn, hardware) * hardware.hbm_bandwidth / devices))
         for operand in operands:
             network.edge(vertex, operand, FORBIDDEN)
-        made.update(dict.fromkeys(results, vertex))
+        vertex_of_recomputing.update(dict.fromkeys(results, vertex))
     for a, b in handover.bound:
-        start = had.get(a) if a in handover.free else made.get(a)
+        start = vertex_of.get(a) if a in handover.free else vertex_of_recomputing.get(a)
         if start is not None and b not in handover.free:  # What is free is made again wherever it is read.
-            network.edge(start, made.get(b, sink), FORBIDDEN)
+            network.edge(start, vertex_of_recomputing.get(b, sink), FORBIDDEN)
     for v in handover.read:
-        network.edge(source, had[v], FORBIDDEN)
+        network.edge(source, vertex_of[v], FORBIDDEN)
     _, reached = network.cut(source, sink)
-    return frozenset(v for v, vertex in made.items() if reached[vertex])
+    return frozenset(v for v, vertex in vertex_of_recomputing.items() if reached[vertex])
 
 
-def _too_late(handover: Handover, again: Set[Var]) -> set[Var]:
+def _too_late(handover: Handover, recomputed: Set[Var]) -> set[Var]:
     """Of what is made again, the results with which chains are as long as may be and still go on; chains begin anew behind them."""
     steps: dict[Var, int] = {}
     maker: dict[Var, Node] = {}
-    found: set[Var] = set()
+    late: set[Var] = set()
     for node in handover.nodes:
-        if node.eqn.outvars[0] not in again:
+        if node.eqn.outvars[0] not in recomputed:
             continue
         operands = [v for v in reads(node.eqn) if v in steps]
         computes = node.eqn.primitive.name not in MOVES
         for v in operands:
             if computes and steps[v] == LONGEST:
-                found.update(maker[v].eqn.outvars)
+                late.update(maker[v].eqn.outvars)
                 steps[v] = 0
         count = max((steps[v] for v in operands), default=0) + computes
         for v in node.eqn.outvars:
             steps[v], maker[v] = count, node
-    return found
+    return late

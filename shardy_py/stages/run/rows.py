@@ -35,13 +35,13 @@ class Rows:
 
 
 def follow(
-    eqn: JaxprEqn, known: Sequence[tuple[int, Rows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
+    eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
 ) -> list[Rows | None]:
     """Where the examples lie in the results of an equation.
 
     Args:
         eqn: The equation, of one microbatch.
-        known: For every operand with a dimension of examples, that dimension and its parts, None for those of what is made anew.
+        operands: For every operand with a dimension of examples, that dimension and its parts, None for those of what is made anew.
         out_dims: For every result, its dimensions of examples, one at most.
         rows: Examples of a microbatch.
 
@@ -49,13 +49,13 @@ def follow(
         PipelineError: The equation regroups examples.
     """
     special = _SPECIAL.get(eqn.primitive.name)
-    if special is not None and known[0] is not None and known[0][1] is not None and out_dims[0]:
-        found = special(eqn, known, out_dims, rows)
-        if found is None:
+    if special is not None and operands[0] is not None and operands[0][1] is not None and out_dims[0]:
+        layouts = special(eqn, operands, out_dims, rows)
+        if layouts is None:
             raise _regroups(eqn)
-        return found
-    _check_windows(eqn, known)
-    parts = {layout for entry in known if entry is not None and (layout := entry[1]) is not None}
+        return layouts
+    _check_windows(eqn, operands)
+    parts = {layout for entry in operands if entry is not None and (layout := entry[1]) is not None}
     if len(parts) > 1:
         raise _regroups(eqn)
     if not parts:
@@ -79,8 +79,8 @@ def _whole(a: int, b: int) -> int | None:
     return a // b if b and a % b == 0 and a >= b else None
 
 
-def _reshape(eqn: JaxprEqn, known: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
-    d, layout = known[0]
+def _reshape(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+    d, layout = operands[0]
     e = out_dims[0][0]
     before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     outer = _whole(math.prod(before[:d]) * layout.outer, math.prod(after[:e]))
@@ -88,9 +88,9 @@ def _reshape(eqn: JaxprEqn, known: Any, out_dims: Any, rows: int) -> list[Rows |
     return None if outer is None or inner is None else [Rows(outer, inner)]
 
 
-def _joined(eqn: JaxprEqn, known: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+def _joined(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
     e = out_dims[0][0]
-    layouts = [entry[1] for entry in known if entry is not None and entry[1] is not None]
+    layouts = [entry[1] for entry in operands if entry is not None and entry[1] is not None]
     if len({x.inner for x in layouts}) > 1:
         return None
     if eqn.params["dimension"] != e:
@@ -99,9 +99,9 @@ def _joined(eqn: JaxprEqn, known: Any, out_dims: Any, rows: int) -> list[Rows | 
     return None if outer is None else [Rows(outer, layouts[0].inner)]
 
 
-def _cut(eqn: JaxprEqn, known: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+def _cut(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
     """Slices and pads, and splits: whole runs of all examples may be taken away or added."""
-    d, layout = known[0]
+    d, layout = operands[0]
     run = rows * layout.inner
     name = eqn.primitive.name
     start = 0
@@ -115,13 +115,13 @@ def _cut(eqn: JaxprEqn, known: Any, out_dims: Any, rows: int) -> list[Rows | Non
         start = int(low)
         if between:
             return None
-    found: list[Rows | None] = []
+    layouts: list[Rows | None] = []
     for v, dims in zip(eqn.outvars, out_dims):
         outer = _whole(shape_of(v)[dims[0]], run) if dims else None
         if outer is None or start % run:
             return None
-        found.append(Rows(outer, layout.inner))
-    return found
+        layouts.append(Rows(outer, layout.inner))
+    return layouts
 
 
 _SPECIAL: dict[str, Callable[[JaxprEqn, Any, Any, int], list[Rows | None] | None]] = {
@@ -133,9 +133,9 @@ _SPECIAL: dict[str, Callable[[JaxprEqn, Any, Any, int], list[Rows | None] | None
 }
 
 
-def _check_windows(eqn: JaxprEqn, known: Sequence[tuple[int, Rows | None] | None]) -> None:
+def _check_windows(eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None]) -> None:
     """Refuses windows and transforms along examples."""
-    first = known[0] if known else None
+    first = operands[0] if operands else None
     if first is None:
         return
     d = first[0]

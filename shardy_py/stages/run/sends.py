@@ -18,8 +18,8 @@ from jax.extend.core import Var
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.jaxprs import bytes_of, live, reads
 from shardy_py.stages.max_flow import Network
-from shardy_py.stages.run.assignment import Assignment, assign_backward_again, uses_of
-from shardy_py.stages.run.cheap import again_seconds, bound, communicates, is_cheap
+from shardy_py.stages.run.assignment import Assignment, reassign_backward, uses_of
+from shardy_py.stages.run.cheap import bound, communicates, is_cheap, recompute_seconds
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Kind, Split
 from shardy_py.stages.run.placing import Places
@@ -66,20 +66,20 @@ def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardwa
         hardware: What runs it.
         microbatches: Number of microbatches. Parameters cross once for all of them.
     """
-    given = Placed(split, assigned, {})
+    unchanged = Placed(split, assigned, {})
     if assigned.stages == 1:
-        return given
+        return unchanged
     cuts = _Cuts(places, hardware, microbatches)
     # Backward equations may follow forward ones that receivers make again.
-    follows = assign_backward_again(split, assigned, hardware, cuts.within_reach(given), is_cheap)
-    best, (most, beside) = given, cuts.crossing(given)
+    follows = reassign_backward(split, assigned, hardware, cuts.within_reach(unchanged), is_cheap)
+    best, (most, beside) = unchanged, cuts.crossing(unchanged)
     least = most + beside
-    for start in (given, Placed(split, follows, {})):
-        found = _copied(start, cuts.forward(start, late=True), hardware, back=False)
-        found = _copied(found, cuts.backward(found), hardware, back=True)
-        size, beside = cuts.crossing(found)
+    for start in (unchanged, Placed(split, follows, {})):
+        candidate = _copied(start, cuts.forward(start, late=True), hardware, back=False)
+        candidate = _copied(candidate, cuts.backward(candidate), hardware, back=True)
+        size, beside = cuts.crossing(candidate)
         if size <= most and size + beside < least:
-            best, least = found, size + beside
+            best, least = candidate, size + beside
     return best
 
 
@@ -111,16 +111,16 @@ class _Reading:
 
 def _reading(split: Split, assigned: Assignment) -> _Reading:
     slices = parts_of_parameters(split, [v for v in split.micro.invars if split.kinds[v] is Kind.SAME])
-    found = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)), bound(split.micro.nodes))
+    reading = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)), bound(split.micro.nodes))
     for node, s, back in zip(split.micro.nodes, assigned.stage, assigned.backward):
-        operands = found.behind(reads(node.eqn))
+        operands = reading.behind(reads(node.eqn))
         if s is None:
-            found.through.update({v: (v,) if v in slices else tuple(operands) for v in node.eqn.outvars})
+            reading.through.update({v: (v,) if v in slices else tuple(operands) for v in node.eqn.outvars})
             continue
-        found.node.update(dict.fromkeys(node.eqn.outvars, node))
-        found.home.update(dict.fromkeys(node.eqn.outvars, (s, back)))
-        found.read[s][back].update(dict.fromkeys(v for v in operands if found.home.get(v) != (s, back)))
-    return found
+        reading.node.update(dict.fromkeys(node.eqn.outvars, node))
+        reading.home.update(dict.fromkeys(node.eqn.outvars, (s, back)))
+        reading.read[s][back].update(dict.fromkeys(v for v in operands if reading.home.get(v) != (s, back)))
+    return reading
 
 
 class _Cuts:
@@ -130,7 +130,7 @@ class _Cuts:
 
     def local(self, v: Var, stage: int) -> int:
         """Bytes of a value on a device of a stage."""
-        return -(-bytes_of(v) // self.layouts[stage].ways(v))
+        return -(-bytes_of(v) // self.layouts[stage].num_shards(v))
 
     def near(self, a: int, b: int) -> bool:
         """Whether two stages lie on one mesh."""
@@ -162,7 +162,7 @@ class _Cuts:
         """
         reading = placed.reading
         alone = _only_reader(placed)
-        found = []
+        chosen = []
         for t, passes in enumerate(reading.read):
             earlier = {v for v, (s, back) in reading.home.items() if s < t and not back}
             wanted = [v for v in dict.fromkeys((*passes[0], *(passes[1] if late else ()))) if v in earlier]
@@ -173,21 +173,21 @@ class _Cuts:
                     return FREE if reading.home[v][0] == t else self.sending(v, reading.home[v][0], t)
                 return FREE if v in there or alone.get(v) == t else self.giving(placed, v, t)
 
-            found.append(self.cheapest(reading, t, wanted, earlier, price))
-        return found
+            chosen.append(self.cheapest(reading, t, wanted, earlier, price))
+        return chosen
 
     def within_reach(self, placed: Placed) -> list[set[Var]]:
         """For every stage, values of earlier stages that it can make of what it is sent for its forward pass."""
         reading = placed.reading
-        found = self.forward(placed, late=False)
-        for t, made in enumerate(found):
-            have = {*made, *reading.read[t][0], *(v for w in made for v in reading.behind(reads(reading.node[w].eqn)))}
+        chosen = self.forward(placed, late=False)
+        for t, copies in enumerate(chosen):
+            have = {*copies, *reading.read[t][0], *(v for w in copies for v in reading.behind(reads(reading.node[w].eqn)))}
             for v, node in reading.node.items():
                 s, back = reading.home[v]
                 if s < t and not back and v not in have and self.is_light(node, t) and have.issuperset(reading.behind(reads(node.eqn))):
                     have.add(v)
-                    made.add(v)
-        return found
+                    copies.add(v)
+        return chosen
 
     def is_light(self, node: Node, stage: int) -> bool:
         """Whether a stage may make the results of an equation for itself."""
@@ -196,7 +196,7 @@ class _Cuts:
     def backward(self, placed: Placed) -> list[set[Var]]:
         """For every stage, values of backward passes of later ones that its own makes for itself."""
         reading = placed.reading
-        found = []
+        chosen = []
         for t, passes in enumerate(reading.read):
             later = {v for v, (s, back) in reading.home.items() if s != t and (back or s > t)}
             wanted = [v for v in passes[1] if v in later]
@@ -210,8 +210,8 @@ class _Cuts:
                     return 0, self.moved((BUFFER_BYTES + self.local(v, t)) / self.hardware.hbm_bandwidth)
                 return self.giving(placed, v, t) if home is None else self.sending(v, home[0], t)
 
-            found.append(self.cheapest(reading, t, wanted, later, price))
-        return found
+            chosen.append(self.cheapest(reading, t, wanted, later, price))
+        return chosen
 
     def sending(self, v: Var, s: int, t: int) -> _Price:
         return FREE if self.near(s, t) else (self.local(v, t), TRANSFER_BYTES)
@@ -230,10 +230,10 @@ class _Cuts:
     def cheapest(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], _Price]) -> set[Var]:
         """What of others' values a stage makes for itself; by bytes alone where it would receive more of them for fewer values."""
         before = sum(price(v)[0] for v in wanted)
-        made = self.cut(reading, t, wanted, others, lambda v: sum(price(v)))
-        received = dict.fromkeys((*wanted, *(v for w in made for v in reading.behind(reads(reading.node[w].eqn)))))
-        if sum(price(v)[0] for v in received if v not in made) <= before:
-            return made
+        copies = self.cut(reading, t, wanted, others, lambda v: sum(price(v)))
+        received = dict.fromkeys((*wanted, *(v for w in copies for v in reading.behind(reads(reading.node[w].eqn)))))
+        if sum(price(v)[0] for v in received if v not in copies) <= before:
+            return copies
         return self.cut(reading, t, wanted, others, lambda v: price(v)[0])
 
     def cut(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
@@ -241,8 +241,8 @@ class _Cuts:
         layout = self.layouts[t]
         network = Network()
         source, sink = network.vertex(), network.vertex()
-        had: dict[Var, int] = {}
-        made: dict[Var, int] = {}
+        vertex_of: dict[Var, int] = {}
+        vertex_of_copy: dict[Var, int] = {}
         most = sum(map(price, wanted))
 
         def light(v: Var) -> Node | None:
@@ -252,33 +252,33 @@ class _Cuts:
         todo = list(wanted)
         while todo:
             v = todo.pop()
-            if v in had:
+            if v in vertex_of:
                 continue
             node = light(v)
             # Nothing is made again for which more has to be sent than is wanted.
             if node is None or sum(price(w) for w in reading.behind(reads(node.eqn)) if not light(w)) >= most:
-                had[v] = network.vertex()
-                network.edge(had[v], sink, price(v))
+                vertex_of[v] = network.vertex()
+                network.edge(vertex_of[v], sink, price(v))
                 continue
             # All results of an equation are made again at once.
             vertex = network.vertex()
             for result in node.eqn.outvars:
-                had[result] = network.vertex()
-                network.edge(had[result], vertex, price(result))
-                made[result] = vertex
-            ways = min(map(layout.ways, node.eqn.outvars))
-            network.edge(vertex, sink, self.moved(again_seconds(node.eqn, self.hardware) / ways))
+                vertex_of[result] = network.vertex()
+                network.edge(vertex_of[result], vertex, price(result))
+                vertex_of_copy[result] = vertex
+            devices = min(map(layout.num_shards, node.eqn.outvars))
+            network.edge(vertex, sink, self.moved(recompute_seconds(node.eqn, self.hardware) / devices))
             todo += reading.behind(reads(node.eqn))
-        for result, vertex in made.items():
+        for result, vertex in vertex_of_copy.items():
             for operand in reading.behind(reads(reading.node[result].eqn)):
-                network.edge(vertex, had[operand], FORBIDDEN)
+                network.edge(vertex, vertex_of[operand], FORBIDDEN)
         for a, b in reading.bound:
-            if a in made and b in had:
-                network.edge(made[a], made.get(b, sink), FORBIDDEN)
+            if a in vertex_of_copy and b in vertex_of:
+                network.edge(vertex_of_copy[a], vertex_of_copy.get(b, sink), FORBIDDEN)
         for v in wanted:
-            network.edge(source, had[v], FORBIDDEN)
+            network.edge(source, vertex_of[v], FORBIDDEN)
         _, reached = network.cut(source, sink)
-        return {v for v, vertex in made.items() if reached[vertex]}
+        return {v for v, vertex in vertex_of_copy.items() if reached[vertex]}
 
 
 def _only_reader(placed: Placed) -> dict[Var, int]:
@@ -323,10 +323,10 @@ def _copied(placed: Placed, chosen: Sequence[Set[Var]], hardware: Hardware, back
     dims = {**split.dims, **{copy: split.dims[v] for copy, v in origin.items()}}
     data_only = split.data_only | {copy for copy, v in origin.items() if v in split.data_only}
     micro = replace(split.micro, nodes=tuple(row[0] for row in rows))
-    found = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only)
+    step = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only)
     stage = tuple(row[1] for row in rows)
-    placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(found, stage, hardware))
-    return Placed(found, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
+    placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(step, stage, hardware))
+    return Placed(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
 
 
 def _renamed(node: Node, names: Mapping[Var, Var], results: Mapping[Var, Var]) -> Node:

@@ -73,19 +73,19 @@ class End:
         return devices_of(self.sharding.mesh)
 
 
-def move(made: End, read: End) -> Move:
+def move(source: End, target: End) -> Move:
     """What brings values from one stage to another. Equal moves are equal objects, and bring several values at once.
 
     Args:
-        made: Where they are made.
-        read: Where they are read.
+        source: Where they are made.
+        target: Where they are read.
     """
-    alike = made.sharding.spec == read.sharding.spec and made.sharding.mesh.axis_sizes == read.sharding.mesh.axis_sizes
-    if made.apart != read.apart or not alike or made.is_key:
-        return _Any(made, read)
-    if made.apart:
-        return _Across(tuple((SingleDeviceSharding(device), device) for device in read.devices))
-    return _Alike(SingleDeviceSharding(read.devices[0]) if len(read.devices) == 1 else read.sharding, read.devices)
+    alike = source.sharding.spec == target.sharding.spec and source.sharding.mesh.axis_sizes == target.sharding.mesh.axis_sizes
+    if source.apart != target.apart or not alike or source.is_key:
+        return _Any(source, target)
+    if source.apart:
+        return _Across(tuple((SingleDeviceSharding(device), device) for device in target.devices))
+    return _Alike(SingleDeviceSharding(target.devices[0]) if len(target.devices) == 1 else target.sharding, target.devices)
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class _Alike:
 
 @dataclass(frozen=True)
 class _Any:
-    """By way of whole arrays."""
+    """Through whole arrays."""
 
-    made: End
-    read: End
+    source: End
+    target: End
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
-        whole = [joined(x, self.made.sharding) for x in values] if self.made.apart else values
-        moved = jax.device_put(whole, self.read.sharding)
-        return [split(x) for x in moved] if self.read.apart else moved
+        whole = [joined(x, self.source.sharding) for x in values] if self.source.apart else values
+        moved = jax.device_put(whole, self.target.sharding)
+        return [split(x) for x in moved] if self.target.apart else moved

@@ -54,19 +54,19 @@ def _not_alike(where: str) -> PipelineError:
 
 class _Continued:
     def __init__(self) -> None:
-        self.known: dict[Var, Var] = {}
+        self.one: dict[Var, Var] = {}
 
     def variables(self, two: Sequence[Var], three: Sequence[Var]) -> list[Var]:
-        made = []
+        variables = []
         for a, b in zip(two, three):
             shape = tuple(_size(m, n) for m, n in zip(shape_of(a), shape_of(b)))
-            self.known[a] = Var(a.aval if shape == shape_of(a) else a.aval.update(shape=shape))  # pyright: ignore[reportAttributeAccessIssue]
-            made.append(self.known[a])
-        return made
+            self.one[a] = Var(a.aval if shape == shape_of(a) else a.aval.update(shape=shape))  # pyright: ignore[reportAttributeAccessIssue]
+            variables.append(self.one[a])
+        return variables
 
     def atom(self, a: Any, b: Any) -> Any:
         if not isinstance(a, Literal):
-            return self.known[a]
+            return self.one[a]
         if np.array_equal(np.asarray(a.val), np.asarray(b.val), equal_nan=np.issubdtype(np.asarray(a.val).dtype, np.inexact)):
             return a
         value = 2 * np.asarray(a.val) - np.asarray(b.val)

@@ -46,12 +46,12 @@ def sent(programs: Programs) -> dict[tuple[int, int], int]:
     Args:
         programs: (role, stage) to program.
     """
-    found: dict[tuple[int, int], int] = {}
-    made_by: dict[Var, int] = {v: s for (_, s), program in programs.items() for v in program.outputs}
+    moved: dict[tuple[int, int], int] = {}
+    producer: dict[Var, int] = {v: s for (_, s), program in programs.items() for v in program.outputs}
     seen: set[tuple[Var, int]] = set()
     for (_, t), program in programs.items():
         for v in program.inputs:
-            if v in made_by and made_by[v] != t and (v, t) not in seen:
+            if v in producer and producer[v] != t and (v, t) not in seen:
                 seen.add((v, t))
-                found[made_by[v], t] = found.get((made_by[v], t), 0) + bytes_of(v)
-    return found
+                moved[producer[v], t] = moved.get((producer[v], t), 0) + bytes_of(v)
+    return moved

@@ -59,14 +59,14 @@ def place_updates(nodes: Sequence[Node], located: Mapping[Var, int], uses: Mappi
             copied.update(node.eqn.outvars)
             groups.append(None)
             continue
-        known = home.get(same.root(node.eqn.outvars[0])) if node.eqn.outvars else None
-        if known is None:
+        stage = home.get(same.root(node.eqn.outvars[0])) if node.eqn.outvars else None
+        if stage is None:
             fixed = [v for v in inputs_here if v in stage_of and v not in copied] or inputs_here
-            known = stage_of.get(max(fixed, key=bytes_of), 0) if fixed else 0
-        turn = max((round_of[v] + (stage_of[v] != known) for v in inputs_here if v in round_of), default=0)
-        groups.append((turn, known))
+            stage = stage_of.get(max(fixed, key=bytes_of), 0) if fixed else 0
+        turn = max((round_of[v] + (stage_of[v] != stage) for v in inputs_here if v in round_of), default=0)
+        groups.append((turn, stage))
         for v in node.eqn.outvars:
-            round_of[v], stage_of[v] = turn, known
+            round_of[v], stage_of[v] = turn, stage
     return Updates(tuple(groups), owner)
 
 

@@ -39,11 +39,11 @@ def waiting(
     for s in range(places.stages):
         own = [key for key in programs if key[1] == s]
         parts = {v: _parts(v, s, places, over) for key in own for v in programs[key].sums if read_at.get(v, {s}) == {s}}
-        known = {v: made for v, made in parts.items() if made is not None}
-        if not known:
+        waiting_sums = {v: pair for v, pair in parts.items() if pair is not None}
+        if not waiting_sums:
             continue
-        stands = dict(known.values())
-        of = {v: made for v, (made, _) in known.items()}
+        stands = dict(waiting_sums.values())
+        of = {v: variable for v, (variable, _) in waiting_sums.items()}
         for key in own:
             sums = tuple(of.get(v, v) for v in programs[key].sums)
             used = {v: stands[v] for v in sums if v in stands}
@@ -68,7 +68,7 @@ def _parts(v: Var, stage: int, places: Places, over: Container[str]) -> tuple[Va
     left = tuple(name for name, size in sharding.mesh.shape.items() if size > 1 and name in over and name not in used)
     if not left:
         return None
-    ways = math.prod(sharding.mesh.shape[name] for name in left)
-    made = Var(ShapedArray((ways, *shape_of(v)), dtype_of(v)))
-    places.specs[made] = PartitionSpec(left, *sharding.spec)
-    return made, PartialSums(v, ways)
+    num_shards = math.prod(sharding.mesh.shape[name] for name in left)
+    parts = Var(ShapedArray((num_shards, *shape_of(v)), dtype_of(v)))
+    places.specs[parts] = PartitionSpec(left, *sharding.spec)
+    return parts, PartialSums(v, num_shards)

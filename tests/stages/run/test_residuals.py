@@ -26,13 +26,13 @@ def kept(built: Any, stage: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def again(built: Any, stage: int) -> list[Any]:
-    return [node.eqn for (role, s), program in built.programs.items() if s == stage and role != "F" for node in program.again]
+    return [node.eqn for (role, s), program in built.programs.items() if s == stage and role != "F" for node in program.recomputed]
 
 
 def longest(program: Any) -> int:
     """The most computing equations in a row that a program makes again."""
     steps: dict[Any, int] = {}
-    for node in program.again:
+    for node in program.recomputed:
         count = max((steps.get(v, 0) for v in reads(node.eqn)), default=0) + (node.eqn.primitive.name not in MOVES)
         steps.update(dict.fromkeys(node.eqn.outvars, count))
     return max(steps.values(), default=0)
@@ -148,7 +148,7 @@ def test_checkpoints_of_the_user_stay() -> None:
     products = [node for node in built.programs["B", 0].nodes if node.eqn.primitive.name == "dot_general"]
     # Two for each of four products but the first, which needs no gradient of its input, and again the two of the checkpoint.
     assert len(products) == 2 * 4 - 1 + 2
-    assert not any(node in built.programs["B", 0].again for node in products)
+    assert not any(node in built.programs["B", 0].recomputed for node in products)
     assert [name for name, _ in kept(built, 0)][:2] == ["tanh", "sin"], "what it takes and what it gives"
     assert len(kept(built, 0)) == 3
 
