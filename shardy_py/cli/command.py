@@ -1,4 +1,4 @@
-"""What a subcommand is."""
+"""Subcommands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on a command line, in one line."""
+"""Errors of command lines, each in one line."""
 
 from __future__ import annotations
 

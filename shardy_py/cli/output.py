@@ -1,4 +1,4 @@
-"""Where a command writes: tables on a terminal, plain lines elsewhere."""
+"""Output of a command: tables on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

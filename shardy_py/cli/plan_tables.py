@@ -88,7 +88,7 @@ def _collectives(plan: Plan) -> RenderableType:
 
 
 def _reshards(plan: Plan, limit: int) -> RenderableType:
-    """Those of the most bytes first; those that differ in nothing but the value share a line."""
+    """Reshards with the most bytes first; alike ones of several values share a line."""
     groups: dict[tuple[object, ...], list[Reshard]] = {}
     for r in plan.reshards:
         groups.setdefault((r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips), []).append(r)
@@ -137,7 +137,7 @@ def _indented(text: str, style: str = "") -> RenderableType:
 
 
 def cost_tables(cost: CostAnalysis, memory: MemoryAnalysis | None) -> Iterator[RenderableType]:
-    """What a call costs on hardware.
+    """Costs of a call on hardware.
 
     Args:
         cost: Its costs.

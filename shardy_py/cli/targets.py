@@ -1,4 +1,4 @@
-"""What a command is about: a stored plan, or a function that is planned."""
+"""The target of a command: a stored plan, or a function that is planned."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _refuse_planning(target: str, options: Namespace) -> None:
 
 
 def lookup(target: str, flags: list[str]) -> Any:
-    """What `MODULE:NAME` names.
+    """The object that `MODULE:NAME` names.
 
     Args:
         target: The name; the module may be the path of a file.
@@ -269,7 +269,7 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
 
 
 def arguments_of(options: Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a function is traced with, by position and by name, from `--args` or `--args-from`.
+    """The arguments that a function is traced with, by position and by name, from `--args` or `--args-from`.
 
     Args:
         options: The options of the command, see `options.add_tracing`.

@@ -1,4 +1,4 @@
-"""How many collectives a plan runs, and of how many bytes."""
+"""Assertions on the number and bytes of the collectives of a plan."""
 
 from __future__ import annotations
 

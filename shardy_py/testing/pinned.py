@@ -67,7 +67,7 @@ def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: boo
 
 
 def pinned(plan: Plan, *, intermediates: bool = False) -> dict[str, Any]:
-    """What a file pins, as JSON.
+    """Shardings, reshards and collectives of a plan, as JSON for a file that pins them.
 
     Args:
         plan: The plan.

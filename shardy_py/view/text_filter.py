@@ -1,4 +1,4 @@
-"""Which values of a plan are shown."""
+"""The choice of values of a plan that are shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Where = str | Callable[[PlannedValue], object] | None
 
 
 class Filter:
-    """What `where=` lets through.
+    """The conditions of `where=`.
 
     A string is looked for in paths, primitives, `file:line` and modules. With `*` or `?` it is a pattern (`plan/patterns`), for the last
     components of one of these or for all of it as it is printed. A function is asked of each value; movements and findings follow the

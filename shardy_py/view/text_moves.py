@@ -1,4 +1,4 @@
-"""What moves in a plan, as lines: reshards, or the collectives of a program that is partitioned."""
+"""Reshards of a plan, or the collectives of a program that is partitioned, as lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Row = tuple[str, str, str, str, str]
 
 
 def reshards(found: Sequence[Reshard], limit: int | None) -> list[str]:
-    """Those that move the most bytes first; those that differ in nothing but the value share a line.
+    """Reshards with the most bytes first; alike ones of several values share a line.
 
     Args:
         found: Those of a plan.
@@ -33,7 +33,7 @@ def reshards(found: Sequence[Reshard], limit: int | None) -> list[str]:
 
 
 def collectives(found: Sequence[Collective], limit: int | None) -> list[str]:
-    """As `reshards`, of a program that is partitioned.
+    """Collectives of a program that is partitioned, in the order and form of `reshards`.
 
     Args:
         found: Those of a plan.

@@ -157,7 +157,7 @@ def joined(nodes: Sequence[Node], join: str = "", inline: int = INLINE) -> list[
 
 
 def lines_of(node: Node) -> int:
-    """How many lines it takes."""
+    """The number of lines that it takes."""
     return 1 + sum(map(lines_of, node.children))
 
 
@@ -211,7 +211,7 @@ def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: 
 def _rank(
     nodes: Sequence[Node], above: tuple[int, ...], times: int, each: bool, out: list[tuple[tuple[int, bool, int], tuple[int, ...]]]
 ) -> None:
-    """Where each leaf is, by the numbers of the nodes from the root, with what it is sorted by."""
+    """The position of each leaf, by the numbers of the nodes from the root, with its sorting key."""
     for i, node in enumerate(nodes):
         often = times * node.times
         if node.children:

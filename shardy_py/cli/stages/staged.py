@@ -1,4 +1,4 @@
-"""What a graph with stage ids says of its stages."""
+"""The stages of a graph with stage ids."""
 
 from __future__ import annotations
 

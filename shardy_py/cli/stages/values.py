@@ -1,4 +1,4 @@
-"""What options of `stages` hold: numbers with units, lists of them, graph files."""
+"""Values of options of `stages`: numbers with units, lists of them, graph files."""
 
 from __future__ import annotations
 

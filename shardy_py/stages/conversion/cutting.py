@@ -1,4 +1,4 @@
-"""What each stage computes, takes and gives.
+"""The computation, inputs and outputs of each stage.
 
 What is cheap and known while tracing does not cross between stages if it can be had otherwise: states that start as None are
 made where they are used, sizes are read again off an array that is there, and parts of a result are taken where it is made. A

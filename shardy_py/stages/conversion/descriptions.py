@@ -1,4 +1,4 @@
-"""What a node does, read from its description as data: PyTorch's repr of a layer, or the name of an op.
+"""Descriptions of nodes as data: PyTorch's repr of a layer, or the name of an op.
 
 Arguments are literals and single words. Nothing in a description is evaluated.
 """

@@ -1,4 +1,4 @@
-"""How a step is written, and how the ops that are written in place are run."""
+"""Code of a step, and the functions of ops that are written in place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMPORTS = {
 
 
 def prefix_of(module: str) -> str:
-    """What stands before a layer of this module in code."""
+    """The prefix of a layer of this module in code."""
     return IMPORTS[module][0] if module in IMPORTS else module
 
 

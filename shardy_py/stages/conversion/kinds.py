@@ -57,7 +57,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """How layers of one name are written and run.
+    """Layers of one name: how they are written and run.
 
     Args:
         name: The name in descriptions.

@@ -117,7 +117,7 @@ def read_program(graph: ProfileGraph) -> Program:
 
 
 def place(graph: ProfileGraph, position: int) -> str:
-    """Where a node is, for errors: its id, and the line on which `write_graph` puts it."""
+    """The place of a node for errors: its id, and the line on which `write_graph` puts it."""
     return f"node {graph.nodes[position].id!r}, line {position + 1}"
 
 

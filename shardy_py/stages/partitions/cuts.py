@@ -246,7 +246,7 @@ def _any_of(groups: Sequence[Sequence[int]], rows: Bools) -> Bools:
 
 
 def taken_output(graph: ProfileGraph, user: int, outputs: int) -> int | None:
-    """Which of several outputs a node takes, or None if it takes all."""
+    """The one of several outputs that a node takes; None if it takes all."""
     description = graph.nodes[user].description
     if outputs < 2 or not (description.startswith("__getitem__(") and description.endswith(")")):
         return None

@@ -15,7 +15,7 @@ from shardy_py.stages.partitions.tables import Level, Rules, Table
 
 @dataclass(frozen=True)
 class Machines:
-    """What a pipeline runs on.
+    """The machines of a pipeline.
 
     Args:
         counts: Number of machines on each level, innermost first: 4 GPUs in each of 2 servers are (4, 2).

@@ -1,4 +1,4 @@
-"""What a partition is: stages, what each costs, and how sure it is that there is none better."""
+"""A partition: its stages, their costs, and a bound on how much better another could be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage costs.
+    """The costs of one stage.
 
     Args:
         nodes: Ids of its nodes, in file order.
@@ -98,7 +98,7 @@ class Partition:
 
     @property
     def gap(self) -> float:
-        """How much slower than the best partition this may be: 0 if it is the best, 0.1 for at most a tenth of its time."""
+        """Share of time by which this may be slower than the best partition: 0 if it is the best, 0.1 for at most a tenth."""
         return 0.0 if self.pipeline_time <= self.lower_bound else 1 - self.lower_bound / self.pipeline_time
 
     @property

@@ -1,4 +1,4 @@
-"""Which cuts to search: all of them, or where their number explodes, a bounded family of promising ones.
+"""The cuts to search: all of them, or where their number explodes, a bounded family of promising ones.
 
 The family is what a few topological orders give, one cut behind every node, and what lies near the best cuts found so far.
 Everything is bounded by counts, never by a clock, so that the answer depends on nothing but the graph.
@@ -82,14 +82,14 @@ def _straight(pool: _Pool, rules: Rules, machines: Machines, lowest: float, trie
 
 
 def _limit(machines: Machines) -> int:
-    """How many cuts the tables can have."""
+    """The most cuts that tables can have."""
     if len(machines.counts) == 1:
         return min(4000, 600 + 24_000 // machines.total)
     return min(1200, 200 + 4_000 // max(machines.counts))
 
 
 def _bounded_limit(machines: Machines) -> int:
-    """How many cuts each round of a bounded search has; with several levels the tables are for every pair of cuts."""
+    """The most cuts in a round of a bounded search; with several levels the tables are for every pair of cuts."""
     return _limit(machines) if len(machines.counts) == 1 else 200 + 2_400 // max(machines.counts)
 
 
@@ -124,7 +124,7 @@ class _Pool:
 
 
 def _between(before: Floats, work: float, bound: float, machines: int) -> Bools:
-    """Which cuts some machines reach, and the others can go on from, in stages of at most `bound` seconds."""
+    """The cuts that some machines reach, and that the others can go on from, in stages of at most `bound` seconds."""
     most = min(bound, work) * np.arange(machines + 1)
     reached = np.searchsorted(most * SLACK, before, "left")
     return reached + np.searchsorted(most * SLACK, work - before, "left") <= machines

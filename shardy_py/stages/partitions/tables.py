@@ -1,4 +1,4 @@
-"""What the stages between cuts cost on one level of machines, and PipeDream's tables of all of them.
+"""Costs of the stages between cuts on one level of machines, and PipeDream's tables of all of them.
 
 A stage that lies behind cut k, ends with cut j, and is replicated over w machines takes, per minibatch,
 
@@ -27,7 +27,7 @@ PARAMETER_COPIES = 4
 
 @dataclass(frozen=True)
 class Rules:
-    """What a partition has to keep to.
+    """The rules of a partition.
 
     Args:
         exact: Whether to use true bytes and memory; else PipeDream's, faults included.
@@ -81,7 +81,7 @@ class Level:
         return replace(self.inside, waiting=-(-behind // width))
 
     def grown(self, values: Floats, starts: Starts, ends: Ends) -> Floats:
-        """How much of something lies behind cut start - 1 and up to a cut: by cut, or by start and cut."""
+        """The amount of something between cut start - 1 and a cut: by cut, or by start and cut."""
         starts = np.asarray(starts)
         return values[ends] - np.where(starts > 0, values[starts - 1], 0.0)[..., None]
 

@@ -74,7 +74,7 @@ def _inputs(steps: Sequence[Step]) -> tuple[Var, ...]:
 
 
 def _shared_depth(scopes: set[tuple[str, ...]]) -> int:
-    """How many of the outermost scopes are the same everywhere; of a single scope, all but its last part."""
+    """Number of outermost scopes that are the same everywhere; of a single scope, all but its last part."""
     if len(scopes) < 2:
         return max(0, max(map(len, scopes), default=0) - 1)
     least = min(map(len, scopes))

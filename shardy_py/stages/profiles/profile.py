@@ -144,5 +144,5 @@ class _Grapher:
             self.home[v] = id if len(piece.results) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
 
     def workers(self, step: Step) -> int:
-        """How many devices share the work of an equation."""
+        """Number of devices that share the work of an equation."""
         return self.shards.workers(step.eqn) if self.shards.parts else 1

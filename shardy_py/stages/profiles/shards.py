@@ -1,4 +1,4 @@
-"""How the values of a profiled function lie on the devices of one stage, after propagation."""
+"""Shardings of the values of a profiled function on the devices of one stage, after propagation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shards:
         return float(-(-bytes_of(v) // self.parts.get(v, 1)))
 
     def workers(self, eqn: JaxprEqn) -> int:
-        """How many devices share the work of an equation: those of all axes that cut an operand or a result."""
+        """Number of devices that share the work of an equation: those of all axes that cut an operand or a result."""
         sizes: dict[str, int] = {}
         for v in (*eqn.invars, *eqn.outvars):
             if isinstance(v, Var):

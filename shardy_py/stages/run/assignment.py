@@ -1,4 +1,4 @@
-"""Which stage computes what: forward equations by markers or by cost, backward equations where what they need lies."""
+"""Assigns equations to stages: forward ones by markers or by cost, backward ones to the stage that holds their operands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAVY = frozenset({"dot_general", "conv_general_dilated", "scan", "while", "cond
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where everything is computed.
+    """The stage of every equation.
 
     Attributes:
         stages: Number of stages.

@@ -11,7 +11,7 @@ SLACK = 1.05
 
 
 def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, seconds_per_byte: float = 0.0) -> list[int]:
-    """Where to cut: of all cuts whose slowest stage is within `SLACK` of the best, one with the fewest bytes; then the fastest of those.
+    """The cuts with the fewest bytes of all whose slowest stage is within `SLACK` of the best; of several the fastest.
 
     A stage takes as long as what it computes, or as what it sends over one of its ends and gets back, whichever is longer: both go
     on at once, as `sp.stages.partition` counts in exact mode.

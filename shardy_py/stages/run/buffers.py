@@ -1,4 +1,4 @@
-"""What is handed over in place of values: several in one array, parts of a sum."""
+"""Arrays that stand for values between programs: several values in one, or the parts of a sum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Buffer:
 
     @property
     def columns(self) -> list[int]:
-        """How many columns each value takes."""
+        """The number of columns of each value."""
         return [math.prod(shape_of(v)) // self.num_shards for v in self.members]
 
     def joined(self, env: Mapping[Var, Any]) -> Any:

@@ -36,7 +36,7 @@ from shardy_py.stages.schedules.tasks import Schedule
 
 @dataclass(frozen=True)
 class Options:
-    """What `pipeline` was asked for.
+    """The arguments of `pipeline`.
 
     Attributes:
         fun: The function.
@@ -274,7 +274,7 @@ def _keys(halves: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
 
 
 def _handovers(halves: Split, assigned: Assignment, programs: dict[tuple[str, int], Program]) -> list[Handover]:
-    """What lies between the passes of every stage."""
+    """The handover between the passes of every stage."""
     free = {v for node, s in zip(halves.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
     moving = {v for program in programs.values() for v in program.outputs}
     moving.update(v for v in halves.micro.invars if halves.kinds[v] is Kind.EXAMPLES)
@@ -310,7 +310,7 @@ def _shard(options: Options, signature: Signature, halves: Split, places: Places
 
 
 def batch_leaves(options: Options, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
-    """Which leaves are part of the batch: by default the arrays of all arguments but the first, keys left out.
+    """For every leaf, whether it is part of the batch: by default the arrays of all arguments but the first, keys left out.
 
     Raises:
         PipelineError: There are none, they differ in length, or microbatches do not divide them.

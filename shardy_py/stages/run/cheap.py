@@ -100,7 +100,7 @@ def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
 
 
 def recompute_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
-    """How long it takes to make a cheap equation again, where XLA fuses it with what reads it.
+    """Seconds of recomputing a cheap equation, where XLA fuses it with its readers.
 
     It computes, and moves nothing: what it reads is read in place of its result, and counts where it is kept. A reduction is done before
     what reads it, so that its operand is read once more.

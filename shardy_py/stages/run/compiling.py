@@ -63,7 +63,7 @@ class Compiling:
 
     @functools.cached_property
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
-        """What every device of the mesh runs by itself; None where they exchange data, and where that is not what to do."""
+        """The program of every device by itself; None where devices exchange data, or are better given one program together."""
         if not 1 < self.mesh.size <= MOST_APART or not self.ins or device_platform(devices_of(self.mesh)[0]) != "cpu":
             return None
         traced = self._sharded("shard_map", ()).trace(*self.structs)

@@ -53,7 +53,7 @@ class Step:
 
 @dataclass
 class Statistics:
-    """What the last step of a pipeline did.
+    """Counts and times of the last step of a pipeline.
 
     Attributes:
         in_flight: For every mesh, the most activations (one stage, one microbatch) held between F and B.

@@ -1,4 +1,4 @@
-"""What the devices of one stage exchange while they run its passes."""
+"""Collectives between the devices of one stage while they run its passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(program: Program, places: Places, hardware: Hardware) -> Exchange:
-    """What the plan of a program says that its devices exchange; nothing where a stage has one device.
+    """The collectives in the plan of a program; none where a stage has one device.
 
     Args:
         program: The program of a pass.

@@ -58,12 +58,12 @@ class Runner:
 
     @property
     def statistics(self) -> Statistics:
-        """What the last step did."""
+        """Counts and times of the last step."""
         return self.engine.statistics
 
     @property
     def programs_per_stage(self) -> list[int]:
-        """How many programs every stage has, updates left out."""
+        """Number of programs of every stage, updates left out."""
         return [sum(s == t for _, t in self.engine.programs) for s in range(self.places.stages)]
 
     def _compile(self, index: int) -> Any:

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline hold on a device, and which do not fit."""
+"""Memory of the stages of a pipeline on a device, and which do not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardy_py.stages.run.errors import PipelineError
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What one stage holds.
+    """Memory of one stage on a device.
 
     Attributes:
         name: Its name.
@@ -44,7 +44,7 @@ class StageMemory:
 
 
 def stage_memory(built: Built) -> list[StageMemory]:
-    """What every stage of a pipeline holds."""
+    """Memory of every stage of a pipeline."""
     return [_of(built, s) for s in range(built.places.stages)]
 
 

@@ -1,4 +1,4 @@
-"""Which part of a step runs once per microbatch, and which once per step.
+"""Splits a step into the part that runs once per microbatch and the part that runs once per step.
 
 The step is traced twice, on the whole batch and on one microbatch. A dimension that differs is one of examples; a value that depends on
 the batch and does not differ has been summed over examples. Literals that differ, such as the 1/n of a mean, are those of the whole
@@ -23,7 +23,7 @@ from shardy_py.stages.run.rows import Rows, follow
 
 
 class Kind(Enum):
-    """How a value relates to the batch.
+    """The relation of a value to the batch.
 
     Attributes:
         SAME: It does not depend on it.

@@ -97,7 +97,7 @@ class _Packer:
         self.content: dict[Var, Buffer] = {}
 
     def pack(self, values: Iterable[Var], route: Callable[[Var], Hashable], stages: Callable[[Var], Iterable[int]]) -> dict[Var, Var]:
-        """Those of these values that are small, where several take the same way: value -> buffer.
+        """Packs small values that have the same producers and readers: value -> buffer.
 
         Args:
             values: What might be packed.

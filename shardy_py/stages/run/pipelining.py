@@ -193,7 +193,7 @@ def _numbers(argnums: int | Sequence[int], label: str) -> tuple[int, ...]:
 
 
 class Pipelined(Generic[P]):
-    """What `pipeline` returns. Call it as the function itself.
+    """A function as a pipeline, as `pipeline` returns it; call it as the function itself.
 
     Args:
         options: The arguments of `pipeline`.
@@ -338,20 +338,20 @@ class Pipelined(Generic[P]):
 
     @property
     def statistics(self) -> Statistics:
-        """What the last call did: activations in flight, time of dispatch."""
+        """Counts and times of the last call: activations in flight, time of dispatch."""
         if self._runner is None:
             raise PipelineError("nothing has run", where="Pipelined.statistics", fix="call the function first")
         return self._runner.statistics
 
     @property
     def programs_per_stage(self) -> list[int]:
-        """How many programs every stage has, updates left out."""
+        """Number of programs of every stage, updates left out."""
         if self._runner is None:
             raise PipelineError("nothing has run", where="Pipelined.programs_per_stage", fix="call the function first")
         return self._runner.programs_per_stage
 
     def report(self, *args: Any, hardware: str | Hardware | None = None, **kwargs: Any) -> Report:
-        """What the pipeline will cost: a table per stage, the simulated schedule. Nothing runs or is compiled.
+        """Predicts the costs of the pipeline: a row per stage and the simulated schedule. Nothing runs or is compiled.
 
         Args:
             args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for those of the last call.

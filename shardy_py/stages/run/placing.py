@@ -44,7 +44,7 @@ class Places:
         return any(mesh.size > 1 for mesh in self.meshes)
 
     def copy(self) -> Places:
-        """The same; what is entered in its `specs` is not in these."""
+        """A copy whose `specs` can be added to without changing these."""
         return replace(self, specs=dict(self.specs))
 
     def mesh(self, stage: int) -> Mesh | AbstractMesh:
@@ -78,7 +78,7 @@ class Places:
             )
 
     def sharding(self, v: Var, stage: int) -> NamedSharding:
-        """How a value lies at a stage."""
+        """The sharding of a value on the mesh of a stage."""
         return _named(self.mesh(stage), self.specs.get(v, PartitionSpec()))
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline will cost: a table per stage and the simulated schedule."""
+"""Predicted costs of a pipeline: a row per stage and the simulated schedule."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StageRow(StageMemory):
 
 @dataclass(frozen=True)
 class Report:
-    """What a pipeline will cost on some hardware.
+    """Predicted costs of a pipeline on some hardware.
 
     Attributes:
         rows: One per stage.

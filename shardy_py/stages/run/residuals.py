@@ -1,4 +1,4 @@
-"""What a stage keeps of its forward pass for its backward pass, and what it makes again: a minimum cut.
+"""Chooses by a minimum cut the residuals that a stage keeps for its backward pass; it recomputes the other values.
 
 As in the min-cut rematerialization of PyTorch's AOTAutograd. Between what cannot be made again (products, convolutions, loops, sorts,
 gathers, random bits, what arrives from other stages) and what the backward pass reads, some values have to be kept so that everything
@@ -38,7 +38,7 @@ FORBIDDEN = float("inf")
 
 @dataclass(frozen=True)
 class Handover:
-    """What lies between the two passes of a stage.
+    """The values between the two passes of a stage, and the equations that make them.
 
     Attributes:
         nodes: The forward equations by which what is read can be made, those that cannot be made again first in their chains; in order.
@@ -64,7 +64,7 @@ class Handover:
 
 @dataclass(frozen=True)
 class Layout:
-    """How values lie inside of a stage.
+    """Shardings inside of a stage.
 
     Attributes:
         specs: Value -> its sharding; what is not there is replicated.
@@ -93,7 +93,7 @@ WHOLE = Layout({}, {})
 def handovers(
     programs: Mapping[tuple[str, int], Program], is_free: Callable[[Var], bool], is_shared: Callable[[Var], bool]
 ) -> list[Handover]:
-    """What lies between the passes of every stage.
+    """The handover between the passes of every stage.
 
     Args:
         programs: (role, stage) to program, where nothing is made again.

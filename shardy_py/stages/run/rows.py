@@ -1,4 +1,4 @@
-"""Where the examples lie inside of a dimension: in rows of their own, or between an outer and an inner part of it.
+"""The place of examples inside of a dimension: in rows of their own, or between an outer and an inner part of it.
 
 A dimension of `outer * rows * inner` elements comes from reshapes such as (rows, time) to (rows * time). What holds for a microbatch holds
 for the batch as long as every equation keeps these parts apart; one that regroups them would give other numbers.
@@ -37,7 +37,7 @@ class Rows:
 def follow(
     eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
 ) -> list[Rows | None]:
-    """Where the examples lie in the results of an equation.
+    """The place of the examples in the results of an equation.
 
     Args:
         eqn: The equation, of one microbatch.

@@ -1,4 +1,4 @@
-"""What stages send each other, and what a stage makes for itself of what it is sent: minimum cuts, one per receiver and pass.
+"""Chooses by minimum cuts, one per receiver and pass, the values that stages send and those that a receiver recomputes from them.
 
 A value crosses to every stage that reads it. Where it is made cheaply, the stage can make it again of values before it instead. What
 crosses costs its bytes on the link, and the price of a transfer; an equation that is made again costs the bytes that the link moves in its
@@ -217,7 +217,7 @@ class _Cuts:
         return FREE if self.near(s, t) else (self.local(v, t), TRANSFER_BYTES)
 
     def giving(self, placed: Placed, v: Var, t: int) -> _Price:
-        """What it costs to give a stage an input that it has not; a parameter goes once per step, and its gradient comes back."""
+        """The price of an input that a stage does not have yet; a parameter goes once per step, and its gradient comes back."""
         size = self.local(v, t)
         if placed.split.kinds[v] is Kind.EXAMPLES:
             return size, TRANSFER_BYTES
@@ -228,7 +228,7 @@ class _Cuts:
         return math.ceil(time * self.hardware.fabric.bandwidth)
 
     def cheapest(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], _Price]) -> set[Var]:
-        """What of others' values a stage makes for itself; by bytes alone where it would receive more of them for fewer values."""
+        """The values of others that a stage makes for itself; by bytes alone where it would receive more of them for fewer values."""
         before = sum(price(v)[0] for v in wanted)
         copies = self.cut(reading, t, wanted, others, lambda v: sum(price(v)))
         received = dict.fromkeys((*wanted, *(v for w in copies for v in reading.behind(reads(reading.node[w].eqn)))))

@@ -55,7 +55,7 @@ def joined(shards: Shards, sharding: NamedSharding) -> jax.Array:
 
 @dataclass(frozen=True)
 class End:
-    """Where a value is read or made.
+    """One end of a move: where a value is produced or read.
 
     Attributes:
         sharding: On the mesh of the stage.
@@ -74,7 +74,7 @@ class End:
 
 
 def move(source: End, target: End) -> Move:
-    """What brings values from one stage to another. Equal moves are equal objects, and bring several values at once.
+    """The move of values from one stage to another. Equal moves are equal objects, and bring several values at once.
 
     Args:
         source: Where they are made.

@@ -1,4 +1,4 @@
-"""Where the part of a step that runs once lies: optimizer updates beside their parameters, with as few exchanges as possible."""
+"""Places the part of a step that runs once: optimizer updates beside their parameters, with as few exchanges as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = 4096
 
 @dataclass(frozen=True)
 class Updates:
-    """Where everything that runs once is computed.
+    """The round and stage of every equation that runs once.
 
     Attributes:
         group: For every node (round, stage); None for one that every group that needs it computes for itself.

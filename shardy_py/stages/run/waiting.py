@@ -62,7 +62,7 @@ def _axes(spec: Iterable[Any]) -> list[str]:
 
 
 def _parts(v: Var, stage: int, places: Places, over: Container[str]) -> tuple[Var, PartialSums] | None:
-    """What stands for a sum of a stage; None where no axis is left to sum over."""
+    """The parts that stand for a sum of a stage; None where no axis is left to sum over."""
     sharding = places.sharding(v, stage)
     used = _axes(sharding.spec)
     left = tuple(name for name, size in sharding.mesh.shape.items() if size > 1 and name in over and name not in used)

@@ -44,7 +44,7 @@ def _unknown(name: str) -> ScheduleError:
 
 
 def named(name: str, stages: int, microbatches: int, virtual: int) -> Schedule:
-    """As `schedule`, of a name in the table."""
+    """The schedule of a name in the table; see `schedule`."""
     row = SCHEDULES.get(name)
     if row is None:
         raise _unknown(name)

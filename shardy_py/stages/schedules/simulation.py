@@ -162,7 +162,7 @@ def simulate(
 
 
 def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None) -> Simulation:
-    """As `simulate`, of a schedule that has been verified."""
+    """Simulates a schedule that has been verified; see `simulate`."""
     split = {(t.stage, t.microbatch) for order in schedule.orders for t in order if t.kind == "W"}
     ends: dict[Task, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.orders]

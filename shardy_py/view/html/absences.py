@@ -22,7 +22,7 @@ _ORDER = {kind: n for n, kind in enumerate(KINDS)}
 
 
 def absences(plan: PlanRecord, found: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
-    """What keeps axes away from values: from those with findings, and from inputs and outputs, the largest first.
+    """The obstacles of axes that values do not have: of those with findings, and of inputs and outputs, the largest first.
 
     Args:
         plan: A plan.

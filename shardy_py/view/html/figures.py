@@ -1,4 +1,4 @@
-"""What a page says of memory and cost: figures for its header, the series and shares of its charts."""
+"""Memory and cost on a page: figures for its header, the series and shares of its charts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any
 
 
 def thinned(series: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Where a curve changes, and to what; neighbours share a point, the highest of them, where there are too many.
+    """The points at which a curve changes; neighbours share a point, the highest of them, where there are too many.
 
     Args:
         series: Its height at every step.

@@ -1,4 +1,4 @@
-"""How the page groups inputs and outputs: the parts of a pytree path."""
+"""The parts of a pytree path, by which the page groups inputs and outputs."""
 
 from __future__ import annotations
 

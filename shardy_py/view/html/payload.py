@@ -1,4 +1,4 @@
-"""What a page knows of a plan, as plain data: tables, columns of numbers with one entry per value, and short lists."""
+"""A plan as the plain data of a page: tables, columns of numbers with one entry per value, and short lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every axis of every value comes from, as columns of numbers from which a page builds the chain that it is asked for.
+"""The origin of every axis of every value, as columns of numbers from which a page builds the chain of a chosen one.
 
 A link says how a dimension of a value came to begin with some axes, and which links that needed. Links are shared, so that the explanations
 of all values together take space in proportion to the propagation's log, however long their chains are.
