@@ -107,9 +107,9 @@ class _Reader:
 
     def next(self, char: str) -> bool:
         self.blank()
-        found = self.text.startswith(char, self.at)
-        self.at += found
-        return found
+        is_next = self.text.startswith(char, self.at)
+        self.at += is_next
+        return is_next
 
     def value(self, depth: int) -> Any:
         if depth > _DEEPEST:
@@ -120,8 +120,8 @@ class _Reader:
         if self.next("["):
             return self.several("]", depth)[0]
         if self.next("("):
-            made, comma = self.several(")", depth)
-            return tuple(made) if comma or len(made) != 1 else made[0]
+            items, comma = self.several(")", depth)
+            return tuple(items) if comma or len(items) != 1 else items[0]
         match = _TYPE.match(self.text, self.at)
         if match is not None:
             return self.array(match)
@@ -135,51 +135,51 @@ class _Reader:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             try:
-                made = ast.literal_eval(match.group())
+                literal = ast.literal_eval(match.group())
             except (SyntaxError, ValueError, Warning):
                 self.fail("expected another spelling of this value")
         self.at = match.end()
-        return made
+        return literal
 
     def several(self, end: str, depth: int) -> tuple[list[Any], bool]:
-        made: list[Any] = []
+        items: list[Any] = []
         comma = False
         while not self.next(end):
-            made.append(self.value(depth + 1))
+            items.append(self.value(depth + 1))
             comma = self.next(",")
             if not comma:
                 if not self.next(end):
                     self.fail(f"expected , or {end}")
                 break
-        return made, comma
+        return items, comma
 
     def mapping(self, depth: int) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
+        items: dict[Any, Any] = {}
         while not self.next("}"):
             self.blank()
             match = _WORD.match(self.text, self.at)
             if match is None:
                 self.fail("expected a name in quotes")
             key = self.literal(match)
-            if key in made:
+            if key in items:
                 self.fail(f"{key!r} stands twice before this")
             if not self.next(":"):
                 self.fail("expected :")
-            made[key] = self.value(depth + 1)
+            items[key] = self.value(depth + 1)
             if not self.next(","):
                 if not self.next("}"):
                     self.fail("expected , or }")
                 break
-        return made
+        return items
 
     def array(self, match: re.Match[str]) -> ArrayText:
         dims: list[tuple[int, tuple[str, ...]]] = []
         for part in _parts(match["dims"]):
-            found = _DIM.fullmatch(part.strip())
-            if found is None:
+            dim = _DIM.fullmatch(part.strip())
+            if dim is None:
                 self.fail(f"{part.strip()!r} is no dimension,")
-            listed = found["axis"] or found["axes"] or ""
-            dims.append((int(found["size"]), tuple(axis.strip() for axis in listed.split(",") if axis.strip())))
+            listed = dim["axis"] or dim["axes"] or ""
+            dims.append((int(dim["size"]), tuple(axis.strip() for axis in listed.split(",") if axis.strip())))
         self.at = match.end()
         return ArrayText(SHORT.get(match["dtype"], match["dtype"]), tuple(n for n, _ in dims), tuple(axes for _, axes in dims))
 

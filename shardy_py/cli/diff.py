@@ -28,11 +28,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Compares two plans."""
     before, after = plan_of(options.before, options), plan_of(options.after, options)
     with progress("comparing the plans"):
-        found = before.diff(after)
+        differences = before.diff(after)
     if options.json:
-        out.plain(found.to_json(indent=1))
+        out.plain(differences.to_json(indent=1))
     elif out.console is None:
-        out.plain(found.as_text(limit=options.limit))
+        out.plain(differences.as_text(limit=options.limit))
     else:
-        out.show(diff_tables(found, options.limit or 30))
-    return DIFFERENT if found and options.exit_code else 0
+        out.show(diff_tables(differences, options.limit or 30))
+    return DIFFERENT if differences and options.exit_code else 0

@@ -21,6 +21,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Explains a value."""
-    found = plan_of(options.target, options).explain(options.value, options.axis, dim=options.dim)
-    out.plain(found.to_json(indent=1) if options.json else found.as_text(width=min(out.width, 116)))
+    explanation = plan_of(options.target, options).explain(options.value, options.axis, dim=options.dim)
+    out.plain(explanation.to_json(indent=1) if options.json else explanation.as_text(width=min(out.width, 116)))
     return 0

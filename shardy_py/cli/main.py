@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0; 1 where there are findings or differences; 2 where the command could not be run.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    flags = given[given.index("--") + 1 :] if "--" in given else []
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    flags = words[words.index("--") + 1 :] if "--" in words else []
     try:
-        options = parser().parse_args(given[: given.index("--")] if "--" in given else given)
+        options = parser().parse_args(words[: words.index("--")] if "--" in words else words)
     except SystemExit as stopped:
         return stopped.code if isinstance(stopped.code, int) else WRONG
     options.flags = flags
@@ -63,15 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    made = argparse.ArgumentParser(
+    result = argparse.ArgumentParser(
         prog="shardy-py",
         description="Plans of sharded JAX functions: made, read, explained, checked, compared. Planning needs no devices.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--version", action="version", version=f"shardy_py {_version()}")
-    add_all(made, COMMANDS)
-    return made
+    result.add_argument("--version", action="version", version=f"shardy_py {_version()}")
+    add_all(result, COMMANDS)
+    return result
 
 
 def _version() -> str:

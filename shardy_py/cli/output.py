@@ -74,22 +74,22 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str | Text]]
         tight: Whether columns stand close together.
     """
     named = any(head.rstrip(">*") for head in heads)
-    made = Table(box=box.SIMPLE_HEAD if named else None, show_header=named, header_style="dim", pad_edge=False, show_edge=False)
-    made.collapse_padding = tight
+    grid = Table(box=box.SIMPLE_HEAD if named else None, show_header=named, header_style="dim", pad_edge=False, show_edge=False)
+    grid.collapse_padding = tight
     for head in heads:
         name = head.rstrip(">*")
         if head.endswith(">"):
-            made.add_column(name, justify="right", no_wrap=True)
+            grid.add_column(name, justify="right", no_wrap=True)
         else:
-            made.add_column(name, no_wrap=not head.endswith("*"), overflow="fold" if head.endswith("*") else "ellipsis")
+            grid.add_column(name, no_wrap=not head.endswith("*"), overflow="fold" if head.endswith("*") else "ellipsis")
     for row in rows:
-        made.add_row(*row)
-    return Group(Text.assemble((title, "bold"), (f"  {note}" if note else "", "dim")), made)
+        grid.add_row(*row)
+    return Group(Text.assemble((title, "bold"), (f"  {note}" if note else "", "dim")), grid)
 
 
 def type_text(text: str) -> Text:
     """A type with its mesh axes in colour."""
-    made = Text(text)
-    made.highlight_regex(r"@(?:\([^)]*\)|[\w.:]+)", "cyan")
-    made.highlight_regex(r"\{[^}]*\}", "magenta")
-    return made
+    styled = Text(text)
+    styled.highlight_regex(r"@(?:\([^)]*\)|[\w.:]+)", "cyan")
+    styled.highlight_regex(r"\{[^}]*\}", "magenta")
+    return styled

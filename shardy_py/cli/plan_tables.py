@@ -96,14 +96,14 @@ def _reshards(plan: Plan, limit: int) -> RenderableType:
     rows = []
     for group in ordered[: max(limit // 3, 1)]:
         r = group[0]
-        often = " each trip" if r.trips is None else f" x{r.trips}" if r.trips != 1 else ""
+        trips = " each trip" if r.trips is None else f" x{r.trips}" if r.trips != 1 else ""
         value = r.value + (f" and {len(group) - 1} more" if len(group) > 1 else "")
         only_sums = r.source is not None and r.target is not None and bool(r.source.unreduced) and r.source.are_dim_axes_equal(r.target)
         moved = Text() if only_sums else Text.assemble(type_text(typed(r.type, r.source)), " -> ")
         cells = Text.assemble(f"{value} ", moved, type_text(typed(r.type, r.target)))
         steps = ", ".join(map(str, r.collectives))
         place = r.location.rpartition("/")[2]
-        rows.append((format_bytes(r.bytes_per_device) + often, steps, place, cells, (r.primitive or r.reason) if only_sums else r.reason))
+        rows.append((format_bytes(r.bytes_per_device) + trips, steps, place, cells, (r.primitive or r.reason) if only_sums else r.reason))
     left = sum(map(len, ordered[len(rows) :]))
     note = f"{len(plan.reshards):,}" + (f", the {left:,} smallest are not shown" if left else "")
     return table("reshards", ("bytes>", "as*", "line", "value*", "for*"), rows, note)

@@ -50,10 +50,10 @@ def plan_of(target: str, options: Namespace) -> Plan:
     if ":" not in target:
         named_as_file = (bool(target) and path.exists()) or path.suffix in (".json", ".gz") or os.sep in target
         raise CommandError(_not_a_file(path) if named_as_file else f"{target!r} names no function", fix=HOW)
-    found = lookup(target, options.flags)
-    if isinstance(found, Plan):
-        return found
-    return _planned(found, target, options)
+    named = lookup(target, options.flags)
+    if isinstance(named, Plan):
+        return named
+    return _planned(named, target, options)
 
 
 _PLANNING = ("mesh", "args", "args_from", "lowering", "platform")
@@ -61,9 +61,9 @@ _PLANNING = ("mesh", "args", "args_from", "lowering", "platform")
 
 def _refuse_planning(target: str, options: Namespace) -> None:
     """A stored plan is not made again; where another target may be a function, the options are for that."""
-    given = [name for name in _PLANNING if getattr(options, name) is not None]
-    if given and not any(hasattr(options, name) for name in ("after", "other")):
-        raise CommandError(f"--{given[0].replace('_', '-')} is for functions", where=target, why="a stored plan is as it was made")
+    planning = [name for name in _PLANNING if getattr(options, name) is not None]
+    if planning and not any(hasattr(options, name) for name in ("after", "other")):
+        raise CommandError(f"--{planning[0].replace('_', '-')} is for functions", where=target, why="a stored plan is as it was made")
 
 
 def lookup(target: str, flags: list[str]) -> Any:
@@ -80,16 +80,16 @@ def lookup(target: str, flags: list[str]) -> Any:
     if not module or not name:
         raise CommandError(f"{target!r} names no function", fix=HOW)
     with progress(f"importing {module}"):
-        found: Any = _imported(module)
+        named: Any = _imported(module)
     _parse_flags(flags)
     owner = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            public = {known: value for known, value in getattr(found, "__dict__", {}).items() if not known.startswith("_")}
-            names = difflib.get_close_matches(part, public) or [known for known, value in public.items() if callable(value)][:8]
+        if not hasattr(named, part):
+            public = {key: value for key, value in getattr(named, "__dict__", {}).items() if not key.startswith("_")}
+            names = difflib.get_close_matches(part, public) or [key for key, value in public.items() if callable(value)][:8]
             raise CommandError(f"{owner} has no {part}", fix=f"it has {', '.join(names)}" if names else HOW)
-        found, owner = getattr(found, part), f"{owner}:{part}" if owner is module else f"{owner}.{part}"
-    return found
+        named, owner = getattr(named, part), f"{owner}:{part}" if owner is module else f"{owner}.{part}"
+    return named
 
 
 def _imported(module: str) -> ModuleType:
@@ -160,52 +160,52 @@ def _parse_flags(flags: list[str]) -> None:
             raise CommandError(f"{rest[1]!r} is no flag of the module", where="behind --")
 
 
-def _planned(found: Any, target: str, options: Namespace) -> Plan:
+def _planned(function: Any, target: str, options: Namespace) -> Plan:
     from shardy_py.api import AutoSharded, auto_shard
     from shardy_py.api.auto import BoundAutoSharded
     from shardy_py.facade import Plan
 
     mesh = mesh_of(options.mesh)
-    if not callable(found):
-        raise CommandError(f"{target} is of type {type(found).__name__}, no function", fix=HOW)
-    given = options.args is not None or options.args_from is not None
-    name = getattr(found, "__name__", target)
-    _refuse_unbound(found, target)
-    instance = (found.__self__,) if isinstance(found, BoundAutoSharded) else ()
-    found = found.__func__ if isinstance(found, BoundAutoSharded) else found
-    if not isinstance(found, AutoSharded) and not given:
-        refuse_missing(found, target)
+    if not callable(function):
+        raise CommandError(f"{target} is of type {type(function).__name__}, no function", fix=HOW)
+    has_arguments = options.args is not None or options.args_from is not None
+    name = getattr(function, "__name__", target)
+    _refuse_unbound(function, target)
+    instance = (function.__self__,) if isinstance(function, BoundAutoSharded) else ()
+    function = function.__func__ if isinstance(function, BoundAutoSharded) else function
+    if not isinstance(function, AutoSharded) and not has_arguments:
+        refuse_missing(function, target)
         with progress(f"calling {name}"):
-            made = found()
-        if isinstance(made, Plan):
-            return made
+            result = function()
+        if isinstance(result, Plan):
+            return result
         raise CommandError(
-            f"{target} returns something of type {type(made).__name__}, no plan",
+            f"{target} returns something of type {type(result).__name__}, no plan",
             why="it was called without arguments, since neither --args nor --args-from is given",
             fix="say what to plan for, --args 'float32[8,128]'",
         )
     changes = {} if options.lowering is None else {"lowering": options.lowering}
     changes |= {} if mesh is None else {"mesh": mesh}
-    changes |= {} if options.platform is None else {"options": dataclasses.replace(_options(found), platform=options.platform)}
+    changes |= {} if options.platform is None else {"options": dataclasses.replace(_options(function), platform=options.platform)}
     step: Any
-    if isinstance(found, AutoSharded):
-        step = found.replace(**changes) if changes else found
+    if isinstance(function, AutoSharded):
+        step = function.replace(**changes) if changes else function
     elif mesh is None:
         raise CommandError(f"{target} is under no auto_shard that gives it a mesh", fix="say which, --mesh data=4,model=2")
     else:
-        step = auto_shard(found, **changes)
-    if not given:
+        step = auto_shard(function, **changes)
+    if not has_arguments:
         refuse_missing(functools.partial(step.__wrapped__, *instance), target)
     args, kwargs = arguments_of(options)
     with progress(f"planning {name}"):
         return step.plan(*instance, *args, **kwargs)
 
 
-def _refuse_unbound(found: Any, target: str) -> None:
+def _refuse_unbound(function: Any, target: str) -> None:
     """Refuses a method that is named of its class: there is nothing to take for `self`."""
     *classes, name = target.rpartition(":")[2].split(".")
     try:
-        first = next(iter(inspect.signature(found).parameters), "")
+        first = next(iter(inspect.signature(function).parameters), "")
     except (TypeError, ValueError):
         return
     if classes and first == "self":
@@ -237,10 +237,10 @@ def refuse_missing(function: Any, target: str) -> None:
         )
 
 
-def _options(found: Any) -> Any:
+def _options(function: Any) -> Any:
     from shardy_py.api import AutoSharded, Options
 
-    return found.options if isinstance(found, AutoSharded) else Options()
+    return function.options if isinstance(function, AutoSharded) else Options()
 
 
 def mesh_of(text: str | None) -> dict[str, int] | None:
@@ -258,14 +258,14 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
     """
     if text is None:
         return None
-    made: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
         name = name.strip()
-        if not name or not size.strip().isdecimal() or not 0 < int(size) < 1 << 31 or name in made:
+        if not name or not size.strip().isdecimal() or not 0 < int(size) < 1 << 31 or name in sizes:
             raise CommandError(f"{part.strip()!r} is no axis of a mesh", where=f"--mesh {text}", fix="write --mesh data=4,model=2")
-        made[name] = int(size)
-    return made
+        sizes[name] = int(size)
+    return sizes
 
 
 def arguments_of(options: Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -280,11 +280,11 @@ def arguments_of(options: Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if options.args is not None and options.args_from is not None:
         raise CommandError("--args and --args-from are both given", fix="give one of them")
     if options.args_from is not None:
-        made = lookup(options.args_from, [])
-        if callable(made):
+        arguments = lookup(options.args_from, [])
+        if callable(arguments):
             with progress(f"calling {options.args_from}"):
-                made = made()
-        return (made if isinstance(made, tuple) else (made,)), {}
+                arguments = arguments()
+        return (arguments if isinstance(arguments, tuple) else (arguments,)), {}
     positional, named = parse_arguments(options.args or [])
     mesh = mesh_of(options.mesh)
     return tuple(_struct(value, mesh) for value in positional), {name: _struct(value, mesh) for name, value in named.items()}
@@ -296,7 +296,7 @@ def _struct(value: Any, mesh: dict[str, int] | None) -> Any:
     import jax.numpy as jnp
     from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-    def made(leaf: Any) -> Any:
+    def struct(leaf: Any) -> Any:
         if not isinstance(leaf, ArrayText):
             return leaf
         try:
@@ -318,4 +318,4 @@ def _struct(value: Any, mesh: dict[str, int] | None) -> Any:
             leaf.shape, dtype, sharding=NamedSharding(AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=types), spec)
         )
 
-    return jax.tree.map(made, value, is_leaf=lambda x: isinstance(x, ArrayText))
+    return jax.tree.map(struct, value, is_leaf=lambda x: isinstance(x, ArrayText))

@@ -47,9 +47,9 @@ def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others:
     problems: list[str] = []
     named: set[int] = set()
     for key, limit in wanted.items():
-        found = [(i, c) for i, c in enumerate(plan.collectives) if key in (c.kind, _with_axes(c))]
-        named |= {i for i, _ in found}
-        actual = limit.measure([c for _, c in found])
+        matches = [(i, c) for i, c in enumerate(plan.collectives) if key in (c.kind, _with_axes(c))]
+        named |= {i for i, _ in matches}
+        actual = limit.measure([c for _, c in matches])
         if not limit.holds(actual):
             problems.append(f"{limit.shown(actual)} {key}, expected {limit.text}")
     if not others:
@@ -88,10 +88,10 @@ class _Limit:
         number = float(match["number"]) * (1 if unit is None else _UNITS[unit])
         return _Limit(str(value), number, unit is not None, match["relation"] or "")
 
-    def measure(self, found: list[Collective]) -> int:
+    def measure(self, matches: list[Collective]) -> int:
         if not self.is_bytes:
-            return len(found)
-        return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in found)
+            return len(matches)
+        return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in matches)
 
     def holds(self, actual: int) -> bool:
         return _RELATIONS[self.relation](actual, self.number)

@@ -91,13 +91,13 @@ def pinned(plan: Plan, *, intermediates: bool = False) -> dict[str, Any]:
 
 
 def _reshards(plan: Plan) -> dict[str, Any]:
-    made: dict[str, dict[str, int]] = {}
+    entries: dict[str, dict[str, int]] = {}
     inputs = {value.path for value in plan.inputs}
     for reshard in plan.reshards:
-        entry = made.setdefault(_described(reshard, inputs), {"count": 0, "bytes": 0})
+        entry = entries.setdefault(_described(reshard, inputs), {"count": 0, "bytes": 0})
         entry["count"] += 1
         entry["bytes"] += reshard.bytes_per_device * (1 if reshard.trips is None else reshard.trips)
-    return dict(sorted(made.items()))
+    return dict(sorted(entries.items()))
 
 
 def _described(reshard: Reshard, inputs: set[str]) -> str:
@@ -108,12 +108,12 @@ def _described(reshard: Reshard, inputs: set[str]) -> str:
 
 
 def _collectives(plan: Plan) -> dict[str, Any]:
-    made: dict[str, dict[str, int]] = {}
+    entries: dict[str, dict[str, int]] = {}
     for c in plan.collectives:
-        entry = made.setdefault(_name(c), {"count": 0, "bytes": 0})
+        entry = entries.setdefault(_name(c), {"count": 0, "bytes": 0})
         entry["count"] += 1
         entry["bytes"] += c.received_bytes * (1 if c.trips is None else c.trips)
-    return dict(sorted(made.items()))
+    return dict(sorted(entries.items()))
 
 
 def _name(collective: Collective) -> str:
@@ -157,9 +157,9 @@ def _read(content: bytes, path: Path) -> dict[str, Any]:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if before["mesh"] != now["mesh"]:
         shown = [", ".join(f"{name}={size}" for name, size in data["mesh"].items()) for data in (before, now)]
-        made = [f"mesh  {shown[0]} -> {shown[1]}"]
+        differences = [f"mesh  {shown[0]} -> {shown[1]}"]
     else:
-        made = []
+        differences = []
     for name in _SECTIONS[1:]:
         old, new = before.get(name, {}), now.get(name, {})
         keys = [*old, *(key for key in new if key not in old)]
@@ -168,8 +168,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             for key in keys
             if old.get(key) != new.get(key)
         ]
-        made += [name, *rows] if rows else []
-    return made
+        differences += [name, *rows] if rows else []
+    return differences
 
 
 def _change(old: Any, new: Any) -> str:

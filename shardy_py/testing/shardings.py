@@ -75,17 +75,17 @@ def _value(plan: Plan, path: str) -> PlannedValue:
     for value in plan.values:
         if value.path == path:
             return value
-    known = [value.path for value in plan.values if value.kind != "intermediate"]
-    near = get_close_matches(path, known, _NEAR, 0.5) or known[:_NEAR]
-    more = ", ..." if len(known) > len(near) else ""
+    paths = [value.path for value in plan.values if value.kind != "intermediate"]
+    near = get_close_matches(path, paths, _NEAR, 0.5) or paths[:_NEAR]
+    more = ", ..." if len(paths) > len(near) else ""
     raise ShardyError(f"the plan of {plan.name} has no value {path}", fix=f"one of {', '.join(near)}{more}")
 
 
 def _array(tree: Any, path: str) -> Any:
-    found = {keystr(key): leaf for key, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-    if path not in found:
-        raise ShardyError(f"the tree has no leaf {path!r}", fix=f"one of {', '.join(map(repr, list(found)[:_NEAR]))}")
-    leaf = found[path]
+    leaves = {keystr(key): leaf for key, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    if path not in leaves:
+        raise ShardyError(f"the tree has no leaf {path!r}", fix=f"one of {', '.join(map(repr, list(leaves)[:_NEAR]))}")
+    leaf = leaves[path]
     if getattr(leaf, "sharding", None) is None:
         raise TypeError(f"{path or 'the subject'} is a {type(leaf).__name__}, which has no sharding; pass a plan or arrays")
     return leaf

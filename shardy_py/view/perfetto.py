@@ -164,13 +164,13 @@ def _memory(memory: MemoryAnalysis, events: Sequence[dict[str, Any]]) -> list[di
     for event in events:
         if event["tid"] == OPS_TRACK:
             starts[event["name"], event["args"].get("at", "")].append(event["ts"])
-    found: dict[float, int] = {}
+    live: dict[float, int] = {}
     for step in memory.steps:
         waiting = starts.get((step.primitive, step.location))
         if waiting:
             at = waiting.popleft()
-            found[at] = max(step.bytes, found.get(at, 0))
-    return [{"ph": "C", "pid": PROCESS, "name": "live memory", "ts": at, "args": {"bytes": found[at]}} for at in sorted(found)]
+            live[at] = max(step.bytes, live.get(at, 0))
+    return [{"ph": "C", "pid": PROCESS, "name": "live memory", "ts": at, "args": {"bytes": live[at]}} for at in sorted(live)]
 
 
 def _op_seconds(cost: OpCost) -> float:

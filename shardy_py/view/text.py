@@ -44,7 +44,7 @@ _LEFT_OUT = frozenset(
 """What calls result in is listed where it is made, inside; broadcasts and iotas XLA makes inside of what reads them."""
 
 
-Held = tuple[PlannedValue, "Value"]
+Listed = tuple[PlannedValue, "Value"]
 """An input or output, and the value of the program that it is."""
 
 
@@ -83,20 +83,20 @@ def plan_text(
     return "\n".join([*lines, *(line for part in parts[2:] for line in part)])
 
 
-def _leaf(plan: PlanRecord, value: PlannedValue, held: Value | None = None) -> Node:
+def _leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = None) -> Node:
     # A PRNG key is held as numbers, of which it has several.
-    type_ = held.type if held is not None and held.type.rank > value.type.rank else value.type
+    type_ = program_value.type if program_value is not None and program_value.type.rank > value.type.rank else value.type
     size = local_bytes(type_, value.sharding, plan.program.meshes)
     return Node("", typed(value.type, value.sharding), size, replicated=bool(value.shape) and is_replicated(value.sharding))
 
 
 def _by_path(
-    title: str, plan: PlanRecord, values: Sequence[Held], depth: int | None, limit: int | None, seen: dict[tuple[Node, ...], str]
+    title: str, plan: PlanRecord, values: Sequence[Listed], depth: int | None, limit: int | None, seen: dict[tuple[Node, ...], str]
 ) -> list[str]:
     """The leaves of arguments or results."""
     if not values:
         return []
-    nodes = tree_of([(components_of(value.path), _leaf(plan, value, held)) for value, held in values], depth)
+    nodes = tree_of([(components_of(value.path), _leaf(plan, value, program_value)) for value, program_value in values], depth)
     size = sum(node.bytes * node.times for node in nodes)
     head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(size)} on each device"
     return [head, *written(fitted(repeated(joined(nodes), seen) if limit is not None else joined(nodes), limit))]
@@ -117,13 +117,13 @@ def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | No
         group.setdefault((value.primitive, leaf.text), []).append(leaf)
     first = {module: i for i, module in reversed(list(enumerate(module for module, _ in groups)))}
     ordered = sorted(groups.items(), key=lambda entry: (first[entry[0][0]], entry[0][1]))
-    found: list[tuple[list[str], Node]] = []
+    entries: list[tuple[list[str], Node]] = []
     for (module, (file, line)), rows in ordered:
         labels = [*(f"{name}/" for name in module.split("/") if name), f"{file.rpartition('/')[2]}:{line}" if file else "(no source line)"]
         for (primitive, _), equal in rows.items():
             leaf = equal[0]
-            found.append(([*labels, primitive], Node("", leaf.text, leaf.bytes, 1, len(equal), leaf.replicated)))
-    nodes = tree_of(found, depth, lambda label: label.endswith("/"))
+            entries.append(([*labels, primitive], Node("", leaf.text, leaf.bytes, 1, len(equal), leaf.replicated)))
+    nodes = tree_of(entries, depth, lambda label: label.endswith("/"))
     head = f"values  {_counted(len(values), 'array')} on {_counted(len({key[1] for key in groups}), 'source line')}"
     return [head, *written(fitted(_named(nodes), limit, each=True), lambda node: "")]
 

@@ -14,33 +14,33 @@ if TYPE_CHECKING:
     from shardy_py.plan.reshards import Reshard
 
 _Row = tuple[str, str, str, str, str]
-"""Bytes, how often, what is done, where, and what moves."""
+"""Bytes, trips, steps, place, and the value that moves."""
 
 
-def reshards(found: Sequence[Reshard], limit: int | None) -> list[str]:
+def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str]:
     """Reshards with the most bytes first; alike ones of several values share a line.
 
     Args:
-        found: Those of a plan.
+        reshards_of_plan: The reshards.
         limit: About three times as many lines as are shown; None for all.
     """
     groups: dict[object, list[Reshard]] = {}
-    for r in found:
+    for r in reshards_of_plan:
         key = (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
         groups.setdefault(key, []).append(r)
     moves = [_Move(len(g), g[0].bytes_per_device, g[0].trips, _reshard(g)) for g in groups.values()]
     return _moves("reshard", moves, limit)
 
 
-def collectives(found: Sequence[Collective], limit: int | None) -> list[str]:
+def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) -> list[str]:
     """Collectives of a program that is partitioned, in the order and form of `reshards`.
 
     Args:
-        found: Those of a plan.
+        collectives_of_plan: The collectives.
         limit: About three times as many lines as are shown; None for all.
     """
     groups: dict[object, list[Collective]] = {}
-    for c in found:
+    for c in collectives_of_plan:
         groups.setdefault((c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive), []).append(c)
     moves = [_Move(len(g), g[0].received_bytes, g[0].trips, _collective(g)) for g in groups.values()]
     return _moves("collective", moves, limit)
@@ -70,9 +70,9 @@ def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
     widths = [min(max(len(move.row[k]) for move in kept), 24) for k in range(4)]
     rows = [move.row for move in kept]
     lines = []
-    for size, often, *cells in rows:
+    for size, trips, *cells in rows:
         columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
-        lines.append("  ".join([f"  {size:>{widths[0]}}{often:<{widths[1]}}", *columns, cells[-1]]).rstrip())
+        lines.append("  ".join([f"  {size:>{widths[0]}}{trips:<{widths[1]}}", *columns, cells[-1]]).rstrip())
     count = sum(move.count for move in moves)
     least = "at least " if any(move.trips is None for move in moves) else ""
     bring = "which bring" if count > 1 else "which brings"
@@ -82,7 +82,7 @@ def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
     return [f"{what}s  {count:,}, {bring} {least}{total} to each device in a call", *lines, *more]
 
 
-def _often(trips: int | None) -> str:
+def _times(trips: int | None) -> str:
     return " each trip" if trips is None else f" x{trips}" if trips != 1 else ""
 
 
@@ -91,7 +91,7 @@ def _collective(group: Sequence[Collective]) -> _Row:
     operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
     steps = f"{c.kind}({','.join(c.axes)})"
     what = " of ".join(part for part in (operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-    return format_bytes(c.received_bytes), _often(c.trips), steps, c.location.rpartition("/")[2], what
+    return format_bytes(c.received_bytes), _times(c.trips), steps, c.location.rpartition("/")[2], what
 
 
 def _reshard(group: Sequence[Reshard]) -> _Row:
@@ -103,4 +103,4 @@ def _reshard(group: Sequence[Reshard]) -> _Row:
     else:
         move = f"{typed(r.type, r.source)} -> {target[target.find('[') :]}"
     steps = ", ".join(map(str, r.collectives))
-    return format_bytes(r.bytes_per_device), _often(r.trips), steps, r.location.rpartition("/")[2], f"{value} {move}  {reason}"
+    return format_bytes(r.bytes_per_device), _times(r.trips), steps, r.location.rpartition("/")[2], f"{value} {move}  {reason}"

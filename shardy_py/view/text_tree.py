@@ -71,11 +71,11 @@ def tree_of(
     for labels, leaf in leaves:
         at = root
         for label in labels[:-1]:
-            known = at.inner.get(label)
-            if known is None:
-                known = at.inner[label] = _Open(label)
-                at.order.append(known)
-            at = known
+            node = at.inner.get(label)
+            if node is None:
+                node = at.inner[label] = _Open(label)
+                at.order.append(node)
+            at = node
         at.order.append(replace(leaf, label=labels[-1]))
     nodes = root.closed(numbered).children
     return nodes if depth is None else tuple(_cut(node, depth) for node in nodes)
@@ -172,9 +172,9 @@ def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: s
     out = []
     for node in nodes:
         path = around + node.label
-        known = seen.setdefault(node.children, path) if node.children else path
-        if known != path:
-            out.append(replace(node, text=f"{_arrays(node.count)}, as {known}", children=()))
+        first = seen.setdefault(node.children, path) if node.children else path
+        if first != path:
+            out.append(replace(node, text=f"{_arrays(node.count)}, as {first}", children=()))
         else:
             out.append(replace(node, children=tuple(repeated(node.children, seen, path))))
     return out
@@ -213,11 +213,11 @@ def _rank(
 ) -> None:
     """The position of each leaf, by the numbers of the nodes from the root, with its sorting key."""
     for i, node in enumerate(nodes):
-        often = times * node.times
+        total = times * node.times
         if node.children:
-            _rank(node.children, (*above, i), often, each, out)
+            _rank(node.children, (*above, i), total, each, out)
         else:
-            out.append(((-node.bytes * (1 if each else often), not node.replicated, len(out)), (*above, i)))
+            out.append(((-node.bytes * (1 if each else total), not node.replicated, len(out)), (*above, i)))
 
 
 def _kept(
@@ -267,17 +267,17 @@ def written(nodes: Sequence[Node], describe: Callable[[Node], str] = lambda node
     stack = [(node, 1) for node in reversed(nodes)]
     while stack:
         node, level = stack.pop()
-        often = f"x{node.times}" if node.times > 1 else ""
+        trips = f"x{node.times}" if node.times > 1 else ""
         text = describe(node) if node.children else node.text
         size = format_bytes(node.bytes) if node.count and (text or not node.children) else ""
-        rows.append(("  " * level + node.label, text, size, often))
+        rows.append(("  " * level + node.label, text, size, trips))
         stack.extend((child, level + 1) for child in reversed(node.children))
     widths = [min(max((len(row[k]) for row in rows if row[1]), default=0), widest) for k in (0, 1)]
     size = max((len(row[2]) for row in rows), default=0)
     out = []
-    for label, text, held, often in rows:
+    for label, text, of_node, trips in rows:
         # A label that is too wide takes room from the next column before it moves the others.
         second = max(widths[1] - max(len(label) - widths[0], 0), 0)
-        line = f"{label:<{widths[0]}}  {text:<{second}}  {held:>{size}}  {often}" if text or held else label
+        line = f"{label:<{widths[0]}}  {text:<{second}}  {of_node:>{size}}  {trips}" if text or of_node else label
         out.append(line.rstrip())
     return out

@@ -23,7 +23,7 @@ from shardy_py.cost.hardware import HardwareError
 from shardy_py.facade import Plan
 from shardy_py.plan.explain import KINDS
 from shardy_py.plan.matching import partners
-from shardy_py.view.html.absences import asked
+from shardy_py.view.html.absences import values_to_explain
 from shardy_py.view.html.figures import POINTS, thinned
 from shardy_py.view.html.page import SCRIPTS, inert_json, page
 from shardy_py.view.html.paths import path_parts
@@ -138,8 +138,8 @@ def test_absences_are_looked_for_at_few_values() -> None:
     sizes = [n % 7 for n in range(len(plan.values))]
     ends = [*range(len(plan.inputs)), *range(len(plan.values) - len(plan.outputs), len(plan.values))]
     inner = len(plan.inputs)
-    assert asked(plan, [inner, inner], sizes) == sorted([inner, *(n for n in ends if plan.values[n].shape)])
-    few = asked(plan, [inner], sizes, most=4)
+    assert values_to_explain(plan, [inner, inner], sizes) == sorted([inner, *(n for n in ends if plan.values[n].shape)])
+    few = values_to_explain(plan, [inner], sizes, most=4)
     assert len(few) == 4
     assert inner in few
     left = [sizes[n] for n in ends if n not in few and plan.values[n].shape]

@@ -41,16 +41,16 @@ def run(options: argparse.Namespace, out: Output) -> int:
     memory = None if options.memory is None else quantity(options.memory, "--memory")
     graph = graph_of(options.graph)
     with progress(f"dividing {options.graph}"):
-        found = partition(
+        result = partition(
             graph, machines, bandwidths, options.mode, options.activation_compression, options.straight, options.fewer, memory
         )
     if options.output:
-        write_file(options.output, write_graph(found.graph))
+        write_file(options.output, write_graph(result.graph))
     written = [f"written to {options.output}"] if options.output else []
     if options.json:
-        out.plain(dumped(partition_data(found)))
+        out.plain(dumped(partition_data(result)))
     elif out.console is None:
-        out.plain("\n".join([found.as_text(), *written]))
+        out.plain("\n".join([result.as_text(), *written]))
     else:
-        out.show((*partition_table(found, options.graph, out.width), *written))
+        out.show((*partition_table(result, options.graph, out.width), *written))
     return 0

@@ -66,8 +66,8 @@ def _called(options: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any,
     """The function and what it is traced with, all by position."""
     from shardy_py.api import AutoSharded
 
-    found = lookup(options.target, options.flags)
-    function = found.__wrapped__ if isinstance(found, AutoSharded) else found
+    target = lookup(options.target, options.flags)
+    function = target.__wrapped__ if isinstance(target, AutoSharded) else target
     if not callable(function):
         raise CommandError(f"{options.target} is of type {type(function).__name__}, no function", fix="name a forward pass, train.py:loss")
     if options.args is None and options.args_from is None:

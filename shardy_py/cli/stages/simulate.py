@@ -47,8 +47,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise CommandError(f"--width is {options.width}", fix="write a number of columns, 1 or more")
     costs, sizes, meshes = _costs(options)
     with progress(f"simulating {options.name}"):
-        made = schedule(options.name, meshes, options.microbatches, options.virtual, max_in_flight=options.max_in_flight, **costs)
-        result = simulate(made, **costs, activation_bytes=sizes)
+        order = schedule(options.name, meshes, options.microbatches, options.virtual, max_in_flight=options.max_in_flight, **costs)
+        result = simulate(order, **costs, activation_bytes=sizes)
     if options.perfetto:
         write_file(options.perfetto, result.to_perfetto(MILLISECOND))
     if options.svg:
@@ -66,15 +66,15 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def _costs(options: argparse.Namespace) -> tuple[dict[str, Any], list[float] | None, int]:
     """Times, bytes of activations, number of meshes."""
-    given = {name: times(getattr(options, name), f"--{name}") for name in ("forward", "backward", "weight", "transfer")}
-    named = [name for name, value in given.items() if value is not None]
+    by_name = {name: times(getattr(options, name), f"--{name}") for name in ("forward", "backward", "weight", "transfer")}
+    named = [name for name, value in by_name.items() if value is not None]
     if options.graph is None:
         if options.stages is None:
             raise CommandError("nothing says how many stages there are", fix="write --stages 4, or --graph FILE with stage ids")
         alone = next((name for name in ("bandwidth", "replicas") if getattr(options, name) is not None), None)
         if alone is not None:
             raise CommandError(f"--{alone} is for the stages of a graph", fix="give --graph FILE too")
-        return {name: given[name] for name in named}, None, options.stages
+        return {name: by_name[name] for name in named}, None, options.stages
     if named:
         raise CommandError(f"--{named[0]} and --graph are both given", fix="give one of them")
     return _costs_of_graph(options)
@@ -88,8 +88,8 @@ def _costs_of_graph(options: argparse.Namespace) -> tuple[dict[str, Any], list[f
         raise CommandError(f"{options.graph} has no stage ids", fix="divide it first: shardy-py stages partition ... -o FILE")
     virtual = max(options.virtual, 1)
     if count % virtual or options.stages not in (None, count // virtual):
-        asked = f"{virtual} on each of {options.stages or 'some'} meshes"
-        raise CommandError(f"{options.graph} has {count} stages, not {asked}", fix="leave --stages out, or change --virtual")
+        wanted = f"{virtual} on each of {options.stages or 'some'} meshes"
+        raise CommandError(f"{options.graph} has {count} stages, not {wanted}", fix="leave --stages out, or change --virtual")
     replicas = [1] * count if options.replicas is None else counts(options.replicas, "--replicas")
     if len(replicas) != count or 0 in replicas:
         raise CommandError(f"--replicas {options.replicas} is not a number of machines for each of {count} stages")

@@ -135,10 +135,10 @@ def stage_table(graph: ProfileGraph, title: str) -> RenderableType:
     return table(title, [f"{head}>" for head in _STAGES], stage_rows(graph))
 
 
-def partition_table(found: Partition, title: str, width: int) -> Iterator[RenderableType]:
+def partition_table(partition: Partition, title: str, width: int) -> Iterator[RenderableType]:
     """A partition for a terminal of `width` columns; stages that idle much stand out."""
     rows: list[tuple[str | Text, ...]] = []
-    for number, (stage, bubble) in enumerate(zip(found.stages, found.bubbles)):
+    for number, (stage, bubble) in enumerate(zip(partition.stages, partition.bubbles)):
         sizes = (stage.bytes_in, stage.bytes_out, stage.parameter_bytes, stage.memory_bytes)
         moved_in, moved_out, parameters, memory = (format_bytes(int(size)) for size in sizes)
         style = "bold red" if bubble > _LONG else "yellow" if bubble > _SOME else "green"
@@ -147,21 +147,21 @@ def partition_table(found: Partition, title: str, width: int) -> Iterator[Render
         rows.append((*cells, str(stage.in_flight), memory, Text(f"{bubble:.1%}", style)))
     heads = ("time>", "in>", "out>", "params>", "held>", "memory>", "bubble>")
     yield table(title, ("stage>", "on>", *(("nodes>",) if width >= _WIDE else ()), *heads), rows, tight=width < _WIDE)
-    yield found.summary()
+    yield partition.summary()
 
 
-def partition_data(found: Partition) -> dict[str, Any]:
+def partition_data(partition: Partition) -> dict[str, Any]:
     """A partition as data."""
     return {
         "format": "shardy_py.stages.partition",
         "version": VERSION,
-        "mode": found.mode,
-        "pipeline_seconds": found.pipeline_time,
-        "lower_bound_seconds": found.lower_bound,
-        "gap": found.gap,
-        "single_seconds": found.single_time,
-        "stages": [{**asdict(stage), "bubble": bubble} for stage, bubble in zip(found.stages, found.bubbles)],
-        "stage_of": dict(found.stage_of),
+        "mode": partition.mode,
+        "pipeline_seconds": partition.pipeline_time,
+        "lower_bound_seconds": partition.lower_bound,
+        "gap": partition.gap,
+        "single_seconds": partition.single_time,
+        "stages": [{**asdict(stage), "bubble": bubble} for stage, bubble in zip(partition.stages, partition.bubbles)],
+        "stage_of": dict(partition.stage_of),
     }
 
 
@@ -210,14 +210,14 @@ def picture(result: Simulation, width: int) -> str:
 
 def simulation_data(result: Simulation) -> dict[str, Any]:
     """A simulation as data."""
-    given = result.schedule
+    schedule = result.schedule
     return {
         "format": "shardy_py.stages.simulation",
         "version": VERSION,
-        "schedule": given.name,
-        "meshes": given.meshes,
-        "microbatches": given.microbatches,
-        "virtual": given.virtual,
+        "schedule": schedule.name,
+        "meshes": schedule.meshes,
+        "microbatches": schedule.microbatches,
+        "virtual": schedule.virtual,
         "makespan": result.makespan,
         "bubble": result.bubble,
         "in_flight": list(result.in_flight),

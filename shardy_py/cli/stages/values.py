@@ -65,12 +65,12 @@ def times(text: str | None, option: str) -> float | list[float] | None:
     if text is None:
         return None
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise CommandError(f"{text!r} is no time", where=option, fix=f"write {option} 1.5, or one number per stage: 1,2,1.5") from None
-    if not all(math.isfinite(value) and value >= 0 for value in found):
+    if not all(math.isfinite(value) and value >= 0 for value in numbers):
         raise CommandError(f"{text!r} holds what is no time", where=option, why="a time is finite and not negative")
-    return found[0] if len(found) == 1 else found
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def graph_of(file: str) -> ProfileGraph:

@@ -51,25 +51,25 @@ def read_ranks(stage_to_num_ranks: Mapping[int, int] | Sequence[int] | str, num_
     where = f"stage_to_num_ranks={stage_to_num_ranks!r}"
     fix = f"give a positive number for each of the {num_stages} stages, such as {dict.fromkeys(range(num_stages), 1)}"
     if isinstance(stage_to_num_ranks, str):
-        pairs = [part.split(":") for part in stage_to_num_ranks.split(",")]
-        if not all(len(pair) == 2 and all(text.strip().isascii() and text.strip().isdigit() for text in pair) for pair in pairs):
+        parts = [part.split(":") for part in stage_to_num_ranks.split(",")]
+        if not all(len(pair) == 2 and all(text.strip().isascii() and text.strip().isdigit() for text in pair) for pair in parts):
             raise ConversionError("the number of ranks is malformed", where=where, fix='write "0:3,1:1"')
-        given = [(int(stage), int(ranks)) for stage, ranks in pairs]
+        pairs = [(int(stage), int(ranks)) for stage, ranks in parts]
     elif isinstance(stage_to_num_ranks, Mapping):
-        given = list(stage_to_num_ranks.items())
+        pairs = list(stage_to_num_ranks.items())
     elif isinstance(stage_to_num_ranks, Sequence):
-        given = list(enumerate(stage_to_num_ranks))
+        pairs = list(enumerate(stage_to_num_ranks))
     else:
         raise TypeError(f"stage_to_num_ranks is a mapping, a sequence or text, not {type(stage_to_num_ranks).__name__}")
-    found = dict(given)
-    if len(found) < len(given):
+    ranks_of = dict(pairs)
+    if len(ranks_of) < len(pairs):
         raise ConversionError("a stage is given twice", where=where)
-    if sorted(found, key=str) != sorted(range(num_stages), key=str):
-        raise ConversionError(f"the graph has the stages 0 to {num_stages - 1}, ranks are given for {list(found)}", where=where, fix=fix)
-    wrong = next((count for count in found.values() if type(count) is not int or count < 1), None)
+    if sorted(ranks_of, key=str) != sorted(range(num_stages), key=str):
+        raise ConversionError(f"the graph has the stages 0 to {num_stages - 1}, ranks are given for {list(ranks_of)}", where=where, fix=fix)
+    wrong = next((count for count in ranks_of.values() if type(count) is not int or count < 1), None)
     if wrong is not None:
         raise ConversionError(f"{wrong!r} is no number of ranks", where=where, fix=fix)
-    return [found[stage] for stage in range(num_stages)]
+    return [ranks_of[stage] for stage in range(num_stages)]
 
 
 def _conf(modules: list[int], ranks: dict[str, list[int]]) -> str:

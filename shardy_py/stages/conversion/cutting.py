@@ -67,7 +67,7 @@ def cut(program: Program) -> Cut:
     wanted = {id for taken in takes for id in taken} | set(program.results)
     gives = [[s.id for s in program.steps if home.get(s.id) == stage and s.id in wanted] for stage in range(count)]
     names = {id: f"input{i}" for i, id in enumerate(program.inputs)}
-    names |= {id: f"out{i}" for i, id in enumerate(id for given in gives for id in given)}
+    names |= {id: f"out{i}" for i, id in enumerate(id for stage_gives in gives for id in stage_gives)}
     stages = []
     for stage in range(count):
         own = [step for step in program.steps if home.get(step.id) == stage or step.id in extra[stage]]
@@ -106,12 +106,12 @@ def _homes(program: Program) -> dict[str, int]:
 def _taken(program: Program, home: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
     """Ids of the values that a stage is given, and of the steps it computes again."""
     by_id = program.by_id
-    again: set[str] = set()
+    repeated: set[str] = set()
     foreign: dict[str, None] = {}
     waiting = [operand for step in program.steps if home.get(step.id) == stage for operand in step.operands]
     for id in waiting:
         if by_id[id].gives == "state":
-            again.add(id)
+            repeated.add(id)
             waiting.extend(by_id[id].operands)
         elif home.get(id) != stage:
             foreign[id] = None
@@ -120,15 +120,15 @@ def _taken(program: Program, home: Mapping[str, int], stage: int) -> tuple[list[
         step = by_id[id]
         if step.call.kind.name == "Size" and (step.operands[0] in arrays or by_id[step.operands[0]].is_input):
             del foreign[id]
-            again.add(id)
+            repeated.add(id)
             foreign[step.operands[0]] = None
-    return list(foreign), again
+    return list(foreign), repeated
 
 
 def _states(program: Program) -> dict[str, int]:
-    found = {}
+    states = {}
     for step in program.steps:
         if step.call.kind.name == "hidden":
             keys = [user.call.positional[0] for user in program.users[step.id] if user.call.kind.name == "__getitem__"]
-            found[step.id] = 1 + max((key for key in keys if isinstance(key, int)), default=0)
-    return found
+            states[step.id] = 1 + max((key for key in keys if isinstance(key, int)), default=0)
+    return states

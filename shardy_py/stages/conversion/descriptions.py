@@ -68,10 +68,10 @@ def parse_description(text: str) -> Description:
     """
     if len(text) > LONGEST:
         raise _refused(text, f"it has {len(text)} characters; the longest description taken has {LONGEST}")
-    found, end = _layer(text, 0, 0)
+    description, end = _layer(text, 0, 0)
     if text[end:].strip():
         raise _refused(text, f"{text[end:].strip()!r} stands behind the layer")
-    return found
+    return description
 
 
 def _layer(text: str, start: int, depth: int) -> tuple[Description, int]:

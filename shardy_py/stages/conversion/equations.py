@@ -100,55 +100,55 @@ def called(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | 
     if name in _SPECIAL:
         return _SPECIAL[name](params, operands)
     function = _OTHER_NAMES.get(name, name)
-    asked = _NAMED.get(name)
-    rest = set(params) - set(asked or ()) - {"update_jaxpr", "update_consts", "weak_type"}
+    named_parameters = _NAMED.get(name)
+    rest = set(params) - set(named_parameters or ()) - {"update_jaxpr", "update_consts", "weak_type"}
     said = sorted(key for key in rest if not (key in _SILENT and params[key] is None))
-    if not hasattr(lax, function) or (asked is None and said) or any(key in said for key in ("sharding", "out_sharding")):
+    if not hasattr(lax, function) or (named_parameters is None and said) or any(key in said for key in ("sharding", "out_sharding")):
         why = f"its arguments {', '.join(said)} are not known here" if said else "it is no function of jax.lax"
         raise ConversionError(f"the primitive {name!r} cannot be written as code", why=why, fix="move it out of the stages")
-    named = [argument(key, params[key]) for key in asked or () if params.get(key) is not None]
+    named = [argument(key, params[key]) for key in named_parameters or () if params.get(key) is not None]
     return f"lax.{function}", [*operands, *named]
 
 
-def value(given: Any) -> str:
+def value(parameter: Any) -> str:
     """An argument of an equation as code.
 
     Raises:
         ConversionError: If it is nothing that can be written.
     """
-    if given is None or isinstance(given, bool | str):
-        return repr(given)
-    if isinstance(given, int | np.integer) and not isinstance(given, enum.Enum):
-        return str(int(given))
-    if isinstance(given, float | np.floating):
-        return repr(float(given)) if np.isfinite(given) else f'float("{float(given)}")'
-    if isinstance(given, enum.Enum) and hasattr(lax, type(given).__name__):
-        return f"lax.{type(given).__name__}.{given.name}"
-    if isinstance(given, tuple | list):
-        if hasattr(given, "_fields") and hasattr(lax, type(given).__name__):
-            return f"lax.{type(given).__name__}({', '.join(f'{key}={value(part)}' for key, part in zip(given._fields, given))})"  # pyright: ignore
-        return f"({', '.join(map(value, given))}{',' if len(given) == 1 else ''})"
-    fields = getattr(given, "__dataclass_fields__", None)
-    if fields is not None and hasattr(lax, type(given).__name__):
-        return f"lax.{type(given).__name__}({', '.join(f'{key}={value(getattr(given, key))}' for key in fields)})"
-    if isinstance(given, np.dtype) or (isinstance(given, type) and issubclass(given, np.generic)):
-        return f"jnp.{np.dtype(given).name}" if np.dtype(given).name != "bool" else "jnp.bool_"
-    raise ConversionError(f"an argument {str(given)[:60]!r} of type {type(given).__name__} cannot be written as code")
+    if parameter is None or isinstance(parameter, bool | str):
+        return repr(parameter)
+    if isinstance(parameter, int | np.integer) and not isinstance(parameter, enum.Enum):
+        return str(int(parameter))
+    if isinstance(parameter, float | np.floating):
+        return repr(float(parameter)) if np.isfinite(parameter) else f'float("{float(parameter)}")'
+    if isinstance(parameter, enum.Enum) and hasattr(lax, type(parameter).__name__):
+        return f"lax.{type(parameter).__name__}.{parameter.name}"
+    if isinstance(parameter, tuple | list):
+        if hasattr(parameter, "_fields") and hasattr(lax, type(parameter).__name__):
+            return f"lax.{type(parameter).__name__}({', '.join(f'{key}={value(part)}' for key, part in zip(parameter._fields, parameter))})"  # pyright: ignore
+        return f"({', '.join(map(value, parameter))}{',' if len(parameter) == 1 else ''})"
+    fields = getattr(parameter, "__dataclass_fields__", None)
+    if fields is not None and hasattr(lax, type(parameter).__name__):
+        return f"lax.{type(parameter).__name__}({', '.join(f'{key}={value(getattr(parameter, key))}' for key in fields)})"
+    if isinstance(parameter, np.dtype) or (isinstance(parameter, type) and issubclass(parameter, np.generic)):
+        return f"jnp.{np.dtype(parameter).name}" if np.dtype(parameter).name != "bool" else "jnp.bool_"
+    raise ConversionError(f"an argument {str(parameter)[:60]!r} of type {type(parameter).__name__} cannot be written as code")
 
 
-def argument(name: str, given: Any) -> str | Code:
+def argument(name: str, parameter: Any) -> str | Code:
     """An argument by name, broken inside its brackets where it is long."""
-    text = f"{name}={value(given)}"
-    if len(text) < 70 or (not isinstance(given, tuple | list) and not hasattr(given, "__dataclass_fields__")):
+    text = f"{name}={value(parameter)}"
+    if len(text) < 70 or (not isinstance(parameter, tuple | list) and not hasattr(parameter, "__dataclass_fields__")):
         return text
-    if hasattr(given, "_fields"):
-        parts = [argument(key, part) for key, part in zip(given._fields, given)]  # pyright: ignore
-        return Code(f"{name}=lax.{type(given).__name__}(", tuple(parts), ")")
-    fields = getattr(given, "__dataclass_fields__", None)
+    if hasattr(parameter, "_fields"):
+        parts = [argument(key, part) for key, part in zip(parameter._fields, parameter)]  # pyright: ignore
+        return Code(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
+    fields = getattr(parameter, "__dataclass_fields__", None)
     if fields is not None:
-        parts = [argument(key, getattr(given, key)) for key in fields]
-        return Code(f"{name}=lax.{type(given).__name__}(", tuple(parts), ")")
-    return Code(f"{name}=(", tuple(map(value, given)), ")")
+        parts = [argument(key, getattr(parameter, key)) for key in fields]
+        return Code(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
+    return Code(f"{name}=(", tuple(map(value, parameter)), ")")
 
 
 def scalar(literal: Literal) -> str:
@@ -162,7 +162,7 @@ def scalar(literal: Literal) -> str:
     return f"{value(array.dtype)}({value(number)})"
 
 
-def known_function(eqn: JaxprEqn) -> str | None:
+def function_with_rule(eqn: JaxprEqn) -> str | None:
     """The function of `jax.nn` that an equation with a derivative rule is, such as relu; None if it is none."""
     inner = next((each for each in eqn.params.values() if isinstance(each, ClosedJaxpr)), None)
     if inner is None or len(eqn.invars) != 1:

@@ -62,11 +62,11 @@ def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]
     if kind.module:
         target = f"{prefix_of(kind.module)}.{kind.attribute}"
         training = [f"{word}={word}" for word in kind.training]
-        given = [*map(literal, call.positional), *(f"{key}={literal(value)}" for key, value in call.named.items())]
+        arguments = [*map(literal, call.positional), *(f"{key}={literal(value)}" for key, value in call.named.items())]
         if kind.layer:
-            return lines.call(target, [*given, f"name={literal(name)}"]), lines.call("{}", [*operands, *training])
-        given = [f"{key}={literal(value)}" for key, value in named_values(call).items()] if kind.arguments is not None else given
-        return None, lines.call(target, [*operands, *given, *training])
+            return lines.call(target, [*arguments, f"name={literal(name)}"]), lines.call("{}", [*operands, *training])
+        arguments = [f"{key}={literal(value)}" for key, value in named_values(call).items()] if kind.arguments is not None else arguments
+        return None, lines.call(target, [*operands, *arguments, *training])
     values: Sequence[Any] = (*call.positional, *call.named.values())
     match kind.name:
         case "Add" | "Mul":
@@ -108,8 +108,8 @@ def evaluate(call: Call, operands: Sequence[Any], gives: Sequence[str], states: 
         return jnp.swapaxes(operands[0], *values)
     if name == "View":
         array, sizes = _split(operands, gives)
-        known = [size for each, what in sizes for size in ([each] if what == "size" else each)]
-        return array.reshape(_new_shape(known, array.shape[0], call.positional))
+        dimensions = [size for each, what in sizes for size in ([each] if what == "size" else each)]
+        return array.reshape(_new_shape(dimensions, array.shape[0], call.positional))
     if name == "__getitem__":
         return operands[0][values[0]]
     return (None,) * states

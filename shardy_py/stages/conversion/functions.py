@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.stages.conversion import lines
 from shardy_py.stages.conversion.descriptions import ConversionError
-from shardy_py.stages.conversion.equations import called, known_function, scalar, value
+from shardy_py.stages.conversion.equations import called, function_with_rule, scalar, value
 from shardy_py.stages.conversion.lines import Code, statement
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
@@ -48,10 +48,10 @@ class Writer:
         target = f"({targets[0]},)" if many and len(targets) == 1 else ", ".join(targets)
         if not targets:
             return []
-        found = statement(f"{target} = ", code, 4)
-        if len(found) == 1 and len(found[0]) + len(shapes) + 4 <= lines.WIDTH:
-            return [f"{found[0]}  # {shapes}"]
-        return [*lines.comment(shapes, 4), *found]
+        code_lines = statement(f"{target} = ", code, 4)
+        if len(code_lines) == 1 and len(code_lines[0]) + len(shapes) + 4 <= lines.WIDTH:
+            return [f"{code_lines[0]}  # {shapes}"]
+        return [*lines.comment(shapes, 4), *code_lines]
 
     def operand(self, atom: Any) -> str:
         """The code of a variable or literal."""
@@ -96,14 +96,14 @@ class Writer:
                 function = f"jax.checkpoint({function})"
             return lines.call(function, operands), len(eqn.outvars) != 1
         if name.startswith(("custom_jvp_call", "custom_vjp_call")):
-            known = known_function(eqn)
-            if known is None:
+            function_of_rule = function_with_rule(eqn)
+            if function_of_rule is None:
                 raise ConversionError(
                     f"the primitive {name!r} cannot be written as code",
                     why="its derivative rule is a Python function",
                     fix="a function of jax.nn with one argument can",
                 )
-            return lines.call(known, operands), False
+            return lines.call(function_of_rule, operands), False
         if name == "scan":
             return self._scan(eqn, operands), True
         if name == "while":
@@ -119,13 +119,13 @@ class Writer:
         consts, carry = scan_counts(eqn)
         body = self.function(params["jaxpr"], "step")
         step = self.fresh("_scan")
-        made = f"{body}(*consts, *carry, *x)"
-        made = f"({made},)" if len(params["jaxpr"].jaxpr.outvars) == 1 else made
+        called_body = f"{body}(*consts, *carry, *x)"
+        called_body = f"({called_body},)" if len(params["jaxpr"].jaxpr.outvars) == 1 else called_body
         self.functions.append(
             [
                 f"def {step}(consts, start, xs):",
                 "    def step(carry, x):",
-                f"        out = {made}",
+                f"        out = {called_body}",
                 f"        return out[:{carry}], out[{carry}:]",
                 "",
                 *statement(
@@ -145,7 +145,7 @@ class Writer:
         tested, kept = params["cond_nconsts"], params["body_nconsts"]
         test, body = self.function(params["cond_jaxpr"], "test"), self.function(params["body_jaxpr"], "body")
         loop = self.fresh("_while")
-        made = f"{body}(*body_consts, *carry)"
+        called_body = f"{body}(*body_consts, *carry)"
         self.functions.append(
             [
                 f"def {loop}(test_consts, body_consts, start):",
@@ -153,7 +153,7 @@ class Writer:
                 f"        return {test}(*test_consts, *carry)",
                 "",
                 "    def body(carry):",
-                f"        return {f'({made},)' if len(params['body_jaxpr'].jaxpr.outvars) == 1 else made}",
+                f"        return {f'({called_body},)' if len(params['body_jaxpr'].jaxpr.outvars) == 1 else called_body}",
                 "",
                 "    return lax.while_loop(test, body, start)",
             ]
@@ -166,13 +166,13 @@ def _shape(aval: Any) -> str:
     return aval.str_short(short_dtypes=False) if hasattr(aval, "str_short") else str(aval)
 
 
-def argument_names(jaxpr: Sequence[Var], given: Sequence[str] | None) -> list[str]:
+def argument_names(jaxpr: Sequence[Var], arg_paths: Sequence[str] | None) -> list[str]:
     """An identifier for each input, made from its path, such as params_w of params['w']."""
-    paths = given if given and len(given) == len(jaxpr) else [f"arg{i}" for i in range(len(jaxpr))]
-    found: list[str] = []
+    paths = arg_paths if arg_paths and len(arg_paths) == len(jaxpr) else [f"arg{i}" for i in range(len(jaxpr))]
+    names: list[str] = []
     for i, path in enumerate(paths):
         name = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]+", "_", str(path or f"arg{i}"))).strip("_") or f"arg{i}"
         # The end tells such a name from that of a result, which ends in a number, and from Python's own.
         name = f"{name}_" if re.search(r"_\d+$", name) or not lines.is_free(name) else name
-        found.append(name if name not in found and lines.is_free(name) else f"arg{i}_")
-    return found
+        names.append(name if name not in names and lines.is_free(name) else f"arg{i}_")
+    return names

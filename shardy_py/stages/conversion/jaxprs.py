@@ -176,13 +176,13 @@ def _returned(results: Sequence[str]) -> list[str]:
 def _whole(parts: Sequence[_Part], names: Mapping[Var, str], inputs: Sequence[str], results: Sequence[str], arch: str) -> str:
     body: list[str] = []
     for number, part in enumerate(parts):
-        given = [names[v] for v in part.gives]
-        made = lines.call(f"stage{number}", [names[v] for v in part.takes])
-        if len(", ".join(given)) > 60:
-            body += statement("outs = ", made, 4)
-            body += statement("", Code("(", tuple(given), ")"), 4, " = outs")
+        outputs = [names[v] for v in part.gives]
+        called = lines.call(f"stage{number}", [names[v] for v in part.takes])
+        if len(", ".join(outputs)) > 60:
+            body += statement("outs = ", called, 4)
+            body += statement("", Code("(", tuple(outputs), ")"), 4, " = outs")
         else:
-            body += statement(f"{', '.join(given)} = " if given else "", made, 4)
+            body += statement(f"{', '.join(outputs)} = " if outputs else "", called, 4)
     head = statement(f"def {arch}", lines.call("", inputs), 0, ":")
     about = f'"""{arch}: {len(parts)} stage{"s" * (len(parts) != 1)} in a row."""'
     imports = ["import jax.numpy as jnp", ""] if any(result.startswith("jnp.") for result in results) else []
@@ -195,8 +195,8 @@ def _whole(parts: Sequence[_Part], names: Mapping[Var, str], inputs: Sequence[st
 def _init(parts: Sequence[_Part], names: Mapping[Var, str], results: Sequence[str], arch: str) -> str:
     imports = [f"from .{arch} import {arch} as whole", *(f"from .stage{number} import stage{number}" for number in range(len(parts)))]
 
-    def listed(given: Sequence[str]) -> Code:
-        return Code("[", tuple(f'"{name}"' for name in given), "]")
+    def listed(names_of_values: Sequence[str]) -> Code:
+        return Code("[", tuple(f'"{name}"' for name in names_of_values), "]")
 
     rows = [
         lines.call("", [f"stage{number}", listed([names[v] for v in part.takes]), listed([names[v] for v in part.gives])])

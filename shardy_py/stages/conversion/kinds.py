@@ -100,22 +100,22 @@ def bind_plain(kind: LayerKind, description: Description) -> Call:
         if wrong is not None:
             raise ConversionError(f"{wrong!r} is not an identifier", where=f"arguments of {kind.name}")
         return Call(kind, positional, named)
-    known = {argument.name: argument for argument in kind.arguments}
-    if len(positional) > len(known):
-        raise ConversionError(f"{kind.name} is given {len(positional)} arguments and has {len(known)}")
-    places = dict(zip(known, positional))
+    argument_of = {argument.name: argument for argument in kind.arguments}
+    if len(positional) > len(argument_of):
+        raise ConversionError(f"{kind.name} is given {len(positional)} arguments and has {len(argument_of)}")
+    places = dict(zip(argument_of, positional))
     for name in named:
-        if name not in known or name in places:
-            why = f"its arguments are {', '.join(known)}" if known else "it has none"
-            raise ConversionError(f"{kind.name} {'is given twice' if name in known else 'has no argument'} {name!r}", why=why)
+        if name not in argument_of or name in places:
+            why = f"its arguments are {', '.join(argument_of)}" if argument_of else "it has none"
+            raise ConversionError(f"{kind.name} {'is given twice' if name in argument_of else 'has no argument'} {name!r}", why=why)
     values = {name: _plain(value) for name, value in {**places, **named}.items()}
-    for name, argument in known.items():
+    for name, argument in argument_of.items():
         if name not in values and argument.needed:
             raise ConversionError(f"{kind.name} needs {name}")
         if name in values and not argument.check(values[name]):
             raise ConversionError(f"{name} of {kind.name} is {values[name]!r}", why=f"it is {argument.says}")
-    first = tuple(values[name] for name in places if known[name].target)
-    return Call(kind, first, {known[name].target: values[name] for name in named if known[name].target})
+    first = tuple(values[name] for name in places if argument_of[name].target)
+    return Call(kind, first, {argument_of[name].target: values[name] for name in named if argument_of[name].target})
 
 
 def _without_inplace(description: Description) -> tuple[tuple[object, ...], dict[str, object]]:

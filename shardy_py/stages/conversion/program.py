@@ -68,11 +68,11 @@ class Program:
     @cached_property
     def users(self) -> Mapping[str, tuple[Step, ...]]:
         """The steps that use each step's result, in order."""
-        found: dict[str, list[Step]] = {step.id: [] for step in self.steps}
+        users: dict[str, list[Step]] = {step.id: [] for step in self.steps}
         for step in self.steps:
             for operand in dict.fromkeys(step.operands):
-                found[operand].append(step)
-        return {id: tuple(steps) for id, steps in found.items()}
+                users[operand].append(step)
+        return {id: tuple(steps) for id, steps in users.items()}
 
 
 def read_program(graph: ProfileGraph) -> Program:

@@ -39,10 +39,10 @@ def register_layer(
         >>> register_layer("Softplus", "jax.nn:softplus", layer=False)
     """
     module, colon, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
-    for given in (name, attribute, *module.split("."), *(arguments or ())):
-        if not (isinstance(given, str) and is_name(given)):
+    for part in (name, attribute, *module.split("."), *(arguments or ())):
+        if not (isinstance(part, str) and is_name(part)):
             raise ConversionError(
-                f"{given!r} is not an identifier",
+                f"{part!r} is not an identifier",
                 where=f"layer {name!r} with target {target!r}",
                 fix='register_layer("Scale", "my_package.layers:Scale")',
             )

@@ -35,9 +35,9 @@ def split_weights(variables: Mapping[str, Any], graph: ProfileGraph) -> tuple[Va
     """
     stages = cut(read_program(graph)).stages
     home = {step.name: stage.index for stage in stages for step in stage.steps}
-    found: tuple[Variables, ...] = tuple({} for _ in stages)
+    parts: tuple[Variables, ...] = tuple({} for _ in stages)
     for collection, layers in variables.items():
-        for part in found:
+        for part in parts:
             part[collection] = {}
         fused = len(stages) > 1 and set(layers) <= {f"stage{stage.index}" for stage in stages} and not set(layers) & set(home)
         flat = {name: weights for stage in layers.values() for name, weights in stage.items()} if fused else layers
@@ -46,8 +46,8 @@ def split_weights(variables: Mapping[str, Any], graph: ProfileGraph) -> tuple[Va
                 raise ConversionError(
                     f"no layer is called {name!r}", where=f"collection {collection!r}", fix=f"known are {', '.join(home)}"
                 )
-            found[home[name]][collection][name] = weights
-    return tuple({collection: layers for collection, layers in part.items() if layers or collection == "params"} for part in found)
+            parts[home[name]][collection][name] = weights
+    return tuple({collection: layers for collection, layers in part.items() if layers or collection == "params"} for part in parts)
 
 
 def merge_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
@@ -66,15 +66,15 @@ def merge_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
         >>> merge_weights([{"params": {"a": 1}}, {"params": {"b": 2}}])
         {'params': {'a': 1, 'b': 2}}
     """
-    found: Variables = {}
+    variables: Variables = {}
     for number, stage in enumerate(stages):
         for collection, layers in stage.items():
-            merged = found.setdefault(collection, {})
+            merged = variables.setdefault(collection, {})
             for name, weights in layers.items():
                 if name in merged:
                     raise ConversionError(f"two stages have a layer {name!r}", where=f"stage {number}, collection {collection!r}")
                 merged[name] = weights
-    return found
+    return variables
 
 
 def fuse_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
@@ -92,9 +92,9 @@ def fuse_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
     """
     if len(stages) == 1:
         return {collection: dict(layers) for collection, layers in stages[0].items()}
-    found: Variables = {}
+    variables: Variables = {}
     for number, stage in enumerate(stages):
         for collection, layers in stage.items():
             if layers:
-                found.setdefault(collection, {})[f"stage{number}"] = dict(layers)
-    return found
+                variables.setdefault(collection, {})[f"stage{number}"] = dict(layers)
+    return variables

@@ -60,9 +60,9 @@ def _run(step: Step, operands: list[Any], gives: list[str], states: int, trainin
         return evaluate(step.call, operands, gives, states)
     own = kind.module in ("layers", "recurrent")
     target = getattr(importlib.import_module(f"shardy_py.stages.conversion.copied.{kind.module}" if own else kind.module), kind.attribute)
-    given = {word: training[word] for word in kind.training}
+    training_arguments = {word: training[word] for word in kind.training}
     if kind.layer:
-        return target(*step.call.positional, **step.call.named, name=step.name)(*operands, **given)
+        return target(*step.call.positional, **step.call.named, name=step.name)(*operands, **training_arguments)
     if kind.arguments is None:
-        return target(*operands, *step.call.positional, **step.call.named, **given)
-    return target(*operands, **named_values(step.call), **given)
+        return target(*operands, *step.call.positional, **step.call.named, **training_arguments)
+    return target(*operands, **named_values(step.call), **training_arguments)

@@ -66,8 +66,7 @@ def _top(about: str, modules: set[str]) -> list[str]:
 
 def _signature(names: Sequence[str]) -> list[str]:
     parts = ["self", *names, "*", "train=False", "key=None"]
-    found = statement("def __call__", lines.call("", parts), 4, ":")
-    return found
+    return statement("def __call__", lines.call("", parts), 4, ":")
 
 
 def _body(cut: Cut, stage: Stage) -> list[str]:
@@ -115,13 +114,13 @@ def _fused(cut: Cut, arch: str, model_name: str) -> str:
     text: list[str] = []
     for stage in cut.stages:
         target = ", ".join(cut.names[id] for id in stage.gives)
-        given = [*(cut.names[id] for id in stage.takes), "train=train", "key=key"]
-        made = lines.call(f'Stage{stage.index}(name="stage{stage.index}")', given)
+        arguments = [*(cut.names[id] for id in stage.takes), "train=train", "key=key"]
+        called = lines.call(f'Stage{stage.index}(name="stage{stage.index}")', arguments)
         if len(target) > 60:
-            text += statement("outs = ", made, 8)
+            text += statement("outs = ", called, 8)
             text += statement("", Code("(", tuple(cut.names[id] for id in stage.gives), ")"), 8, " = outs")
         else:
-            text += statement(f"{target} = " if target else "", made, 8)
+            text += statement(f"{target} = " if target else "", called, 8)
     text += _returned([cut.names[id] for id in cut.program.results], 8)
     about = f"{arch}: {len(cut.stages)} stages in a row"
     stages = [f"from .stage{stage.index} import Stage{stage.index}" for stage in cut.stages]

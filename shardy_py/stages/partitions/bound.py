@@ -56,15 +56,15 @@ def classes(graph: ProfileGraph, *, transfers: bool) -> Classes:
     before = masks_as_rows(down, len(graph)).astype(np.float64)
     behind = masks_as_rows(up, len(graph)).astype(np.float64)
     work = np.array([node.time_ms / 1000.0 for node in graph.nodes])
-    found = [lightest(graph, low, high) if transfers else (0.0, low) for low, high in zip(down, up)]
+    lightest_cuts = [lightest(graph, low, high) if transfers else (0.0, low) for low, high in zip(down, up)]
     return Classes(
         least=before @ work,
         most=(1.0 - behind) @ work,
         between=_between(behind, work, before),
         parameters=_between(behind, np.array([node.parameter_bytes for node in graph.nodes]), before),
         activations=_between(behind, np.array([node.activation_bytes for node in graph.nodes]), before),
-        bytes=np.array([size for size, _ in found]),
-        cuts=[cut for _, cut in found],
+        bytes=np.array([size for size, _ in lightest_cuts]),
+        cuts=[cut for _, cut in lightest_cuts],
     )
 
 
@@ -73,7 +73,7 @@ def _between(behind: Floats, values: Floats, before: Floats) -> Floats:
     return np.triu((behind * values) @ before.T, 1)
 
 
-def lower_bound(graph: ProfileGraph, known: Classes, rules: Rules, machines: Sequence[int], bandwidths: Sequence[float]) -> float:
+def lower_bound(graph: ProfileGraph, families: Classes, rules: Rules, machines: Sequence[int], bandwidths: Sequence[float]) -> float:
     """Seconds below which the slowest stage of no partition can be.
 
     Once inner levels of machines are taken to divide the work of a stage evenly, for nothing; once all machines are taken to be on
@@ -91,7 +91,7 @@ def lower_bound(graph: ProfileGraph, known: Classes, rules: Rules, machines: Seq
         flat = _Pool(total, 1, max(bandwidths), _copies(rules, machines, bandwidths), rules.memory)
         pools = [flat] if len(machines) == 1 else [outermost, flat]
     for pool in pools:
-        low = _least(partial(_possible, known, rules, pool), low, work)
+        low = _least(partial(_possible, families, rules, pool), low, work)
     return low
 
 
@@ -116,15 +116,15 @@ class _Pool:
 
 def _copies(rules: Rules, machines: Sequence[int], bandwidths: Sequence[float], shared: int = 1) -> dict[int, float]:
     """By how many machines a stage can be replicated over, machine seconds that its gradients take at least, per byte of parameters."""
-    found = {1: 0.0}
+    seconds_by_copies = {1: 0.0}
     for count, bandwidth in zip(machines, bandwidths):
         grown: dict[int, float] = {}
-        for copies, seconds in found.items():
+        for copies, seconds in seconds_by_copies.items():
             for width in range(1, (1 if rules.straight else count) + 1):
                 more = seconds + copies * 4 * (width - 1) / (bandwidth * width) / shared
                 grown[copies * width] = min(more, grown.get(copies * width, np.inf))
-        found, shared = grown, count
-    return dict(sorted(found.items()))
+        seconds_by_copies, shared = grown, count
+    return dict(sorted(seconds_by_copies.items()))
 
 
 def _least(possible: Callable[[float], bool], low: float, high: float) -> float:
@@ -140,9 +140,9 @@ def _least(possible: Callable[[float], bool], low: float, high: float) -> float:
     return low
 
 
-def _possible(known: Classes, rules: Rules, pool: _Pool, limit: float) -> bool:
+def _possible(families: Classes, rules: Rules, pool: _Pool, limit: float) -> bool:
     """Whether stages of at most `limit` seconds could do all the work, as far as the classes tell."""
-    size = len(known.bytes)
+    size = len(families.bytes)
     later = np.triu(np.ones((size, size), np.bool_))
     # [machines used, class of the last cut]: the most work that may be done before it.
     done = np.full((pool.count + 1, size), -np.inf)
@@ -151,21 +151,21 @@ def _possible(known: Classes, rules: Rules, pool: _Pool, limit: float) -> bool:
         for width, summing in pool.copies.items():
             if width > used:
                 break
-            room = (limit * width - summing * known.parameters) * pool.inside
-            fits = later & (known.between <= room * SLACK)
+            room = (limit * width - summing * families.parameters) * pool.inside
+            fits = later & (families.between <= room * SLACK)
             if pool.memory is not None:
                 flight = -(-(pool.count - used) // width) + 1
-                fits &= flight * known.activations + PARAMETER_COPIES * known.parameters <= pool.memory * SLACK
+                fits &= flight * families.activations + PARAMETER_COPIES * families.parameters <= pool.memory * SLACK
             if rules.compression is not None:
-                light = 2 * known.bytes / (pool.bandwidth * width) / rules.compression <= limit * SLACK
+                light = 2 * families.bytes / (pool.bandwidth * width) / rules.compression <= limit * SLACK
                 fits &= light[:, None]
                 # PipeDream does not count what its first stage sends.
                 if rules.exact or width < used:
                     fits &= light
             reached = (done[used - width][:, None] + np.where(fits, room, -np.inf)).max(axis=0)
             done[used] = np.maximum(done[used], reached)
-        done[used] = np.where(done[used] * SLACK >= known.least, np.minimum(done[used], known.most), -np.inf)
-    return bool(done[:, -1].max() * SLACK >= known.most[-1])
+        done[used] = np.where(done[used] * SLACK >= families.least, np.minimum(done[used], families.most), -np.inf)
+    return bool(done[:, -1].max() * SLACK >= families.most[-1])
 
 
 def _path(graph: ProfileGraph) -> list[int]:

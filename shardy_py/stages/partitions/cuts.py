@@ -55,10 +55,10 @@ def antichains(graph: ProfileGraph, limit: int | None = None) -> Iterator[tuple[
         >>> list(antichains(g))
         [('a',), ('b',), ('c',), ('b', 'c'), ('d',)]
     """
-    found = all_downsets(graph, limit)
-    if found is None:
+    downsets = all_downsets(graph, limit)
+    if downsets is None:
         raise GraphError(f"the graph has more than {limit} cuts", fix="raise the limit, or compress the branches first")
-    yield from (antichain(graph, downset) for downset in found)
+    yield from (antichain(graph, downset) for downset in downsets)
 
 
 def all_downsets(graph: ProfileGraph, limit: int | None = None) -> list[int] | None:
@@ -66,7 +66,7 @@ def all_downsets(graph: ProfileGraph, limit: int | None = None) -> list[int] | N
     needs = [sum(1 << i for i in set(operands)) for operands in graph.operands]
     start = sum(1 << i for i, need in enumerate(needs) if not need)
     level = {0: start}
-    found: list[int] = []
+    downsets: list[int] = []
     while level:
         following: dict[int, int] = {}
         for downset, ready in level.items():
@@ -75,11 +75,11 @@ def all_downsets(graph: ProfileGraph, limit: int | None = None) -> list[int] | N
                 if grown not in following:
                     opened = sum(1 << user for user in graph.uses[node] if needs[user] & ~grown == 0)
                     following[grown] = ready & ~(1 << node) | opened
-        found += following
-        if limit is not None and len(found) > limit:
+        downsets += following
+        if limit is not None and len(downsets) > limit:
             return None
         level = following
-    return found
+    return downsets
 
 
 def reached_downsets(graph: ProfileGraph, limit: int | None = None) -> list[int] | None:
@@ -90,19 +90,19 @@ def reached_downsets(graph: ProfileGraph, limit: int | None = None) -> list[int]
     """
     uses = [sum(1 << user for user in users) for users in graph.uses]
     first = graph.position(graph.sources[0])
-    found = {1 << first: uses[first]}
+    outside_of = {1 << first: uses[first]}
     queue = [1 << first]
     for downset in queue:
-        outside = found[downset]
+        outside = outside_of[downset]
         for node in positions(outside):
             grown = downset | graph.ancestors[node] | 1 << node
-            if grown not in found:
+            if grown not in outside_of:
                 reach = outside
                 for new in positions(grown & ~downset):
                     reach |= uses[new]
-                found[grown] = reach & ~grown
+                outside_of[grown] = reach & ~grown
                 queue.append(grown)
-        if limit is not None and len(found) > limit:
+        if limit is not None and len(outside_of) > limit:
             return None
     return sorted(queue, key=int.bit_count)
 
@@ -209,30 +209,30 @@ def crossing_bytes(graph: ProfileGraph, members: Bools) -> Floats:
     if not tensors:
         return np.zeros(len(members))
     # Nodes by rows, so that what is read together lies together.
-    held = np.ascontiguousarray(members.T)
-    sent = held[[node for node, _, _ in tensors]] & _any_of([takers for _, _, takers in tensors], ~held)
+    inside = np.ascontiguousarray(members.T)
+    sent = inside[[node for node, _, _ in tensors]] & _any_of([takers for _, _, takers in tensors], ~inside)
     return np.array([size for _, size, _ in tensors]) @ sent.astype(np.float64)
 
 
 def tensors_of(graph: ProfileGraph) -> list[tuple[int, float, tuple[int, ...]]]:
     """(node that makes it, bytes, nodes that read it) of every tensor that someone reads."""
-    found = []
+    tensors = []
     for node, users in enumerate(graph.uses):
         sizes = graph.nodes[node].activations
         taken = [(user, taken_output(graph, user, len(sizes))) for user in users]
         for k, size in enumerate(sizes):
             takers = tuple(user for user, item in taken if item is None or item == k)
             if takers:
-                found.append((node, size, takers))
-    return found
+                tensors.append((node, size, takers))
+    return tensors
 
 
 @lru_cache(maxsize=4)
 def _shared_below(uses: tuple[tuple[int, ...], ...], ancestors: tuple[int, ...]) -> Bools:
     """Whether a node (row) depends on another one (column) that is also used by nodes it does not depend on, itself left out."""
     below = masks_as_rows(ancestors, len(uses))
-    known = below | np.eye(len(uses), dtype=np.bool_)
-    return np.ascontiguousarray(below & _any_of(uses, ~np.ascontiguousarray(known.T)).T)
+    below_or_self = below | np.eye(len(uses), dtype=np.bool_)
+    return np.ascontiguousarray(below & _any_of(uses, ~np.ascontiguousarray(below_or_self.T)).T)
 
 
 def _any_of(groups: Sequence[Sequence[int]], rows: Bools) -> Bools:

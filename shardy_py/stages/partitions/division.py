@@ -84,9 +84,9 @@ def _stages(line: Line, graph: ProfileGraph, name: str) -> list[int]:
         # The types in the names of equations depend on the size of the batch.
         if [_kind(piece.name, by) for piece in pieces] == [_kind(node.description, by) for node in nodes]:
             stages = {id(step): node.stage for piece, node in zip(pieces, nodes) for step in piece.steps}
-            found = [stages[id(step)] for step in line.steps]
-            assert None not in found
-            return [stage for stage in found if stage is not None]
+            stages_of_steps = [stages[id(step)] for step in line.steps]
+            assert None not in stages_of_steps
+            return [stage for stage in stages_of_steps if stage is not None]
     raise DivisionError(
         f"the partition is not one of {name}", where=f"a profile with {len(nodes)} nodes",
         why=f"the function has {len(line.steps)} equations, in {len(pieces_of(line, 'layer'))} layers, with other names",

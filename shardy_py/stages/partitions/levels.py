@@ -98,13 +98,13 @@ def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> Solution
         tables.append((table, table.filled(1 if level is levels[-1] else last + 1)))
         compute = tables[-1][1][:, level.machines - 1]
     seconds = float(tables[-1][1][0, -1, last])
-    found = Solution(cuts, seconds)
+    solution = Solution(cuts, seconds)
     outer = [(Segment(0, last, 1), 1)]
     for table, filled in reversed(tables) if math.isfinite(seconds) else ():
         paths = [(first_path(table, filled, segment.start, segment.end), copies) for segment, copies in outer]
         outer = [(part, part.width * copies) for path, copies in paths for part in path]
-        found = _with_level(found, outer)
-    return found
+        solution = _with_level(solution, outer)
+    return solution
 
 
 def least_memory(cuts: Cuts, rules: Rules, machines: Machines) -> float:
@@ -136,16 +136,16 @@ def _on_level(rules: Rules, number: int) -> Rules:
     return replace(rules, memory=None) if rules.exact and number else rules
 
 
-def _read(top: Level, found: Solution) -> Solution:
+def _read(top: Level, solution: Solution) -> Solution:
     """The stages of all levels, where the slowest one is known."""
     # (level, seconds of its slowest stage, its segment, machines of outer levels that do the same)
-    last = len(found.cuts.downsets) - 1
-    outer: list[tuple[Level | None, float, Segment, int]] = [(top, found.seconds, Segment(0, last, 1), 1)]
+    last = len(solution.cuts.downsets) - 1
+    outer: list[tuple[Level | None, float, Segment, int]] = [(top, solution.seconds, Segment(0, last, 1), 1)]
     while True:
         inner: list[tuple[Level | None, float, Segment, int]] = []
         for level, seconds, segment, copies in outer:
             if level is None:
-                return found
+                return solution
             used = 0
             for part in balanced_path(level, seconds, segment.start, segment.end):
                 used += part.width
@@ -155,9 +155,9 @@ def _read(top: Level, found: Solution) -> Solution:
                     slowest = float(Pipelines(within, bound, np.array([part.start]), part.end, part.end).slowest()[0, 0])
                 inner.append((within, slowest, part, part.width * copies))
         outer = inner
-        found = _with_level(found, [(segment, copies) for _, _, segment, copies in outer])
+        solution = _with_level(solution, [(segment, copies) for _, _, segment, copies in outer])
 
 
-def _with_level(found: Solution, stages: Sequence[tuple[Segment, int]]) -> Solution:
+def _with_level(solution: Solution, stages: Sequence[tuple[Segment, int]]) -> Solution:
     segments = tuple(segment for segment, _ in stages)
-    return replace(found, levels=(*found.levels, segments), replication=tuple(copies for _, copies in stages))
+    return replace(solution, levels=(*solution.levels, segments), replication=tuple(copies for _, copies in stages))

@@ -91,12 +91,12 @@ def partition(
             fix="use fewer machines, pass use_fewer_machines=True, or allow replication",
         )
     rules = Rules(mode == "exact", activation_compression, straight, use_fewer_machines, memory_bytes)
-    found = _searched(graph, part, rules, hardware)
-    for number, stage in enumerate(found.stages):
+    result = _searched(graph, part, rules, hardware)
+    for number, stage in enumerate(result.stages):
         # PipeDream asks nothing of its last stage; no one can run what has no room for its weights.
         if memory_bytes is not None and stage.parameter_bytes > memory_bytes:
             raise _does_not_fit(number, stage, stage.parameter_bytes, memory_bytes, "for its weights alone")
-    return found
+    return result
 
 
 def _searched(graph: ProfileGraph, part: ProfileGraph, rules: Rules, machines: Machines) -> Partition:
@@ -162,7 +162,7 @@ def _stages(part: ProfileGraph, stage_of: Sequence[int], replication: tuple[int,
     masks = [sum(1 << node for node, stage in enumerate(stage_of) if stage <= number) for number in range(len(replication))]
     crossing = [0.0, *(float(size) for size in crossing_bytes(part, masks_as_rows(masks, len(part))))]
     members = [[node.id for node in divided.nodes if node.stage == number] for number in range(len(replication))]
-    found = []
+    stages = []
     for number, copies in enumerate(replication):
         nodes = [part.nodes[i] for i in positions(masks[number] & ~(masks[number - 1] if number else 0))]
         activations = sum(node.activation_bytes for node in nodes)
@@ -171,8 +171,8 @@ def _stages(part: ProfileGraph, stage_of: Sequence[int], replication: tuple[int,
         memory = flight * activations + PARAMETER_COPIES * parameters
         seconds = math.fsum(node.time_ms for node in nodes) / 1000.0
         bytes_in, bytes_out = crossing[number], crossing[number + 1]
-        found.append(Stage(tuple(members[number]), copies, seconds, bytes_in, bytes_out, activations, parameters, flight, memory))
-    return tuple(found)
+        stages.append(Stage(tuple(members[number]), copies, seconds, bytes_in, bytes_out, activations, parameters, flight, memory))
+    return tuple(stages)
 
 
 def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -> PartitionError:
@@ -183,14 +183,14 @@ def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -
     roomy = _solved(cuts, replace(rules, memory=least * (1 + 1e-9)), machines)
     if math.isinf(roomy.seconds):
         return _no_pipeline(part, machines)
-    found = _result(part, part, roomy, 0.0, machines, "exact").stages
+    stages = _result(part, part, roomy, 0.0, machines, "exact").stages
     # PipeDream's rule asks for nothing but what is kept for minibatches in flight in later stages.
-    theirs = [(stage.in_flight - 1) * (stage.activation_bytes + stage.parameter_bytes) for stage in found]
-    needed = [stage.memory_bytes for stage in found] if rules.exact else theirs
+    theirs = [(stage.in_flight - 1) * (stage.activation_bytes + stage.parameter_bytes) for stage in stages]
+    needed = [stage.memory_bytes for stage in stages] if rules.exact else theirs
     worst = needed.index(max(needed))
     if single:
-        return _does_not_fit(worst, found[worst], least, memory, "in the partition that needs the least")
-    return _does_not_fit(worst, found[worst], max(least, needed[worst]), memory, "in a partition that needs about the least")
+        return _does_not_fit(worst, stages[worst], least, memory, "in the partition that needs the least")
+    return _does_not_fit(worst, stages[worst], max(least, needed[worst]), memory, "in a partition that needs about the least")
 
 
 def _least_on_levels(cuts: Cuts, rules: Rules, machines: Machines) -> float:

@@ -31,19 +31,19 @@ class Segment:
 
 def first_path(filled: Table, table: Floats, start: int, end: int) -> list[Segment]:
     """The stages behind one entry of a table, in order: as few as possible, then cut as early as possible."""
-    found: list[Segment] = []
+    segments: list[Segment] = []
     level = filled.level
     m = level.machines - 1
     row = table[start if len(table) > 1 else 0]
     while True:
         value = row[m, end]
         if _first_seconds(filled, start, end, m + 1) <= value:
-            return [Segment(start, end, m + 1), *reversed(found)]
+            return [Segment(start, end, m + 1), *reversed(segments)]
         if level.rules.fewer and m and end > start and row[m - 1, end] <= value:
             m -= 1
             continue
         k, width = _last_cut(filled, row, start, end, m)
-        found.append(Segment(k + 1, end, width))
+        segments.append(Segment(k + 1, end, width))
         end, m = k, m - width
 
 
@@ -152,8 +152,8 @@ class Pipelines:
 
     def slowest_at(self, ends: slice) -> Floats:
         """The same for ends some of which may lie before all starts."""
-        found = self.slowest()
-        return np.pad(found, ((0, 0), (ends.stop - ends.start - found.shape[1], 0)), constant_values=np.inf)
+        seconds = self.slowest()
+        return np.pad(seconds, ((0, 0), (ends.stop - ends.start - seconds.shape[1], 0)), constant_values=np.inf)
 
     def second_slowest(self) -> float:
         """Seconds of the slowest stage of the best pipeline from the only start to the last end, its very slowest stage left out."""
@@ -202,12 +202,12 @@ class Pipelines:
     def _read(self, sent: _Values, came: _Values) -> list[Segment]:
         _, after, exempt = min((sent.last[m][exempt, -1], m, exempt) for m in sent.last for exempt in (0, 1))
         cut, origin = self.ends.stop - 1, came.last[after][exempt, :, -1]
-        found: list[Segment] = []
+        segments: list[Segment] = []
         while True:
             k, previous, width = (int(value) for value in origin)
-            found.append(Segment(self.base + k + 1, self.base + cut, width))
+            segments.append(Segment(self.base + k + 1, self.base + cut, width))
             if k < 0:
-                return found[::-1]
+                return segments[::-1]
             cut, after, exempt = k, after - width, previous
             origin = came.inner[after][exempt, :, cut]
 
@@ -267,10 +267,10 @@ class Pipelines:
 
 def _slower(before: Floats, seconds: Floats) -> Floats:
     """The least, over cuts, of the slower of what is before it and of a stage behind it: from starts by cuts and cuts by ends."""
-    found = np.empty((len(before), seconds.shape[1]))
+    slower = np.empty((len(before), seconds.shape[1]))
     for some in np.array_split(np.arange(len(before)), -(-len(before) * seconds.size // AT_ONCE)):
-        found[some] = np.maximum(before[some, :, None], seconds).min(axis=1)
-    return found
+        slower[some] = np.maximum(before[some, :, None], seconds).min(axis=1)
+    return slower
 
 
 class _Values:

@@ -44,12 +44,12 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solut
     limit = _limit(machines)
     states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
     if not rules.exact and states is not None:
-        found = solve_as_pipedream(Cuts(graph, states, True), rules, machines)
-        return found, found.seconds
+        solution = solve_as_pipedream(Cuts(graph, states, True), rules, machines)
+        return solution, solution.seconds
     if rules.exact and (downsets := all_downsets(graph, limit)) is not None:
         even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
-        found = solve(_family(graph, downsets, rules), rules, machines, lowest=even)
-        return found, found.seconds
+        solution = solve(_family(graph, downsets, rules), rules, machines, lowest=even)
+        return solution, solution.seconds
     pool = _Pool(graph, transfers=rules.compression is not None)
     lowest = lower_bound(graph, pool.classes, rules, machines.counts, machines.bandwidths)
     if not rules.exact:
@@ -72,13 +72,13 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solut
 
 
 def _straight(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
-    found = _bounded(pool, rules, machines, lowest, tried)
-    if math.isinf(found.seconds) and len(machines.counts) > 1:
+    solution = _bounded(pool, rules, machines, lowest, tried)
+    if math.isinf(solution.seconds) and len(machines.counts) > 1:
         # Where memory is short, the cuts that a single level of machines takes are more likely to do: more of them are tried.
         single = _bounded(pool, rules, Machines((machines.total,), (max(machines.bandwidths),)), lowest, tried)
         if math.isfinite(single.seconds):
-            found = _bounded(pool, rules, machines, lowest, [*tried, *single.ends])
-    return found
+            solution = _bounded(pool, rules, machines, lowest, [*tried, *single.ends])
+    return solution
 
 
 def _limit(machines: Machines) -> int:
@@ -118,9 +118,9 @@ class _Pool:
 
     def near(self, downsets: Sequence[int], bound: float, machines: int, limit: int) -> list[int]:
         """The same of cuts that lie near given ones, which come first."""
-        found = near(self.graph, downsets, limit)
-        chosen = _between(self.work(found), float(self._work.sum()), bound, machines)
-        return [cut for i, cut in enumerate(found) if chosen[i] or i < len(downsets)]
+        cuts = near(self.graph, downsets, limit)
+        chosen = _between(self.work(cuts), float(self._work.sum()), bound, machines)
+        return [cut for i, cut in enumerate(cuts) if chosen[i] or i < len(downsets)]
 
 
 def _between(before: Floats, work: float, bound: float, machines: int) -> Bools:
@@ -152,9 +152,9 @@ def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, trie
         # Half of the family lies near the best cuts, then, where that brings nothing, most of it.
         close = [*tried, *pool.near(best.ends or tried, best.seconds, machines.total, int(limit * SHARES[failed]))]
         family = [*close, *pool.useful(best.seconds, machines.total, limit - len(close))]
-        found = solve(_family(pool.graph, family, rules), rules, machines, highest=best.seconds)
-        if found.seconds * SLACK < best.seconds:
-            best, failed = found, 0
+        solution = solve(_family(pool.graph, family, rules), rules, machines, highest=best.seconds)
+        if solution.seconds * SLACK < best.seconds:
+            best, failed = solution, 0
         elif (failed := failed + 1) == len(SHARES):
             break
     return best
@@ -202,24 +202,24 @@ def near(graph: ProfileGraph, downsets: Sequence[int], limit: int) -> list[int]:
     The given ones come first, then what differs from them by the nodes nearest in the order of the graph.
     """
     each = min(NEAR, max(1, (limit - len(downsets)) // (2 * max(1, len(downsets)))))
-    found = dict.fromkeys(downsets)
+    cuts = dict.fromkeys(downsets)
     for downset in downsets:
         outside = (node for node in graph.order if not downset >> node & 1)
         inside = (node for node in reversed(graph.order) if downset >> node & 1)
         for node in islice(outside, each):
-            found[downset | graph.ancestors[node] | 1 << node] = None
+            cuts[downset | graph.ancestors[node] | 1 << node] = None
         for node in islice(inside, each):
-            found[downset & ~(graph.descendants[node] | 1 << node)] = None
-    found.pop(0, None)
-    return list(found)
+            cuts[downset & ~(graph.descendants[node] | 1 << node)] = None
+    cuts.pop(0, None)
+    return list(cuts)
 
 
 def _prefixes(order: Sequence[int]) -> list[int]:
-    found, downset = [], 0
+    prefixes, downset = [], 0
     for node in order:
         downset |= 1 << node
-        found.append(downset)
-    return found
+        prefixes.append(downset)
+    return prefixes
 
 
 def _depths(order: Sequence[int], needed: Sequence[Sequence[int]]) -> list[int]:

@@ -116,7 +116,7 @@ def is_series_parallel(graph: ProfileGraph) -> bool:
 
 def _chains(graph: ProfileGraph) -> list[tuple[int, ...]]:
     """Positions of the nodes of every branch of at least two nodes, in order."""
-    found = []
+    chains = []
     operands = [tuple(dict.fromkeys(nodes)) for nodes in graph.operands]
     for start in range(len(graph)):
         if len(operands[start]) != 1 or len(graph.uses[operands[start][0]]) < 2:
@@ -125,5 +125,5 @@ def _chains(graph: ProfileGraph) -> list[tuple[int, ...]]:
         while len(graph.uses[chain[-1]]) == 1 and len(operands[graph.uses[chain[-1]][0]]) == 1:
             chain.append(graph.uses[chain[-1]][0])
         if len(chain) > 1:
-            found.append(tuple(chain))
-    return found
+            chains.append(tuple(chain))
+    return chains

@@ -153,8 +153,8 @@ class ProfileGraph:
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:
         """Positions of the nodes that use each node, in the order of the edges, each once."""
-        found = _grouped(((self.index[s], self.index[d]) for s, d in self.edges), len(self))
-        return tuple(tuple(dict.fromkeys(users)) for users in found)
+        groups = _grouped(((self.index[s], self.index[d]) for s, d in self.edges), len(self))
+        return tuple(tuple(dict.fromkeys(users)) for users in groups)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -302,12 +302,12 @@ class ProfileGraph:
 
 def positions(mask: int) -> list[int]:
     """Positions of the bits that are set, lowest first."""
-    found = []
+    nodes = []
     while mask:
         lowest = mask & -mask
-        found.append(lowest.bit_length() - 1)
+        nodes.append(lowest.bit_length() - 1)
         mask ^= lowest
-    return found
+    return nodes
 
 
 def _stage(node: ProfileNode) -> int:
@@ -316,7 +316,7 @@ def _stage(node: ProfileNode) -> int:
 
 
 def _grouped(pairs: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, ...], ...]:
-    found: list[list[int]] = [[] for _ in range(size)]
+    groups: list[list[int]] = [[] for _ in range(size)]
     for key, value in pairs:
-        found[key].append(value)
-    return tuple(map(tuple, found))
+        groups[key].append(value)
+    return tuple(map(tuple, groups))

@@ -313,12 +313,12 @@ def _copied(placed: Placed, chosen: Sequence[Set[Var]], hardware: Hardware, back
         rows.append((node if s is None or (back and not is_back) else _renamed(node, own[s], {}), s, is_back))
         for t, values in enumerate(chosen):
             if any(v in values for v in node.eqn.outvars):
-                made = {v: Var(v.aval) for v in node.eqn.outvars}
-                rows.append((_renamed(node, own[t], made), t, back))
-                own[t].update(made)
+                results = {v: Var(v.aval) for v in node.eqn.outvars}
+                rows.append((_renamed(node, own[t], results), t, back))
+                own[t].update(results)
     kept = {id(node) for node in live([row[0] for row in rows], split.micro.outvars)}
     rows = [row for row in rows if id(row[0]) in kept]
-    origin = {copy: v for made in own for v, copy in made.items()}
+    origin = {copy: v for results in own for v, copy in results.items()}
     kinds = {**split.kinds, **{copy: split.kinds[v] for copy, v in origin.items()}}
     dims = {**split.dims, **{copy: split.dims[v] for copy, v in origin.items()}}
     data_only = split.data_only | {copy for copy, v in origin.items() if v in split.data_only}

@@ -195,12 +195,12 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
 
 def _peak(order: Sequence[Task], split: set[tuple[int, int]], sizes: Sequence[float] | None = None) -> Any:
     """The most that is held at once: each F adds its stage's size, 1 without sizes, and its W or else its B takes it away."""
-    held = peak = 0
+    sum_held = peak = 0
     for task in order:
         size = 1 if sizes is None else sizes[task.stage]
         if task.kind == "F":
-            held += size
+            sum_held += size
         elif task.kind == ("W" if (task.stage, task.microbatch) in split else "B"):
-            held -= size
-        peak = max(peak, held)
+            sum_held -= size
+        peak = max(peak, sum_held)
     return peak

@@ -21,12 +21,12 @@ _NOTHING = frozenset(("absent", "unrelated"))
 _ORDER = {kind: n for n, kind in enumerate(KINDS)}
 
 
-def absences(plan: PlanRecord, found: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
+def absences(plan: PlanRecord, with_findings: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
     """The obstacles of axes that values do not have: of those with findings, and of inputs and outputs, the largest first.
 
     Args:
         plan: A plan.
-        found: Numbers of the values that have findings, as in `plan.values`.
+        with_findings: Numbers of the values that have findings, as in `plan.values`.
         sizes: Of each of `plan.values` the bytes on a device.
 
     Returns:
@@ -37,7 +37,7 @@ def absences(plan: PlanRecord, found: Iterable[int], sizes: Sequence[int]) -> li
         return []
     axes = [axis.name for axis in plan.mesh.axes if axis.size > 1]
     rows: list[list[int | str]] = []
-    for number in asked(plan, found, sizes):
+    for number in values_to_explain(plan, with_findings, sizes):
         value = plan.values[number]
         there = set() if value.sharding is None else {axis.name for dim in value.sharding.dims for axis in dim.axes}
         for axis in axes:
@@ -46,19 +46,19 @@ def absences(plan: PlanRecord, found: Iterable[int], sizes: Sequence[int]) -> li
     return rows
 
 
-def asked(plan: PlanRecord, found: Iterable[int], sizes: Sequence[int], most: int = MOST) -> list[int]:
-    """The numbers of the values that a page says it of, in order.
+def values_to_explain(plan: PlanRecord, with_findings: Iterable[int], sizes: Sequence[int], most: int = MOST) -> list[int]:
+    """The numbers of the values whose missing axes a page explains, in order.
 
     Args:
         plan: A plan.
-        found: As for `absences`.
+        with_findings: As for `absences`.
         sizes: As for `absences`.
         most: How many.
     """
     count, outputs = len(plan.values), len(plan.outputs)
     ends = [*range(len(plan.inputs)), *range(count - outputs, count)]
     ends.sort(key=lambda number: -sizes[number])
-    chosen = dict.fromkeys((*sorted(set(found)), *ends))
+    chosen = dict.fromkeys((*sorted(set(with_findings)), *ends))
     return sorted([number for number in chosen if plan.values[number].shape][:most])
 
 

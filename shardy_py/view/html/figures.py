@@ -33,10 +33,10 @@ def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[st
     """
     analysis = costing.analyse(plan, hardware)
     memory = memory_analysis.analyse(plan, hardware)
-    found: dict[str, Any] = {"figures": _figures(analysis, memory), "memory": _memory(memory, numbers)}
+    charts: dict[str, Any] = {"figures": _figures(analysis, memory), "memory": _memory(memory, numbers)}
     if analysis.hardware is not None:
-        found["time"] = {"modules": _shares(analysis.by_module), "lines": _shares(analysis.by_line), "ops": _shares(analysis.by_op)}
-    return found
+        charts["time"] = {"modules": _shares(analysis.by_module), "lines": _shares(analysis.by_line), "ops": _shares(analysis.by_op)}
+    return charts
 
 
 def _figures(analysis: CostAnalysis, memory: MemoryAnalysis) -> list[list[str]]:

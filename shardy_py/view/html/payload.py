@@ -94,12 +94,12 @@ class _Reader:
         primitives += [none] * m
         places += [self.nowhere] * m
         depths += [0] * m
-        given = [-1 if v.given is None else tables.types((v.type, v.given)) for v in (*plan.inputs, *plan.outputs)]
+        user_shardings = [-1 if v.given is None else tables.types((v.type, v.given)) for v in (*plan.inputs, *plan.outputs)]
         return {
             "inputs": n,
             "outputs": m,
             "paths": parts,
-            "given": given,
+            "given": user_shardings,
             "names": None if self._plain_names() else [planned.path for _, planned in self.listed],
             "types": types,
             "primitives": primitives,
@@ -114,11 +114,11 @@ class _Reader:
     def _number(self, holder: Holder, name: str) -> int:
         if not isinstance(holder, Value):
             return self.first_output + holder.index
-        found = self.numbers.get(holder)
-        if found is None:
-            found = self.numbers[holder] = self.count + len(self.unlisted)
+        number = self.numbers.get(holder)
+        if number is None:
+            number = self.numbers[holder] = self.count + len(self.unlisted)
             self.unlisted.append(name)
-        return found
+        return number
 
     def _at(self, location: str) -> int:
         return self.tables.places((location, ""))

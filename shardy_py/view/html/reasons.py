@@ -38,21 +38,21 @@ def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]
     if not plan.propagation.recorded:
         return None
     explainer = explainer_of(plan)
-    found, first = derive_all(_facts(plan, explainer), explainer.history, plan.program.meshes)
+    derived, first = derive_all(_facts(plan, explainer), explainer.history, plan.program.meshes)
     text = tables.strings
     spots = Interner[tuple[int, tuple[str, ...]]](lambda spot: [spot[0], [*spot[1]]])
-    ways = Interner[tuple[Any, ...]](lambda way: [*map(text, way[:5]), *way[5:]])
+    causes = Interner[tuple[Any, ...]](lambda way: [*map(text, way[:5]), *way[5:]])
     columns: dict[str, list[Any]] = {name: [] for name in ("holders", "spots", "ways", "places", "steps", "needs")}
-    for link in found:
+    for link in derived:
         reason = explainer.reason(link, link.needs)
         columns["holders"].append(number(link.fact.holder, reason.value))
         columns["spots"].append(spots((reason.dim, reason.axes)))
         way = (reason.cause, reason.through, reason.rule, reason.factor, reason.annotation, reason.user_priority, reason.op_priority)
-        columns["ways"].append(ways(way))
+        columns["ways"].append(causes(way))
         columns["places"].append(tables.places((reason.location, "")))
         columns["steps"].append(reason.step)
         columns["needs"].append(-1 if not link.needs else link.needs[0] if len(link.needs) == 1 else [*link.needs])
-    return {"first": first, **columns, "spot_rows": spots.rows, "way_rows": ways.rows}
+    return {"first": first, **columns, "spot_rows": spots.rows, "way_rows": causes.rows}
 
 
 def _facts(plan: PlanRecord, explainer: Explainer) -> list[Fact]:
@@ -61,8 +61,8 @@ def _facts(plan: PlanRecord, explainer: Explainer) -> list[Fact]:
     holders += ((history.holder(value), planned) for value, planned in zip(plan.program.main.arguments, plan.inputs))
     holders += ((history.holder(value), planned) for value, planned in plan.intermediates)
     for index, planned in enumerate(plan.outputs):
-        known = history.results.get(index)
-        holders.append((history.holder(FunctionResult(index, planned.given)) if known is None else known, planned))
+        holder = history.results.get(index)
+        holders.append((history.holder(FunctionResult(index, planned.given)) if holder is None else holder, planned))
     facts = []
     for holder, planned in holders:
         if planned.sharding is None:

@@ -35,11 +35,11 @@ class Interner(Generic[K]):
 
     def __call__(self, key: K) -> int:
         """The number of a key."""
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._numbers)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers)
             self.rows.append(key if self._describe is None else self._describe(key))
-        return found
+        return number
 
 
 class Tables:
@@ -61,7 +61,7 @@ class Tables:
     """
 
     def __init__(self, program: Program, mesh: Mesh, devices: Sequence[int] = ()) -> None:
-        self._known = dict(program.meshes)
+        self._meshes = dict(program.meshes)
         self.strings = Interner[str]()
         self.meshes = Interner[Mesh](lambda each: _mesh(each, devices if each.same_axes(mesh) else ()))
         self.meshes(mesh)  # it is number 0
@@ -74,7 +74,7 @@ class Tables:
         return {name: getattr(self, name).rows for name in ("strings", "meshes", "shardings", "types", "places")}
 
     def _sharding(self, sharding: TensorSharding) -> dict[str, Any]:
-        mesh = sharding.mesh_in(self._known)
+        mesh = sharding.mesh_in(self._meshes)
         row: dict[str, Any] = {"mesh": self.meshes(mesh), "dims": [[_axis(a, mesh) for a in dim.axes] for dim in sharding.dims]}
         for name in ("unreduced", "replicated"):
             axes = getattr(sharding, name)
@@ -88,7 +88,7 @@ class Tables:
         if sharding is not None:
             if sharding.rank > type_.rank:
                 sharding = sharding.with_dims(sharding.dims[: type_.rank])
-            mesh = sharding.mesh_in(self._known)
+            mesh = sharding.mesh_in(self._meshes)
             cut = [-(-n // k) for n, k in zip(local, sharding.shards(mesh))]
             local = [*cut, *local[sharding.rank :]]  # a maximal sharding has no dimensions
         return {
@@ -97,7 +97,7 @@ class Tables:
             "shape": list(type_.shape),
             "sharding": -1 if sharding is None or not isinstance(type_, TensorType) else self.shardings(sharding),
             "local": local,
-            "bytes": local_bytes(type_, sharding, self._known),
+            "bytes": local_bytes(type_, sharding, self._meshes),
             "all": type_.bytes,
         }
 
