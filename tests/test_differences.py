@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shardy_py.dialect import parse_mesh
+from shardy_py.dialect import Mesh
 from shardy_py.errors import ShardyError
 from shardy_py.opt import run_passes
 from tests.dialect.test_against_jaxlib import jaxlib_attribute
@@ -35,7 +35,7 @@ def test_text_behind_an_attribute_in_its_long_form() -> None:
     text = '#sdy<mesh<["a"=2]> x>'
     assert jaxlib_attribute(text) == '#sdy.mesh<["a"=2]>'
     with pytest.raises(ShardyError, match="expected '>'"):
-        parse_mesh(text)
+        Mesh.parse(text)
 
 
 @NEEDS_SAME_SHARDY

@@ -18,14 +18,4 @@ from shardy_py.dialect.rule import TensorMapping as TensorMapping
 from shardy_py.dialect.sharding import DimensionSharding as DimensionSharding
 from shardy_py.dialect.sharding import TensorSharding as TensorSharding
 from shardy_py.dialect.sharding import TensorShardingPerValue as TensorShardingPerValue
-from shardy_py.dialect.text import parse_all_to_all_param_list as parse_all_to_all_param_list
 from shardy_py.dialect.text import parse_attribute as parse_attribute
-from shardy_py.dialect.text import parse_axis_ref as parse_axis_ref
-from shardy_py.dialect.text import parse_axis_ref_list as parse_axis_ref_list
-from shardy_py.dialect.text import parse_dimension_sharding as parse_dimension_sharding
-from shardy_py.dialect.text import parse_list_of_axis_ref_lists as parse_list_of_axis_ref_lists
-from shardy_py.dialect.text import parse_manual_axes as parse_manual_axes
-from shardy_py.dialect.text import parse_mesh as parse_mesh
-from shardy_py.dialect.text import parse_rule as parse_rule
-from shardy_py.dialect.text import parse_sharding as parse_sharding
-from shardy_py.dialect.text import parse_sharding_per_value as parse_sharding_per_value

@@ -174,11 +174,6 @@ def contains(axis: AxisRef, other: AxisRef) -> bool:
     return axis.pre_size <= other.pre_size and axis.next_pre_size >= other.next_pre_size
 
 
-def strictly_contains(axis: AxisRef, other: AxisRef) -> bool:
-    """Whether `axis` contains `other` and is not it."""
-    return axis is not other and contains(axis, other)
-
-
 def is_prefix_of(axis: AxisRef, other: AxisRef) -> bool:
     """Whether `axis` is the major part of `other`, or all of it."""
     return contains(other, axis) and (axis.pre_size or 1) == (other.pre_size or 1)
@@ -192,11 +187,6 @@ def is_strict_prefix_of(axis: AxisRef, other: AxisRef) -> bool:
 def is_suffix_of(axis: AxisRef, other: AxisRef, mesh: Mesh) -> bool:
     """Whether `axis` is the minor part of `other`, or all of it."""
     return contains(other, axis) and bounds(axis, mesh)[1] == bounds(other, mesh)[1]
-
-
-def is_strict_suffix_of(axis: AxisRef, other: AxisRef, mesh: Mesh) -> bool:
-    """Whether `axis` is the minor part of `other` and less than it."""
-    return axis is not other and is_suffix_of(axis, other, mesh)
 
 
 def overlaps(axis: AxisRef, other: AxisRef) -> bool:

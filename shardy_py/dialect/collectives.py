@@ -12,8 +12,25 @@ from shardy_py.dialect.axis import AxisRef, read_axes
 from shardy_py.dialect.sharding import axis_list_text, axis_refs
 
 
+class _Attribute(Interned):
+    """An attribute that stands in an op as its body alone, and elsewhere as `#sdy<name body>`."""
+
+    __slots__ = ()
+
+    @property
+    def _body(self) -> str:
+        raise NotImplementedError
+
+    def text(self, *, short: bool = False) -> str:
+        """SDY text; `short` leaves out `#sdy<name >`."""
+        return self._body if short else f"#sdy<{self.mnemonic}{self._body}>"
+
+    def __str__(self) -> str:
+        return self._body
+
+
 @final
-class AxisRefList(Interned):
+class AxisRefList(_Attribute):
     """`{"x", "y"}`: the axes of a collective along one dimension."""
 
     mnemonic = "axis_ref_list"
@@ -28,21 +45,18 @@ class AxisRefList(Interned):
             axes = axis_refs(axes)
             return cls._interned(axes, axes=axes)
 
-    def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy<axis_ref_list >`."""
-        return axis_list_text(self.axes) if short else f"#sdy<axis_ref_list{axis_list_text(self.axes)}>"
+    @property
+    def _body(self) -> str:
+        return axis_list_text(self.axes)
 
     @classmethod
     def read(cls, scanner: Scanner) -> AxisRefList:
         """Reads `{"x"}` at the cursor."""
         return AxisRefList(read_axes(scanner, may_be_empty=True))
 
-    def __str__(self) -> str:
-        return self.text(short=True)
-
 
 @final
-class ListOfAxisRefLists(Interned):
+class ListOfAxisRefLists(_Attribute):
     """`[{"x"}, {}]`: the axes of a collective, one list per dimension."""
 
     mnemonic = "list_of_axis_ref_lists"
@@ -57,22 +71,18 @@ class ListOfAxisRefLists(Interned):
             items = tuple(item if type(item) is AxisRefList else AxisRefList(tuple(item)) for item in lists)
             return cls._interned(items, lists=items)
 
-    def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy<list_of_axis_ref_lists >`."""
-        body = f"[{', '.join(map(str, self.lists))}]"
-        return body if short else f"#sdy<list_of_axis_ref_lists{body}>"
+    @property
+    def _body(self) -> str:
+        return f"[{', '.join(map(str, self.lists))}]"
 
     @classmethod
     def read(cls, scanner: Scanner) -> ListOfAxisRefLists:
         """Reads `[{"x"}, {}]` at the cursor."""
         return ListOfAxisRefLists(scanner.listed("[", "]", lambda: AxisRefList.read(scanner)))
 
-    def __str__(self) -> str:
-        return self.text(short=True)
-
 
 @final
-class AllToAllParam(Interned):
+class AllToAllParam(_Attribute):
     """`{"x"}: 0->1`: move the axes from the end of one dimension to the end of another.
 
     Args:
@@ -95,10 +105,9 @@ class AllToAllParam(Interned):
             axes, source, target = axis_refs(axes), integer(source), integer(target)
             return cls._interned((axes, source, target), axes=axes, source=source, target=target)
 
-    def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy<all_to_all_param >`."""
-        body = f"{axis_list_text(self.axes)}: {self.source}->{self.target}"
-        return body if short else f"#sdy<all_to_all_param{body}>"
+    @property
+    def _body(self) -> str:
+        return f"{axis_list_text(self.axes)}: {self.source}->{self.target}"
 
     @classmethod
     def read(cls, scanner: Scanner) -> AllToAllParam:
@@ -109,12 +118,9 @@ class AllToAllParam(Interned):
         scanner.expect("->")
         return AllToAllParam(axes, source, scanner.integer())
 
-    def __str__(self) -> str:
-        return self.text(short=True)
-
 
 @final
-class AllToAllParamList(Interned):
+class AllToAllParamList(_Attribute):
     """`[{"x"}: 0->1, {"y"}: 2->3]`: the moves of one all-to-all."""
 
     mnemonic = "all_to_all_param_list"
@@ -129,22 +135,18 @@ class AllToAllParamList(Interned):
             items = tuple(param if type(param) is AllToAllParam else AllToAllParam(*param) for param in params)
             return cls._interned(items, params=items)
 
-    def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy<all_to_all_param_list >`."""
-        body = f"[{', '.join(map(str, self.params))}]"
-        return body if short else f"#sdy<all_to_all_param_list{body}>"
+    @property
+    def _body(self) -> str:
+        return f"[{', '.join(map(str, self.params))}]"
 
     @classmethod
     def read(cls, scanner: Scanner) -> AllToAllParamList:
         """Reads `[{"x"}: 0->1]` at the cursor."""
         return AllToAllParamList(scanner.listed("[", "]", lambda: AllToAllParam.read(scanner)))
 
-    def __str__(self) -> str:
-        return self.text(short=True)
-
 
 @final
-class ManualAxes(Interned):
+class ManualAxes(_Attribute):
     """`{"x", "y"}`: the mesh axes that a manual computation's body does not see."""
 
     mnemonic = "manual_axes"
@@ -161,15 +163,11 @@ class ManualAxes(Interned):
             axes = tuple(map(str, axes))
             return cls._interned(axes, axes=axes)
 
-    def text(self, *, short: bool = False) -> str:
-        """SDY text; `short` leaves out `#sdy<manual_axes >`."""
-        body = f"{{{', '.join(map(quoted, self.axes))}}}"
-        return body if short else f"#sdy<manual_axes{body}>"
+    @property
+    def _body(self) -> str:
+        return f"{{{', '.join(map(quoted, self.axes))}}}"
 
     @classmethod
     def read(cls, scanner: Scanner) -> ManualAxes:
         """Reads `{"x", "y"}` at the cursor."""
         return ManualAxes(scanner.listed("{", "}", scanner.string))
-
-    def __str__(self) -> str:
-        return self.text(short=True)

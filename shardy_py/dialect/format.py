@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from shardy_py.dialect._quote import quoted
 from shardy_py.dialect.axis import AxisRef
-from shardy_py.dialect.mesh import Mesh
 from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 
 
@@ -53,13 +52,6 @@ def format_axis(axis: AxisRef) -> str:
     """`x`, `x:(1)2`, or `"odd name"`."""
     name = axis.name if axis.name.isidentifier() else quoted(axis.name)
     return name if axis.sub_axis is None else f"{name}:{axis.sub_axis}"
-
-
-def format_mesh(mesh: Mesh) -> str:
-    """`data=4 model=2`; the device of a maximal mesh; `empty` for one without either."""
-    if mesh.is_maximal:
-        return f"device {mesh.device_ids[0]}"
-    return " ".join(f"{format_axis(AxisRef(axis.name))}={axis.size}" for axis in mesh.axes) or "empty"
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

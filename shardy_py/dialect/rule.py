@@ -219,11 +219,6 @@ class OpShardingRule(Interned):
         return self.text()
 
 
-def is_minor_most(mapping: DimMapping, factor: int) -> bool:
-    """Whether the factor is the last of its dimension."""
-    return bool(mapping) and mapping[-1] == factor
-
-
 def factor_symbol(factor: int) -> str:
     """`i` to `z` for the first eighteen factors, then `z_1`, `z_2`, ..."""
     return LETTERS[factor] if factor < len(LETTERS) else f"z_{factor - len(LETTERS) + 1}"

@@ -40,16 +40,17 @@ _DTYPES = {
     "f8E8M0FNU": "float8_e8m0fnu",
 }
 
-_SDY_PARSERS: dict[str, Callable[[str], Any]] = {
-    "#sdy.sharding<": dialect.parse_sharding,
-    "#sdy.sharding_per_value<": dialect.parse_sharding_per_value,
-    "#sdy.op_sharding_rule<": dialect.parse_rule,
-    "#sdy.mesh<": dialect.parse_mesh,
-    "#sdy<manual_axes": dialect.parse_attribute,
-    "#sdy<axis_ref_list": dialect.parse_attribute,
-    "#sdy<list_of_axis_ref_lists": dialect.parse_attribute,
-    "#sdy<all_to_all_param_list": dialect.parse_attribute,
-}
+_SDY_ATTRIBUTES = (
+    "#sdy.sharding<",
+    "#sdy.sharding_per_value<",
+    "#sdy.op_sharding_rule<",
+    "#sdy.mesh<",
+    "#sdy<manual_axes",
+    "#sdy<axis_ref_list",
+    "#sdy<list_of_axis_ref_lists",
+    "#sdy<all_to_all_param_list",
+)
+"""Beginnings of the attributes that are read as values; others stay text."""
 
 
 def read_type(type_: ir.Type) -> Type:
@@ -89,9 +90,8 @@ def plain(attribute: ir.Attribute) -> Any:
 @functools.lru_cache(maxsize=16384)
 def from_text(text: str) -> Any:
     """The value of an attribute that jaxlib gives only as text."""
-    for prefix, parse in _SDY_PARSERS.items():
-        if text.startswith(prefix):
-            return parse(text)
+    if text.startswith(_SDY_ATTRIBUTES):
+        return dialect.parse_attribute(text)
     if text.startswith("#stablehlo<") and text.count(" ") == 1:
         return text[:-1].split(" ")[1]
     return AttributeText(text)

@@ -69,6 +69,9 @@ class Value:
 class Op:
     """One operation: name, operands, results, attributes, regions (one block each) and its sharding rule.
 
+    Args:
+        sharding: The sharding of the first result.
+
     Attributes:
         name: `stablehlo.add`, `sdy.sharding_constraint`, ...
         attributes: Plain Python values under StableHLO's attribute names; may be shared between ops, so a pass
@@ -95,6 +98,7 @@ class Op:
         rule_decided: bool = False,
         location: object = None,
         primitive: str | None = None,
+        sharding: TensorSharding | None = None,
     ) -> None:
         self.name = name
         self.operands = list(operands)
@@ -110,6 +114,8 @@ class Op:
             operand.uses[self, i] = None
         for region in regions:
             region.parent = self
+        if sharding is not None:
+            self.results[0].sharding = sharding
 
     @property
     def result(self) -> Value:

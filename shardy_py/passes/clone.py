@@ -43,18 +43,20 @@ def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
     return copy
 
 
+def clone_function(function: Function, mapping: dict[Value, Value]) -> Function:
+    """A copy of a function, under the same name."""
+    copy = Function(function.name, clone_block(function.body, mapping), function.result_types, visibility=function.visibility)
+    copy.result_shardings = list(function.result_shardings)
+    copy.attributes = dict(function.attributes)
+    copy.argument_attributes = [dict(attributes) for attributes in function.argument_attributes]
+    copy.result_attributes = [dict(attributes) for attributes in function.result_attributes]
+    return copy
+
+
 def clone_program(program: Program) -> tuple[Program, dict[Value, Value]]:
     """A copy of a program that passes may change, and the copy of each value."""
     mapping: dict[Value, Value] = {}
-    functions: list[Function] = []
-    for original in program.functions:
-        function = Function(original.name, clone_block(original.body, mapping), original.result_types, visibility=original.visibility)
-        function.result_shardings = list(original.result_shardings)
-        function.attributes = dict(original.attributes)
-        function.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
-        function.result_attributes = [dict(attributes) for attributes in original.result_attributes]
-        functions.append(function)
-    copy = Program(functions, program.meshes)
+    copy = Program([clone_function(function, mapping) for function in program.functions], program.meshes)
     copy.mesh_attributes = {name: dict(attributes) for name, attributes in program.mesh_attributes.items()}
     copy.attributes = dict(program.attributes)
     copy.locate = program.locate
@@ -90,11 +92,8 @@ class FunctionCloner:
     def _started(self, name: str, caller: Op | None) -> tuple[Function, Iterator[Op], Op | None]:
         """A copy that calls the same functions and has the same name still, its calls, and the call that it is for."""
         original = self.functions[name]
-        copy = Function(name, clone_block(original.body, {}), original.result_types, visibility=original.visibility)
-        copy.result_shardings = list(original.result_shardings)
-        copy.attributes = {**original.attributes, ORIGINAL_NAME: original_name(original)}
-        copy.argument_attributes = [dict(attributes) for attributes in original.argument_attributes]
-        copy.result_attributes = [dict(attributes) for attributes in original.result_attributes]
+        copy = clone_function(original, {})
+        copy.attributes[ORIGINAL_NAME] = original_name(original)
         return copy, (op for op in copy.body.walk() if op.name == "func.call"), caller
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.ir import Block, Function, Op, TensorType, Value
+from shardy_py.ir import Block, Function, Op, Value
 
 EDGE = "sdy.data_flow_edge"
 FUNC_EDGE = "sdy.func_data_flow_edge"
@@ -240,11 +240,6 @@ def after_edge(owner: Value, sharding: TensorSharding) -> TensorSharding:
     if isinstance(owner.owner, Block):
         return without_manual_axes(sharding, manual)
     return with_manual_axes(sharding, stated, manual)
-
-
-def can_have_edge(value: Value) -> bool:
-    """Whether a value has a static shape; tokens and tensors of unknown shape have no edges."""
-    return isinstance(value.type, TensorType)
 
 
 def _stated(owner: Value) -> tuple[TensorSharding | None, tuple[str, ...]]:

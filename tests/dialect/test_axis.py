@@ -21,7 +21,6 @@ from shardy_py.dialect.axis import (
     greatest_common_prefix,
     is_prefix_of,
     is_strict_prefix_of,
-    is_strict_suffix_of,
     is_suffix_of,
     merge,
     normalized,
@@ -30,7 +29,6 @@ from shardy_py.dialect.axis import (
     prefix_without_overlap,
     set_difference,
     sort_and_merge,
-    strictly_contains,
     suffix_without_overlap,
     truncate_by_removing_overlaps,
 )
@@ -81,13 +79,11 @@ PARTS = [x if (pre, after) == (1, 72) else sub(pre, after // pre) for pre, after
 def test_predicates_against_digits(a: AxisRef, b: AxisRef) -> None:
     da, db = digits(a), digits(b)
     assert contains(a, b) == (da >= db)
-    assert strictly_contains(a, b) == (da > db)
     assert overlaps(a, b) == bool(da & db)
     assert can_coexist(a, b)
     assert is_prefix_of(a, b) == (da <= db and min(da) == min(db))
     assert is_strict_prefix_of(a, b) == (da < db and min(da) == min(db))
     assert is_suffix_of(a, b, MESH) == (da <= db and max(da) == max(db))
-    assert is_strict_suffix_of(a, b, MESH) == (da < db and max(da) == max(db))
     assert can_merge(a, b) == (a.name == b.name and not a.is_full and not b.is_full and max(da)[1] + 1 == min(db)[1])
 
 

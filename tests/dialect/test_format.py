@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding, format_type
-from shardy_py.dialect.format import format_axis, format_mesh
+from shardy_py.dialect.format import format_axis
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,3 @@ def test_a_maximal_sharding_has_no_dimensions() -> None:
 def test_format_axis() -> None:
     assert format_axis(AxisRef("x", 2, 4)) == "x:(2)4"
     assert format_axis(AxisRef("a,b")) == '"a,b"'
-
-
-def test_format_mesh() -> None:
-    assert format_mesh(Mesh({"data": 4, "model": 2})) == "data=4 model=2"
-    assert format_mesh(Mesh.maximal(3)) == "device 3"
-    assert format_mesh(Mesh()) == "empty"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.dialect import FactorType, OpShardingRule
-from shardy_py.dialect.rule import factor_symbol, is_minor_most
+from shardy_py.dialect.rule import factor_symbol
 
 
 def test_matrix_product() -> None:
@@ -52,9 +52,6 @@ def test_compound_dimensions() -> None:
     rule = OpShardingRule.parse("<([i, j])->([ij]) {i=2, j=4}>")
     assert rule.has_compound_dims
     assert rule.tensor_sizes == (8, 8)
-    assert is_minor_most((0, 1), 1)
-    assert not is_minor_most((0, 1), 0)
-    assert not is_minor_most((), 0)
 
 
 def test_malformed_rules_can_be_made_and_printed() -> None:

@@ -18,17 +18,7 @@ from shardy_py.dialect import (
     SubAxis,
     TensorSharding,
     TensorShardingPerValue,
-    parse_all_to_all_param_list,
     parse_attribute,
-    parse_axis_ref,
-    parse_axis_ref_list,
-    parse_dimension_sharding,
-    parse_list_of_axis_ref_lists,
-    parse_manual_axes,
-    parse_mesh,
-    parse_rule,
-    parse_sharding,
-    parse_sharding_per_value,
 )
 from shardy_py.errors import ParseError
 
@@ -235,7 +225,7 @@ def test_bad_text(marked: str, what: str) -> None:
 
 def test_the_message_shows_the_place() -> None:
     with pytest.raises(ParseError) as caught:
-        parse_sharding('<@mesh,\n [{"a"}, {"b",}]>')
+        TensorSharding.parse('<@mesh,\n [{"a"}, {"b",}]>')
     assert str(caught.value).splitlines()[:4] == [
         "expected string",
         "  where: line 2, column 15",
@@ -247,18 +237,18 @@ def test_the_message_shows_the_place() -> None:
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (parse_mesh, '<["x"=2]>', Mesh({"x": 2})),
-        (parse_mesh, 'mesh<["x"=2]>', Mesh({"x": 2})),
-        (parse_axis_ref, ' "x" ', AxisRef("x")),
-        (parse_axis_ref, '"x":(1)2', AxisRef("x", 1, 2)),
-        (parse_dimension_sharding, '{"x", ?}p1', DimensionSharding(["x"], False, 1)),
-        (parse_sharding, '<@m, [{"x"}]>', TensorSharding("m", [["x"]])),
-        (parse_sharding_per_value, '[<@m, [{"x"}]>]', TensorShardingPerValue([TensorSharding("m", [["x"]])])),
-        (parse_rule, "<([i])->([i]) {i=2}>", OpShardingRule([2], [[[0]]], [[[0]]])),
-        (parse_manual_axes, '{"x"}', ManualAxes(["x"])),
-        (parse_axis_ref_list, '{"x"}', AxisRefList(["x"])),
-        (parse_list_of_axis_ref_lists, '[{"x"}, {}]', ListOfAxisRefLists([["x"], []])),
-        (parse_all_to_all_param_list, '[{"x"}: 0->1]', AllToAllParamList([(["x"], 0, 1)])),
+        (Mesh.parse, '<["x"=2]>', Mesh({"x": 2})),
+        (Mesh.parse, 'mesh<["x"=2]>', Mesh({"x": 2})),
+        (AxisRef.parse, ' "x" ', AxisRef("x")),
+        (AxisRef.parse, '"x":(1)2', AxisRef("x", 1, 2)),
+        (DimensionSharding.parse, '{"x", ?}p1', DimensionSharding(["x"], False, 1)),
+        (TensorSharding.parse, '<@m, [{"x"}]>', TensorSharding("m", [["x"]])),
+        (TensorShardingPerValue.parse, '[<@m, [{"x"}]>]', TensorShardingPerValue([TensorSharding("m", [["x"]])])),
+        (OpShardingRule.parse, "<([i])->([i]) {i=2}>", OpShardingRule([2], [[[0]]], [[[0]]])),
+        (ManualAxes.parse, '{"x"}', ManualAxes(["x"])),
+        (AxisRefList.parse, '{"x"}', AxisRefList(["x"])),
+        (ListOfAxisRefLists.parse, '[{"x"}, {}]', ListOfAxisRefLists([["x"], []])),
+        (AllToAllParamList.parse, '[{"x"}: 0->1]', AllToAllParamList([(["x"], 0, 1)])),
         (AllToAllParam.parse, '{"x"}: 0->1', AllToAllParam(["x"], 0, 1)),
         (MeshAxis.parse, '"x"=2', MeshAxis("x", 2)),
         (SubAxis.parse, "(1)2", SubAxis(1, 2)),
@@ -272,4 +262,4 @@ def test_one_function_per_class(parse, text: str, value) -> None:
 
 def test_another_attribute_is_refused() -> None:
     with pytest.raises(ParseError, match=r"expected '#sdy\.sharding', found '#sdy\.mesh'"):
-        parse_sharding("#sdy.mesh<[]>")
+        TensorSharding.parse("#sdy.mesh<[]>")

@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.dialect import Mesh, TensorSharding, parse_sharding
+from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Importer, Scope, from_jaxpr
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.ir import Op, Value
@@ -31,7 +31,7 @@ def names(got: Any) -> list[str]:
 
 
 def test_arguments_and_results_get_names_and_shardings() -> None:
-    rows, columns = parse_sharding('#sdy.sharding<@grid, [{"x"}, {}]>'), parse_sharding('#sdy.sharding<@grid, [{}, {"y", ?}]>')
+    rows, columns = TensorSharding.parse('#sdy.sharding<@grid, [{"x"}, {}]>'), TensorSharding.parse('#sdy.sharding<@grid, [{}, {"y", ?}]>')
     got = from_jaxpr(
         traced(lambda x, y: (x + y, x), X, X),
         mesh=MESH,
@@ -176,7 +176,7 @@ def test_keys_without_a_sharding_are_constrained_on_the_empty_mesh() -> None:
     assert names(got) == ["sdy.sharding_constraint"] * 2 + ["func.return"]
     assert got.program.meshes == {"mesh": MESH, "empty_mesh": Mesh(())}
     assert str(got.program.main.body.ops[0].result.sharding) == "#sdy.sharding<@empty_mesh, [{}]>"
-    known = parse_sharding("#sdy.sharding<@mesh, [{}]>")
+    known = TensorSharding.parse("#sdy.sharding<@mesh, [{}]>")
     assert names(imported(lambda key: key, (KEY,), in_shardings=[known], out_shardings=[known])) == ["func.return"]
 
 
@@ -203,7 +203,7 @@ def test_a_second_mesh_gets_a_name_of_its_own() -> None:
     assert got.program.meshes == {"mesh": MESH, "mesh_0": Mesh((("z", 8),))}
     (region,) = (op for op in got.program.walk() if op.name == "sdy.manual_computation")
     assert region.attributes["manual_axes"] == ("z",)
-    assert region.attributes["in_shardings"] == (parse_sharding('#sdy.sharding<@mesh_0, [{"z"}, {}]>'),)
+    assert region.attributes["in_shardings"] == (TensorSharding.parse('#sdy.sharding<@mesh_0, [{"z"}, {}]>'),)
 
 
 def test_meshes_of_one_device_are_named_after_it() -> None:

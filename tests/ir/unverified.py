@@ -16,13 +16,13 @@ from shardy_py.ir.op_checks import COMPUTATIONS
 ELEMENTS = {"f32": "float32", "i32": "int32", "i1": "bool", "bf16": "bfloat16", "f64": "float64"}
 _CLOSERS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 _AXES: dict[str, tuple[str, Any]] = {
-    "sdy.all_gather": ("gathering_axes", dialect.parse_list_of_axis_ref_lists),
-    "sdy.all_slice": ("slicing_axes", dialect.parse_list_of_axis_ref_lists),
-    "sdy.reduce_scatter": ("reduce_scatter_axes", dialect.parse_list_of_axis_ref_lists),
-    "sdy.sharded_to_unreduced": ("axes", dialect.parse_list_of_axis_ref_lists),
-    "sdy.all_reduce": ("reduction_axes", dialect.parse_axis_ref_list),
-    "sdy.replicated_to_unreduced": ("axes", dialect.parse_axis_ref_list),
-    "sdy.all_to_all": ("params", dialect.parse_all_to_all_param_list),
+    "sdy.all_gather": ("gathering_axes", dialect.ListOfAxisRefLists.parse),
+    "sdy.all_slice": ("slicing_axes", dialect.ListOfAxisRefLists.parse),
+    "sdy.reduce_scatter": ("reduce_scatter_axes", dialect.ListOfAxisRefLists.parse),
+    "sdy.sharded_to_unreduced": ("axes", dialect.ListOfAxisRefLists.parse),
+    "sdy.all_reduce": ("reduction_axes", dialect.AxisRefList.parse),
+    "sdy.replicated_to_unreduced": ("axes", dialect.AxisRefList.parse),
+    "sdy.all_to_all": ("params", dialect.AllToAllParamList.parse),
 }
 
 
@@ -71,7 +71,7 @@ class _Reader:
             if wrapped and self.take(r"\}"):
                 break
             if found := self.take(r"sdy\.mesh @(\w+) *= *"):
-                program.meshes[found[1]] = dialect.parse_mesh(self.bracket())
+                program.meshes[found[1]] = dialect.Mesh.parse(self.bracket())
             else:
                 program.functions.append(self.function())
         return program
@@ -168,11 +168,11 @@ class _Reader:
             if found := self.take(r"(%\w+)(?:#(\d+))?"):
                 operands.append(self.values[f"{found[1]}#{found[2]}" if found[2] else found[1]])
             elif found := self.take(r"(?:out_)?sharding="):
-                sharding = dialect.parse_sharding(self.bracket())
+                sharding = dialect.TensorSharding.parse(self.bracket())
             elif found := self.take(r"(in_shardings|out_shardings)="):
-                attributes[found[1]] = dialect.parse_sharding_per_value(self.bracket()).shardings
+                attributes[found[1]] = dialect.TensorShardingPerValue.parse(self.bracket()).shardings
             elif self.take("manual_axes="):
-                attributes["manual_axes"] = dialect.parse_manual_axes(self.bracket()).axes
+                attributes["manual_axes"] = dialect.ManualAxes.parse(self.bracket()).axes
             elif found := self.take(r"allowed_direction=(\w+)"):
                 attributes["allowed_direction"] = dialect.PropagationDirection[found[1]]
             elif found := self.take(r"group_id=(\d+)"):
@@ -182,7 +182,7 @@ class _Reader:
             elif found := self.take(r"dense(?=<)"):
                 attributes["value"] = f"dense{self.bracket()}"
             elif name in ("sdy.sharding_constraint", "sdy.reshard") and self.take("(?=<)"):
-                sharding = dialect.parse_sharding(self.bracket())
+                sharding = dialect.TensorSharding.parse(self.bracket())
             elif name in COMPUTATIONS and self.take(r"(?=\((?:\)|%\w+ *:))"):
                 regions.append(self.block(self.arguments()))
             elif self.take(r"\((?=\s*\{)"):

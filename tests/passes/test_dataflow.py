@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.dialect import parse_sharding
+from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op, Program
 from shardy_py.passes import dataflow, pipelines
@@ -65,7 +65,7 @@ def test_the_body_of_a_manual_computation_does_not_see_manual_axes() -> None:
     op = first(program, "sdy.manual_computation")
     argument = op.regions[0].arguments[0]
     assert str(dataflow.get_sharding(argument)) == '#sdy.sharding<@mesh, [{"b", ?}, {?}]>'
-    assert dataflow.set_sharding(argument, parse_sharding('#sdy.sharding<@mesh, [{}, {"b"}]>'))
+    assert dataflow.set_sharding(argument, TensorSharding.parse('#sdy.sharding<@mesh, [{}, {"b"}]>'))
     assert str(op.attributes["in_shardings"][0]) == '#sdy.sharding<@mesh, [{"a"}, {"b"}]>'
     inside = dataflow.before_edge(op.results[0], op.attributes["out_shardings"][0])
     assert inside is not None
@@ -76,7 +76,7 @@ def test_the_body_of_a_manual_computation_does_not_see_manual_axes() -> None:
 def test_setting_one_result_opens_the_others() -> None:
     program = from_mlir(WHILE)
     loop = first(program, "stablehlo.while")
-    dataflow.set_sharding(loop.results[0], parse_sharding('#sdy.sharding<@mesh, [{"a"}, {}]>'))
+    dataflow.set_sharding(loop.results[0], TensorSharding.parse('#sdy.sharding<@mesh, [{"a"}, {}]>'))
     assert [str(result.sharding) for result in loop.results] == ['#sdy.sharding<@mesh, [{"a"}, {}]>', "#sdy.sharding<@mesh, []>"]
 
 
@@ -84,10 +84,10 @@ def test_every_value_ends_with_a_sharding() -> None:
     program = from_mlir(WHILE)
     AddDataFlowEdges().run(program)
     loop = first(program, "stablehlo.while")
-    dataflow.set_sharding(loop.results[0], parse_sharding('#sdy.sharding<@mesh, [{?}, {"b", ?}]>'))
+    dataflow.set_sharding(loop.results[0], TensorSharding.parse('#sdy.sharding<@mesh, [{?}, {"b", ?}]>'))
     SinkDataFlowEdges(block_arguments=True).run(program)
     CloseShardings(every_value=True).run(program)
-    wanted = parse_sharding('#sdy.sharding<@mesh, [{}, {"b"}]>')
+    wanted = TensorSharding.parse('#sdy.sharding<@mesh, [{}, {"b"}]>')
     assert [region.arguments[0].sharding for region in loop.regions] == [wanted, wanted]
     assert str(first(program, "stablehlo.negate").result.sharding) == "#sdy.sharding<@mesh, [{}, {}]>"
     assert all(result.sharding is not None for op in program.walk() for result in op.results)

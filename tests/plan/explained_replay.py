@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardy_py.dialect import AxisRef, OpShardingRule, PropagationDirection, TensorSharding, parse_axis_ref
+from shardy_py.dialect import AxisRef, OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.facade import Plan
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import Step
@@ -74,7 +74,7 @@ def only(sharding: TensorSharding, value: str, named: Sequence[Reason], whole: b
 def axis_of(text: str) -> AxisRef:
     """The inverse of `format_axis`."""
     name, mark, part = text.partition(":(")
-    return parse_axis_ref(f'"{name}"{mark}{part}' if not text.startswith('"') else text)
+    return AxisRef.parse(f'"{name}"{mark}{part}' if not text.startswith('"') else text)
 
 
 def _propagate(plan: Plan, state: dict[Holder, TensorSharding | None], step: Step) -> None:

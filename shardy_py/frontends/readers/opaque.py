@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jax.extend.core import JaxprEqn
 
-from shardy_py.dialect import parse_rule
+from shardy_py.dialect import OpShardingRule
 from shardy_py.frontends import _jax
 from shardy_py.frontends.expansions import expansion_of
 from shardy_py.frontends.primitives.avals import type_of_aval
@@ -61,7 +61,7 @@ def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Sc
     operands = importer.read(eqn, scope, block)
     types = [type_of_aval(v.aval) for v in eqn.outvars]
     text = _jax.custom_partitioning_rule(eqn, importer.meshes.main)
-    rule = parse_rule(text) if text is not None else None
+    rule = OpShardingRule.parse(text) if text is not None else None
     attributes = {"call_target_name": "CustomSPMDPartitioning"}
     op = Op("stablehlo.custom_call", operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
     if rule is not None:

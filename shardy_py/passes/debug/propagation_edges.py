@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from shardy_py.dialect import AxisRef, parse_axis_ref
+from shardy_py.dialect import AxisRef
 from shardy_py.ir import Op, Program
 from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.passes.debug.sources import axes_of, new_axes
@@ -32,7 +32,7 @@ class EdgesOfOp:
         for place, following in zip(places, [*places[1:], None], strict=False):
             for detail in _DETAIL.finditer(text[place.end() : following.start() if following is not None else len(text)]):
                 for target in detail[3].split(", "):
-                    self.add(int(place[1]), parse_axis_ref(detail[1]), detail[2], target)
+                    self.add(int(place[1]), AxisRef.parse(detail[1]), detail[2], target)
 
     def add(self, step: int, axis: AxisRef, source: str, target: str) -> None:
         """Notes an edge, unless the axis came to the target before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.dialect import AxisRef, TensorSharding, parse_axis_ref
+from shardy_py.dialect import AxisRef, TensorSharding
 from shardy_py.dialect.axis import overlaps
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes import dataflow
@@ -149,4 +149,4 @@ def _key(axis: AxisRef) -> str:
 
 def _axis(key: str) -> AxisRef:
     name, mark, part = key.partition(":(")
-    return parse_axis_ref(f'"{name}":({part}' if mark else f'"{name}"')
+    return AxisRef.parse(f'"{name}":({part}' if mark else f'"{name}"')

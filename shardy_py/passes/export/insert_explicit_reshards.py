@@ -212,8 +212,8 @@ class _Inserter:
     def make(self, step: Collective, value: Value, why: str, cause: Op) -> Op:
         """Makes the op and tells of it; the caller says where it stands."""
         defining = value.defining_op
-        collective = Op(step.name, (value,), (value.type,), dict(step.attributes), location=None if defining is None else defining.location)
-        collective.results[0].sharding = step.sharding
+        location = None if defining is None else defining.location
+        collective = Op(step.name, (value,), (value.type,), dict(step.attributes), location=location, sharding=step.sharding)
         if self.record is not None:
             self.record(collective, why, cause)
         return collective

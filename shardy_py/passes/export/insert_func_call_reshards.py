@@ -47,8 +47,7 @@ class InsertFuncCallReshards(Pass):
 
 
 def _reshard(value: Value, sharding: TensorSharding, call: Op) -> Op:
-    reshard = Op("sdy.reshard", (value,), (value.type,), location=call.location)
-    reshard.results[0].sharding = sharding
+    reshard = Op("sdy.reshard", (value,), (value.type,), location=call.location, sharding=sharding)
     reshard.block = call.block
     value.replace_uses(reshard.results[0], lambda user, _: user is reshard)
     return reshard

@@ -76,6 +76,4 @@ def _op(step: CollectiveStep, value: Value, op: Op) -> Op:
         attributes = {"slicing_axes": ListOfAxisRefLists(step.axes)}
     elif step.kind == "all_to_all":
         attributes = {"params": AllToAllParamList(step.moves)}
-    collective = Op(f"sdy.{step.kind}", (value,), (op.result.type,), attributes, location=op.location)
-    collective.result.sharding = step.result
-    return collective
+    return Op(f"sdy.{step.kind}", (value,), (op.result.type,), attributes, location=op.location, sharding=step.result)

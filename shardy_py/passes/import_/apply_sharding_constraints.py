@@ -85,8 +85,7 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log |
             log.append(Step.outside(x, None, sharding, why, op))
         return
     if op.name != CONSTRAINT:
-        op = Op(CONSTRAINT, (x,), (x.type,), location=op.location)
-        op.results[0].sharding = sharding
+        op = Op(CONSTRAINT, (x,), (x.type,), location=op.location, sharding=sharding)
     moves.move_after(op, x)
     x.replace_uses(op.results[0], lambda user, _: user is op)
     if sharding.unreduced:

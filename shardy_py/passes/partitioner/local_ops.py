@@ -107,6 +107,4 @@ def elementwise(name: str, operands: Sequence[Value], type_: TensorType, like: O
 def _op(
     name: str, operands: Sequence[Value], type_: TensorType, attributes: Mapping[str, object], like: Op, sharding: TensorSharding | None
 ) -> Op:
-    op = Op(name, operands, (type_,), dict(attributes), location=like.location)
-    op.result.sharding = sharding
-    return op
+    return Op(name, operands, (type_,), dict(attributes), location=like.location, sharding=sharding)

@@ -77,15 +77,14 @@ class _Resolver:
     def carry_out(self, op: Op, decision: Decision) -> None:
         """Inserts reshards before and after an op."""
         for i, sharding in decision.operands:
-            reshard = Op(_RESHARD, (op.operands[i],), (op.operands[i].type,), {}, location=op.location)
-            reshard.result.sharding = sharding
+            reshard = Op(_RESHARD, (op.operands[i],), (op.operands[i].type,), {}, location=op.location, sharding=sharding)
             self.edits.before(op, reshard)
             op.set_operand(i, reshard.result)
         back: list[Op] = []
         for i, sharding in decision.results:
             result = op.results[i]
-            reshard = Op(_RESHARD, (result,), (result.type,), {}, location=op.location)
-            reshard.result.sharding = get_sharding(result) or sharding.fully_closed_like()
+            old = get_sharding(result) or sharding.fully_closed_like()
+            reshard = Op(_RESHARD, (result,), (result.type,), {}, location=op.location, sharding=old)
             set_sharding(result, sharding)
             result.replace_uses(reshard.result, lambda user, _, reshard=reshard: user is reshard)
             back.append(reshard)

@@ -63,8 +63,8 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
 
 def _cut(value: Value, mesh: object) -> Value:
     """Puts an open constraint after a value in place of its other uses."""
-    constraint = Op("sdy.sharding_constraint", (value,), (value.type,))
-    constraint.result.sharding = TensorSharding.open(mesh, value.type.rank)  # pyright: ignore[reportArgumentType]
+    sharding = TensorSharding.open(mesh, value.type.rank)  # pyright: ignore[reportArgumentType]
+    constraint = Op("sdy.sharding_constraint", (value,), (value.type,), sharding=sharding)
     owner = value.owner
     if isinstance(owner, Op):
         assert owner.block is not None

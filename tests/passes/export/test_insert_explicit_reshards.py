@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardy_py.dialect import parse_sharding
+from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Block, Op, Program
@@ -263,7 +263,7 @@ def test_ops_over_different_axes_and_ops_with_a_rule_of_the_user_are_left_alone(
 
 def test_every_insertion_is_recorded() -> None:
     program = from_mlir(MESHES + CALLED)
-    program.functions[0].result_shardings[0] = parse_sharding('#sdy.sharding<@mesh, [{"x"}]>')
+    program.functions[0].result_shardings[0] = TensorSharding.parse('#sdy.sharding<@mesh, [{"x"}]>')
     log: list[tuple[str, str]] = []
     InsertExplicitReshards(enable_full_version=True).run(program, record=lambda op, why, _: log.append((op.name, why)))
     assert log == [("sdy.reshard", "the function returns it")]

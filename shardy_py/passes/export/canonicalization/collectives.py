@@ -162,9 +162,7 @@ def _mesh(op: Op, program: Program) -> Mesh | None:
 
 
 def _collective(name: str, operand: Value, attributes: dict[str, object], sharding: TensorSharding | None, like: Op) -> Op:
-    collective = Op(name, (operand,), (like.result.type,), attributes, location=like.location)
-    collective.result.sharding = sharding
-    return collective
+    return Op(name, (operand,), (like.result.type,), attributes, location=like.location, sharding=sharding)
 
 
 PATTERNS: dict[str, tuple[Pattern, ...]] = {

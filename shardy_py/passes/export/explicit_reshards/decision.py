@@ -92,7 +92,7 @@ def decide(
     Returns:
         None where the op runs as it is.
     """
-    named_mesh = common_mesh(shardings, meshes)
+    named_mesh = most_used_mesh(shardings, meshes)
     if named_mesh is None:
         return None
     mesh_name, mesh = named_mesh
@@ -117,7 +117,7 @@ def decide(
     )
 
 
-def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> tuple[str | Mesh, Mesh] | None:
+def most_used_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> tuple[str | Mesh, Mesh] | None:
     """The mesh on which an op runs, with its name; None where the shardings are over different axes or one device.
 
     Meshes that differ in the order of their devices only do go together; the one that most sharded tensors are on is

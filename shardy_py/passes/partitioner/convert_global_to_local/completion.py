@@ -71,9 +71,7 @@ def _cut_as_operands(op: Op, edits: Edits) -> None:
 
 def _collective(name: str, attribute: str, value: Value, axes: TensorSharding, target: TensorSharding, dims: Collection[int], op: Op) -> Op:
     listed: list[tuple[AxisRef, ...]] = [dim.axes if i in dims else () for i, dim in enumerate(axes.dims)]
-    collective = Op(f"sdy.{name}", (value,), (value.type,), {attribute: ListOfAxisRefLists(listed)}, location=op.location)
-    collective.result.sharding = target
-    return collective
+    return Op(f"sdy.{name}", (value,), (value.type,), {attribute: ListOfAxisRefLists(listed)}, location=op.location, sharding=target)
 
 
 def _pad_moves(op: Op, dim: int, shards: int) -> bool:

@@ -10,8 +10,6 @@ from shardy_py.ir import Block, Op, TensorType, Type, Value
 from shardy_py.passes.partitioner import local_ops
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Facts, World, illegal
 
-I64 = TensorType((), "int64")
-
 
 class Emitter:
     """Ops in place of `op`.

@@ -29,7 +29,7 @@ def replicated(
     Returns:
         None where nothing has to be resharded.
     """
-    named_mesh = common_mesh(shardings, meshes)
+    named_mesh = _mesh_in_device_order(shardings, meshes)
     if named_mesh is None:
         return None
     name, mesh = named_mesh
@@ -48,7 +48,7 @@ def replicated(
     return Decision(name, operands, results)
 
 
-def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> tuple[str | Mesh, Mesh] | None:
+def _mesh_in_device_order(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> tuple[str | Mesh, Mesh] | None:
     """The mesh on which an op runs, with its name; None where the shardings are over different axes or one device.
 
     The last of those whose devices are in order, else the first.

@@ -50,8 +50,8 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: boo
         result.type = local_ops.tensor_type(value)
     other = reversed_mesh(mesh, [axis for dim in dims for axis in sharding.dims[dim].axes])
     wish = f"{sharding.mesh}_reversed" if isinstance(sharding.mesh, str) else "mesh_reversed"
-    reshard = Op("sdy.reshard", (value,), (value.type,), {}, location=op.location)
-    reshard.result.sharding = sharding.with_mesh(names.name(other, wish))
+    exchanged = sharding.with_mesh(names.name(other, wish))
+    reshard = Op("sdy.reshard", (value,), (value.type,), {}, location=op.location, sharding=exchanged)
     op.set_operand(0, reshard.result)
     edits.before(op, *ops, reshard)
     result.sharding = sharding
