@@ -25,6 +25,7 @@ class _Regions:
         self._lock = threading.RLock()  # a collection may call what enters a region
         self._entered = 0
         self._thresholds: tuple[int, int, int] | None = None
+        self._added = 0
         self._most = sys.maxsize
 
     def enter(self) -> None:
@@ -48,21 +49,30 @@ class _Regions:
                 return
             thresholds, self._thresholds = self._thresholds, None
             young, looks, _ = gc.get_count()
-            if young + looks * YOUNG > YOUNG:
-                self._grow_old()
+            added = young + looks * YOUNG
+            if added > YOUNG:
+                self._grow_old(added)
             gc.set_threshold(*thresholds)
             gc.enable()
 
-    def _grow_old(self) -> None:
-        """Moves what was made to the oldest generation, in place of looking at all of it twice, and collects that where it has grown.
+    def _grow_old(self, added: int) -> None:
+        """Moves new objects to the oldest generation, in place of looking at all of them twice, and collects that where it has grown.
 
         Python would not: moving sets the counts to zero by which it finds the time for a full collection.
+
+        Args:
+            added: How many objects there are more, at most.
         """
         if gc.get_freeze_count():
             return  # the user's, which unfreezing would free
+        self._added += added
         gc.freeze()
-        count = gc.get_freeze_count()
+        # Counting goes through all objects, so it waits until there may be enough of them for a full collection.
+        count = gc.get_freeze_count() if self._added > _GROWTH else None
         gc.unfreeze()
+        if count is None:
+            return
+        self._added = 0
         if count > self._most:
             gc.collect()
             gc.freeze()
