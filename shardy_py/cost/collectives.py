@@ -15,6 +15,7 @@ The formulas for rings and tori are those of How to Scale Your Model, chapter 3;
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -97,14 +98,15 @@ def collective_seconds(kind: str, operand_bytes: float, levels: Sequence[Level])
         >>> round(collective_seconds("all_gather", 1e9, [ring]), 4)  # 15 GB by two links of 45 GB/s
         0.1667
     """
-    nets = _nets(levels)
+    nets = _nets(tuple(levels))
     run = _KINDS.get(kind)
     if not nets or run is None or operand_bytes <= 0:
         return 0.0
     return min(run(operand_bytes, order) for order in itertools.permutations(nets))
 
 
-def _nets(levels: Sequence[Level]) -> list[_Net]:
+@functools.lru_cache(1 << 10)
+def _nets(levels: tuple[Level, ...]) -> tuple[_Net, ...]:
     """Levels that are used at once, together."""
     groups: dict[tuple[str, bool], list[tuple[int, int, float, float]]] = {}
     for level in levels:
@@ -112,7 +114,7 @@ def _nets(levels: Sequence[Level]) -> list[_Net]:
         ways = [(n, directions, links.bandwidth, links.latency) for n, directions in links.ways(level.size)]
         if ways:
             groups.setdefault((links.name, links.kind == "switch"), []).extend(ways)
-    return [_Net(switched, tuple(ways)) for (_, switched), ways in groups.items()]
+    return tuple(_Net(switched, tuple(ways)) for (_, switched), ways in groups.items())
 
 
 def _all_gather(size: float, inner_first: Sequence[_Net]) -> float:

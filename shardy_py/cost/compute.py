@@ -111,30 +111,26 @@ def work_of(op: Op, sizes: LocalSizes) -> Work:
     operands = [sizes.shape(v) for v in op.operands]
     if op.name in PRODUCTS and (sharding := op.operands[0].sharding) is not None:
         mesh = sharding.mesh_in(sizes.meshes)
-        axes = [sizes.axes(v) for v in (*op.operands, *op.results)]
-        operands = run_shapes(op, operands, axes, lambda cut: math.prod(axis.size_in(mesh) for axis in cut))
+        lhs, rhs, result = map(sizes.axes, (*op.operands, *op.results))
+        used = {axis.name for dim in result for axis in dim}
+        operands = run_shapes(op, operands, lambda i, j: math.prod(axis.size_in(mesh) for axis in common_axes(lhs[i], rhs[j], used)))
     return work(op, operands, [sizes.shape(v) for v in op.results])
 
 
-def run_shapes(
-    op: Operation, operands: Sequence[Shape], axes: Sequence[Sequence[Axes]], size: Callable[[Axes], int]
-) -> list[tuple[int, ...]]:
+def run_shapes(op: Operation, operands: Sequence[Shape], cut: Callable[[int, int], int]) -> list[tuple[int, ...]]:
     """Shapes of the pieces of operands that a product is made of: cut along summed dimensions as both sides are.
 
     Args:
         op: A matrix product or a convolution.
         operands: Shapes of the pieces that a device has.
-        axes: Of operands and results, the axes of each dimension.
-        size: The number of devices along axes.
+        cut: Parts into which a dimension of the left side and one of the right side are cut that are summed together.
     """
     shapes = [list(shape) for shape in operands]
-    lhs, rhs, result = axes
-    used = {axis.name for dim in result for axis in dim}
     for i, j in summed_dims(op):
-        cut = 1 if i is None else size(common_axes(lhs[i], rhs[j], used))
+        parts = 1 if i is None else cut(i, j)
         for side, d in ((0, i), (1, j)):
             if d is not None:
-                shapes[side][d] = -(-op.operands[side].type.shape[d] // cut)
+                shapes[side][d] = -(-op.operands[side].type.shape[d] // parts)
     return [tuple(shape) for shape in shapes]
 
 

@@ -4,21 +4,19 @@ Pointwise ops, broadcasts, slices and the like are computed where their result i
 where a loop carries it, where an op makes or reads it that is not fused (a matrix product, a sort, a scatter, a collective), and where it
 is returned. An op reads those of its operands that lie in memory and writes those of its results that do. Slices read what they take,
 updates write what they change: the rest stays in place. A transpose beside a product is part of it.
-Memory keeps up with what collectives send, so they are charged for their links alone (`cost/collectives`).
+Memory keeps up with what collectives send, so they are charged for their links alone (`cost/collectives`). Which values lie in memory does
+not depend on shardings, so that costs of layouts are sums over ops and moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS, larger
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import COMPUTATIONS
-
-T = TypeVar("T")
 
 FUSED = (
     POINTWISE
@@ -39,9 +37,10 @@ FORWARDED = frozenset(
         "sdy.reshard",
         "sdy.sharding_constraint",
         "sdy.sharding_group",
+        *(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split()),
     )
 )
-"""Ops whose results are their operands, each in its place."""
+"""Ops whose results are their operands, each in its place, if in another layout."""
 
 _SLICES = frozenset(("sdy.all_slice", "stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"))
 _READS_FUSED = frozenset(("stablehlo.reduce", "stablehlo.dynamic_update_slice"))
@@ -59,30 +58,30 @@ _NO_TRAFFIC = _COLLECTIVES | frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Access(Generic[T]):
-    """One value that an op reads from memory or writes to it.
+class Access:
+    """A read or a write of an op.
 
     Attributes:
-        value: The value.
+        number: Of the operand, or, counted on behind these, the result.
         times: How often its piece is read or written.
-        taken: The value whose piece is read of it, where that is the smaller one, as of slices.
+        taken: Number of the result whose piece is read of it where that is the smaller one, as of slices.
     """
 
-    value: T
+    number: int
     times: int = 1
-    taken: T | None = None
+    taken: int | None = None
 
 
-def traffic(accesses: Iterable[Access[T]], size: Callable[[T], int]) -> int:
+def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
     """Bytes that an op reads and writes, once.
 
     Args:
         accesses: Those of the op.
-        size: Bytes of the piece of a value: a number, or an array of them.
+        size: Bytes of the piece of an operand or a result by its number, as the op reads or makes it: a number, or an array of them.
     """
     moved = 0
     for access in accesses:
-        piece = size(access.value)
+        piece = size(access.number)
         if access.taken is not None:
             piece = piece - larger(0, piece - size(access.taken))
         moved = moved + access.times * piece
@@ -129,25 +128,26 @@ class Fusion:
             return True
         return value in self._kept and op.name not in _CONSTANTS
 
-    def accesses(self, op: Op) -> list[Access[Value]]:
+    def accesses(self, op: Op) -> tuple[Access, ...]:
         """The reads and writes of an op; those of ops in its regions are their own.
 
         Args:
             op: The op.
         """
-        name = op.name
+        name, count = op.name, len(op.operands)
         if name in _NO_TRAFFIC or name in _CONSTANTS or _is_folded(op):
-            return []
+            return ()
         if name == "stablehlo.dynamic_update_slice":
-            update = op.operands[1]
-            return [Access(update, 2 if self.in_memory(self.origin(update)) else 1)]
+            return (Access(1, 2 if self.in_memory(self.origin(op.operands[1])) else 1),)
         if name in _SCATTERS:
             inputs = len(op.results)
-            return [*map(Access, op.operands[inputs:-inputs]), *(Access(v, 3) for v in op.operands[-inputs:])]
-        origins = [v for v in dict.fromkeys(map(self.origin, op.operands)) if self.in_memory(v)]
-        source = self.origin(op.operands[0]) if name in _SLICES else None
-        reads = [Access(v, taken=op.results[0] if v is source else None) for v in origins]
-        return [*reads, *(Access(v) for v in op.results if self.in_memory(v))]
+            return (*map(Access, range(inputs, count - inputs)), *(Access(i, 3) for i in range(count - inputs, count)))
+        numbers: dict[Value, int] = {}
+        for i, operand in enumerate(op.operands):
+            numbers.setdefault(self.origin(operand), i)
+        taken = count if name in _SLICES else None
+        reads = [Access(i, taken=None if i else taken) for origin, i in numbers.items() if self.in_memory(origin)]
+        return (*reads, *(Access(i) for i, result in enumerate(op.results, count) if self.in_memory(result)))
 
 
 class Traffic(Fusion):
@@ -168,7 +168,8 @@ class Traffic(Fusion):
         Args:
             op: The op; those in its regions are counted by themselves.
         """
-        return traffic(self.accesses(op), self.sizes.bytes)
+        values = (*op.operands, *op.results)
+        return traffic(self.accesses(op), lambda number: self.sizes.bytes(values[number]))
 
 
 def _before(value: Value) -> Value | None:

@@ -38,7 +38,10 @@ def parts(axis: AxisRef, mesh: Mesh) -> Axes:
 
 def size_of(axes: Iterable[AxisRef], mesh: Mesh) -> int:
     """How many devices there are along parts of axes."""
-    return math.prod(axis.size_in(mesh) for axis in axes)
+    size = 1
+    for axis in axes:
+        size *= axis.size_in(mesh)
+    return size
 
 
 def mesh_of(shardings: Iterable[TensorSharding | None], meshes: Mapping[str, Mesh]) -> Mesh | None:
@@ -116,7 +119,10 @@ def from_factors(mapping: Sequence[Sequence[int]], axes: Sequence[Axes], sizes: 
         sizes: Size of each factor.
         mesh: The mesh.
     """
-    return tuple(joined([axes[factor] for factor in factors], [sizes[factor] for factor in factors], mesh) for factors in mapping)
+    return tuple(
+        axes[factors[0]] if len(factors) == 1 else joined([axes[f] for f in factors], [sizes[f] for f in factors], mesh)
+        for factors in mapping
+    )
 
 
 def joined(axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Axes:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from shardy_py.cost.collectives import received_bytes
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.ir import Op
+from shardy_py.partition.factor_axes import AxisLists, Exact, Factors
 from shardy_py.partition.layouts import Axes, Layout, from_factors, layout_of, local_shape, size_of, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartitioned
 from shardy_py.partition.op import CONSTANTS, OpSpec, spec_of
@@ -20,6 +22,8 @@ from shardy_py.partition.routes import Move
 from shardy_py.partition.strategy import Strategy, choice_of
 from shardy_py.partition.variables import variable_sharding
 from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
+
+L = TypeVar("L")
 
 
 def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | None:
@@ -32,7 +36,7 @@ def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | 
     """
     if op.name not in WORKAROUNDS:
         return None
-    if op.name in AT_RISK and op.name not in _OTHERS and not is_mispartitioned(op, as_sharded(meshes)):
+    if op.name in AT_RISK and op.name not in ON_WHOLE and not is_mispartitioned(op, as_sharded(meshes)):
         return None
     values = (*op.operands, *op.results)
     layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
@@ -52,17 +56,33 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
     if op.name not in WORKAROUNDS:
         return None
     cuts = [tuple(size_of(dim, mesh) for dim in layout) for layout in layouts]
-    if op.name not in AT_RISK or not is_mispartitioned(op, lambda tensor: cuts[tensor.number]):
-        other = _OTHERS.get(op.name)
+    if not is_at_risk(op, cuts):
+        other = ON_WHOLE.get(op.name)
         return None if other is None else other(op, layouts, mesh)
     if op.rule is None:
         return None
-    proposals = list(_proposals(op, op.rule, variables or layouts, mesh))
-    strategies = [_strategy(op, op.rule, axes, mesh) for axes in proposals]
-    devices = [size_of((axis for cut in axes for axis in cut), mesh) for axes in proposals]
-    # The least to compute of what moves as little; then as the results lie.
-    best = min(range(len(strategies)), key=lambda i: (_bytes(op, strategies[i], layouts, mesh), -devices[i]))
-    return strategies[best]
+    count, shapes = len(op.operands), [type_.shape for type_ in op.types]
+    own = [to_factors(m, layout, op.rule.factor_sizes, mesh) for m, layout in zip(op.rule.mappings, variables or layouts, strict=True)]
+    strategies: list[Strategy] = []
+    ranks: list[tuple[int, int]] = []
+    for axes in proposed_axes(op, op.rule, own, Exact(mesh)):
+        run = _strategy(op, op.rule, axes, mesh)
+        choice = choice_of(run, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
+        moved = sum(received_elements(steps, mesh) for steps in (*choice.moves, *choice.sums))
+        # The least to compute of what moves as little; then as the results lie.
+        ranks.append((moved, -size_of((axis for cut in axes for axis in cut), mesh)))
+        strategies.append(run)
+    return strategies[ranks.index(min(ranks))]
+
+
+def is_at_risk(op: OpSpec, cuts: Sequence[tuple[int, ...]]) -> bool:
+    """Whether XLA may get an op wrong.
+
+    Args:
+        op: The op.
+        cuts: Of operands, then of results, the parts into which each dimension is cut.
+    """
+    return op.name in AT_RISK and is_mispartitioned(op, lambda tensor: cuts[tensor.number])
 
 
 def _whole(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
@@ -88,36 +108,51 @@ def _whole_along_written(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> S
     return Strategy((whole, whole, *[()] * len(starts)), (whole,))
 
 
-_OTHERS: Mapping[str, Callable[[OpSpec, Sequence[Layout], Mesh], Strategy | None]] = {
+ON_WHOLE: Mapping[str, Callable[[OpSpec, Sequence[Layout], Mesh], Strategy | None]] = {
     "stablehlo.dynamic_update_slice": _whole_along_written,
     "stablehlo.sort": _whole,
 }
 """Ops that XLA runs on whole operands, or on operands that are whole along some dimensions."""
 
-WORKAROUNDS = frozenset((*AT_RISK, *_OTHERS))
+WORKAROUNDS = frozenset((*AT_RISK, *ON_WHOLE))
 """Ops that may run otherwise than XLA's partitioner runs its ops."""
 
 
-def _proposals(op: OpSpec, rule: OpShardingRule, layouts: Sequence[Layout], mesh: Mesh) -> Iterator[list[Axes]]:
-    """Axes of every factor: those of one value, then those of the others that are free; with sums over devices and without."""
+def proposed_axes(op: OpSpec, rule: OpShardingRule, tensors: Sequence[Factors[L]], lists: AxisLists[L]) -> Iterator[list[L]]:
+    """Axes of every factor: those of one tensor, then those of the others that are free; with sums over devices and without.
+
+    Args:
+        op: The op.
+        rule: Its rule.
+        tensors: Axes of the factors of each operand, then of each result.
+        lists: Of which kind the axes are.
+    """
     count = len(op.operands)
-    ordered = (*layouts[count:], *layouts[:count])
-    mappings = (*rule.result_mappings, *rule.operand_mappings)
-    factors = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(mappings, ordered, strict=True)]
+    ordered = [*tensors[count:], *tensors[:count]]
     # Each device writes what lies with it of a window, wherever it begins.
-    written = factors[0] if op.name == "stablehlo.scatter" else {}
-    for first in factors:
-        axes: list[Axes] = [()] * rule.num_factors
-        taken: set[object] = set()
-        for source in (first, *factors):
+    written = ordered[0] if op.name == "stablehlo.scatter" else {}
+    for first in ordered:
+        axes, taken = [lists.none] * rule.num_factors, 0
+        for source in (first, *ordered):
             for factor, cut in source.items():
-                is_free = rule.factor_types[factor] is not FactorType.NEED_REPLICATION or factor in written
-                if not axes[factor] and is_free and taken.isdisjoint(cut):
-                    axes[factor] = cut
-                    taken.update(cut)
+                if rule.factor_types[factor] is not FactorType.NEED_REPLICATION or factor in written:
+                    mask = lists.mask(cut)
+                    fits = (lists.mask(axes[factor]) == 0) & ((taken & mask) == 0)
+                    axes[factor] = lists.where(fits, cut, axes[factor])
+                    taken = taken | mask * fits
         yield axes
-        if any(axes[factor] for factor in rule.reduction):
-            yield [() if factor in rule.reduction else cut for factor, cut in enumerate(axes)]
+        if any(lists.any(lists.mask(axes[factor]) != 0) for factor in rule.reduction):
+            yield [lists.none if factor in rule.reduction else cut for factor, cut in enumerate(axes)]
+
+
+def received_elements(steps: Sequence[Move], mesh: Mesh) -> int:
+    """Bytes that a device receives in some collectives if elements have one byte.
+
+    Args:
+        steps: The collectives.
+        mesh: The mesh.
+    """
+    return sum(received_bytes(step.kind, size_of(step.axes, mesh) if step.axes else mesh.size, step.elements) for step in steps)
 
 
 def _strategy(op: OpSpec, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh) -> Strategy:
@@ -125,11 +160,18 @@ def _strategy(op: OpSpec, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh
     reads = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.operand_mappings)
     makes = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.result_mappings)
     summed = tuple(axis for factor in rule.reduction for axis in axes[factor])
-    return Strategy(reads, makes, summed, tuple(_borders(op, reads[0], makes[0], mesh)))
+    return Strategy(reads, makes, summed, tuple(borders(op, reads[0], makes[0], mesh)))
 
 
-def _borders(op: OpSpec, read: Sequence[Axes], made: Sequence[Axes], mesh: Mesh) -> Iterator[Move]:
-    """What comes from the neighbours of the first operand's pieces."""
+def borders(op: OpSpec, read: Sequence[Axes], made: Sequence[Axes], mesh: Mesh) -> Iterator[Move]:
+    """The collectives that fetch what windows need from the neighbours of the first operand's pieces.
+
+    Args:
+        op: The op.
+        read: The layout in which the first operand is read.
+        made: That in which the first result is made.
+        mesh: The mesh.
+    """
     shape = local_shape(op.operands[0].type.shape, read, mesh)
     if not math.prod(shape):
         return
@@ -155,11 +197,3 @@ _WINDOWS: Mapping[str, Callable[[OpSpec], Sequence[Window]]] = {
     "stablehlo.pad": windows_of_padding,
     "stablehlo.reduce_window": windows_of_reduction,
 }
-
-
-def _bytes(op: OpSpec, run: Strategy, layouts: Sequence[Layout], mesh: Mesh) -> int:
-    """Bytes that all that a strategy moves would have if elements had one byte."""
-    count, shapes = len(op.operands), [type_.shape for type_ in op.types]
-    choice = choice_of(run, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
-    steps = [move for value in (*choice.moves, *choice.sums) for move in value]
-    return sum(received_bytes(move.kind, size_of(move.axes, mesh) if move.axes else mesh.size, math.prod(move.shape)) for move in steps)

@@ -1,0 +1,190 @@
+"""Seconds and bytes of one op whose operands and results lie in some layouts, and of what moves for it.
+
+A plan's cost is the sum of these: of every op, once per trip, and of every value that is brought to a layout, once. So a search over
+layouts can price them without a plan. The price of an op holds what completes its results; what brings its operands is apart, since
+several readers may share it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardy_py.cost.collectives import collective_seconds, received_bytes
+from shardy_py.cost.compute import PRODUCTS, Work, common_axes, roofline_seconds, run_shapes, work
+from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.links import Level, lay_out, levels_of
+from shardy_py.cost.traffic import Access, traffic
+from shardy_py.dialect import Mesh
+from shardy_py.ir import Type
+from shardy_py.ir.types import element_bits
+from shardy_py.partition.layouts import Axes, Layout, local_shape, size_of
+from shardy_py.partition.op import OpSpec
+from shardy_py.partition.policies import POLICIES
+from shardy_py.partition.routes import Move, moves, settled
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """One or more collectives.
+
+    Attributes:
+        seconds: One after the other.
+        received: Bytes that a device receives.
+    """
+
+    seconds: float = 0.0
+    received: int = 0
+
+    def __add__(self, other: Communication) -> Communication:
+        return Communication(self.seconds + other.seconds, self.received + other.received)
+
+
+NO_COMMUNICATION = Communication()
+
+
+class Machine:
+    """A mesh on some hardware, which prices are of.
+
+    Args:
+        mesh: The mesh.
+        hardware: Of its devices.
+        links: The links that its axes lie on; see `lay_out`.
+    """
+
+    def __init__(self, mesh: Mesh, hardware: Hardware, links: Mapping[str, object] | None = None) -> None:
+        self.mesh = mesh
+        self.hardware = hardware
+        self.sizes: dict[str, int] = dict(mesh.shape)
+        self.links = lay_out(self.sizes, hardware, links)
+        self._levels: dict[Axes, tuple[Level, ...]] = {}
+        self._routes: dict[tuple[Type, Layout, Layout], Communication] = {}
+        self._sums: dict[tuple[Type, Layout, Layout, Axes], Communication] = {}
+
+    def collectives(self, steps: Sequence[Move], dtype: str) -> Communication:
+        """The cost of collectives of a value, one after the other.
+
+        Args:
+            steps: The collectives.
+            dtype: Element type of the value.
+        """
+        seconds, received, bits = 0.0, 0, element_bits(dtype)
+        for step in steps:
+            kind = "reduce_scatter" if step.scatters else step.kind
+            group = size_of(step.axes, self.mesh) if step.axes else self.mesh.size
+            piece = -(-step.elements * bits // 8)
+            if group > 1 and piece:
+                seconds += collective_seconds(kind, piece, self.levels(step.axes))
+                received += received_bytes(kind, group, piece)
+        return Communication(seconds, received)
+
+    def levels(self, axes: Axes) -> tuple[Level, ...]:
+        """The links that devices along some axes exchange data over; along all where there are none.
+
+        Args:
+            axes: The axes, or parts of them.
+        """
+        levels = self._levels.get(axes)
+        if levels is None:
+            taken = {axis: size for axis, size in self.sizes.items() if size > 1}
+            if axes:
+                names = [axis for axis in self.sizes if any(part.name == axis for part in axes)]
+                taken = {axis: size_of((part for part in axes if part.name == axis), self.mesh) for axis in names}
+            levels = self._levels[axes] = levels_of(list(taken.items()), self.links, self.sizes)
+        return levels
+
+    def reshard(self, type_: Type, source: Layout, target: Layout) -> Communication:
+        """The cost of bringing a value from one layout to another.
+
+        Args:
+            type_: Its type.
+            source: The layout before.
+            target: The layout afterwards.
+        """
+        if source == target:
+            return NO_COMMUNICATION
+        key = (type_, source, target)
+        cost = self._routes.get(key)
+        if cost is None:
+            cost = self._routes[key] = self.collectives(moves(type_.shape, source, target, self.mesh), type_.dtype)
+        return cost
+
+    def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes) -> Communication:
+        """The cost of bringing partial sums in one layout to a value in another.
+
+        Args:
+            type_: Type of the value.
+            source: The layout of the partial sums.
+            target: The layout afterwards.
+            summed: The axes that they are added up over.
+        """
+        if not summed:
+            return self.reshard(type_, source, target)
+        key = (type_, source, target, summed)
+        cost = self._sums.get(key)
+        if cost is None:
+            cost = self._sums[key] = self.collectives(settled(type_.shape, source, target, summed, self.mesh), type_.dtype)
+        return cost
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The cost of one op under a joint layout, once.
+
+    Attributes:
+        seconds: Of computing, and of what the op itself and its results communicate; operands are apart.
+        work: What a device computes.
+        traffic: Bytes to and from its memory.
+        received: Bytes that it receives for results and inside of the op.
+        reads: The layout in which each operand is read.
+        moves: The cost of bringing each operand there; nothing for constants, which are made where they are read.
+    """
+
+    seconds: float
+    work: Work
+    traffic: int
+    received: int
+    reads: tuple[Layout, ...]
+    moves: tuple[Communication, ...]
+
+
+def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Sequence[Access]) -> Price:
+    """The cost of one op under a joint layout.
+
+    Args:
+        policy: One of `POLICIES`.
+        op: The op; it has no regions.
+        layouts: Of operands, then of results.
+        machine: What it runs on.
+        memory: Its reads and writes; see `Fusion.accesses`.
+    """
+    mesh, count, types = machine.mesh, len(op.operands), op.types
+    run = POLICIES[policy](op, layouts, mesh)
+    brought = tuple(
+        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read)
+        for tensor, layout, read in zip(op.operands, layouts, run.reads)
+    )
+    after = machine.collectives(run.inside, op.results[0].type.dtype) if run.inside else NO_COMMUNICATION
+    for tensor, source, target in zip(op.results, run.makes, layouts[count:]):
+        after += machine.settle(tensor.type, source, target, run.summed)
+    pieces = [local_shape(type_.shape, layout, mesh) for type_, layout in zip(types, (*run.reads, *run.makes))]
+    operands: Sequence[Sequence[int]] = pieces[:count]
+    if op.name in PRODUCTS:
+        lhs, rhs = run.reads
+        used = {axis.name for dim in run.makes[0] for axis in dim}
+        operands = run_shapes(op, operands, lambda i, j: size_of(common_axes(lhs[i], rhs[j], used), mesh))
+    computed = work(op, operands, pieces[count:])
+    moved = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
+    seconds = roofline_seconds(computed, moved, machine.hardware) + after.seconds
+    return Price(seconds, computed, moved, after.received, run.reads, brought)
+
+
+def piece_bytes(type_: Type, elements: int) -> int:
+    """Bytes of a piece of so many elements.
+
+    Args:
+        type_: Type of the value.
+        elements: Elements of the piece, or an array of them.
+    """
+    return -(-elements * element_bits(type_.dtype) // 8)

@@ -1,0 +1,425 @@
+"""Prices of one op under arrays of joint layouts.
+
+Lists of axes are numbered, sets of them are bit masks, and an op's decision is made on arrays of both (`factor_axes`). Anything else is a
+function of few arguments that take few values: it is asked once per distinct row of these, and its answers are dealt out (`_Rows`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from shardy_py.cost.compute import PRODUCTS, common_axes, roofline_seconds, run_shapes, work
+from shardy_py.cost.traffic import Access, traffic
+from shardy_py.dialect import Mesh, OpShardingRule
+from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
+from shardy_py.partition.layouts import Axes, Layout, joined, local_shape, size_of, to_factors
+from shardy_py.partition.mispartitioned import AT_RISK
+from shardy_py.partition.op import OpSpec
+from shardy_py.partition.policies import HANDED_ON, POLICIES, Policy
+from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
+from shardy_py.partition.routes import Move, settled
+from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
+from shardy_py.partition.workarounds import ON_WHOLE, borders, is_at_risk, proposed_axes, received_elements
+
+T = TypeVar("T")
+
+Array = Any
+"""A numpy array with an entry per joint layout, or one number for all of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Joint layouts of the operands and results of an op.
+
+    Attributes:
+        domains: Per value, the layouts that it may have: of operands, then of results.
+        index: Per value and joint layout, the number of the value's layout in its domain.
+    """
+
+    domains: tuple[tuple[Layout, ...], ...]
+    index: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PriceTable:
+    """Prices of one op under joint layouts.
+
+    Attributes:
+        seconds: Per joint layout, `Price.seconds`.
+        received: Per joint layout, `Price.received`.
+        reads: Per operand and joint layout, the number in `read_layouts` of the layout in which the operand is read.
+        read_layouts: Per operand, the layouts in which it is read.
+        move_seconds: Per operand, seconds by the number of the layout in which it lies and of that in which it is read; NaN where no
+            joint layout has both.
+        move_received: The same in bytes that a device receives; -1 where no joint layout has both.
+    """
+
+    seconds: Array
+    received: Array
+    reads: Array
+    read_layouts: tuple[tuple[Layout, ...], ...]
+    move_seconds: tuple[Array, ...]
+    move_received: tuple[Array, ...]
+
+
+def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machine, memory: Sequence[Access]) -> PriceTable:
+    """The prices of one op under joint layouts, each as `price` has it.
+
+    Args:
+        policy: One of `POLICIES`.
+        op: The op; it has no regions.
+        candidates: The joint layouts.
+        machine: What it runs on.
+        memory: Its reads and writes; see `Fusion.accesses`.
+    """
+    index, domains, mesh = np.asarray(candidates.index, np.int64), candidates.domains, machine.mesh
+    types, count = op.types, len(op.operands)
+    if len(domains) != len(types) or len(index) != len(types):
+        raise ValueError(f"{op.name} has {len(types)} values; there are domains of {len(domains)} and numbers of {len(index)}")
+    decider = _Decider(op, domains, mesh)
+    runs = decider.decide(policy, index)
+    move_seconds, move_received = [], []
+    for i, tensor in enumerate(op.operands):
+        layouts = decider.layouts[i].items
+        seconds, received = np.full((len(domains[i]), len(layouts)), np.nan), np.full((len(domains[i]), len(layouts)), -1)
+        for own, read in _Rows(index[i], runs.numbers[i]).distinct():
+            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], layouts[read])
+            seconds[own, read], received[own, read] = cost.seconds, cost.received
+        move_seconds.append(seconds)
+        move_received.append(received)
+    pieces = [_pieces(type_.shape, layouts.items, run, mesh) for type_, layouts, run in zip(types, decider.layouts, runs.numbers)]
+    operands = pieces[:count]
+    if op.name in PRODUCTS:
+        operands = run_shapes(op, operands, decider.cut(runs))
+    computed = work(op, operands, pieces[count:])
+    moved = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
+    inside = [machine.collectives(steps, op.results[0].type.dtype) if steps else NO_COMMUNICATION for steps in decider.inside.items]
+    seconds = np.array([cost.seconds for cost in inside])[runs.inside]
+    received = np.array([cost.received for cost in inside])[runs.inside]
+    for i, tensor in enumerate(op.results, count):
+        rows = _Rows(runs.numbers[i], index[i], runs.summed)
+        makes, wanted, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
+        costs = [machine.settle(tensor.type, makes[a], wanted[b], axes(mask)) for a, b, mask in rows.distinct()]
+        seconds = seconds + rows.deal([cost.seconds for cost in costs])
+        received = received + rows.deal([cost.received for cost in costs])
+    seconds = roofline_seconds(computed, moved, machine.hardware) + seconds
+    reads = tuple(tuple(layouts.items) for layouts in decider.layouts[:count])
+    return PriceTable(seconds, received, runs.numbers[:count], reads, tuple(move_seconds), tuple(move_received))
+
+
+class _Rows:
+    """Distinct rows of some columns of numbers that are not negative.
+
+    Args:
+        *columns: Arrays of one length.
+    """
+
+    def __init__(self, *columns: Array) -> None:
+        self.columns = columns
+        key: Array = np.zeros(len(columns[0]), np.int64)
+        width = 1
+        for column in columns:
+            more = int(column.max(initial=0)) + 1
+            if width * more >= 1 << 62:
+                key = np.unique(key, return_inverse=True)[1]
+                width = int(key.max(initial=0)) + 1
+            key = key * more + column
+            width *= more
+        if width <= 4 * len(key) + 1024:
+            numbers = np.full(width, -1)
+            numbers[key] = np.arange(len(key))
+            (present,) = np.nonzero(numbers >= 0)
+            self.first: Array = numbers[present]
+            numbers[present] = np.arange(len(present))
+            self.number: Array = numbers[key]
+        else:
+            _, self.first, self.number = np.unique(key, return_index=True, return_inverse=True)
+
+    def distinct(self) -> Iterator[tuple[int, ...]]:
+        """The distinct rows."""
+        return zip(*(column[self.first].tolist() for column in self.columns))
+
+    def deal(self, values: Sequence[float]) -> Array:
+        """A value of each distinct row, given to all rows that are like it."""
+        return np.array(values)[self.number] if len(values) else self.number
+
+
+class _Numbered(Generic[T]):
+    """Things by number, in the order in which they come.
+
+    Args:
+        *items: The first of them.
+    """
+
+    def __init__(self, *items: T) -> None:
+        self.items = list(items)
+        self.numbers = {item: i for i, item in enumerate(items)}
+
+    def number(self, item: T) -> int:
+        """The number of a thing."""
+        number = self.numbers.setdefault(item, len(self.items))
+        if number == len(self.items):
+            self.items.append(item)
+        return number
+
+
+class _Lists:
+    """Numbers of lists of parts of axes, as `AxisLists`.
+
+    Args:
+        mesh: The mesh.
+    """
+
+    none = 0
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.exact = Exact(mesh)
+        self.devices = mesh.size
+        self.lists = _Numbered[Axes](())
+        self.masks: Array = np.zeros(1, np.int64)
+        self.sizes: Array = np.ones(1, np.int64)
+
+    def number(self, axes: Axes) -> int:
+        """The number of a list."""
+        number = self.lists.number(axes)
+        if number == len(self.masks):
+            self.masks = np.append(self.masks, self.exact.mask(axes))
+            self.sizes = np.append(self.sizes, self.exact.size(axes))
+        return number
+
+    def call(self, function: Callable[..., Axes], lists: Sequence[Array], *numbers: Array) -> Array:
+        """The lists that a function of lists and numbers gives."""
+        columns = np.broadcast_arrays(*map(np.atleast_1d, (*lists, *numbers)))
+        rows, count, items = _Rows(*columns), len(lists), self.lists.items
+        return rows.deal([self.number(function(*(items[i] for i in row[:count]), *row[count:])) for row in rows.distinct()])
+
+    def mask(self, axes: Array) -> Array:
+        """See `AxisLists`."""
+        return self.masks[axes]
+
+    def size(self, axes: Array) -> Array:
+        """See `AxisLists`."""
+        return self.sizes[axes]
+
+    def devices_of(self, mask: Array) -> Array:
+        """See `AxisLists`."""
+        devices = 1
+        for i, part in enumerate(self.exact.parts):
+            devices = devices * np.where(mask >> i & 1, part.size_in(self.exact.mesh), 1)
+        return devices
+
+    def until(self, axes: Array, mask: Array) -> Array:
+        """See `AxisLists`."""
+        return self.call(self.exact.until, [axes], mask)
+
+    def common(self, first: Array, second: Array) -> Array:
+        """See `AxisLists`."""
+        return self.call(self.exact.common, [first, second])
+
+    def spare(self, size: Array, taken: Array) -> Array:
+        """See `AxisLists`."""
+        return self.call(self.exact.spare, [], size, taken)
+
+    def same(self, first: Array, second: Array) -> Array:
+        """See `AxisLists`."""
+        return first == second
+
+    def where(self, condition: Array, first: Array, second: Array) -> Array:
+        """See `AxisLists`."""
+        return np.where(condition, first, second)
+
+    def any(self, condition: Array) -> bool:
+        """See `AxisLists`."""
+        return bool(np.any(condition))
+
+
+@functools.lru_cache(64)
+def _lists(mesh: Mesh) -> _Lists:
+    return _Lists(mesh)
+
+
+@dataclass(slots=True, eq=False)
+class _Runs:
+    """Strategies of one op, as `Strategy`, by numbers.
+
+    Attributes:
+        numbers: Of each operand and result, by joint layout, the number of the layout in which it is read or made.
+        summed: By joint layout, the set of axes over which results are added up.
+        inside: By joint layout, the number of the collectives of the op itself.
+    """
+
+    numbers: Array
+    summed: Array
+    inside: Array
+
+    def at(self, where: Array) -> _Runs:
+        """Those of some joint layouts."""
+        return _Runs(self.numbers[:, where], self.summed[where], self.inside[where])
+
+    def set(self, where: Array, other: _Runs) -> None:
+        """Takes over the strategies of some joint layouts."""
+        self.numbers[:, where], self.summed[where], self.inside[where] = other.numbers, other.summed, other.inside
+
+
+class _Decider:
+    """How one op runs under joint layouts.
+
+    Args:
+        op: The op.
+        domains: Of operands and results, as those of `Candidates`.
+        mesh: The mesh.
+
+    Attributes:
+        layouts: Of each operand and result, the layouts in which it is read or made, by number.
+        inside: The collectives of the op itself, by number.
+    """
+
+    def __init__(self, op: OpSpec, domains: Sequence[Sequence[Layout]], mesh: Mesh) -> None:
+        self.op = op
+        self.domains = domains
+        self.mesh = mesh
+        self.lists = _lists(mesh)
+        self.layouts = [_Numbered[Layout]() for _ in op.types]
+        self.inside = _Numbered[tuple[Move, ...]](())
+
+    def decide(self, policy: str, index: Array) -> _Runs:
+        """Strategies for joint layouts: on arrays where the policy can, else one by one."""
+        op, count = self.op, index.shape[1]
+        if policy != "xla" or op.name in HANDED_ON:
+            return self.one_by_one(POLICIES[policy], index)
+        at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
+        runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
+        for where, run in ((at_risk, self.apart), (~at_risk, self.on_whole if op.name in ON_WHOLE else self.by_xla)):
+            if where.any():
+                runs.set(where, run(index[:, where]))
+        return runs
+
+    def at_risk(self, index: Array) -> Array:
+        """Whether XLA may get the op wrong."""
+        columns, cuts = [], []
+        for domain, own in zip(self.domains, index):
+            numbered = _Numbered[tuple[int, ...]]()
+            columns.append(np.array([numbered.number(tuple(size_of(dim, self.mesh) for dim in layout)) for layout in domain])[own])
+            cuts.append(numbered.items)
+        rows = _Rows(*columns)
+        return rows.deal([is_at_risk(self.op, [cut[i] for cut, i in zip(cuts, row)]) for row in rows.distinct()]).astype(bool)
+
+    def one_by_one(self, policy: Policy, index: Array) -> _Runs:
+        """Strategies of a policy that is a function of one joint layout."""
+        rows = _Rows(*index)
+        strategies = [policy(self.op, [domain[i] for domain, i in zip(self.domains, row)], self.mesh) for row in rows.distinct()]
+        numbers = [rows.deal([layouts.number((*one.reads, *one.makes)[i]) for one in strategies]) for i, layouts in enumerate(self.layouts)]
+        return _Runs(
+            np.array(numbers),
+            rows.deal([self.lists.exact.mask(one.summed) for one in strategies]),
+            rows.deal([self.inside.number(one.inside) for one in strategies]),
+        )
+
+    def on_whole(self, index: Array) -> _Runs:
+        """Those of an op that may run on whole operands."""
+        if self.op.name == "stablehlo.sort" and self.op.primitive != "top_k":
+            return self.by_xla(index)
+        return self.one_by_one(POLICIES["xla"], index)
+
+    def by_xla(self, index: Array) -> _Runs:
+        """Those of XLA's partitioner."""
+        op, count = self.op, len(self.op.operands)
+        if op.rule is None or op.name in WHOLE:
+            whole = [layouts.number(((),) * len(type_.shape)) for layouts, type_ in zip(self.layouts, op.types)]
+            zeros: Array = np.zeros(index.shape[1], np.int64)
+            return _Runs(np.array(whole)[:, None] + zeros, zeros, zeros)
+        tensors, shapes = self.factors(op.rule, index), [type_.shape for type_ in op.types]
+        axes, summed = factor_axes(op.name, op.rule, shapes[:count], tensors[:count], tensors[count:], self.lists)
+        runs = self.with_axes(op.rule, axes, summed, index.shape[1])
+        if op.name in SHIFTS:
+            shifted = functools.reduce(np.logical_or, (self.lists.mask(axes[f]) != 0 for f in op.rule.permutation), np.zeros(1, bool))
+            rows = _Rows(*runs.numbers, np.broadcast_to(shifted.astype(np.int64), index.shape[1:]))
+            steps: list[tuple[Move, ...]] = []
+            for *numbers, moves in rows.distinct():
+                run = [layouts.items[number] for layouts, number in zip(self.layouts, numbers)]
+                steps.append(shifts(shapes[:count], shapes[count], run[:count], run[count], self.mesh) if moves else ())
+            runs.inside = rows.deal([self.inside.number(one) for one in steps])
+        return runs
+
+    def apart(self, index: Array) -> _Runs:
+        """Those of the regions that stand in for what XLA may get wrong: the proposal that moves least, as `workaround` has it."""
+        op, rule, count, mesh, size = self.op, self.op.rule, len(self.op.operands), self.mesh, index.shape[1]
+        assert rule is not None
+        best, least, most = None, np.zeros(0), np.zeros(0)
+        for axes in proposed_axes(op, rule, self.factors(rule, index), self.lists):
+            summed: Array = functools.reduce(np.bitwise_or, (self.lists.mask(axes[f]) for f in rule.reduction), np.zeros(1, np.int64))
+            runs = self.with_axes(rule, axes, summed, size)
+            rows = _Rows(runs.numbers[0], runs.numbers[count])
+            reads, makes = self.layouts[0].items, self.layouts[count].items
+            steps = [tuple(borders(op, reads[read], makes[made], mesh)) for read, made in rows.distinct()]
+            runs.inside = rows.deal([self.inside.number(one) for one in steps])
+            moved = np.array([received_elements(one, mesh) for one in self.inside.items])[runs.inside]
+            for i, type_ in enumerate(op.types):
+                ends = (index[i], runs.numbers[i]) if i < count else (runs.numbers[i], index[i])
+                rows, own, run = _Rows(*ends, runs.summed * (i >= count)), self.domains[i], self.layouts[i].items
+                source, target = (own, run) if i < count else (run, own)
+                moved = moved + rows.deal(
+                    [
+                        received_elements(settled(type_.shape, source[a], target[b], self.lists.exact.axes(mask), mesh), mesh)
+                        for a, b, mask in rows.distinct()
+                    ]
+                )
+            devices = functools.reduce(np.multiply, map(self.lists.size, axes), np.ones(size, np.int64))
+            if best is None:
+                best, least, most = runs, moved, devices
+            else:
+                better = (moved < least) | ((moved == least) & (devices > most))
+                best.set(better, runs.at(better))
+                least, most = np.where(better, moved, least), np.where(better, devices, most)
+        assert best is not None
+        return best
+
+    def factors(self, rule: OpShardingRule, index: Array) -> list[Factors[Array]]:
+        """Of each operand and result, numbers of the axes of its factors."""
+        tensors: list[Factors[Array]] = []
+        for mapping, domain, own in zip(rule.mappings, self.domains, index):
+            dealt = [to_factors(mapping, layout, rule.factor_sizes, self.mesh) for layout in domain]
+            tensors.append({factor: np.array([self.lists.number(axes[factor]) for axes in dealt])[own] for factor in dealt[0]})
+        return tensors
+
+    def with_axes(self, rule: OpShardingRule, axes: Sequence[Array], summed: Array, count: int) -> _Runs:
+        """Strategies in which factors have some axes."""
+        numbers: Array = np.zeros((len(rule.mappings), count), np.int64)
+        for i, (mapping, layouts) in enumerate(zip(rule.mappings, self.layouts)):
+            rows = _Rows(*(np.broadcast_to(self.joined(rule, dim, axes), (count,)) for dim in mapping), numbers[i])
+            dims = self.lists.lists.items
+            numbers[i] = rows.deal([layouts.number(tuple(dims[number] for number in row[:-1])) for row in rows.distinct()])
+        return _Runs(numbers, summed + np.zeros(count, np.int64), np.zeros(count, np.int64))
+
+    def joined(self, rule: OpShardingRule, factors: Sequence[int], axes: Sequence[Array]) -> Array:
+        """Numbers of the axes of one dimension."""
+        if len(factors) == 1:
+            return axes[factors[0]]
+        sizes = [rule.factor_sizes[factor] for factor in factors]
+        return self.lists.call(lambda *cuts: joined(cuts, sizes, self.mesh), [axes[factor] for factor in factors])
+
+    def cut(self, runs: _Runs) -> Callable[[int, int], Array]:
+        """The parts into which dimensions are cut that a product sums over, as `run_shapes` asks for them."""
+        exact = self.lists.exact
+        layouts, numbers = [each.items for each in self.layouts], runs.numbers
+        used = np.array([exact.mask(tuple(axis for dim in layout for axis in dim)) for layout in layouts[2]], np.int64)[numbers[2]]
+
+        def common(lhs: Axes, rhs: Axes, mask: int) -> Axes:
+            return common_axes(lhs, rhs, {axis.name for axis in exact.axes(mask)})
+
+        def cut(i: int, j: int) -> Array:
+            sides = [np.array([self.lists.number(layout[d]) for layout in layouts[t]], np.int64)[numbers[t]] for t, d in ((0, i), (1, j))]
+            return self.lists.size(self.lists.call(common, sides, used))
+
+        return cut
+
+
+def _pieces(shape: Sequence[int], domain: Sequence[Layout], own: Array, mesh: Mesh) -> tuple[Array, ...]:
+    """The shape of the largest piece of a value."""
+    return tuple(np.array([local_shape(shape, layout, mesh) for layout in domain], float).reshape(len(domain), len(shape))[own].T)
