@@ -25,32 +25,33 @@ FUSED = (
         f"stablehlo.{name}"
         for name in "bitcast_convert broadcast_in_dim concatenate constant dynamic_slice iota pad reverse slice transpose".split()
     }
-    | {"sdy.constant", "sdy.all_slice"}
+    | {"sdy.constant"}
 )
 """Ops that are computed where their result is used."""
 
-FORWARDED = frozenset(
+_MOVES = frozenset(
+    ("sdy.reshard", *(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split()))
+)
+"""Ops that bring their operand to another layout; they are part of prices of moves."""
+
+FORWARDED = _MOVES | frozenset(
     (
         "stablehlo.reshape",
         "stablehlo.optimization_barrier",
         "sdy.propagation_barrier",
-        "sdy.reshard",
         "sdy.sharding_constraint",
         "sdy.sharding_group",
-        *(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split()),
     )
 )
 """Ops whose results are their operands, each in its place, if in another layout."""
 
-_SLICES = frozenset(("sdy.all_slice", "stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"))
+_SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"))
 _READS_FUSED = frozenset(("stablehlo.reduce", "stablehlo.dynamic_update_slice"))
 _SCATTERS = frozenset(("stablehlo.scatter",))
 _PRODUCTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 _COLLECTIVES = frozenset(
-    f"{dialect}.{name}"
-    for dialect in ("stablehlo", "sdy")
-    for name in "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter".split()
+    f"stablehlo.{name}" for name in "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter".split()
 )
 _NO_TRAFFIC = _COLLECTIVES | frozenset(
     ("stablehlo.while", "stablehlo.case", "stablehlo.return", "sdy.return", "func.return", "sdy.data_flow_edge", *COMPUTATIONS, *FORWARDED)
@@ -187,6 +188,16 @@ def _is_folded(op: Op) -> bool:
     """Whether an op transposes what a product makes, or what only products read: they read and write either order, as XLA folds it."""
     if op.name != "stablehlo.transpose":
         return False
-    source = op.operands[0].defining_op
-    made_by_product = source is not None and source.name in _PRODUCTS and len(op.operands[0].uses) == 1
-    return made_by_product or all(user.name in _PRODUCTS for user, _ in op.results[0].uses)
+    source = op.operands[0]
+    while (maker := source.defining_op) is not None and maker.name in _MOVES:
+        source = maker.operands[0]
+    made_by_product = maker is not None and maker.name in _PRODUCTS and len(_users(source)) == 1
+    return made_by_product or all(user.name in _PRODUCTS for user in _users(op.results[0]))
+
+
+def _users(value: Value) -> list[Op]:
+    """The ops that read a value in some layout, one for each operand that it is."""
+    users: list[Op] = []
+    for user, _ in value.uses:
+        users += _users(user.results[0]) if user.name in _MOVES else [user]
+    return users

@@ -42,6 +42,7 @@ class OpSpec:
         results: The tensors that it makes.
         attributes: As in `Op`; compared by `attribute_key`.
         attribute_key: The attributes in a form that can be compared.
+        rotates: Whether it joins the end of an array and its beginning.
     """
 
     name: str
@@ -51,6 +52,7 @@ class OpSpec:
     results: tuple[TensorSpec, ...]
     attributes: Mapping[str, Any] = field(compare=False, repr=False)
     attribute_key: object = field(repr=False)
+    rotates: bool = False
 
     @property
     def result(self) -> TensorSpec:
@@ -80,7 +82,18 @@ def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
     operands = tuple(TensorSpec(v.type, i, maker(v)) for i, v in enumerate(op.operands))
     results = tuple(TensorSpec(v.type, count + i) for i, v in enumerate(op.results))
     rule = op.rule if op.rule_decided else rule_for(op)
-    return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes))
+    return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes), _rotates(op))
+
+
+def _rotates(op: Op) -> bool:
+    """Whether a concatenation is of the end of an array and its beginning."""
+    makers = [v.defining_op for v in op.operands] if op.name == "stablehlo.concatenate" else []
+    tail, head = makers if len(makers) == 2 else (None, None)
+    if tail is None or head is None or tail.name != "stablehlo.slice" or head.name != tail.name or tail.operands[0] is not head.operands[0]:
+        return False
+    dim = op.attributes["dimension"]
+    starts, ends = tail.attributes["start_indices"], head.attributes["limit_indices"]
+    return starts[dim] == ends[dim] and not head.attributes["start_indices"][dim] and op.result.type == tail.operands[0].type
 
 
 def _key(attribute: Any) -> object:

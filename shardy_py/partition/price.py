@@ -138,6 +138,7 @@ class Price:
         traffic: Bytes to and from its memory.
         received: Bytes that it receives for results and inside of the op.
         reads: The layout in which each operand is read.
+        makes: The layout in which each result is made; in this one it is at hand, too.
         moves: The cost of bringing each operand there; nothing for constants, which are made where they are read.
     """
 
@@ -146,6 +147,7 @@ class Price:
     traffic: int
     received: int
     reads: tuple[Layout, ...]
+    makes: tuple[Layout, ...]
     moves: tuple[Communication, ...]
 
 
@@ -177,7 +179,7 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
     computed = work(op, operands, pieces[count:])
     moved = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
     seconds = roofline_seconds(computed, moved, machine.hardware) + after.seconds
-    return Price(seconds, computed, moved, after.received, run.reads, brought)
+    return Price(seconds, computed, moved, after.received, run.reads, run.makes, brought)
 
 
 def piece_bytes(type_: Type, elements: int) -> int:

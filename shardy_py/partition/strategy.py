@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.partition.factor_axes import Exact, factor_axes
 from shardy_py.partition.layouts import Axes, Layout, from_factors, local_shape, to_factors
-from shardy_py.partition.routes import Move, moves, settled
+from shardy_py.partition.routes import Move
 
 SHIFTS = frozenset(("stablehlo.slice", "stablehlo.concatenate", "stablehlo.pad"))
 """Ops that fetch a part of their piece from neighbours where the dimension that they cut or extend is sharded."""
@@ -40,66 +40,6 @@ class Strategy:
     makes: tuple[Layout, ...]
     summed: Axes = ()
     inside: tuple[Move, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A strategy with all that moves for it, of values of some shapes that lie in some layouts.
-
-    Attributes:
-        operands: The layout in which each operand is read.
-        results: The layout in which each result is made.
-        moves: The collectives that bring each operand there.
-        sums: The collectives that complete each result and bring it to its layout.
-    """
-
-    operands: tuple[Layout, ...]
-    results: tuple[Layout, ...]
-    moves: tuple[tuple[Move, ...], ...]
-    sums: tuple[tuple[Move, ...], ...]
-
-
-def choose(
-    name: str,
-    rule: OpShardingRule | None,
-    shapes: Sequence[Shape],
-    layouts: Sequence[Layout],
-    results: Sequence[Shape],
-    wanted: Sequence[Layout],
-    mesh: Mesh,
-) -> Choice:
-    """How an op runs, and the collectives for it; see `strategy`.
-
-    Args:
-        name: The op.
-        rule: Its rule; without one it runs on whole operands.
-        shapes: Global shapes of operands.
-        layouts: Layouts of operands.
-        results: Global shapes of results.
-        wanted: Layouts of results.
-        mesh: The mesh.
-    """
-    return choice_of(strategy(name, rule, shapes, layouts, results, wanted, mesh), shapes, layouts, results, wanted, mesh)
-
-
-def choice_of(
-    chosen: Strategy, shapes: Sequence[Shape], layouts: Sequence[Layout], results: Sequence[Shape], wanted: Sequence[Layout], mesh: Mesh
-) -> Choice:
-    """A strategy with the collectives for it.
-
-    Args:
-        chosen: The strategy.
-        shapes: Global shapes of operands.
-        layouts: Layouts of operands.
-        results: Global shapes of results.
-        wanted: Layouts of results.
-        mesh: The mesh.
-    """
-    brought = tuple(moves(shape, layout, read, mesh) for shape, layout, read in zip(shapes, layouts, chosen.reads, strict=True))
-    sums: list[tuple[Move, ...]] = []
-    for i, (shape, layout, target) in enumerate(zip(results, chosen.makes, wanted, strict=True)):
-        sums.append((*(() if i else chosen.inside), *settled(shape, layout, target, chosen.summed, mesh)))
-    return Choice(chosen.reads, chosen.makes, brought, tuple(sums))
 
 
 def strategy(

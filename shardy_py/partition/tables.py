@@ -25,7 +25,7 @@ from shardy_py.partition.policies import HANDED_ON, POLICIES, Policy
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
-from shardy_py.partition.workarounds import ON_WHOLE, borders, is_at_risk, proposed_axes, received_elements
+from shardy_py.partition.workarounds import HANDLERS, borders, is_at_risk, proposed_axes, received_elements
 
 T = TypeVar("T")
 
@@ -55,6 +55,8 @@ class PriceTable:
         received: Per joint layout, `Price.received`.
         reads: Per operand and joint layout, the number in `read_layouts` of the layout in which the operand is read.
         read_layouts: Per operand, the layouts in which it is read.
+        makes: Per result and joint layout, the number in `make_layouts` of the layout in which the result is made.
+        make_layouts: Per result, the layouts in which it is made.
         move_seconds: Per operand, seconds by the number of the layout in which it lies and of that in which it is read; NaN where no
             joint layout has both.
         move_received: The same in bytes that a device receives; -1 where no joint layout has both.
@@ -64,6 +66,8 @@ class PriceTable:
     received: Array
     reads: Array
     read_layouts: tuple[tuple[Layout, ...], ...]
+    makes: Array
+    make_layouts: tuple[tuple[Layout, ...], ...]
     move_seconds: tuple[Array, ...]
     move_received: tuple[Array, ...]
 
@@ -86,10 +90,10 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     runs = decider.decide(policy, index)
     move_seconds, move_received = [], []
     for i, tensor in enumerate(op.operands):
-        layouts = decider.layouts[i].items
-        seconds, received = np.full((len(domains[i]), len(layouts)), np.nan), np.full((len(domains[i]), len(layouts)), -1)
+        read_in = decider.layouts[i].items
+        seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
         for own, read in _Rows(index[i], runs.numbers[i]).distinct():
-            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], layouts[read])
+            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read])
             seconds[own, read], received[own, read] = cost.seconds, cost.received
         move_seconds.append(seconds)
         move_received.append(received)
@@ -109,8 +113,17 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         seconds = seconds + rows.deal([cost.seconds for cost in costs])
         received = received + rows.deal([cost.received for cost in costs])
     seconds = roofline_seconds(computed, moved, machine.hardware) + seconds
-    reads = tuple(tuple(layouts.items) for layouts in decider.layouts[:count])
-    return PriceTable(seconds, received, runs.numbers[:count], reads, tuple(move_seconds), tuple(move_received))
+    layouts = tuple(tuple(each.items) for each in decider.layouts)
+    return PriceTable(
+        seconds,
+        received,
+        runs.numbers[:count],
+        layouts[:count],
+        runs.numbers[count:],
+        layouts[count:],
+        tuple(move_seconds),
+        tuple(move_received),
+    )
 
 
 class _Rows:
@@ -295,7 +308,7 @@ class _Decider:
             return self.one_by_one(POLICIES[policy], index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
         runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
-        for where, run in ((at_risk, self.apart), (~at_risk, self.on_whole if op.name in ON_WHOLE else self.by_xla)):
+        for where, run in ((at_risk, self.apart), (~at_risk, self.handled if op.name in HANDLERS else self.by_xla)):
             if where.any():
                 runs.set(where, run(index[:, where]))
         return runs
@@ -321,8 +334,8 @@ class _Decider:
             rows.deal([self.inside.number(one.inside) for one in strategies]),
         )
 
-    def on_whole(self, index: Array) -> _Runs:
-        """Those of an op that may run on whole operands."""
+    def handled(self, index: Array) -> _Runs:
+        """Those of an op that XLA has a handler for."""
         if self.op.name == "stablehlo.sort" and self.op.primitive != "top_k":
             return self.by_xla(index)
         return self.one_by_one(POLICIES["xla"], index)

@@ -1,8 +1,8 @@
 """How ops run that are partitioned here, as XLA's partitioner may get them wrong (`mispartitioned`, `backends/xla_workarounds`).
 
 Such an op runs under the axes of one of its operands or results, completed by those of the others, whichever moves the fewest bytes.
-Along a dimension that windows or shifts go over it gets what it lacks from its neighbours. Two kinds of
-ops that XLA's partitioner is left with, and runs on whole operands, are here too.
+Along a dimension that windows or shifts go over it gets what it lacks from its neighbours. Ops that XLA runs otherwise than most, by
+handlers of their own, are here too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shardy_py.partition.factor_axes import AxisLists, Exact, Factors
 from shardy_py.partition.layouts import Axes, Layout, from_factors, layout_of, local_shape, size_of, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartitioned
 from shardy_py.partition.op import CONSTANTS, OpSpec, spec_of
-from shardy_py.partition.routes import Move
-from shardy_py.partition.strategy import Strategy, choice_of
+from shardy_py.partition.routes import Move, moves, settled
+from shardy_py.partition.strategy import Strategy
 from shardy_py.partition.variables import variable_sharding
 from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
 
@@ -36,7 +36,7 @@ def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | 
     """
     if op.name not in WORKAROUNDS:
         return None
-    if op.name in AT_RISK and op.name not in ON_WHOLE and not is_mispartitioned(op, as_sharded(meshes)):
+    if op.name in AT_RISK and op.name not in HANDLERS and not is_mispartitioned(op, as_sharded(meshes)):
         return None
     values = (*op.operands, *op.results)
     layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
@@ -57,7 +57,7 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
         return None
     cuts = [tuple(size_of(dim, mesh) for dim in layout) for layout in layouts]
     if not is_at_risk(op, cuts):
-        other = ON_WHOLE.get(op.name)
+        other = HANDLERS.get(op.name)
         return None if other is None else other(op, layouts, mesh)
     if op.rule is None:
         return None
@@ -67,8 +67,9 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
     ranks: list[tuple[int, int]] = []
     for axes in proposed_axes(op, op.rule, own, Exact(mesh)):
         run = _strategy(op, op.rule, axes, mesh)
-        choice = choice_of(run, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
-        moved = sum(received_elements(steps, mesh) for steps in (*choice.moves, *choice.sums))
+        brought = [moves(*ends, mesh) for ends in zip(shapes, layouts, run.reads)]
+        after = [settled(*ends, run.summed, mesh) for ends in zip(shapes[count:], run.makes, layouts[count:])]
+        moved = sum(received_elements(steps, mesh) for steps in (run.inside, *brought, *after))
         # The least to compute of what moves as little; then as the results lie.
         ranks.append((moved, -size_of((axis for cut in axes for axis in cut), mesh)))
         strategies.append(run)
@@ -108,13 +109,32 @@ def _whole_along_written(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> S
     return Strategy((whole, whole, *[()] * len(starts)), (whole,))
 
 
-ON_WHOLE: Mapping[str, Callable[[OpSpec, Sequence[Layout], Mesh], Strategy | None]] = {
+def _joined_aside(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
+    """A concatenation along a dimension that is cut: it runs cut along another dimension, which the number of pieces divides.
+
+    None where there is no such dimension, and of what rotates an array, which XLA does in another way.
+    """
+    dim, shape, wanted = op.attributes["dimension"], op.result.type.shape, layouts[-1]
+    if op.rotates or not wanted[dim]:
+        return None
+    ways = size_of(wanted[dim], mesh)
+    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (size_of(axes, mesh) * ways) == 0]
+    other = next((d for d in fit if not wanted[d]), next(iter(fit), None))
+    if other is None:
+        return None
+    moved = {dim: (), other: (*wanted[other], *wanted[dim])}
+    aside = tuple(moved.get(d, axes) for d, axes in enumerate(wanted))
+    return Strategy((aside,) * len(op.operands), (aside,))
+
+
+HANDLERS: Mapping[str, Callable[[OpSpec, Sequence[Layout], Mesh], Strategy | None]] = {
+    "stablehlo.concatenate": _joined_aside,
     "stablehlo.dynamic_update_slice": _whole_along_written,
     "stablehlo.sort": _whole,
 }
-"""Ops that XLA runs on whole operands, or on operands that are whole along some dimensions."""
+"""Op -> how XLA's own handler for it runs it; None where that is as it runs others."""
 
-WORKAROUNDS = frozenset((*AT_RISK, *ON_WHOLE))
+WORKAROUNDS = frozenset((*AT_RISK, *HANDLERS))
 """Ops that may run otherwise than XLA's partitioner runs its ops."""
 
 

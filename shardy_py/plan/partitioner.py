@@ -473,7 +473,7 @@ class _Partitioner:
         """How an op runs."""
         values = (*op.operands, *op.results)
         layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
-        own = None if self.manual else workaround_of(op, mesh, self.meshes) or _joined_aside(op, layouts[-1], mesh)
+        own = None if self.manual else workaround_of(op, mesh, self.meshes)
         if own is not None:
             return own
         rule = op.rule if op.rule_decided else rule_for(op)
@@ -483,34 +483,6 @@ class _Partitioner:
             shapes = [v.type.shape for v in values]
             self.strategies[key] = strategy(op.name, rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
         return self.strategies[key]
-
-
-def _joined_aside(op: Op, wanted: Layout, mesh: Mesh) -> Strategy | None:
-    """A concatenation along a dimension that is cut: it runs cut along another dimension, which the number of pieces divides.
-
-    None of other ops, where there is no such dimension, and of what rotates an array, which XLA does in another way.
-    """
-    if op.name != "stablehlo.concatenate" or _rotates(op) or not wanted[dim := op.attributes["dimension"]]:
-        return None
-    shape, ways = op.result.type.shape, size_of(wanted[dim], mesh)
-    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (size_of(axes, mesh) * ways) == 0]
-    other = next((d for d in fit if not wanted[d]), next(iter(fit), None))
-    if other is None:
-        return None
-    moved = {dim: (), other: (*wanted[other], *wanted[dim])}
-    aside = tuple(moved.get(d, axes) for d, axes in enumerate(wanted))
-    return Strategy((aside,) * len(op.operands), (aside,))
-
-
-def _rotates(op: Op) -> bool:
-    """Whether a concatenation is of the end of an array and its beginning."""
-    makers = [v.defining_op for v in op.operands]
-    tail, head = makers if len(makers) == 2 else (None, None)
-    if tail is None or head is None or tail.name != "stablehlo.slice" or head.name != tail.name or tail.operands[0] is not head.operands[0]:
-        return False
-    dim = op.attributes["dimension"]
-    starts, ends = tail.attributes["start_indices"], head.attributes["limit_indices"]
-    return starts[dim] == ends[dim] and not head.attributes["start_indices"][dim] and op.result.type == tail.operands[0].type
 
 
 def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefLists:

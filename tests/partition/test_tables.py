@@ -108,6 +108,8 @@ def test_every_entry_is_the_price_of_its_layouts(name: str, machine: Machine) ->
             one = price("xla", op, layouts, machine, memory)
             assert table.seconds[row] == pytest.approx(one.seconds, rel=1e-12), (op, layouts)
             assert table.received[row] == one.received, (op, layouts)
+            for i, made in enumerate(table.makes[:, row]):
+                assert table.make_layouts[i][made] == one.makes[i], (op, layouts)
             for i, (own, read) in enumerate(zip(numbers, table.reads[:, row])):
                 assert table.read_layouts[i][read] == one.reads[i], (op, layouts)
                 assert table.move_seconds[i][own, read] == one.moves[i].seconds, (op, layouts)

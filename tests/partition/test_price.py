@@ -1,0 +1,129 @@
+"""Prices summed over the ops of a plan, and over what moves between them, against the cost of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.cost.hardware_table import hardware
+from shardy_py.cost.traffic import Fusion
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.ir import Program, Value
+from shardy_py.partition.layouts import Layout, layout_of
+from shardy_py.partition.op import CHEAP, spec_of
+from shardy_py.partition.price import Communication, Machine, price
+
+MESH = {"x": 2, "y": 4}
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def mlp(params: Any, x: jax.Array) -> Any:
+    def loss(params: Any) -> jax.Array:
+        h = jnp.tanh(x @ params["in"])
+        return jnp.mean((h @ params["out"] - x) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def attention(x: jax.Array, w: jax.Array) -> jax.Array:
+    query, key, value = jnp.einsum("btd,cdhk->cbhtk", x, w)
+    scores = jnp.exp(jnp.einsum("bhtk,bhsk->bhts", query, key))
+    scores = scores / jnp.sum(scores, axis=-1, keepdims=True)
+    return jnp.einsum("bhts,bhsk->bthk", scores, value).reshape(x.shape)
+
+
+def image(x: jax.Array, k: jax.Array) -> jax.Array:
+    return jnp.tanh(lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))) * 2
+
+
+def rows(x: jax.Array, at: jax.Array, update: jax.Array) -> Any:
+    joined = lax.concatenate([x, lax.slice(x, (0, 0), (16, 16)) * 2], 0)
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    added = lax.scatter_add(x, at, update, numbers)
+    return added, lax.slice(joined, (2, 0), (66, 16)) @ update.T, lax.reduce_window(x, 0.0, lax.add, (3, 1), (1, 1), "SAME")
+
+
+PARAMS = {"in": f32(64, 128), "out": f32(128, 64)}
+MEGATRON = {"in": P(None, "y"), "out": P("y")}
+SHARDED = {"in": P(("x", "y")), "out": P(("x", "y"))}
+ROWS = (f32(64, 16), jax.ShapeDtypeStruct((16, 1), jnp.int32), f32(16, 16))
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "data parallel": (mlp, (PARAMS, f32(32, 64)), (None, P("x"))),
+    "by columns and rows": (mlp, (PARAMS, f32(32, 64)), (MEGATRON, P("x"))),
+    "parameters over all devices": (mlp, (PARAMS, f32(32, 64)), (SHARDED, P("x"))),
+    "features of the input": (mlp, (PARAMS, f32(32, 64)), (MEGATRON, P("x", "y"))),
+    "features of heads": (attention, (f32(8, 16, 64), f32(3, 64, 8, 8)), (P("x"), P(None, None, None, "y"))),
+    "length": (attention, (f32(8, 16, 64), f32(3, 64, 8, 8)), (P("x", "y"), P(None, "y"))),
+    "height and features": (image, (f32(8, 16, 16, 8), f32(3, 3, 8, 16)), (P("x", "y"), P(None, None, None, "x"))),
+    "channels": (image, (f32(8, 16, 16, 8), f32(3, 3, 8, 16)), (P("x", None, None, "y"), P(None, None, "y"))),
+    "rows": (rows, ROWS, (P("y"), None, P("x"))),
+    "uneven rows": (rows, ROWS, (P(None, "y"), P("x"), P("y"))),
+}
+
+
+def summed(program: Program, machine: Machine) -> tuple[float, int, float, float]:
+    """Seconds, received bytes, operations and memory traffic of a program without loops and calls; a value moves once to each layout."""
+    body, mesh = program.main.body, machine.mesh
+    fusion = Fusion(body)
+    seconds, received, flops, traffic = 0.0, 0, 0.0, 0.0
+    at_hand: set[tuple[Value, Layout]] = set()
+
+    def layout(value: Value) -> Layout:
+        return layout_of(value.sharding, value.type.rank, mesh)
+
+    def move(value: Value, target: Layout, cost: Communication) -> None:
+        nonlocal seconds, received
+        if (value, target) not in at_hand:
+            at_hand.add((value, target))
+            seconds, received = seconds + cost.seconds, received + cost.received
+
+    for op in body.ops[:-1]:
+        assert not op.regions
+        if op.name in CHEAP:
+            continue
+        one = price("xla", spec_of(op), [layout(v) for v in (*op.operands, *op.results)], machine, fusion.accesses(op))
+        for value, read, cost in zip(op.operands, one.reads, one.moves):
+            move(value, read, cost)
+        at_hand |= set(zip(op.results, one.makes))
+        seconds, received = seconds + one.seconds, received + one.received
+        flops, traffic = flops + one.work.flops, traffic + one.traffic
+    for value, sharding in zip(body.terminator.operands, program.main.result_shardings):
+        target = layout_of(sharding, value.type.rank, mesh)
+        move(value, target, machine.reshard(value.type, layout(value), target))
+    return seconds, received, flops, traffic
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("on", ["v5e", "h100"])
+def test_prices_add_up_to_the_cost_of_a_plan(case: str, on: str) -> None:
+    function, args, specs = CASES[case]
+    plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering="jit").plan(*args)
+    cost = plan.cost_analysis(on)
+    assert cost.communicated_bytes
+    assert cost.step_seconds is not None
+    seconds, received, flops, traffic = summed(plan.program, Machine(plan.mesh, hardware(on)))
+    assert received == cost.communicated_bytes
+    assert flops == pytest.approx(cost.flops, rel=1e-12)
+    assert traffic == cost.bytes_accessed
+    assert seconds == pytest.approx(cost.step_seconds.high, rel=1e-9)
+
+
+def test_links_count() -> None:
+    mesh = Mesh([("x", 2), ("y", 4)])
+    near, far = Machine(mesh, hardware("h100")), Machine(mesh, hardware("h100"), {"y": "network"})
+    type_ = sp.auto_shard(lambda x: x + 1, mesh=MESH).plan(f32(64, 64)).program.main.body.arguments[0].type
+    y = (AxisRef("y", 1, 2), AxisRef("y", 2, 2))
+    gather, slow = (machine.reshard(type_, (y, ()), ((), ())) for machine in (near, far))
+    assert gather.received == slow.received == 64 * 64 * 4 * 3 // 4
+    assert gather.seconds < slow.seconds
+    assert near.reshard(type_, ((), ()), (y, ())).seconds == 0.0
