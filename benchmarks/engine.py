@@ -71,15 +71,16 @@ def assignments(places: int, mesh: Mesh) -> Iterator[list[Axes]]:
 
 def layouts(shape: Sequence[int], mesh: Mesh) -> list[Layout]:
     """The strategies of a value."""
-    from shardy_py.partition.layouts import size_of
+    from shardy_py.dialect.axis import num_shards
 
     ways = (tuple(way) for way in assignments(len(shape), mesh))
-    return [way for way in ways if all(n % size_of(dim, mesh) == 0 for n, dim in zip(shape, way))]
+    return [way for way in ways if all(n % num_shards(dim, mesh) == 0 for n, dim in zip(shape, way))]
 
 
 def candidates(op: OpSpec, mesh: Mesh) -> Candidates:
     """All joint strategies of an op."""
-    from shardy_py.partition.layouts import from_factors, size_of
+    from shardy_py.dialect.axis import num_shards
+    from shardy_py.partition.layouts import from_factors
     from shardy_py.partition.tables import Candidates
 
     if op.rule is None or op.name in APART:
@@ -88,7 +89,7 @@ def candidates(op: OpSpec, mesh: Mesh) -> Candidates:
         index = list(np.indices([len(domain) for domain in domains]).reshape(len(domains), count))
     else:
         sizes = op.rule.factor_sizes
-        ways = [w for w in assignments(len(sizes), mesh) if all(n % size_of(a, mesh) == 0 for n, a in zip(sizes, w))]
+        ways = [w for w in assignments(len(sizes), mesh) if all(n % num_shards(a, mesh) == 0 for n, a in zip(sizes, w))]
         joint = [[from_factors(mapping, way, sizes, mesh) for way in ways] for mapping in op.rule.mappings]
         domains = [list(dict.fromkeys(column)) for column in joint]
         count = len(ways)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +30,7 @@ from shardy_py.backends.flat import Flat, flatten
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.reference import Reference, without_mesh
 from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import num_shards
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Leaves
 from shardy_py.ir import TensorType
@@ -313,5 +313,5 @@ def _usable(sharding: TensorSharding | None, shape: Sequence[int], mesh: Mesh) -
     if sharding is None:
         return TensorSharding.closed(MESH_NAME, len(shape))
     closed = sharding.with_dims(sharding.dims[: len(shape)]).closed_like()
-    dims = [d if not size % math.prod(a.size_in(mesh) for a in d.axes) else d.with_axes(()) for d, size in zip(closed.dims, shape)]
+    dims = [d if not size % num_shards(d.axes, mesh) else d.with_axes(()) for d, size in zip(closed.dims, shape)]
     return TensorSharding(MESH_NAME, tuple(dims))

@@ -16,6 +16,7 @@ from typing import TypeVar
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect import AxisRef
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Op
 from shardy_py.ir.operation import Operation
 
@@ -113,7 +114,7 @@ def work_of(op: Op, sizes: LocalSizes) -> Work:
         mesh = sharding.mesh_in(sizes.meshes)
         lhs, rhs, result = map(sizes.axes, (*op.operands, *op.results))
         used = {axis.name for dim in result for axis in dim}
-        operands = run_shapes(op, operands, lambda i, j: math.prod(axis.size_in(mesh) for axis in common_axes(lhs[i], rhs[j], used)))
+        operands = run_shapes(op, operands, lambda i, j: num_shards(common_axes(lhs[i], rhs[j], used), mesh))
     return work(op, operands, [sizes.shape(v) for v in op.results])
 
 

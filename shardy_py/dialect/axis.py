@@ -126,7 +126,7 @@ class AxisRef(Interned):
 
     def size_in(self, mesh: Mesh) -> int:
         """Number of shards along it."""
-        return mesh.axis_size(self) if self.size is None else self.size
+        return mesh.axis_size(self.name) if self.size is None else self.size
 
     def sort_key(self, mesh: Mesh | None = None) -> tuple[Any, int, int]:
         """Key that sorts references by mesh order, or by name where no mesh is given; then from major to minor."""
@@ -152,6 +152,14 @@ class AxisRef(Interned):
 def read_axes(scanner: Scanner, *, may_be_empty: bool) -> tuple[AxisRef, ...]:
     """Reads `{"x", "y":(1)2}` at the cursor."""
     return scanner.listed("{", "}", lambda: AxisRef.read(scanner), may_be_empty=may_be_empty)
+
+
+def num_shards(axes: Iterable[AxisRef], mesh: Mesh) -> int:
+    """Number of parts into which axes cut a dimension together."""
+    size = 1
+    for axis in axes:
+        size *= axis.size_in(mesh)
+    return size
 
 
 def bounds(axis: AxisRef, mesh: Mesh) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from shardy_py.dialect.axis import AxisRef
+from shardy_py.dialect.axis import AxisRef, num_shards
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.dialect.sharding import TensorSharding
 
@@ -29,7 +29,7 @@ def regrouped_axes(axes: Iterable[AxisRef], mesh: Mesh, onto: Mesh) -> tuple[Axi
     for axis in axes:
         low, high = _strides(axis, mesh)
         parts = [part for name in onto.axis_names if (part := _overlap(name, onto, low, high)) is not None]
-        if math.prod(part.size_in(onto) for part in parts) * low != high:
+        if num_shards(parts, onto) * low != high:
             return None
         regrouped += parts
     return tuple(regrouped)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
@@ -10,7 +9,7 @@ from typing import final
 from shardy_py.dialect._intern import Interned, integer
 from shardy_py.dialect._quote import symbol
 from shardy_py.dialect._scan import Scanner
-from shardy_py.dialect.axis import AxisRef, read_axes
+from shardy_py.dialect.axis import AxisRef, num_shards, read_axes
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.errors import DialectError
 
@@ -71,7 +70,7 @@ class DimensionSharding(Interned):
 
     def shards(self, mesh: Mesh) -> int:
         """Into how many parts the dimension is cut."""
-        return math.prod(axis.size_in(mesh) for axis in self.axes)
+        return num_shards(self.axes, mesh)
 
     def sharded(self, axis: AxisRef | str) -> DimensionSharding:
         """With one more axis, the most minor."""

@@ -13,7 +13,8 @@ from typing import Protocol, TypeVar
 
 from shardy_py.cost.compute import PRODUCTS
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.partition.layouts import Axes, parts, size_of
+from shardy_py.dialect.axis import num_shards
+from shardy_py.partition.layouts import Axes, parts
 
 REDUCTIONS = frozenset(("stablehlo.reduce",))
 """Ops that run as their operand is sharded."""
@@ -98,7 +99,7 @@ class Exact:
 
     def size(self, axes: Axes) -> int:
         """See `AxisLists`."""
-        return size_of(axes, self.mesh)
+        return num_shards(axes, self.mesh)
 
     def axes(self, mask: int) -> Axes:
         """The parts of a set in mesh order."""
@@ -106,7 +107,7 @@ class Exact:
 
     def devices_of(self, mask: int) -> int:
         """See `AxisLists`."""
-        return size_of(self.axes(mask), self.mesh)
+        return num_shards(self.axes(mask), self.mesh)
 
     def until(self, axes: Axes, mask: int) -> Axes:
         """See `AxisLists`."""
@@ -126,7 +127,7 @@ class Exact:
         """See `AxisLists`."""
         free = [part for part in self.parts if not self.bits[part] & taken]
         for count in range(1, len(free) + 1):
-            if size_of(free[:count], self.mesh) == size:
+            if num_shards(free[:count], self.mesh) == size:
                 return tuple(free[:count])
         return ()
 

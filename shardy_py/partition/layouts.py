@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import sort_and_merge
+from shardy_py.dialect.axis import num_shards, sort_and_merge
 
 Axes = tuple[AxisRef, ...]
 """Parts of axes, of prime size where they can be."""
@@ -36,14 +36,6 @@ def parts(axis: AxisRef, mesh: Mesh) -> Axes:
     return tuple(found)
 
 
-def size_of(axes: Iterable[AxisRef], mesh: Mesh) -> int:
-    """How many devices there are along parts of axes."""
-    size = 1
-    for axis in axes:
-        size *= axis.size_in(mesh)
-    return size
-
-
 def mesh_of(shardings: Iterable[TensorSharding | None], meshes: Mapping[str, Mesh]) -> Mesh | None:
     """The mesh of some shardings; one of a single device, which callbacks run on, only where there is no other."""
     found = None
@@ -70,7 +62,7 @@ def all_axes(layout: Layout) -> Axes:
 
 def local_shape(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> tuple[int, ...]:
     """The shape of the largest piece."""
-    return tuple(-(-n // size_of(dim, mesh)) for n, dim in zip(shape, layout))
+    return tuple(-(-n // num_shards(dim, mesh)) for n, dim in zip(shape, layout))
 
 
 def local_elements(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> int:
@@ -130,7 +122,7 @@ def joined(axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Axes:
     dim: Axes = ()
     for cut, size in zip(axes, sizes):
         dim += cut
-        if size_of(cut, mesh) < size:
+        if num_shards(cut, mesh) < size:
             break
     return dim
 

@@ -17,9 +17,10 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import Level, lay_out, levels_of
 from shardy_py.cost.traffic import Access, traffic
 from shardy_py.dialect import Mesh
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Type
 from shardy_py.ir.types import element_bits
-from shardy_py.partition.layouts import Axes, Layout, local_shape, size_of
+from shardy_py.partition.layouts import Axes, Layout, local_shape
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.policies import POLICIES
 from shardy_py.partition.routes import Move, moves, settled
@@ -72,7 +73,7 @@ class Machine:
         seconds, received, bits = 0.0, 0, element_bits(dtype)
         for step in steps:
             kind = "reduce_scatter" if step.scatters else step.kind
-            group = size_of(step.axes, self.mesh) if step.axes else self.mesh.size
+            group = num_shards(step.axes, self.mesh) if step.axes else self.mesh.size
             piece = -(-step.elements * bits // 8)
             if group > 1 and piece:
                 seconds += collective_seconds(kind, piece, self.levels(step.axes))
@@ -90,7 +91,7 @@ class Machine:
             taken = {axis: size for axis, size in self.sizes.items() if size > 1}
             if axes:
                 names = [axis for axis in self.sizes if any(part.name == axis for part in axes)]
-                taken = {axis: size_of((part for part in axes if part.name == axis), self.mesh) for axis in names}
+                taken = {axis: num_shards((part for part in axes if part.name == axis), self.mesh) for axis in names}
             levels = self._levels[axes] = levels_of(list(taken.items()), self.links, self.sizes)
         return levels
 
@@ -175,7 +176,7 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
     if op.name in PRODUCTS:
         lhs, rhs = run.reads
         used = {axis.name for dim in run.makes[0] for axis in dim}
-        operands = run_shapes(op, operands, lambda i, j: size_of(common_axes(lhs[i], rhs[j], used), mesh))
+        operands = run_shapes(op, operands, lambda i, j: num_shards(common_axes(lhs[i], rhs[j], used), mesh))
     computed = work(op, operands, pieces[count:])
     moved = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
     seconds = roofline_seconds(computed, moved, machine.hardware) + after.seconds

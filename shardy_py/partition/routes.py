@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.partition.layouts import Axes, Layout, all_axes, local_shape, size_of
+from shardy_py.dialect.axis import num_shards
+from shardy_py.partition.layouts import Axes, Layout, all_axes, local_shape
 from shardy_py.partition.xla_moves import replicates
 
 
@@ -99,11 +100,11 @@ def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     if source == target:
         return ()
 
-    before, after = [size_of(dim, mesh) for dim in source], [size_of(dim, mesh) for dim in target]
+    before, after = [num_shards(dim, mesh) for dim in source], [num_shards(dim, mesh) for dim in target]
     if before == after:
         return (Step("collective_permute", (), source),)
     if all(s % d == 0 for s, d in zip(before, after)):
-        gone = tuple(axis for dim, kept in zip(source, target) for axis in _behind(dim, size_of(kept, mesh), mesh))
+        gone = tuple(axis for dim, kept in zip(source, target) for axis in _behind(dim, num_shards(kept, mesh), mesh))
         gather = Step("all_gather", gone, source)
         if all(dim[: len(kept)] == kept for dim, kept in zip(source, target)):
             return (gather,)
@@ -136,7 +137,7 @@ def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
         if len(changed) > 1:
             return ()
         d = changed[0]
-        if size_of(source[d], mesh) < size_of(target[d], mesh):
+        if num_shards(source[d], mesh) < num_shards(target[d], mesh):
             return (Step("collective_permute", (), target),)
         return (Step("collective_permute", (), source), Step("all_gather", tuple(gone), source))
     if {here[axis] for axis in gone} & {here[axis] for axis in moved}:

@@ -17,8 +17,9 @@ import numpy as np
 from shardy_py.cost.compute import PRODUCTS, common_axes, roofline_seconds, run_shapes, work
 from shardy_py.cost.traffic import Access, traffic
 from shardy_py.dialect import Mesh, OpShardingRule
+from shardy_py.dialect.axis import num_shards
 from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
-from shardy_py.partition.layouts import Axes, Layout, joined, local_shape, size_of, to_factors
+from shardy_py.partition.layouts import Axes, Layout, joined, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.policies import HANDED_ON, POLICIES, Policy
@@ -318,7 +319,7 @@ class _Decider:
         columns, cuts = [], []
         for domain, own in zip(self.domains, index):
             numbered = _Numbered[tuple[int, ...]]()
-            columns.append(np.array([numbered.number(tuple(size_of(dim, self.mesh) for dim in layout)) for layout in domain])[own])
+            columns.append(np.array([numbered.number(tuple(num_shards(dim, self.mesh) for dim in layout)) for layout in domain])[own])
             cuts.append(numbered.items)
         rows = _Rows(*columns)
         return rows.deal([is_at_risk(self.op, [cut[i] for cut, i in zip(cuts, row)]) for row in rows.distinct()]).astype(bool)

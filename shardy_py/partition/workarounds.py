@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from shardy_py.cost.collectives import received_bytes
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Op
 from shardy_py.partition.factor_axes import AxisLists, Exact, Factors
-from shardy_py.partition.layouts import Axes, Layout, from_factors, layout_of, local_shape, size_of, to_factors
+from shardy_py.partition.layouts import Axes, Layout, from_factors, layout_of, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartitioned
 from shardy_py.partition.op import CONSTANTS, OpSpec, spec_of
 from shardy_py.partition.routes import Move, moves, settled
@@ -55,7 +56,7 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
     """
     if op.name not in WORKAROUNDS:
         return None
-    cuts = [tuple(size_of(dim, mesh) for dim in layout) for layout in layouts]
+    cuts = [tuple(num_shards(dim, mesh) for dim in layout) for layout in layouts]
     if not is_at_risk(op, cuts):
         other = HANDLERS.get(op.name)
         return None if other is None else other(op, layouts, mesh)
@@ -71,7 +72,7 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
         after = [settled(*ends, run.summed, mesh) for ends in zip(shapes[count:], run.makes, layouts[count:])]
         moved = sum(received_elements(steps, mesh) for steps in (run.inside, *brought, *after))
         # The least to compute of what moves as little; then as the results lie.
-        ranks.append((moved, -size_of((axis for cut in axes for axis in cut), mesh)))
+        ranks.append((moved, -num_shards((axis for cut in axes for axis in cut), mesh)))
         strategies.append(run)
     return strategies[ranks.index(min(ranks))]
 
@@ -117,8 +118,8 @@ def _joined_aside(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy
     dim, shape, wanted = op.attributes["dimension"], op.result.type.shape, layouts[-1]
     if op.rotates or not wanted[dim]:
         return None
-    ways = size_of(wanted[dim], mesh)
-    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (size_of(axes, mesh) * ways) == 0]
+    ways = num_shards(wanted[dim], mesh)
+    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (num_shards(axes, mesh) * ways) == 0]
     other = next((d for d in fit if not wanted[d]), next(iter(fit), None))
     if other is None:
         return None
@@ -172,7 +173,7 @@ def received_elements(steps: Sequence[Move], mesh: Mesh) -> int:
         steps: The collectives.
         mesh: The mesh.
     """
-    return sum(received_bytes(step.kind, size_of(step.axes, mesh) if step.axes else mesh.size, step.elements) for step in steps)
+    return sum(received_bytes(step.kind, num_shards(step.axes, mesh) if step.axes else mesh.size, step.elements) for step in steps)
 
 
 def _strategy(op: OpSpec, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh) -> Strategy:
@@ -197,7 +198,7 @@ def borders(op: OpSpec, read: Sequence[Axes], made: Sequence[Axes], mesh: Mesh) 
         return
     for window in _WINDOWS.get(op.name, lambda _: ())(op):
         d = window.dim
-        ways = size_of(read[d], mesh)
+        ways = num_shards(read[d], mesh)
         if ways == 1 or read[d] != made[window.to]:
             continue
         rest = [*shape]

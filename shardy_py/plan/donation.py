@@ -7,13 +7,13 @@ out for JAX to make the same ones.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Program, TensorType, Type, Value
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
@@ -140,7 +140,7 @@ def _buffers(values: Sequence[PlannedValue], held: Sequence[Value], program: Pro
             cut = ways.get(sharding)
             if cut is None:
                 mesh = sharding.mesh_in(program.meshes)
-                cut = ways[sharding] = tuple(math.prod(axis.size_in(mesh) for axis in dim.axes) for dim in sharding.dims)
+                cut = ways[sharding] = tuple(num_shards(dim.axes, mesh) for dim in sharding.dims)
             shape = tuple(-(-n // k) for n, k in zip(shape, cut))
         # A PRNG key is held as numbers, of which it has several.
         kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardy_py.dialect import AxisRef
+from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.ir import Op, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.export.update_non_divisible_input_output_shardings import REASON as INDIVISIBLE
-from shardy_py.passes.propagation.factors import axes_size
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.step import FactorStrategy
 from shardy_py.plan.explain import Missing
@@ -125,7 +125,7 @@ class _Search:
                 mesh = old.mesh_in(self.explainer.meshes)
                 axes = old.dims[self.dim].axes
                 below, above = nearest_sizes(self.size, axes, mesh)
-                ways = f"{axes_size(axes, mesh)} ({', '.join(map(format_axis, axes))})"
+                ways = f"{num_shards(axes, mesh)} ({', '.join(map(format_axis, axes))})"
                 fix = f"make it {below} or {above}" if below else f"make it {above}"
                 message = (
                     f"{self.axis!r} came to {name}, but {self.size} is not a multiple of {ways}: inputs and outputs lie in equal pieces"

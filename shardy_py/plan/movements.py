@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import sort_and_merge
+from shardy_py.dialect.axis import num_shards, sort_and_merge
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op
 from shardy_py.passes.export.collective_bytes import local_bytes
@@ -60,7 +59,7 @@ def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh
     axes = _axes(op) if mesh is None else sort_and_merge(_axes(op), mesh)
     group = 1
     if mesh is not None:
-        group = math.prod(axis.size_in(mesh) for axis in axes) if axes else mesh.size
+        group = num_shards(axes, mesh) if axes else mesh.size
     kind = op.name.removeprefix("sdy.")
     before, after = local_bytes(op.operands[0].type, source, meshes), local_bytes(op.result.type, target, meshes)
     return Movement(kind, axes, group, received(kind, group, before, after))

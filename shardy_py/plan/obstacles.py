@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import contains
+from shardy_py.dialect.axis import contains, num_shards
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.compatible import (
     BACKWARD,
@@ -17,7 +17,7 @@ from shardy_py.passes.propagation.compatible import (
     fit_within_factor,
     is_prefix,
 )
-from shardy_py.passes.propagation.factors import Axes, TensorFactors, axes_size, axis_size, project, rule_tensors
+from shardy_py.passes.propagation.factors import Axes, TensorFactors, project, rule_tensors
 from shardy_py.passes.propagation.step import FactorStrategy, common_mesh, propagate_step
 from shardy_py.plan.neighbours import Neighbours
 
@@ -157,7 +157,7 @@ def _stop(
                 return None if each.name == axis else Obstacle("indivisible", number, dim, each, size)
         if each.name == axis:
             return None
-        before *= axis_size(each, mesh)
+        before *= each.size_in(mesh)
     return None
 
 
@@ -181,5 +181,5 @@ def nearest_sizes(size: int, axes: Axes, mesh: Mesh) -> tuple[int, int]:
         axes: The axes.
         mesh: The mesh.
     """
-    ways = axes_size(axes, mesh)
+    ways = num_shards(axes, mesh)
     return size // ways * ways, -(-size // ways) * ways

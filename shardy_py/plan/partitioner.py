@@ -20,10 +20,11 @@ from shardy_py.dialect import (
     Mesh,
     TensorSharding,
 )
+from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.types import element_bits
-from shardy_py.partition.layouts import Axes, Layout, layout_of, local_shape, mesh_of, size_of, spelled
+from shardy_py.partition.layouts import Axes, Layout, layout_of, local_shape, mesh_of, spelled
 from shardy_py.partition.routes import Move, route, settled
 from shardy_py.partition.strategy import Strategy, strategy
 from shardy_py.partition.workarounds import workaround_of
@@ -376,7 +377,7 @@ class _Partitioner:
     def transfer(self, step: Move, op: Op | Block, origin: Origin, mesh: Mesh, home: _Scope, scope: _Scope) -> None:
         """Lists a collective that an op is, or makes."""
         axes = spelled(step.axes, mesh)
-        group = size_of(axes, mesh) if axes else mesh.size
+        group = num_shards(axes, mesh) if axes else mesh.size
         if group == 1 or not step.elements:
             return
         assert isinstance(op, Op)
@@ -409,7 +410,7 @@ class _Partitioner:
         copy = self.copied(op, [self.values[v] for v in op.operands], scope)
         mesh = next(iter(self.meshes.values()))
         names = axes_of_written(op, [axis for axis in mesh.shape if axis in self.manual], mesh.shape)
-        group = size_of((AxisRef(axis) for axis in names), mesh)
+        group = num_shards((AxisRef(axis) for axis in names), mesh)
         value = op.operands[0]
         shape = local_shape(value.type.shape, layout_of(value.sharding, value.type.rank, mesh), mesh)
         size = local_bytes(value.type, value.sharding, self.meshes)
@@ -492,7 +493,7 @@ def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefList
 def _permuted(layout: Layout, target: Layout, gathered: Axes, mesh: Mesh) -> Layout:
     """The layout into which pieces are ordered before they are gathered; as before where axes come from other dimensions."""
     permuted = tuple((*after, *(axis for axis in dim if axis in gathered)) for dim, after in zip(layout, target))
-    same_pieces = all(size_of(dim, mesh) == size_of(after, mesh) for dim, after in zip(layout, permuted))
+    same_pieces = all(num_shards(dim, mesh) == num_shards(after, mesh) for dim, after in zip(layout, permuted))
     return permuted if same_pieces else layout
 
 

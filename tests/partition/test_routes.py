@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.partition.layouts import Layout, all_axes, from_factors, layout_of, local_elements, parts, size_of, spelled, to_factors
+from shardy_py.dialect.axis import num_shards
+from shardy_py.partition.layouts import Layout, all_axes, from_factors, layout_of, local_elements, parts, spelled, to_factors
 from shardy_py.partition.routes import moves
 from shardy_py.plan.collectives import received_bytes
 
@@ -40,7 +41,7 @@ def layout(*dims: str) -> Layout:
 )
 def test_what_xla_does(source: tuple[str, str], target: tuple[str, str], steps: list[tuple[str, int, int]]) -> None:
     found = moves(SHAPE, layout(*source), layout(*target), MESH)
-    assert [(m.kind, size_of(m.axes, MESH) if m.axes else MESH.size, m.elements) for m in found] == steps
+    assert [(m.kind, num_shards(m.axes, MESH) if m.axes else MESH.size, m.elements) for m in found] == steps
 
 
 def _layouts() -> st.SearchStrategy[Layout]:
@@ -65,7 +66,7 @@ def test_nothing_moves_only_where_every_device_has_its_piece(source: Layout, tar
 def test_a_way_never_brings_more_than_the_whole_value(source: Layout, target: Layout) -> None:
     total = 0
     for m in moves(SHAPE, source, target, MESH):
-        group = size_of(m.axes, MESH) if m.axes else MESH.size
+        group = num_shards(m.axes, MESH) if m.axes else MESH.size
         total += received_bytes(m.kind, group, m.elements * 4)
     assert total <= 4 * SHAPE[0] * SHAPE[1] + 4 * local_elements(SHAPE, source, MESH)
 

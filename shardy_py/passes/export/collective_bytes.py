@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import TensorType, Type
 from shardy_py.ir.types import element_bits
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
@@ -41,7 +42,7 @@ def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[st
     shape = type_.shape
     if sharding is not None:
         mesh = sharding.mesh_in(meshes)
-        cut = (-(-n // math.prod(a.size_in(mesh) for a in d.axes)) for n, d in zip(shape, sharding.dims, strict=False))
+        cut = (-(-n // num_shards(d.axes, mesh)) for n, d in zip(shape, sharding.dims, strict=False))
         shape = (*cut, *shape[sharding.rank :])  # a maximal sharding has no dimensions
     return -(-math.prod(shape) * element_bits(type_.dtype) // 8)
 
@@ -70,4 +71,4 @@ def reshard_bytes(source: TensorSharding | None, target: TensorSharding, type_: 
 
 def _group(step: CollectiveStep, mesh: Mesh) -> int:
     axes = (*(axis for dim in step.axes for axis in dim), *(axis for move in step.moves for axis in move.axes))
-    return math.prod(axis.size_in(mesh) for axis in axes)
+    return num_shards(axes, mesh)

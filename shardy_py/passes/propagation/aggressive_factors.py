@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
+from shardy_py.dialect.axis import num_shards
 from shardy_py.passes.propagation.compatible import (
     compatible_major_axes,
     fit_across_factors,
@@ -13,7 +14,7 @@ from shardy_py.passes.propagation.compatible import (
     is_strict_prefix,
     truncate,
 )
-from shardy_py.passes.propagation.factors import Axes, TensorFactors, axes_size, rule_tensors, tensor_size
+from shardy_py.passes.propagation.factors import Axes, TensorFactors, rule_tensors, tensor_size
 
 
 def propagate_factors(
@@ -49,7 +50,7 @@ def _sorted_factors(
             state = tensor.factors.get(f)
             if state is not None and tensor_sizes[i] > source_size and is_prefix(axes_of[f], state.axes):
                 source, source_size = i, tensor_sizes[i]
-        keys[f] = (-source_size, -axes_size(axes_of[f], mesh) if elementwise else 0, source, f)
+        keys[f] = (-source_size, -num_shards(axes_of[f], mesh) if elementwise else 0, source, f)
     return sorted(order, key=keys.__getitem__)
 
 

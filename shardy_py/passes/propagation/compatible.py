@@ -7,7 +7,7 @@ from math import gcd
 
 from shardy_py.dialect import AxisRef, Mesh, PropagationDirection
 from shardy_py.dialect.axis import contains, is_prefix_of, prefix_without_overlap
-from shardy_py.passes.propagation.factors import Axes, FactorSharding, TensorFactors, axis_size
+from shardy_py.passes.propagation.factors import Axes, FactorSharding, TensorFactors
 
 NONE, FORWARD, BACKWARD, BOTH = map(int, PropagationDirection)
 
@@ -89,7 +89,7 @@ def truncate(axes: Axes, mesh: Mesh, fit: Callable[[AxisRef, int], AxisRef | Non
             return axes[:i]
         if kept is not axis:
             return (*axes[:i], kept)
-        size *= axis_size(axis, mesh)
+        size *= axis.size_in(mesh)
     return axes
 
 
@@ -112,7 +112,7 @@ def fit_within_factor(
         if state.minor_most:
             return axis
         if factor_size % before == 0:
-            size = axis_size(axis, mesh)
+            size = axis.size_in(mesh)
             common = gcd(factor_size // before, size)
             if common == size:
                 return axis

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import add_axis_or_merge
+from shardy_py.dialect.axis import add_axis_or_merge, num_shards
 
 Axes = tuple[AxisRef, ...]
 _NO_OVERFLOW: Axes = ()
@@ -43,19 +43,6 @@ class TensorFactors:
     def __init__(self, factors: dict[int, FactorSharding], blocked_axes: Axes) -> None:
         self.factors = factors
         self.blocked_axes = blocked_axes
-
-
-def axis_size(axis: AxisRef, mesh: Mesh) -> int:
-    """Number of devices along an axis or sub-axis."""
-    return axis.size if axis.size is not None else mesh.shape[axis.name]
-
-
-def axes_size(axes: Sequence[AxisRef], mesh: Mesh) -> int:
-    """Number of devices along several axes together."""
-    size = 1
-    for axis in axes:
-        size *= axis_size(axis, mesh)
-    return size
 
 
 def merged(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
@@ -113,7 +100,7 @@ def _project_dimension(
         taken: list[AxisRef] = []
         while rest:
             head = rest[0]
-            size = axis_size(head, mesh)
+            size = head.size_in(mesh)
             common = gcd(remaining, size)
             if size > 1 and common <= 1:
                 break
@@ -163,7 +150,7 @@ def unproject(
                 add_axis_or_merge(axes, state.overflow[0], mesh)
                 axes.extend(state.overflow[1:])
                 break
-            if axes_size(state.axes, mesh) < sizes[f]:
+            if num_shards(state.axes, mesh) < sizes[f]:
                 break
         dims.append(DimensionSharding(tuple(axes), closed))
     if old is None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
+from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
-from shardy_py.passes.propagation.factors import axes_size, project, rule_tensors
+from shardy_py.passes.propagation.factors import project, rule_tensors
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
@@ -107,7 +108,7 @@ def _reported(view: PlanView, values: Sequence[Value], op: Op, loss: _Loss, loca
     operand = op.operands[0]
     axes = ", ".join(repr(format_axis(axis)) for axis in loss.axes)
     parts = " x ".join(map(str, loss.sizes))
-    ways = axes_size(loss.axes, view.mesh)
+    ways = num_shards(loss.axes, view.mesh)
     if loss.merged:
         part = loss.sizes[loss.part]
         why = f"{parts} become one dimension, and an axis on the part of size {part} would cut it into pieces that do not adjoin"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Value
 from shardy_py.passes.export import update_non_divisible_input_output_shardings as non_divisible
@@ -96,7 +97,7 @@ def _padded(view: PlanView) -> Iterator[Finding]:
             continue
         value, d = max(listed, key=lambda entry: view.local(entry[0].type, entry[0].sharding))
         described = view.described[value]
-        ways = math.prod(axis.size_in(view.mesh) for axis in axes)
+        ways = num_shards(axes, view.mesh)
         size = view.held(described)
         padded = math.ceil(n / ways) * ways
         more = f", as in {len(listed) - 1} more values" if len(listed) > 1 else ""

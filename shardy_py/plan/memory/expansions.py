@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from shardy_py.cost.liveness.graph import Kind, Region
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Op, Value
 from shardy_py.ir.types import element_bits, moves_elements
 from shardy_py.partition.windows import is_cumulative, windows_of_convolution, windows_of_reduction
@@ -90,7 +91,7 @@ def _all_reduce(reader: Reader, op: Op, region: Region) -> None:
     sharding = get_sharding(made.operands[0])
     if known is None and sharding is not None:
         mesh = sharding.mesh_in(reader.program.meshes)
-        ways = math.prod(axis.size_in(mesh) for axis in op.attributes["reduction_axes"].axes)
+        ways = num_shards(op.attributes["reduction_axes"].axes, mesh)
         sizes = [reader.local_bytes(v) for v in made.results]
         parts = [
             reader.made(op, region, Kind.COLLECTIVE, [reader.numbers[v]], size * ways, ("parts", i))

@@ -10,6 +10,7 @@ from shardy_py.cost.liveness.fusion import POINTWISE
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 from shardy_py.cost.liveness.kinds import kind_of
 from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.ir.types import TensorType, element_bits
 from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
@@ -100,7 +101,7 @@ class Reader:
             shape = kind.shape
             if sharding is not None:
                 mesh = sharding.mesh_in(self.program.meshes)
-                ways = (math.prod(a.size_in(mesh) for a in d.axes) for d in sharding.dims)
+                ways = (num_shards(d.axes, mesh) for d in sharding.dims)
                 shape = (*(-(-n // k) for n, k in zip(shape, ways)), *shape[sharding.rank :])  # a maximal sharding has no dimensions
             size = -(-math.prod(shape) * element_bits(kind.dtype) // 8) if isinstance(kind, TensorType) else 0
             found = self._pieces[kind, sharding] = shape, size

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
-from shardy_py.dialect.axis import truncate_by_removing_overlaps
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, FactorAxes, is_strict_prefix, overlap_between, shards
+from shardy_py.dialect.axis import num_shards, truncate_by_removing_overlaps
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, FactorAxes, is_strict_prefix, overlap_between
 
 _PRECEDENCE = {FactorType.PASS_THROUGH: 3, FactorType.REDUCTION: 2, FactorType.PERMUTATION: 1, FactorType.NEED_REPLICATION: 0}
 
@@ -60,7 +60,7 @@ def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequ
         best = max(ready, key=lambda candidate: candidate.rank)
         factor, axes = best.factor, best.axes
         chosen[factor] = axes
-        if shards(axes, mesh) == rule.factor_sizes[factor]:
+        if num_shards(axes, mesh) == rule.factor_sizes[factor]:
             for others in waiting:
                 others.discard(factor)
         candidates = [candidate for candidate in candidates if _update(candidate, factor, axes, chosen, mesh)]
@@ -75,7 +75,7 @@ def _proposals(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes
             for end in range(1, len(axes) + 1):
                 proposed[factor, axes[:end]] = None
     return [
-        Candidate(factor, axes, _total(factor, axes, tensors, tensor_sizes), _PRECEDENCE[rule.factor_types[factor]], shards(axes, mesh))
+        Candidate(factor, axes, _total(factor, axes, tensors, tensor_sizes), _PRECEDENCE[rule.factor_types[factor]], num_shards(axes, mesh))
         for factor, axes in proposed
     ]
 
@@ -110,13 +110,13 @@ def _update(candidate: Candidate, factor: int, axes: Axes, chosen: AxesPerFactor
     if candidate.factor == factor:
         if not is_strict_prefix(axes, candidate.axes):
             return False
-        candidate.shards = shards(candidate.axes, mesh) // shards(axes, mesh)
+        candidate.shards = num_shards(candidate.axes, mesh) // num_shards(axes, mesh)
         return True
     if not overlap_between(candidate.axes, axes):
-        candidate.shards = shards(candidate.axes, mesh)
+        candidate.shards = num_shards(candidate.axes, mesh)
         return True
     candidate.axes = truncate_by_removing_overlaps(candidate.axes, axes)
     if candidate.axes == taken:
         return False
-    candidate.shards = shards(candidate.axes, mesh) // shards(taken, mesh)
+    candidate.shards = num_shards(candidate.axes, mesh) // num_shards(taken, mesh)
     return True

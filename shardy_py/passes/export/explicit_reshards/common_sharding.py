@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
-from shardy_py.dialect.axis import add_axis_or_merge, truncate_by_removing_overlaps
+from shardy_py.dialect.axis import add_axis_or_merge, num_shards, truncate_by_removing_overlaps
 from shardy_py.passes.export.explicit_reshards.candidates import vote
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, FactorAxes, any_overlap, shards
-from shardy_py.passes.propagation.factors import axis_size
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, FactorAxes, any_overlap
 
 
 def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
@@ -65,7 +64,7 @@ def _axes_of_preferred(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
 
     def preference(i: int) -> tuple[bool, int, int]:
         permuted = any(axes and rule.factor_types[factor] is FactorType.PERMUTATION for factor, axes in tensors[i].items())
-        return not permuted, tensor_sizes[i], shards(tuple(axis for axes in tensors[i].values() for axis in axes), mesh)
+        return not permuted, tensor_sizes[i], num_shards(tuple(axis for axes in tensors[i].values() for axis in axes), mesh)
 
     preferred, other = (second, first) if preference(second) > preference(first) else (first, second)
     used = tuple(axis for axes in tensors[preferred].values() for axis in axes)
@@ -85,8 +84,8 @@ def _give_to_batching_factors(rule: OpShardingRule, axes: Axes, chosen: AxesPerF
         if not size:
             continue
         extended = list(chosen[factor])
-        parts = shards(chosen[factor], mesh)
-        while rest and size % (parts * axis_size(rest[0], mesh)) == 0:
-            parts *= axis_size(rest[0], mesh)
+        parts = num_shards(chosen[factor], mesh)
+        while rest and size % (parts * rest[0].size_in(mesh)) == 0:
+            parts *= rest[0].size_in(mesh)
             add_axis_or_merge(extended, rest.pop(0), mesh)
         chosen[factor] = tuple(extended)

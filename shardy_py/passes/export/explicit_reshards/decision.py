@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import set_difference, sort_and_merge
+from shardy_py.dialect.axis import num_shards, set_difference, sort_and_merge
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Type
 from shardy_py.passes.export.collective_bytes import local_bytes, received, reshard_bytes
 from shardy_py.passes.export.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS, result_axes_of_dot
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, factor_axes, shards
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, factor_axes
 from shardy_py.passes.export.explicit_reshards.reshape_redistribution import redistribute
 from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
 from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, project, unproject
@@ -186,7 +186,7 @@ def _moved(setting: _Setting, common: AxesPerFactor) -> int:
     reduced = setting.reduced(common)
     for i in range(count, len(types)):
         piece = local_bytes(types[i], runs_with[i], meshes)
-        total += received("all_reduce", shards(reduced, setting.mesh), piece, piece)
+        total += received("all_reduce", num_shards(reduced, setting.mesh), piece, piece)
     return total
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect import AxisRef
 from shardy_py.dialect.axis import is_prefix_of, is_strict_prefix_of, overlaps
-from shardy_py.passes.propagation.factors import TensorFactors, axes_size
+from shardy_py.passes.propagation.factors import TensorFactors
 
 Axes = tuple[AxisRef, ...]
 
@@ -48,8 +48,3 @@ def is_strict_prefix(axes: Axes, others: Axes) -> bool:
     if len(axes) == len(others):
         return is_strict_prefix_of(axes[last], others[last])
     return is_prefix_of(axes[last], others[last])
-
-
-def shards(axes: Axes, mesh: Mesh) -> int:
-    """Into how many parts the axes cut a factor."""
-    return axes_size(axes, mesh)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import gcd
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import common_prefix_of_lists
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, shards
-from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, axis_size, merged, project, unproject
+from shardy_py.dialect.axis import common_prefix_of_lists, num_shards
+from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor
+from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, merged, project, unproject
 
 
 def redistribute(rule: OpShardingRule, tensors: Sequence[TensorFactors], mesh_name: str | Mesh, mesh: Mesh) -> AxesPerFactor:
@@ -27,7 +27,7 @@ def redistribute(rule: OpShardingRule, tensors: Sequence[TensorFactors], mesh_na
         Axes for each factor.
     """
     operand, result = tensors
-    axes = max(_all_axes(rule, operand, 0), _all_axes(rule, result, 1), key=lambda axes: shards(axes, mesh))
+    axes = max(_all_axes(rule, operand, 0), _all_axes(rule, result, 1), key=lambda axes: num_shards(axes, mesh))
     dealt = []
     for mapping, tensor in zip(rule.mappings, tensors, strict=True):
         sharding = _deal(mapping, tensor, axes, rule, mesh_name, mesh)
@@ -63,7 +63,7 @@ def _deal(
     pending = list(axes)
     while pending:
         axis = pending[0]
-        size = axis_size(axis, mesh)
+        size = axis.size_in(mesh)
         taker = next((factor for factor in order if gcd(left[factor], size) > 1), None)
         if taker is None:
             break

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Block, Op, TensorType, Value
 from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_part
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, scalar_body
@@ -22,7 +23,7 @@ def all_gather(op: Op, out: Emitter) -> Sequence[Value]:
         for dim in reversed(gathered):
             value = _gather(out, value, dim, axes[dim], sharding)
         return (value,)
-    counts = [math.prod(axis.size_in(mesh) for axis in axes[dim]) for dim in gathered]
+    counts = [num_shards(axes[dim], mesh) for dim in gathered]
     shape = value.type.shape
     value = _gather(out, out.reshape(value, (1, *shape)), 0, flat(axes), sharding)
     value = out.reshape(value, (*counts, *shape))
@@ -36,7 +37,7 @@ def all_gather(op: Op, out: Emitter) -> Sequence[Value]:
 
 def _gather(out: Emitter, value: Value, dim: int, axes: Sequence[AxisRef], sharding: TensorSharding) -> Value:
     mesh = out.world.mesh(sharding)
-    count = math.prod(axis.size_in(mesh) for axis in axes)
+    count = num_shards(axes, mesh)
     shape = tuple(n * count if i == dim else n for i, n in enumerate(value.type.shape))
     attributes = {"all_gather_dim": dim, **collective_attributes(out, axes, sharding)}
     return out.value("all_gather", (value,), TensorType(shape, value.type.dtype), attributes)
@@ -83,7 +84,7 @@ def reduce_scatter(op: Op, out: Emitter) -> Sequence[Value]:
     for dim, size in enumerate(local.shape):
         if axes[dim]:
             major.append(len(split))
-            split.append(math.prod(axis.size_in(mesh) for axis in axes[dim]))
+            split.append(num_shards(axes[dim], mesh))
         minor.append(len(split))
         split.append(size)
     value = out.transpose(out.reshape(value, split), (*major, *minor))

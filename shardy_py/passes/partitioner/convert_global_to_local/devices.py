@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.dialect.axis import bounds
+from shardy_py.dialect.axis import bounds, num_shards
 from shardy_py.ir import TensorType, Value
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
 
@@ -69,7 +69,7 @@ def emit_entry(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, entries: Seque
 
 def emit_offset(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, size: int) -> Value:
     """Adds what gives the first index of the running device's part of a dimension; `size` is that of a part."""
-    parts = math.prod(axis.size_in(mesh) for axis in axes)
+    parts = num_shards(axes, mesh)
     return emit_entry(out, axes, mesh, range(0, parts * size, size) if size else [0] * parts)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import bounds
+from shardy_py.dialect.axis import bounds, num_shards
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.partitioner.convert_global_to_local.collectives import result_sharding
 from shardy_py.passes.partitioner.convert_global_to_local.devices import device_ids, part_of
@@ -23,7 +23,7 @@ def all_to_all(op: Op, out: Emitter) -> Sequence[Value]:
     if len(params) == 1:
         return (_exchange(out, value, params[0].axes, params[0].target, params[0].source, local.shape),)
     mesh = out.world.mesh(result_sharding(op))
-    counts = {param.target: math.prod(axis.size_in(mesh) for axis in param.axes) for param in params}
+    counts = {param.target: num_shards(param.axes, mesh) for param in params}
     split: list[int] = []
     major: list[int] = []
     minor: list[int] = []
@@ -52,7 +52,7 @@ def _exchange(out: Emitter, value: Value, axes: Sequence[AxisRef], split: int, c
     attributes = {
         "split_dimension": split,
         "concat_dimension": concat,
-        "split_count": math.prod(axis.size_in(mesh) for axis in axes),
+        "split_count": num_shards(axes, mesh),
         **collective_attributes(out, axes, sharding, global_ids=False),
     }
     return out.value("all_to_all", (value,), TensorType(tuple(shape), value.type.dtype), attributes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import ml_dtypes
 
 from shardy_py.dialect import AxisRef
+from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Op, TensorType, Value, element_bits
 from shardy_py.ir.attribute_text import KEPT
 from shardy_py.passes.partitioner.attributes import with_kept
@@ -68,7 +68,7 @@ def _only_on_leaders(out: Emitter, inputs: Sequence[Value], axes: Sequence[AxisR
     sharding = out.facts.operands[len(inputs)].sharding
     assert sharding is not None
     mesh = out.world.mesh(sharding)
-    parts = math.prod(axis.size_in(mesh) for axis in axes)
+    parts = num_shards(axes, mesh)
     leader = emit_lookup(out, shard_table(out, axes, mesh, [1, *[0] * (parts - 1)]), emit_device(out), "bool")
     chosen: list[Value] = []
     for value, identity in zip(inputs, identities, strict=True):
