@@ -9,7 +9,7 @@ An axis name that is not an identifier is quoted.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from shardy_py.dialect._quote import quoted
 from shardy_py.dialect.axis import AxisRef
@@ -52,6 +52,22 @@ def format_axis(axis: AxisRef) -> str:
     """`x`, `x:(1)2`, or `"odd name"`."""
     name = axis.name if axis.name.isidentifier() else quoted(axis.name)
     return name if axis.sub_axis is None else f"{name}:{axis.sub_axis}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Rows of cells as lines with aligned columns; columns without text are left out.
+
+    Args:
+        rows: The cells, as many in each row.
+        right: The columns that are aligned to the right.
+
+    Example:
+        >>> aligned([("node", "ms"), ("a", "10.5")], right=[1])
+        ['node    ms', 'a     10.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    padded = ([cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)) if w] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in padded]
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shardy_py.cost.collectives import KINDS as KINDS
 from shardy_py.cost.collectives import received_bytes as received_bytes
+from shardy_py.dialect.format import aligned
 from shardy_py.plan.movements import format_bytes
 
 
@@ -109,9 +110,7 @@ def lines(collectives: Sequence[Collective]) -> list[str]:
         >>> print(Collective("all_gather", ("x", "y"), 8, 64, 3, "float32", (4, 4), "w", "dot_general", "/home/me/train.py:12"))
         all_gather(x,y)  w float32[4,4]  448 B x3  train.py:12  dot_general
     """
-    rows = [_cells(c) for c in collectives]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths) if width).rstrip() for row in rows]
+    return aligned([_cells(c) for c in collectives])
 
 
 def _cells(c: Collective) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
 from shardy_py.dialect import Mesh
-from shardy_py.dialect.format import printable
+from shardy_py.dialect.format import aligned, printable
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
@@ -448,9 +448,7 @@ def cost_text(cost: CostAnalysis, limit: int) -> str:
     lines = [f"cost of {cost.name} per device, on mesh {axes}" + ("" if cost.hardware is None else f" of {cost.hardware.name}")]
     if cost.hardware is not None and cost.links:
         lines.append(f"  {layout_text(cost)}")
-    rows = summary_rows(cost)
-    width = max(len(name) for name, _ in rows)
-    lines += [f"  {name.ljust(width)}  {value}" for name, value in rows]
+    lines += [f"  {line}" for line in aligned(summary_rows(cost))]
     lines += [f"  note: {remark}" for remark in remarks(cost)]
     for title, heads, cells in tables(cost, limit):
         lines.append(title)
@@ -459,12 +457,8 @@ def cost_text(cost: CostAnalysis, limit: int) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
     right = [i for i, head in enumerate(rows[0]) if head in ("FLOP", "memory", "received", "trips", "time", "compute", "communication")]
-    return [
-        "  ".join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)) if w).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, right)
 
 
 def cost_html(cost: CostAnalysis, limit: int = 12) -> str:

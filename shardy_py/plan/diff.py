@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shardy_py.dialect.format import printable
+from shardy_py.dialect.format import aligned, printable
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
@@ -426,5 +426,4 @@ def _reshard_lines(changes: Sequence[ReshardChange]) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths) if width).rstrip() for row in rows]
+    return [f"  {line}" for line in aligned(rows)]

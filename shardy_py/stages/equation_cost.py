@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Var
 
 from shardy_py.cost.compute import roofline_seconds
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.jaxpr import from_equations
 from shardy_py.plan.cost_walk import walk
-
-
-def jaxpr_seconds(jaxpr: Jaxpr, hardware: Hardware) -> float:
-    """Seconds of all equations of a jaxpr, see `equation_seconds`."""
-    return math.fsum(equation_seconds(jaxpr.eqns, [v for v in jaxpr.outvars if isinstance(v, Var)], hardware))
 
 
 def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware: Hardware) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from shardy_py.cli.output import table
 from shardy_py.cli.stages.staged import crossing_of, members_of
+from shardy_py.dialect.format import aligned
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
 from shardy_py.stages.partitions.result import Partition
@@ -24,23 +25,6 @@ _PICTURE = {"cyan": r"\d", "yellow": "[a-j]", "green": "w", "dim": r"\."}
 _LONG, _SOME = 0.5, 0.25
 # Terminals with fewer columns show less of a partition.
 _WIDE = 92
-
-
-def lined(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows as lines with aligned columns.
-
-    Args:
-        rows: The cells, those of the head first.
-        left: How many columns are aligned to the left.
-
-    Example:
-        >>> print(lined([("node", "ms"), ("a", "10.5")]))
-        node    ms
-        a     10.5
-    """
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    cells = [[cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))] for row in rows]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
 
 
 _PROFILE = ("node", "what", "forward", "backward", "output", "parameters")
@@ -76,7 +60,7 @@ def profile_text(graph: ProfileGraph, limit: int | None) -> str:
     """A profile as lines."""
     rows = profile_rows(graph, limit)
     more = [] if len(rows) == len(graph) else [f"... and {len(graph) - len(rows):,} nodes that take less"]
-    return "\n".join([lined([_PROFILE, *rows], left=2), *more, profile_total(graph)])
+    return "\n".join([*aligned([_PROFILE, *rows], right=range(2, len(_PROFILE))), *more, profile_total(graph)])
 
 
 def profile_table(graph: ProfileGraph, title: str, limit: int) -> Iterator[RenderableType]:
@@ -127,7 +111,7 @@ def stage_rows(graph: ProfileGraph) -> list[tuple[str, ...]]:
 
 def stage_text(graph: ProfileGraph) -> str:
     """The stages of a graph as lines."""
-    return lined([_STAGES, *stage_rows(graph)], left=0)
+    return "\n".join(aligned([_STAGES, *stage_rows(graph)], right=range(len(_STAGES))))
 
 
 def stage_table(graph: ProfileGraph, title: str) -> RenderableType:
@@ -182,7 +166,7 @@ def mesh_rows(result: Simulation) -> list[tuple[str, ...]]:
 def simulation_text(result: Simulation, width: int) -> str:
     """A simulation as lines: the picture, and what each mesh does."""
     rows = mesh_rows(result)
-    return f"{picture(result, width)}\n{lined([_MESHES[: len(rows[0])], *rows], left=0)}"
+    return "\n".join([picture(result, width), *aligned([_MESHES[: len(rows[0])], *rows], right=range(len(_MESHES)))])
 
 
 def simulation_table(result: Simulation, width: int) -> Iterator[RenderableType]:

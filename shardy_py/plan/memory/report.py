@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardy_py.dialect.format import printable
+from shardy_py.dialect.format import aligned, printable
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
 
@@ -195,16 +195,10 @@ def _row(part: Contributor) -> tuple[str, ...]:
 
 def memory_text(memory: MemoryAnalysis, limit: int) -> str:
     """See `MemoryAnalysis.as_text`."""
-    rows = summary_rows(memory)
-    width = max(len(name) for name, _ in rows)
-    lines = [_title(memory), *(f"  {name.ljust(width)}  {value}" for name, value in rows)]
+    lines = [_title(memory), *(f"  {line}" for line in aligned(summary_rows(memory)))]
     parts = contributor_rows(memory, limit)
     if parts:
-        widths = [max(map(len, column)) for column in zip(*parts)]
-        lines.append("at the peak")
-        for size, *cells in parts:
-            told = "  ".join(cell.ljust(w) for cell, w in zip(cells, widths[1:]))
-            lines.append(f"  {size.rjust(widths[0])}  {told}".rstrip())
+        lines += ["at the peak", *(f"  {line}" for line in aligned(parts, right=[0]))]
     if memory.findings:
         lines += ["what leaves less", *(f"  {finding.message}" for finding in memory.findings)]
     return "\n".join(lines)

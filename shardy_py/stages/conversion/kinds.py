@@ -10,9 +10,6 @@ from typing import Any
 
 from shardy_py.stages.conversion.descriptions import ConversionError, Description, Word
 
-# What a value is when a stage hands it on. A size or a shape is known while tracing and must stay so.
-GIVES = ("array", "parts", "size", "shape", "state")
-
 Check = Callable[[object], bool]
 
 
@@ -68,7 +65,7 @@ class LayerKind:
         fewest: Operands it needs.
         most: Operands it takes; None is any number.
         training: Which of `train` and `key` the call needs.
-        gives: What its result is.
+        gives: Its result: "array", "parts", "state", or a "size" or "shape", which is known while tracing and must stay so.
         bind: Makes the call from a description, in place of `arguments`.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardy_py.dialect.format import aligned
 from shardy_py.stages.profiles.graph import ProfileGraph
 
 
@@ -124,9 +125,7 @@ class Partition:
                     f"{bubble:.1%}",
                 )
             )
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
-        return "\n".join([*lines, self.summary()])
+        return "\n".join([*aligned(rows, right=range(len(head))), self.summary()])
 
     def summary(self) -> str:
         """The time of the pipeline beside that of one machine, and whether there can be a better one, in a line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.cost.hardware import Hardware
+from shardy_py.dialect.format import aligned
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
 from shardy_py.stages.run.building import Built
@@ -65,9 +66,7 @@ class Report:
 
     def __str__(self) -> str:
         head = tuple("stage mesh forward backward in out exchanged parameters state gradients activations held memory".split())
-        body = [(row.name, *row.cells()) for row in self.rows]
-        widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
-        lines = [f"{line[0]:{widths[0]}}" + "".join(f"  {cell:>{w}}" for cell, w in zip(line[1:], widths[1:])) for line in (head, *body)]
+        lines = aligned([head, *((row.name, *row.cells()) for row in self.rows)], right=range(1, len(head)))
         schedule = self.simulation.schedule
         step = (
             f"{seconds_text(self.simulation.makespan)} per step on {self.hardware}, {seconds_text(self.predicted_seconds)} by the formula"
