@@ -17,7 +17,7 @@ from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Kind, Split
 
 HEAVY = frozenset({"dot_general", "conv_general_dilated", "scan", "while", "cond", "sort", "custom_call", "ffi_call", "pallas_call"})
-"""Primitives that are not computed again on every stage that wants their result."""
+"""Primitives that are not recomputed on every stage that reads their result."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def assign(split: Split, stages: int | None, hardware: Hardware, names: Sequence
     Args:
         split: The step.
         stages: Number of stages; None takes one per marker.
-        hardware: What stages of equal time are made for.
+        hardware: The hardware on which stages are to take equal time.
         names: Markers of all stages in order, where a partition gave them; some may have nothing to do for a microbatch.
 
     Raises:
@@ -60,7 +60,7 @@ def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> di
     Args:
         split: The step.
         stage: For every node of the microbatch program its stage.
-        hardware: What runs it.
+        hardware: The hardware.
     """
     return {v: tuple(sorted(stages)) for v, stages in _Assigner(split, hardware).uses(stage).items()}
 
@@ -68,13 +68,13 @@ def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> di
 def reassign_backward(
     split: Split, assigned: Assignment, hardware: Hardware, copies: Sequence[Iterable[Var]], moves: Callable[[JaxprEqn], bool]
 ) -> Assignment:
-    """The assignment where stages make further values of the forward pass, and backward equations lie with them.
+    """Moves backward equations to stages that compute further values of the forward pass.
 
     Args:
         split: The step.
-        assigned: Where everything is computed.
-        hardware: What runs it.
-        copies: For every stage, the values that it makes as well.
+        assigned: The stages.
+        hardware: The hardware.
+        copies: For every stage, the values that it computes as well.
         moves: Whether a backward equation may lie elsewhere than now: those that stages of equal time are made of should not.
     """
     assigner = _Assigner(split, hardware)
@@ -114,7 +114,7 @@ class _Assigner:
         self.forward = [i for i in range(len(self.nodes)) if not self.free[i] and not self.back[i]]
 
     def is_light(self, node: Node) -> bool:
-        """Whether a node that needs no other stage is computed wherever it is used: what does not depend on examples, or cheaply so."""
+        """Whether a node of inputs alone is computed wherever it is used: it does not depend on examples, or is cheap."""
         if all(self.split.kinds[v] is Kind.SAME for v in node.eqn.outvars):
             return True
         return node.eqn.primitive.name not in HEAVY and all(v in self.split.data_only for v in node.eqn.outvars)
@@ -216,7 +216,7 @@ class _Assigner:
             stages = [s for j in producers if (s := stage[j]) is not None]
             marker = self.nodes[i].marker
             if marker is None:
-                # What only the batch and parameters lead to goes to its first consumer, below.
+                # Equations of only the batch and parameters go to their first consumer, below.
                 stage[i] = max(stages) if stages else None
                 if not stages:
                     waiting.append(i)
@@ -231,7 +231,7 @@ class _Assigner:
             stage[i] = min((s for j in consumers[i] if (s := stage[j]) is not None), default=0)
 
     def through(self, atoms: Sequence[object]) -> list[Var]:
-        """The values that a node reads, those behind what it computes for itself included."""
+        """The values that a node reads, and those from which it computes free ones."""
         values: dict[Var, None] = {}
         todo = [v for v in atoms if isinstance(v, Var)]
         while todo:

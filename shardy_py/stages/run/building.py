@@ -52,7 +52,7 @@ class Options:
         local_statistics: Whether statistics of the batch may be those of its microbatches.
         donate_argnums: Arguments whose memory results may take.
         memory_bytes: Memory of a device, to check against.
-        hardware: What stages of equal time are made for.
+        hardware: The hardware on which stages are to take equal time.
     """
 
     fun: Callable[..., Any]
@@ -95,11 +95,11 @@ class Built:
     """A pipeline for one signature.
 
     Attributes:
-        options: What was asked for.
+        options: The arguments of `pipeline`.
         signature: The types that it is for.
         split: The step in two parts.
         assigned: The stages.
-        updates: Where the part that runs once lies.
+        updates: The stages of the part that runs once.
         schedule: The order of tasks.
         places: Meshes and shardings.
         programs: Programs of the stages.
@@ -220,7 +220,7 @@ def _traced(options: Options, signature: Signature, context: Any) -> tuple[Flat,
     rows = signature.structs[signature.batch.index(True)].shape[0]
     each = rows // options.num_microbatches
     fun = forward = _partitioned(options, signature)
-    # A single microbatch is the batch; what is compared with it is a batch of twice the size, or of two examples.
+    # A single microbatch is the batch; it is compared with a batch of twice the size, or of two examples.
     many = rows if options.num_microbatches > 1 else 2 * rows
     structs = _resized(signature, many)
     whole, result = _trace(fun, signature, structs, context)

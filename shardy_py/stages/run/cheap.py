@@ -1,4 +1,4 @@
-"""Equations that may be made again instead of keeping their results, and what that takes."""
+"""Equations that may be recomputed instead of keeping their results, and the time of that."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REDUCTIONS = frozenset(
 """Primitives that read all of their operand before anyone reads their result."""
 
 CHEAP = MOVES | POINTWISE | TRANSCENDENTAL | REDUCTIONS
-"""Primitives that may be made again."""
+"""Primitives that may be recomputed."""
 
 ALONG = {"concatenate": "dimension", "rev": "dimensions"}
 """Primitives that move elements along dimensions -> the parameter that names these."""
@@ -63,15 +63,15 @@ CHOICES = frozenset({"max", "min", "reduce_max", "reduce_min", "clamp", "select_
 
 
 def is_cheap(eqn: JaxprEqn) -> bool:
-    """Whether an equation may be made again."""
+    """Whether an equation may be recomputed."""
     return eqn.primitive.name in CHEAP and not eqn.effects
 
 
 def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
-    """Pairs of values of which the second has to be made again where the first is.
+    """Pairs of values of which the second must be recomputed where the first is.
 
-    The derivative of a maximum asks which operand is equal to it. Another program rounds otherwise: an operand that is made again is not
-    equal to the maximum of what it was before, and the derivative would be lost.
+    The derivative of a maximum asks which operand is equal to it. Another program rounds differently: a recomputed operand
+    is not equal to the maximum of the original, and the derivative would be lost.
 
     Args:
         nodes: Equations in order.
@@ -102,12 +102,12 @@ def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
 def recompute_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
     """Seconds of recomputing a cheap equation, where XLA fuses it with its readers.
 
-    It computes, and moves nothing: what it reads is read in place of its result, and counts where it is kept. A reduction is done before
-    what reads it, so that its operand is read once more.
+    It computes and moves nothing: its operands are read in place of its result, and their bytes count where they are kept. A reduction
+    ends before its readers start, so that its operand is read once more.
 
     Args:
         eqn: The equation.
-        hardware: What runs it.
+        hardware: The hardware.
     """
     name = eqn.primitive.name
     if name in MOVES:
@@ -120,7 +120,7 @@ def recompute_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
 
 
 def communicates(eqn: JaxprEqn, axes: Axes) -> bool:
-    """Whether devices have to communicate to make a cheap equation: a dimension is cut that it does not leave as it is, or cut otherwise.
+    """Whether devices have to communicate to compute a cheap equation: it changes a dimension that is sharded, or shards it otherwise.
 
     Args:
         eqn: The equation.

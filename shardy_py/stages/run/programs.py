@@ -28,11 +28,11 @@ class Program:
         stage: Its stage.
         turn: For updates, which round of exchanges it belongs to.
         nodes: Its equations.
-        inputs: What it reads.
-        outputs: What others read of it.
-        sums: Values that it adds to accumulators; these are further operands and results, in this order.
+        inputs: Its operands.
+        outputs: Its results that others read.
+        sums: Values that it adds to accumulators, which are further operands and results, in this order.
         resets: Sums of microbatches for which it makes zeros, as further results.
-        recomputed: Those of its equations that the forward pass of its stage runs, too, and whose results it makes again.
+        recomputed: Its equations that the forward pass of its stage runs, too.
         averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
         parts: Number of microbatches.
         stands: Operands, results and sums that stand for other values.
@@ -149,10 +149,10 @@ def stage_programs(
 
     Args:
         split: The step.
-        assigned: Who computes what.
+        assigned: The stages.
         split_backward: For every stage, whether its backward pass runs in two parts.
         parts: Slices of parameters that stages are given instead of the parameters.
-        recomputed: Results of forward equations that the backward pass of their stage makes again.
+        recomputed: Results of forward equations that the backward pass of their stage recomputes.
 
     Returns:
         (role, stage) to program; a stage has F, and B or else b and W.
@@ -219,11 +219,11 @@ def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], sta
 
 
 def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> list[Program]:
-    """Programs of what runs once, in the order in which they run.
+    """Programs of equations that run once, in the order in which they run.
 
     Args:
         split: The step.
-        updates: Who computes what.
+        updates: The rounds and stages.
         results: The results of the step.
     """
     nodes, group = split.update, updates.group

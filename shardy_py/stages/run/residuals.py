@@ -1,10 +1,10 @@
 """Chooses by a minimum cut the residuals that a stage keeps for its backward pass; it recomputes the other values.
 
-As in the min-cut rematerialization of PyTorch's AOTAutograd. Between what cannot be made again (products, convolutions, loops, sorts,
-gathers, random bits, what arrives from other stages) and what the backward pass reads, some values have to be kept so that everything
-else follows from them by cheap equations. A value that is kept costs its bytes, and the price of a buffer; an equation that is made again
-costs the bytes that memory moves in its time. Both are capacities of one network, and the cut is the cheapest choice: what is made again
-never takes longer than to move what would be kept in its place.
+As in the min-cut rematerialization of PyTorch's AOTAutograd. Some values cannot be recomputed: products, convolutions, loops, sorts,
+gathers, random bits, values of other stages. Between these and the values that the backward pass reads, a stage keeps enough that cheap
+equations give the rest. A residual costs its bytes and the price of a buffer; an equation that is recomputed costs the bytes that memory
+moves in its time. Both are capacities of one network, and its minimum cut is the cheapest choice: recomputing never takes longer than
+moving the residuals that it saves.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shardy_py.stages.run.placing import axes_of
 from shardy_py.stages.run.programs import Program
 
 BUFFER_BYTES = 64 << 10
-"""What handing over one more buffer costs beside its bytes. On the host it takes 2 to 4 us (an array in Python and one on each device of
-the stage, made and given back), in which one core copies about as much. So small models keep few values, large ones few bytes."""
+"""Price of one more buffer beside its bytes. On the host it takes 2 to 4 us to hand over (an array in Python and one on each device of the
+stage, created and freed), in which one core copies about as much. So small models keep few values, large ones few bytes."""
 
 LONGEST = 32
-"""The most computing equations in a row between a value that is kept and one that is made again. The backward pass wants the values of a
-chain in reverse order, all at once, and a GPU that is fully occupied has 32 registers per thread. Beyond that a fused loop would write
-them to memory, and making them again would no longer cost its arithmetic alone."""
+"""The most computing equations in a row between a residual and a recomputed value. The backward pass reads the values of a chain in reverse
+order, all at once, and a GPU that is fully occupied has 32 registers per thread. Beyond that a fused loop would spill them to memory, and
+recomputing would no longer cost its arithmetic alone."""
 
 FORBIDDEN = float("inf")
 
@@ -41,12 +41,12 @@ class Handover:
     """The values between the two passes of a stage, and the equations that make them.
 
     Attributes:
-        nodes: The forward equations by which what is read can be made, those that cannot be made again first in their chains; in order.
+        nodes: The forward equations that lead to `read`, in order, back to those that cannot be recomputed.
         free: Variables that every program makes for itself.
-        arriving: What the forward pass is given for a microbatch: parts of the batch, values of other stages.
-        read: What the backward programs read of all that.
-        sent: What the forward pass hands to others anyway.
-        bound: Pairs of values of which the second has to be made again where the first is.
+        arriving: Inputs of the forward pass for one microbatch: parts of the batch, values of other stages.
+        read: Values among these that the backward programs read.
+        sent: Results that the forward pass hands to other stages anyway.
+        bound: Pairs of values of which the second must be recomputed where the first is.
     """
 
     nodes: tuple[Node, ...]
@@ -58,7 +58,7 @@ class Handover:
 
     @property
     def values(self) -> tuple[Var, ...]:
-        """Everything that could be kept, and what it is made of."""
+        """Everything that could be kept."""
         return (*self.arriving, *(v for node in self.nodes for v in node.eqn.outvars))
 
 
@@ -96,7 +96,7 @@ def handovers(
     """The handover between the passes of every stage.
 
     Args:
-        programs: (role, stage) to program, where nothing is made again.
+        programs: (role, stage) to program, where nothing is recomputed.
         is_free: Whether every program that needs a value makes it for itself.
         is_shared: Whether an input is the same for all microbatches, and there anyway.
     """
@@ -128,12 +128,12 @@ def handovers(
 
 
 def rematerialized(handover: Handover, hardware: Hardware, layout: Layout = WHOLE) -> frozenset[Var]:
-    """The results of the forward equations that the backward programs of a stage make again.
+    """Results of forward equations that the backward programs of a stage recompute.
 
     Args:
-        handover: What lies between its passes.
-        hardware: What runs it.
-        layout: How values lie inside of the stage. Equations for which its devices have to communicate are not made again.
+        handover: The handover between its passes.
+        hardware: The hardware.
+        layout: Shardings inside of the stage. Equations for which its devices have to communicate are not recomputed.
     """
     fixed: set[Var] = set()
     for node in handover.nodes:
@@ -148,14 +148,14 @@ def rematerialized(handover: Handover, hardware: Hardware, layout: Layout = WHOL
 
 
 def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout) -> frozenset[Var]:
-    """The cheapest choice. The network runs from what is read to what is fixed, so that of equally cheap ones the least is made again."""
+    """The cheapest choice. The network runs from reads to fixed values: of equally cheap choices the one that recomputes least wins."""
     network = Network()
     source, sink = network.vertex(), network.vertex()
     vertex_of: dict[Var, int] = {}
     vertex_of_recomputing: dict[Var, int] = {}
 
     def add(v: Var, price: int) -> int:
-        """Adds the edge that is cut where a value is kept; gives the vertex at which it is made."""
+        """Adds the edge that is cut where a value is kept; gives the vertex at which it is recomputed."""
         vertex_of[v], end = network.vertex(), network.vertex()
         network.edge(vertex_of[v], end, price + -(-bytes_of(v) // layout.num_shards(v)))
         return end
@@ -177,7 +177,7 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
             for end in ends:
                 network.edge(end, sink, FORBIDDEN)
             continue
-        # All results of an equation are made again at once.
+        # All results of an equation are recomputed at once.
         vertex = ends[0] if len(ends) == 1 else network.vertex()
         for end in ends if len(ends) > 1 else ():
             network.edge(end, vertex, FORBIDDEN)
@@ -188,7 +188,7 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
         vertex_of_recomputing.update(dict.fromkeys(results, vertex))
     for a, b in handover.bound:
         start = vertex_of.get(a) if a in handover.free else vertex_of_recomputing.get(a)
-        if start is not None and b not in handover.free:  # What is free is made again wherever it is read.
+        if start is not None and b not in handover.free:  # Free values are recomputed wherever they are read.
             network.edge(start, vertex_of_recomputing.get(b, sink), FORBIDDEN)
     for v in handover.read:
         network.edge(source, vertex_of[v], FORBIDDEN)
@@ -197,7 +197,7 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
 
 
 def _too_late(handover: Handover, recomputed: Set[Var]) -> set[Var]:
-    """Of what is made again, the results with which chains are as long as may be and still go on; chains begin anew behind them."""
+    """Recomputed values at which chains reach `LONGEST` and still go on; they are kept, and chains begin anew behind them."""
     steps: dict[Var, int] = {}
     maker: dict[Var, Node] = {}
     late: set[Var] = set()

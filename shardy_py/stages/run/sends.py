@@ -1,9 +1,9 @@
 """Chooses by minimum cuts, one per receiver and pass, the values that stages send and those that a receiver recomputes from them.
 
-A value crosses to every stage that reads it. Where it is made cheaply, the stage can make it again of values before it instead. What
-crosses costs its bytes on the link, and the price of a transfer; an equation that is made again costs the bytes that the link moves in its
-time. What is made again is a copy of its equation at the stage that reads it, of its own variables, so that all that comes later takes it
-for one of that stage. Where nothing else reads the equation, it moves there.
+A value crosses to every stage that reads it. Where its equation is cheap, the reader can recompute it from its operands instead. A value
+that crosses costs its bytes on the link and the price of a transfer; an equation that is recomputed costs the bytes that the link moves in
+its time. A recomputed value is a copy of its equation at the stage that reads it, with variables of its own, so that everything later
+takes it for an equation of that stage. Where nothing else reads the original, it goes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from shardy_py.stages.run.programs import parts_of_parameters
 from shardy_py.stages.run.residuals import BUFFER_BYTES, FORBIDDEN, Layout
 
 TRANSFER_BYTES = 512 << 10
-"""What one more value that crosses costs beside its bytes. `jax.device_put` takes 25 to 35 us of the thread that hands out tasks for it,
+"""Price of one more value that crosses, beside its bytes. `jax.device_put` takes 25 to 35 us of the thread that hands out tasks for it,
 in which one core copies about as much; see `BUFFER_BYTES`, of which it is counted the same way."""
 
 _Price = tuple[int, int]
-"""Bytes that cross, and what else a choice costs, in bytes."""
+"""Bytes that cross, and all other costs of a choice as bytes."""
 
 FREE: _Price = (0, 0)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A step and who computes what.
+    """A step and the stages of its equations.
 
     Attributes:
         split: The step.
@@ -52,25 +52,25 @@ class Placed:
 
     @functools.cached_property
     def reading(self) -> _Reading:
-        """Who makes and reads what."""
+        """Producers and readers of all values."""
         return _reading(self.split, self.assigned)
 
 
 def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardware, microbatches: int) -> Placed:
-    """The step where stages make for themselves what costs more to send; it never sends more bytes.
+    """Lets stages recompute the values that cost more to send; the result never sends more bytes.
 
     Args:
         split: The step.
-        assigned: Who computes what.
+        assigned: The stages.
         places: Meshes and shardings, of all values.
-        hardware: What runs it.
+        hardware: The hardware.
         microbatches: Number of microbatches. Parameters cross once for all of them.
     """
     unchanged = Placed(split, assigned, {})
     if assigned.stages == 1:
         return unchanged
     cuts = _Cuts(places, hardware, microbatches)
-    # Backward equations may follow forward ones that receivers make again.
+    # Backward equations may follow forward ones that receivers recompute.
     follows = reassign_backward(split, assigned, hardware, cuts.within_reach(unchanged), is_cheap)
     best, (most, beside) = unchanged, cuts.crossing(unchanged)
     least = most + beside
@@ -88,14 +88,14 @@ _Passes = tuple[dict[Var, None], dict[Var, None]]
 
 @dataclass(frozen=True)
 class _Reading:
-    """Who makes and reads what, seen through equations that every program makes for itself.
+    """Producers and readers of all values, seen through equations that every program computes for itself.
 
     Attributes:
-        node: Value -> its equation, those that every program makes for itself left out.
+        node: Value -> its equation; without those that every program computes for itself.
         home: Value -> (stage, whether it is of the backward pass).
-        through: Value that every program makes for itself -> what it is made of.
-        read: For every stage, what its forward and what its backward equations read of others, and of inputs.
-        bound: Pairs of values of which the second has to be made again where the first is.
+        through: Value that every program computes for itself -> the values that it is computed from.
+        read: For every stage, values of other stages and inputs that its forward and its backward equations read.
+        bound: Pairs of values of which the second must be recomputed where the first is.
     """
 
     node: dict[Var, Node]
@@ -105,7 +105,7 @@ class _Reading:
     bound: list[tuple[Var, Var]]
 
     def behind(self, values: Sequence[Var]) -> list[Var]:
-        """These values, with what they are made of instead of those that every program makes for itself."""
+        """These values; in place of those that every program computes for itself, the values they are computed from."""
         return list(dict.fromkeys(w for v in values for w in self.through.get(v, (v,))))
 
 
@@ -137,7 +137,7 @@ class _Cuts:
         return self.places.mesh(a) == self.places.mesh(b)
 
     def crossing(self, placed: Placed) -> tuple[float, float]:
-        """Bytes that a microbatch sends, per device, and what its transfers cost beside."""
+        """Bytes that a microbatch sends, per device, and the price of its transfers."""
         reading = placed.reading
         size, count, first = 0.0, 0.0, {}
         for t, passes in enumerate(reading.read):
@@ -154,11 +154,11 @@ class _Cuts:
         return size, count
 
     def forward(self, placed: Placed, late: bool) -> list[set[Var]]:
-        """For every stage, values of earlier stages that it makes for itself.
+        """For every stage, values of earlier stages that it recomputes.
 
         Args:
             placed: The step.
-            late: Whether what the backward pass reads counts as well.
+            late: Whether reads of the backward pass count as well.
         """
         reading = placed.reading
         alone = _only_reader(placed)
@@ -177,7 +177,7 @@ class _Cuts:
         return chosen
 
     def within_reach(self, placed: Placed) -> list[set[Var]]:
-        """For every stage, values of earlier stages that it can make of what it is sent for its forward pass."""
+        """For every stage, values of earlier stages that it can compute from what its forward pass receives."""
         reading = placed.reading
         chosen = self.forward(placed, late=False)
         for t, copies in enumerate(chosen):
@@ -190,11 +190,11 @@ class _Cuts:
         return chosen
 
     def is_light(self, node: Node, stage: int) -> bool:
-        """Whether a stage may make the results of an equation for itself."""
+        """Whether a stage may recompute an equation of another."""
         return is_cheap(node.eqn) and not communicates(node.eqn, self.layouts[stage].axes)
 
     def backward(self, placed: Placed) -> list[set[Var]]:
-        """For every stage, values of backward passes of later ones that its own makes for itself."""
+        """For every stage, values of later backward passes that its own recomputes."""
         reading = placed.reading
         chosen = []
         for t, passes in enumerate(reading.read):
@@ -206,7 +206,7 @@ class _Cuts:
                 if (v in passes[1] and v not in later) or (home is None and v in passes[0]):
                     return FREE
                 if home == (t, False) or v in passes[0]:
-                    # What the stage has in its forward pass would be kept for this one.
+                    # A value that the stage has in its forward pass would be kept for this one.
                     return 0, self.moved((BUFFER_BYTES + self.local(v, t)) / self.hardware.hbm_bandwidth)
                 return self.giving(placed, v, t) if home is None else self.sending(v, home[0], t)
 
@@ -228,7 +228,7 @@ class _Cuts:
         return math.ceil(time * self.hardware.fabric.bandwidth)
 
     def cheapest(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], _Price]) -> set[Var]:
-        """The values of others that a stage makes for itself; by bytes alone where it would receive more of them for fewer values."""
+        """The values of others that a stage recomputes; by bytes alone where it would receive more of them for fewer values."""
         before = sum(price(v)[0] for v in wanted)
         copies = self.cut(reading, t, wanted, others, lambda v: sum(price(v)))
         received = dict.fromkeys((*wanted, *(v for w in copies for v in reading.behind(reads(reading.node[w].eqn)))))
@@ -237,7 +237,7 @@ class _Cuts:
         return self.cut(reading, t, wanted, others, lambda v: price(v)[0])
 
     def cut(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
-        """The network runs from what is wanted to what is sent, so that of equally cheap choices the least is made again."""
+        """The network runs from reads to sends, so that of equally cheap choices the one that recomputes least wins."""
         layout = self.layouts[t]
         network = Network()
         source, sink = network.vertex(), network.vertex()
@@ -246,7 +246,7 @@ class _Cuts:
         most = sum(map(price, wanted))
 
         def light(v: Var) -> Node | None:
-            """The equation of a value that could be made again."""
+            """The equation of a value that could be recomputed."""
             return reading.node[v] if v in others and self.is_light(reading.node[v], t) else None
 
         todo = list(wanted)
@@ -255,12 +255,12 @@ class _Cuts:
             if v in vertex_of:
                 continue
             node = light(v)
-            # Nothing is made again for which more has to be sent than is wanted.
+            # Not recomputed where its operands cost more to send than all that is wanted.
             if node is None or sum(price(w) for w in reading.behind(reads(node.eqn)) if not light(w)) >= most:
                 vertex_of[v] = network.vertex()
                 network.edge(vertex_of[v], sink, price(v))
                 continue
-            # All results of an equation are made again at once.
+            # All results of an equation are recomputed at once.
             vertex = network.vertex()
             for result in node.eqn.outvars:
                 vertex_of[result] = network.vertex()
@@ -282,7 +282,7 @@ class _Cuts:
 
 
 def _only_reader(placed: Placed) -> dict[Var, int]:
-    """Inputs -> the one stage that needs them in the end, where cheap equations are made where they are read."""
+    """Inputs -> the only stage that needs them, if cheap equations are computed where they are read."""
     needed: dict[Var, set[int]] = {}
     assigned, reading = placed.assigned, placed.reading
     for node, s, back in reversed(list(zip(placed.split.micro.nodes, assigned.stage, assigned.backward))):
@@ -295,12 +295,12 @@ def _only_reader(placed: Placed) -> dict[Var, int]:
 
 
 def _copied(placed: Placed, chosen: Sequence[Set[Var]], hardware: Hardware, back: bool) -> Placed:
-    """The step where stages have their own copies of equations of these values; what nothing reads any more is left out.
+    """Gives stages their own copies of the equations of these values; equations that nothing reads any more go.
 
     Args:
         placed: The step.
         chosen: For every stage, the values.
-        hardware: What runs it.
+        hardware: The hardware.
         back: Whether copies belong to the backward pass; else both passes of a stage read them.
     """
     if not any(chosen):
