@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardy_py.stages.conversion.weights import fuse_weights as fuse_weights
     from shardy_py.stages.conversion.weights import merge_weights as merge_weights
     from shardy_py.stages.conversion.weights import split_weights as split_weights
-    from shardy_py.stages.conversion.whole import whole_model as whole_model
+    from shardy_py.stages.conversion.whole_model import whole_model as whole_model
     from shardy_py.stages.partitions.cuts import antichains as antichains
     from shardy_py.stages.partitions.division import divide as divide
     from shardy_py.stages.partitions.partition import partition as partition
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardy_py.stages.profiles.graph_text import read_graph as read_graph
     from shardy_py.stages.profiles.graph_text import write_graph as write_graph
     from shardy_py.stages.profiles.profile import profile as profile
-    from shardy_py.stages.run.marking import marked as marked
+    from shardy_py.stages.run.markers import marked as marked
     from shardy_py.stages.schedules.schedule import schedule as schedule
     from shardy_py.stages.schedules.simulation import Simulation as Simulation
     from shardy_py.stages.schedules.simulation import simulate as simulate
@@ -54,7 +54,7 @@ _HOMES = {
     "divide": "partitions.division",
     "fuse_weights": "conversion.weights",
     "is_series_parallel": "profiles.branches",
-    "marked": "run.marking",
+    "marked": "run.markers",
     "merge_weights": "conversion.weights",
     "partition": "partitions.partition",
     "profile": "profiles.profile",
@@ -64,7 +64,7 @@ _HOMES = {
     "simulate": "schedules.simulation",
     "split_weights": "conversion.weights",
     "verify": "schedules.tasks",
-    "whole_model": "conversion.whole",
+    "whole_model": "conversion.whole_model",
     "write_graph": "profiles.graph_text",
 }
 

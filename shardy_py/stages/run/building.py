@@ -20,13 +20,13 @@ from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.run.assignment import Assignment, assign
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.flat import Flat, flatten
-from shardy_py.stages.run.marking import marked, marker_of
+from shardy_py.stages.run.markers import marked, marker_of
 from shardy_py.stages.run.microbatching import Kind, Split, split
 from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.stages.run.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
 from shardy_py.stages.run.residuals import Handover, Layout, handovers, rematerialized
-from shardy_py.stages.run.sends import lighter
-from shardy_py.stages.run.single import single
+from shardy_py.stages.run.sends import reduce_sends
+from shardy_py.stages.run.single_example import on_one_example
 from shardy_py.stages.run.timing import stage_times
 from shardy_py.stages.run.updates import Updates, place_updates
 from shardy_py.stages.schedules.named import is_automatic
@@ -91,8 +91,8 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Built:
-    """A pipeline for one signature.
+class StagedStep:
+    """A training step in stages, for one signature.
 
     Attributes:
         options: The arguments of `pipeline`.
@@ -133,7 +133,7 @@ class Built:
         return self.split.dims[v][0]
 
 
-def build(options: Options, signature: Signature) -> Built:
+def build(options: Options, signature: Signature) -> StagedStep:
     """Traces, cuts and places a step; compiles nothing.
 
     Raises:
@@ -155,7 +155,7 @@ def build(options: Options, signature: Signature) -> Built:
     splits = [any(t.kind == "W" and t.stage == s for mesh in order.orders for t in mesh) for s in range(assigned.stages)]
     others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
     plan = _shard(options, signature, halves, places) if places.is_sharded else None
-    placed = lighter(halves, assigned, places, options.hardware, options.num_microbatches)
+    placed = reduce_sends(halves, assigned, places, options.hardware, options.num_microbatches)
     halves, assigned = placed.split, placed.assigned
     places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
     parts = parts_of_parameters(halves, [v for v in others if len(assigned.uses.get(v, ())) > 1])
@@ -174,7 +174,7 @@ def build(options: Options, signature: Signature) -> Built:
     for s, handover in enumerate(_handovers(halves, assigned, programs)):
         recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
     programs = stage_programs(halves, assigned, splits, parts, recomputed)
-    return Built(
+    return StagedStep(
         options, signature, halves, assigned, updates, order, places, programs, update, cut, results, out_tree, keys, plan, is_loss
     )
 
@@ -232,7 +232,7 @@ def _traced(options: Options, signature: Signature, context: Any) -> tuple[Flat,
         if each > 1:
             micro, _ = _trace(fun, signature, _resized(signature, each), context)
         else:
-            micro = single(*(_trace(fun, signature, _resized(signature, n), context)[0] for n in (2, 3)))
+            micro = on_one_example(*(_trace(fun, signature, _resized(signature, n), context)[0] for n in (2, 3)))
     except PipelineError:
         raise
     except (TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from jax.extend.core import Var
 
 from shardy_py.plan.movements import format_bytes
 from shardy_py.stages.jaxprs import dtype_of, shape_of
-from shardy_py.stages.run.building import Built
+from shardy_py.stages.run.building import StagedStep
 from shardy_py.stages.run.errors import PipelineError
 
 
@@ -43,7 +43,7 @@ class StageMemory:
         return self.parameter_bytes + self.state_bytes + self.gradient_bytes + self.in_flight * self.activation_bytes
 
 
-def stage_memory(built: Built) -> list[StageMemory]:
+def stage_memory(built: StagedStep) -> list[StageMemory]:
     """Memory of every stage of a pipeline."""
     return [_of(built, s) for s in range(built.places.stages)]
 
@@ -76,7 +76,7 @@ def _listed(stages: Sequence[StageMemory]) -> str:
     return f"stages {names} need" if len(stages) > 1 else f"stage {names} needs"
 
 
-def _of(built: Built, s: int) -> StageMemory:
+def _of(built: StagedStep, s: int) -> StageMemory:
     inputs = built.split.micro.invars
     is_batch = dict(zip(inputs, built.signature.batch))
     programs = [program for (_, t), program in built.programs.items() if t == s]
@@ -100,7 +100,7 @@ def _of(built: Built, s: int) -> StageMemory:
     )
 
 
-def _local(built: Built, v: Var, s: int) -> int:
+def _local(built: StagedStep, v: Var, s: int) -> int:
     """Bytes of a value on one device of its stage."""
     shape = built.places.sharding(v, s).shard_shape(shape_of(v)) if shape_of(v) else ()
     return math.prod(shape) * getattr(dtype_of(v), "itemsize", 4)

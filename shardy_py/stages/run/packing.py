@@ -44,10 +44,10 @@ class Packed:
     updates: list[Program]
 
 
-def packed(
+def pack_programs(
     programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, fixed: Container[Var], microbatches: int
 ) -> Packed:
-    """The same programs with small values in buffers.
+    """Packs small values that programs hand each other into buffers.
 
     Args:
         programs: Programs of the stages, (role, stage) to program.

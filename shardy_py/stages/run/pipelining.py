@@ -18,14 +18,14 @@ from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.frontends.context import api_boundary
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
-from shardy_py.stages.run.building import Built, Options, Signature, batch_leaves, build
-from shardy_py.stages.run.checking import compare, on_one_device
+from shardy_py.stages.run.building import Options, Signature, StagedStep, batch_leaves, build
+from shardy_py.stages.run.comparison import compare, on_one_device
 from shardy_py.stages.run.engine import Statistics
 from shardy_py.stages.run.errors import PipelineError
-from shardy_py.stages.run.executing import Runner
 from shardy_py.stages.run.memory import check_memory, stage_memory
 from shardy_py.stages.run.placing import replicated
 from shardy_py.stages.run.report import Report, report
+from shardy_py.stages.run.runner import Runner
 from shardy_py.stages.schedules.named import check_name
 from shardy_py.stages.schedules.tasks import Schedule
 
@@ -203,9 +203,9 @@ class Pipelined(Generic[P]):
         functools.update_wrapper(self, options.fun)
         self.__wrapped__ = options.fun
         self._options = options
-        self._built: dict[tuple[Any, ...], Built] = {}
+        self._built: dict[tuple[Any, ...], StagedStep] = {}
         self._runners: dict[tuple[Any, ...], Runner] = {}
-        self._last: Built | None = None
+        self._last: StagedStep | None = None
         self._runner: Runner | None = None
         self._inner: dict[Any, Pipelined] = {}
 
@@ -294,7 +294,7 @@ class Pipelined(Generic[P]):
         return jax.tree.unflatten(runner.built.out_tree, runner.step(leaves))
 
     @api_boundary
-    def build(self, *args: Any, **kwargs: Any) -> Built:
+    def build(self, *args: Any, **kwargs: Any) -> StagedStep:
         """The stages of a call, without running or compiling; arguments are arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
@@ -361,7 +361,7 @@ class Pipelined(Generic[P]):
         built = self.build(*args, **kwargs) if args or kwargs else self._latest()
         return report(built, self._options.hardware if hardware is None else hardware_named(hardware))
 
-    def _latest(self) -> Built:
+    def _latest(self) -> StagedStep:
         if self._last is None:
             raise PipelineError("nothing has been built", where="Pipelined", fix="call the function, or .build(...), first")
         return self._last

@@ -8,11 +8,11 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect.format import aligned
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
-from shardy_py.stages.run.building import Built
-from shardy_py.stages.run.exchanging import exchange
+from shardy_py.stages.run.building import StagedStep
+from shardy_py.stages.run.deferred_sums import defer_sums
 from shardy_py.stages.run.memory import StageMemory, stage_memory
+from shardy_py.stages.run.stage_collectives import exchange
 from shardy_py.stages.run.timing import PASSES, sent, stage_times
-from shardy_py.stages.run.waiting import waiting
 from shardy_py.stages.schedules.formula import predicted
 from shardy_py.stages.schedules.simulation import Simulation, costs_of, simulate
 
@@ -74,7 +74,7 @@ class Report:
         return "\n".join([*lines, f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}"])
 
 
-def report(built: Built, hardware: Hardware) -> Report:
+def report(built: StagedStep, hardware: Hardware) -> Report:
     """The report of a pipeline.
 
     Args:
@@ -85,7 +85,7 @@ def report(built: Built, hardware: Hardware) -> Report:
     exchanged = [0] * built.places.stages
     batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
     places = built.places.copy()
-    for (role, s), program in waiting(built.programs, built.update, places, batch)[0].items():
+    for (role, s), program in defer_sums(built.programs, built.update, places, batch)[0].items():
         inside = exchange(program, places, hardware)
         times[PASSES[role]][s] += inside.seconds
         exchanged[s] += inside.bytes

@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.jaxprs import bytes_of, reads, shape_of
 from shardy_py.stages.max_flow import Network
-from shardy_py.stages.run.cheap import MOVES, bound, communicates, is_cheap, recompute_seconds
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.placing import axes_of
 from shardy_py.stages.run.programs import Program
+from shardy_py.stages.run.recompute import MOVES, bound, communicates, is_cheap, recompute_seconds
 
 BUFFER_BYTES = 64 << 10
 """Price of one more buffer beside its bytes. On the host it takes 2 to 4 us to hand over (an array in Python and one on each device of the

@@ -19,11 +19,11 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.jaxprs import bytes_of, live, reads
 from shardy_py.stages.max_flow import Network
 from shardy_py.stages.run.assignment import Assignment, reassign_backward, uses_of
-from shardy_py.stages.run.cheap import bound, communicates, is_cheap, recompute_seconds
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Kind, Split
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import parts_of_parameters
+from shardy_py.stages.run.recompute import bound, communicates, is_cheap, recompute_seconds
 from shardy_py.stages.run.residuals import BUFFER_BYTES, FORBIDDEN, Layout
 
 TRANSFER_BYTES = 512 << 10
@@ -37,7 +37,7 @@ FREE: _Price = (0, 0)
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """A step and the stages of its equations.
 
     Attributes:
@@ -56,7 +56,7 @@ class Placed:
         return _reading(self.split, self.assigned)
 
 
-def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardware, microbatches: int) -> Placed:
+def reduce_sends(split: Split, assigned: Assignment, places: Places, hardware: Hardware, microbatches: int) -> Placement:
     """Lets stages recompute the values that cost more to send; the result never sends more bytes.
 
     Args:
@@ -66,7 +66,7 @@ def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardwa
         hardware: The hardware.
         microbatches: Number of microbatches. Parameters cross once for all of them.
     """
-    unchanged = Placed(split, assigned, {})
+    unchanged = Placement(split, assigned, {})
     if assigned.stages == 1:
         return unchanged
     cuts = _Cuts(places, hardware, microbatches)
@@ -74,7 +74,7 @@ def lighter(split: Split, assigned: Assignment, places: Places, hardware: Hardwa
     follows = reassign_backward(split, assigned, hardware, cuts.within_reach(unchanged), is_cheap)
     best, (most, beside) = unchanged, cuts.crossing(unchanged)
     least = most + beside
-    for start in (unchanged, Placed(split, follows, {})):
+    for start in (unchanged, Placement(split, follows, {})):
         candidate = _copied(start, cuts.forward(start, late=True), hardware, back=False)
         candidate = _copied(candidate, cuts.backward(candidate), hardware, back=True)
         size, beside = cuts.crossing(candidate)
@@ -136,7 +136,7 @@ class _Cuts:
         """Whether two stages lie on one mesh."""
         return self.places.mesh(a) == self.places.mesh(b)
 
-    def crossing(self, placed: Placed) -> tuple[float, float]:
+    def crossing(self, placed: Placement) -> tuple[float, float]:
         """Bytes that a microbatch sends, per device, and the price of its transfers."""
         reading = placed.reading
         size, count, first = 0.0, 0.0, {}
@@ -153,7 +153,7 @@ class _Cuts:
                 count += part * TRANSFER_BYTES
         return size, count
 
-    def forward(self, placed: Placed, late: bool) -> list[set[Var]]:
+    def forward(self, placed: Placement, late: bool) -> list[set[Var]]:
         """For every stage, values of earlier stages that it recomputes.
 
         Args:
@@ -176,7 +176,7 @@ class _Cuts:
             chosen.append(self.cheapest(reading, t, wanted, earlier, price))
         return chosen
 
-    def within_reach(self, placed: Placed) -> list[set[Var]]:
+    def within_reach(self, placed: Placement) -> list[set[Var]]:
         """For every stage, values of earlier stages that it can compute from what its forward pass receives."""
         reading = placed.reading
         chosen = self.forward(placed, late=False)
@@ -193,7 +193,7 @@ class _Cuts:
         """Whether a stage may recompute an equation of another."""
         return is_cheap(node.eqn) and not communicates(node.eqn, self.layouts[stage].axes)
 
-    def backward(self, placed: Placed) -> list[set[Var]]:
+    def backward(self, placed: Placement) -> list[set[Var]]:
         """For every stage, values of later backward passes that its own recomputes."""
         reading = placed.reading
         chosen = []
@@ -216,7 +216,7 @@ class _Cuts:
     def sending(self, v: Var, s: int, t: int) -> _Price:
         return FREE if self.near(s, t) else (self.local(v, t), TRANSFER_BYTES)
 
-    def giving(self, placed: Placed, v: Var, t: int) -> _Price:
+    def giving(self, placed: Placement, v: Var, t: int) -> _Price:
         """The price of an input that a stage does not have yet; a parameter goes once per step, and its gradient comes back."""
         size = self.local(v, t)
         if placed.split.kinds[v] is Kind.EXAMPLES:
@@ -281,7 +281,7 @@ class _Cuts:
         return {v for v, vertex in vertex_of_copy.items() if reached[vertex]}
 
 
-def _only_reader(placed: Placed) -> dict[Var, int]:
+def _only_reader(placed: Placement) -> dict[Var, int]:
     """Inputs -> the only stage that needs them, if cheap equations are computed where they are read."""
     needed: dict[Var, set[int]] = {}
     assigned, reading = placed.assigned, placed.reading
@@ -294,7 +294,7 @@ def _only_reader(placed: Placed) -> dict[Var, int]:
     return {v: next(iter(stages)) for v, stages in needed.items() if len(stages) == 1 and v not in reading.home}
 
 
-def _copied(placed: Placed, chosen: Sequence[Set[Var]], hardware: Hardware, back: bool) -> Placed:
+def _copied(placed: Placement, chosen: Sequence[Set[Var]], hardware: Hardware, back: bool) -> Placement:
     """Gives stages their own copies of the equations of these values; equations that nothing reads any more go.
 
     Args:
@@ -326,7 +326,7 @@ def _copied(placed: Placed, chosen: Sequence[Set[Var]], hardware: Hardware, back
     step = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only)
     stage = tuple(row[1] for row in rows)
     placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(step, stage, hardware))
-    return Placed(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
+    return Placement(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
 
 
 def _renamed(node: Node, names: Mapping[Var, Var], results: Mapping[Var, Var]) -> Node:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.stages.jaxprs import reads
-from shardy_py.stages.run.cheap import MOVES, REDUCTIONS, communicates
+from shardy_py.stages.run.recompute import MOVES, REDUCTIONS, communicates
 from shardy_py.stages.run.residuals import LONGEST, Layout
 from tests.stages.run.steps import data, loss, params
 from tests.stages.run.test_models import models

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.stages.run import building
-from shardy_py.stages.run.cheap import REDUCTIONS, bound
-from shardy_py.stages.run.sends import Placed
+from shardy_py.stages.run.recompute import REDUCTIONS, bound
+from shardy_py.stages.run.sends import Placement
 from tests.stages.run.steps import data, largest_gap, params
 from tests.stages.run.test_models import models
 
@@ -80,7 +80,7 @@ def test_never_more_bytes(name: str, setting: str, monkeypatch: pytest.MonkeyPat
         return sum(row.bytes_in for row in report.rows), len(sent(run.build(model.state["params"], model.batch(0))))
 
     size, count = crossing()
-    monkeypatch.setattr(building, "lighter", lambda split, assigned, *rest: Placed(split, assigned, {}))
+    monkeypatch.setattr(building, "reduce_sends", lambda split, assigned, *rest: Placement(split, assigned, {}))
     size_without, count_without = crossing()
     assert size <= size_without
     assert count <= count_without

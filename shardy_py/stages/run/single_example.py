@@ -19,7 +19,7 @@ from shardy_py.stages.run.errors import PipelineError, place
 from shardy_py.stages.run.flat import Flat, Node
 
 
-def single(two: Flat, three: Flat) -> Flat:
+def on_one_example(two: Flat, three: Flat) -> Flat:
     """The flat program on one example.
 
     Args:

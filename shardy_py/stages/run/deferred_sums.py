@@ -21,10 +21,10 @@ from shardy_py.stages.run.placing import Places, axes_of
 from shardy_py.stages.run.programs import Program, stages_reading
 
 
-def waiting(
+def defer_sums(
     programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, batch: Iterable[Var]
 ) -> tuple[dict[tuple[str, int], Program], list[Program]]:
-    """The same programs with sums whose parts wait.
+    """Lets the parts of sums over devices wait until the last microbatch.
 
     Args:
         programs: Programs of the stages, (role, stage) to program.

@@ -13,7 +13,7 @@ from jax.extend.core import Var
 from shardy_py.stages.run import PipelineError
 from shardy_py.stages.run.flat import Flat, flatten
 from shardy_py.stages.run.programs import evaluate
-from shardy_py.stages.run.single import single
+from shardy_py.stages.run.single_example import on_one_example
 from tests.stages.run.steps import data, loop_loss, loss, params
 
 
@@ -32,7 +32,7 @@ def call(program: Flat, *args: Any) -> list[Any]:
 @pytest.mark.parametrize("fun", [loss, loop_loss, lambda p, x, y: jnp.mean(x, keepdims=True) * y + x.shape[0]])
 def test_values_on_one_example(fun: Any) -> None:
     x, y = (part[:1] for part in data())
-    (got,) = call(single(flat(fun, 2), flat(fun, 3)), params(), x, y)
+    (got,) = call(on_one_example(flat(fun, 2), flat(fun, 3)), params(), x, y)
     np.testing.assert_allclose(got, fun(params(), x, y), rtol=1e-6)
 
 
@@ -41,4 +41,4 @@ def test_the_size_of_the_batch_may_not_decide() -> None:
         return jnp.sum(jnp.tanh(x)) if x.shape[0] == 3 else jnp.sum(x)
 
     with pytest.raises(PipelineError, match="another one on two examples than on three"):
-        single(flat(odd, 2), flat(odd, 3))
+        on_one_example(flat(odd, 2), flat(odd, 3))

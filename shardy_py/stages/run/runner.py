@@ -12,12 +12,12 @@ from jax.extend.core import Literal, Var
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, live, shape_of
-from shardy_py.stages.run.building import Built, literal
+from shardy_py.stages.run.building import StagedStep, literal
 from shardy_py.stages.run.compiling import compile_program
+from shardy_py.stages.run.deferred_sums import defer_sums
 from shardy_py.stages.run.engine import Engine, Statistics
-from shardy_py.stages.run.packing import packed
+from shardy_py.stages.run.packing import pack_programs
 from shardy_py.stages.run.programs import Program, evaluate
-from shardy_py.stages.run.waiting import waiting
 
 
 class Runner:
@@ -28,7 +28,7 @@ class Runner:
         donated: For every leaf of the arguments, whether its memory may be taken.
     """
 
-    def __init__(self, built: Built, donated: Sequence[bool]) -> None:
+    def __init__(self, built: StagedStep, donated: Sequence[bool]) -> None:
         built.places.check_devices()
         self.built = built
         self.places = built.places.copy()
@@ -40,8 +40,8 @@ class Runner:
         each = [*(v for v in self.inputs if self.is_batch[v]), *built.keys]
         stacked = set(built.split.stacked)
         batch = [v for v in self.inputs if self.is_batch[v]]
-        programs, updates = waiting(built.programs, _with_resets(built), self.places, batch)
-        inside = packed(programs, updates, self.places, {*each, *stacked}, built.options.num_microbatches)
+        programs, updates = defer_sums(built.programs, _with_resets(built), self.places, batch)
+        inside = pack_programs(programs, updates, self.places, {*each, *stacked}, built.options.num_microbatches)
         self.engine = Engine(inside.programs, built.schedule, self.places, each, stacked)
         self.shared = self.engine.shared_inputs
         self.updates = inside.updates
@@ -169,7 +169,7 @@ def _automatic(x: jax.Array) -> jax.Array:
     return jax.device_put(x, NamedSharding(mesh, sharding.spec))
 
 
-def _with_resets(built: Built) -> list[Program]:
+def _with_resets(built: StagedStep) -> list[Program]:
     """The updates; the last of every stage also makes zeros for the sums of its stage, and gives those that are results."""
     updates = list(built.update)
     for s in range(built.places.stages):
@@ -190,7 +190,7 @@ def _with_resets(built: Built) -> list[Program]:
     return [replace(program, averaged=tuple(v for v in program.inputs if v in means_of), parts=parts) for program in updates]
 
 
-def _prologue(built: Built) -> Any:
+def _prologue(built: StagedStep) -> Any:
     """Computes what microbatches need to know of the whole batch."""
     whole, wanted = built.split.whole, [built.split.whole_of[v] for v in built.split.prologue]
     if not wanted or whole is None:
@@ -210,7 +210,7 @@ def _prologue(built: Built) -> Any:
     return lambda leaves: compute([jax.device_put(leaves[i], here) for i in inputs])
 
 
-def _fold(built: Built) -> Any:
+def _fold(built: StagedStep) -> Any:
     """Keys to one per microbatch; a single microbatch keeps the key."""
     count = built.options.num_microbatches
 
