@@ -152,7 +152,8 @@ def build(options: Options, signature: Signature) -> StagedStep:
     if places is None:
         places = Places(submeshes(options.mesh, options.axis, _per_mesh(assigned.stages, options.virtual)), assigned.stages)
     order = _schedule(options, halves, assigned, places)
-    splits = [any(t.kind == "W" and t.stage == s for mesh in order.orders for t in mesh) for s in range(assigned.stages)]
+    split_stages = {stage for stage, _ in order.split_backwards}
+    splits = [s in split_stages for s in range(assigned.stages)]
     others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
     plan = _shard(options, signature, halves, places) if places.is_sharded else None
     placed = reduce_sends(halves, assigned, places, options.hardware, options.num_microbatches)

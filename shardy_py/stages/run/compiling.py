@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import device_platform
-from shardy_py.stages.jaxprs import struct_of
+from shardy_py.stages.jaxprs import dtype_of, shape_of, struct_of
 from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
@@ -115,6 +115,27 @@ def _named(closed: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
 
     function.__name__ = function.__qualname__ = name
     return function
+
+
+def donatable(program: Program, candidates: Sequence[int], places: Places) -> list[int]:
+    """The operands whose memory results can take: for each a result of its type and sharding, which no operand before it takes.
+
+    Args:
+        program: The program.
+        candidates: Operands that nothing else reads, by position.
+        places: Where values lie.
+    """
+
+    def layout(v: Var) -> tuple[Any, ...]:
+        return shape_of(v), dtype_of(v), places.sharding(v, program.stage)
+
+    free = [layout(v) for v in (*program.outputs, *program.resets)]
+    donated: list[int] = []
+    for i in candidates:
+        if (wanted := layout(program.inputs[i])) in free:
+            free.remove(wanted)
+            donated.append(i)
+    return donated
 
 
 def compile_program(program: Program, places: Places, donate: Sequence[int]) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of
-from shardy_py.stages.run.compiling import Compiling
+from shardy_py.stages.run.compiling import Compiling, donatable
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
 from shardy_py.stages.run.shards import End, Move, joined, move, split
@@ -172,15 +172,7 @@ class Engine:
         plain = {v for node in forward.nodes if node.eqn.primitive.name not in FORWARDED for v in node.eqn.outvars}
         own = {v for v in forward.outputs if v in plain and v not in self.stacked and sum(v in slots for slots in self.slots) == 1}
         only_here = [i for i, v in enumerate(program.inputs) if v in own and self.slots[s].get(v) in drop]
-        wanted = [(shape_of(v), dtype_of(v), self.places.sharding(v, s)) for v in program.outputs]
-        donated = []
-        for i in only_here:
-            v = program.inputs[i]
-            kind = (shape_of(v), dtype_of(v), self.places.sharding(v, s))
-            if kind in wanted:
-                wanted.remove(kind)
-                donated.append(i)
-        return donated
+        return donatable(program, only_here, self.places)
 
     def zero_totals(self) -> None:
         """Puts zeros into all accumulators."""
@@ -274,11 +266,10 @@ class Engine:
 
 def _global_order(schedule: Schedule) -> list[tuple[str, int, int]]:
     """All tasks in an order in which one thread can hand them out: by start at unit costs."""
-    split = {(t.stage, t.microbatch) for order in schedule.orders for t in order if t.kind == "W"}
     spans = simulated(schedule, costs_of(schedule.stages)).spans
     ordered = sorted(spans, key=lambda span: (span.start, span.mesh))
-    return [(_role(span.task, split), span.task.stage, span.task.microbatch) for span in ordered]
+    return [(_role(span.task, schedule), span.task.stage, span.task.microbatch) for span in ordered]
 
 
-def _role(task: Task, split: set[tuple[int, int]]) -> str:
-    return "b" if task.kind == "B" and (task.stage, task.microbatch) in split else task.kind
+def _role(task: Task, schedule: Schedule) -> str:
+    return "b" if task.kind == "B" and (task.stage, task.microbatch) in schedule.split_backwards else task.kind

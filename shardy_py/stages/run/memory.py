@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jax.extend.core import Var
 
@@ -13,6 +12,7 @@ from shardy_py.plan.movements import format_bytes
 from shardy_py.stages.jaxprs import dtype_of, shape_of
 from shardy_py.stages.run.building import StagedStep
 from shardy_py.stages.run.errors import PipelineError
+from shardy_py.stages.schedules.simulation import peak_held
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _of(built: StagedStep, s: int) -> StageMemory:
         state_bytes=sum(_local(built, v, s) for v in state),
         gradient_bytes=sum(_local(built, v, s) for program in programs for v in program.sums),
         activation_bytes=sum(_local(built, v, s) for v in kept),
-        in_flight=_most_in_flight(built.schedule.orders[mesh], s),
+        in_flight=peak_held([task for task in built.schedule.orders[mesh] if task.stage == s], built.schedule.split_backwards),
     )
 
 
@@ -104,13 +104,3 @@ def _local(built: StagedStep, v: Var, s: int) -> int:
     """Bytes of a value on one device of its stage."""
     shape = built.places.sharding(v, s).shard_shape(shape_of(v)) if shape_of(v) else ()
     return math.prod(shape) * getattr(dtype_of(v), "itemsize", 4)
-
-
-def _most_in_flight(order: Any, s: int) -> int:
-    count = peak = 0
-    last = "W" if any(t.kind == "W" and t.stage == s for t in order) else "B"
-    for task in order:
-        if task.stage == s:
-            count += (task.kind == "F") - (task.kind == last)
-            peak = max(peak, count)
-    return peak

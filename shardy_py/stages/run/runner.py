@@ -11,9 +11,9 @@ import numpy as np
 from jax.extend.core import Literal, Var
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, live, shape_of
+from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, live
 from shardy_py.stages.run.building import StagedStep, literal
-from shardy_py.stages.run.compiling import compile_program
+from shardy_py.stages.run.compiling import compile_program, donatable
 from shardy_py.stages.run.deferred_sums import defer_sums
 from shardy_py.stages.run.engine import Engine, Statistics
 from shardy_py.stages.run.packing import pack_programs
@@ -71,14 +71,8 @@ class Runner:
         results = {v for v in self.results if isinstance(v, Var)} - set(program.outputs)
         later = {v for other in self.updates[index + 1 :] for v in other.inputs} | results
         own = {v for v in self.donated if self.built.updates.owner.get(v) == program.stage} | set(self.engine.totals_of(program.stage))
-        free = [(shape_of(v), dtype_of(v), self.places.sharding(v, program.stage)) for v in (*program.outputs, *program.resets)]
-        donated = []
-        for i, v in enumerate(program.inputs):
-            kind = (shape_of(v), dtype_of(v), self.places.sharding(v, program.stage))
-            if v in own and v not in later and kind in free:
-                free.remove(kind)
-                donated.append(i)
-        return compile_program(program, self.places, donated)
+        ours = [i for i, v in enumerate(program.inputs) if v in own and v not in later]
+        return compile_program(program, self.places, donatable(program, ours, self.places))
 
     def step(self, leaves: Sequence[Any]) -> list[Any]:
         """The results of one step, leaf by leaf.

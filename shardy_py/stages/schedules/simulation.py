@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,7 @@ def simulate(
 
 def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None) -> Simulation:
     """Simulates a schedule that has been verified; see `simulate`."""
-    split = {(t.stage, t.microbatch) for order in schedule.orders for t in order if t.kind == "W"}
+    split = schedule.split_backwards
     ends: dict[Task, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.orders]
     position = [0] * schedule.meshes
@@ -187,20 +187,26 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
     bubble = 1.0 - busy / (makespan * schedule.meshes) if makespan else 0.0
     return Simulation(
         schedule, tuple(span for line in spans for span in line), makespan, bubble,
-        tuple(_peak(order, set()) for order in schedule.orders),
-        tuple(_peak(order, split) for order in schedule.orders),
-        None if sizes is None else tuple(_peak(order, split, sizes) for order in schedule.orders),
+        tuple(peak_held(order) for order in schedule.orders),
+        tuple(peak_held(order, split) for order in schedule.orders),
+        None if sizes is None else tuple(peak_held(order, split, sizes) for order in schedule.orders),
     )  # fmt: skip
 
 
-def _peak(order: Sequence[Task], split: set[tuple[int, int]], sizes: Sequence[float] | None = None) -> Any:
-    """The most that is held at once: each F adds its stage's size, 1 without sizes, and its W or else its B takes it away."""
-    sum_held = peak = 0
+def peak_held(order: Sequence[Task], split: Container[tuple[int, int]] = (), sizes: Sequence[float] | None = None) -> Any:
+    """The most activations that a mesh holds at once.
+
+    Args:
+        order: The tasks of the mesh. An F adds the size of its stage; its B takes it away, or its W where the backward pass is split.
+        split: (stage, microbatch) of the backward passes that are split.
+        sizes: Bytes of every stage; without, activations are counted.
+    """
+    total = peak = 0
     for task in order:
         size = 1 if sizes is None else sizes[task.stage]
         if task.kind == "F":
-            sum_held += size
+            total += size
         elif task.kind == ("W" if (task.stage, task.microbatch) in split else "B"):
-            sum_held -= size
-        peak = max(peak, sum_held)
+            total -= size
+        peak = max(peak, total)
     return peak

@@ -6,6 +6,7 @@ gradients of parameters, where a schedule runs it apart (zero bubble). Stage s l
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,10 +64,15 @@ class Schedule:
         """Number of stages: meshes * virtual."""
         return self.meshes * self.virtual
 
+    @functools.cached_property
+    def split_backwards(self) -> frozenset[tuple[int, int]]:
+        """(stage, microbatch) of the backward passes that are split into B and W."""
+        return frozenset((task.stage, task.microbatch) for order in self.orders for task in order if task.kind == "W")
+
     @property
     def split_backward(self) -> bool:
         """Whether some backward pass is split into B and W."""
-        return any(task.kind == "W" for order in self.orders for task in order)
+        return bool(self.split_backwards)
 
     def __str__(self) -> str:
         return "\n".join(f"mesh {i}: {' '.join(map(str, order))}" for i, order in enumerate(self.orders))
