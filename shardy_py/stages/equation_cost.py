@@ -20,7 +20,7 @@ def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware:
     Args:
         eqns: The equations of the program in order.
         results: Variables that the program returns; they are written to memory.
-        hardware: What runs it.
+        hardware: The hardware.
 
     Returns:
         One entry per equation: the sum, over its ops, of the longer of computing and of moving bytes to and from memory. A loop of unknown

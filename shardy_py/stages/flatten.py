@@ -65,7 +65,7 @@ class Flattener(abc.ABC, Generic[Origin]):
             jaxpr: The jaxpr.
             consts: Its constants: arrays, or variables of the flat program.
             arguments: Variables of the flat program, or literals.
-            origin: The origin of what calls it.
+            origin: The origin of its caller.
         """
         env: dict[Var, Atom] = dict(zip(jaxpr.invars, arguments, strict=True))
         for v, value in zip(jaxpr.constvars, consts, strict=True):

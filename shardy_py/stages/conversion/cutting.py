@@ -20,7 +20,7 @@ class Stage:
 
     Args:
         index: Its number.
-        steps: What it computes, in order.
+        steps: Its computation, in order.
         takes: Ids of the values it is given: inputs of the model first.
         gives: Ids of the values it hands on.
     """

@@ -52,7 +52,7 @@ def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]
         call: The call.
         name: Name of its layer.
         operands: Code of the operands.
-        gives: What each operand is.
+        gives: The sort of each operand, see `LayerKind.gives`.
         states: For `hidden`, how many states are taken from it.
 
     Returns:
@@ -122,7 +122,7 @@ def named_values(call: Call) -> dict[str, object]:
 
 
 def _split(operands: Sequence[Any], gives: Sequence[str]) -> tuple[Any, list[tuple[Any, str]]]:
-    """The array among the operands of a View, and the others with what they are."""
+    """The array among the operands of a View, and the others with their sort."""
     sizes = [(operand, what) for operand, what in zip(operands, gives) if what in ("size", "shape")]
     return next(operand for operand, what in zip(operands, gives) if what not in ("size", "shape")), sizes
 

@@ -50,7 +50,7 @@ def convert_jaxpr(
     arch: str,
     stage_to_num_ranks: Mapping[int, int] | Sequence[int] | str | None = None,
 ) -> Package:
-    """Writes a package of plain JAX functions, one per stage, from what `jax.make_jaxpr` gives.
+    """Writes a package of plain JAX functions, one per stage, from a jaxpr of `jax.make_jaxpr`.
 
     A line is an equation, with the type of its result behind it; jaxprs inside of equations become functions.
 

@@ -19,7 +19,7 @@ class Argument:
 
     Args:
         name: Its name in a description.
-        says: What is right, for errors.
+        says: The values that are right, for errors.
         check: Whether a value is right.
         needed: Whether it must be given.
         as_name: Its name in the Flax layer; empty if the layer has no such argument.
@@ -39,7 +39,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """A layer with its arguments checked: what is written, and what is run.
+    """A layer with its arguments checked, to be written as code or run.
 
     Args:
         kind: The kind.

@@ -20,8 +20,8 @@ class Code:
     """An expression that may be broken inside its brackets.
 
     Args:
-        head: What stands before the parts, the bracket included.
-        parts: What stands between the brackets, separated by commas.
+        head: The text before the parts, the bracket included.
+        parts: The code between the brackets, separated by commas.
         tail: The closing bracket.
     """
 
@@ -59,7 +59,7 @@ def call(head: str, parts: Sequence[str | Code]) -> Code:
 
 
 def comment(text: str, indent: int) -> list[str]:
-    """A comment; what comes from a file loses everything that is not printable ASCII."""
+    """A comment; text of a file loses everything that is not printable ASCII."""
     clean = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text.split()))
     room = WIDTH - indent - 2
     return [f"{' ' * indent}# {clean if len(clean) <= room else clean[: room - 3] + '...'}"]

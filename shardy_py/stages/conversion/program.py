@@ -1,4 +1,4 @@
-"""A profile graph as a program: checked calls in topological order, with what each result is."""
+"""A profile graph as a program: checked calls in topological order, with the sort of each result."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Step:
     Args:
         id: The node's id in the graph.
         name: The name of its layer among the parameters, an identifier made from the id.
-        call: What it does.
+        call: Its layer and arguments.
         operands: Ids of its operands, in order.
-        gives: What its result is: array, parts, size, shape or state.
+        gives: Its result: array, parts, size, shape or state.
         stage: The stage its node is in; 0 if the graph has no stages.
         description: The description, for comments.
     """

@@ -51,7 +51,7 @@ def split_weights(variables: Mapping[str, Any], graph: ProfileGraph) -> tuple[Va
 
 
 def merge_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
-    """Puts the weights of stages together as those of the whole model; what `split_weights` undoes.
+    """Puts the weights of stages together as those of the whole model; the inverse of `split_weights`.
 
     Args:
         stages: The variables of each stage.

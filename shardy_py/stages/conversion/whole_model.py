@@ -1,4 +1,4 @@
-"""The graph as it is, as one Flax model: what generated stages must equal."""
+"""The whole graph as one Flax model, which generated stages must equal."""
 
 from __future__ import annotations
 

@@ -178,5 +178,5 @@ def _crosses_as_shape(cut: Cut, id: str) -> bool:
 
 
 def _local(name: str) -> str:
-    """A variable for a layer; it never hides what the code uses."""
+    """A variable for a layer; it never hides a name that the code uses."""
     return name if lines.is_free(name) and not re.fullmatch(r"(input|out)\d+", name) else f"{name}_"

@@ -1,4 +1,4 @@
-"""Cuts of a profile graph: sets of nodes closed under what they depend on, and the figures of each.
+"""Cuts of a profile graph: sets of nodes closed under their dependencies, and the figures of each.
 
 A set that holds with every node also its operands is what may stand before a stage boundary (PipeDream calls its maximal
 nodes an antichain, and the set a state). Sets are masks, see `graph`.

@@ -28,7 +28,7 @@ def divide(
     Equations come stage by stage. The batch may be of another size than in the profile, as long as the same equations come of it.
 
     Args:
-        function: What was profiled.
+        function: The function that was profiled.
         partition: A partition of its profile, by whatever grain, or the graph with stage ids.
         *args: Arguments, for which `jax.ShapeDtypeStruct` will do.
         parameters: Which of them hold parameters, as for `profile`.

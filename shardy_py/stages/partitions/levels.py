@@ -62,10 +62,10 @@ def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, 
 
     Args:
         cuts: The cuts.
-        rules: What to keep to.
-        machines: What to run on.
+        rules: The rules of the partition.
+        machines: The machines.
         lowest: Seconds below which no slowest stage can be.
-        highest: Seconds that the slowest stage may take; what takes longer is not found.
+        highest: Seconds that the slowest stage may take; slower partitions are not found.
     """
     cuts = _light(cuts, rules, machines, highest * SLACK)
     top = _levels(cuts, rules, machines)[-1]

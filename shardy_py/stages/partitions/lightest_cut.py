@@ -12,8 +12,8 @@ def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int
 
     Args:
         graph: The graph.
-        inside: Mask of nodes that the set holds, closed under what they depend on.
-        outside: Mask of nodes that it does not, closed under what depends on them.
+        inside: Mask of nodes that the set holds, closed under their dependencies.
+        outside: Mask of nodes that it does not, closed under their dependents.
 
     Returns:
         The bytes that cross the boundary behind it, each tensor once, and the set, as a mask.

@@ -50,7 +50,7 @@ def partition(
         machines: Number of machines on each level, innermost first: `[4, 2]` is 4 GPUs in each of 2 servers. One number for one level.
         bandwidths: Bytes per second between the machines of each level.
         mode: "pipedream" or "exact".
-        activation_compression: By what bytes of activations are divided when they are sent. 1 counts them as they are; None, as
+        activation_compression: Divisor of the bytes of activations when they are sent. 1 counts them as they are; None, as
             PipeDream's default, leaves their transfer out of the time.
         straight: Whether no stage may be replicated.
         use_fewer_machines: Whether machines may be left unused.
@@ -149,7 +149,7 @@ def _result(graph: ProfileGraph, part: ProfileGraph, solution: Solution, lowest:
 
 
 def _complete(graph: ProfileGraph, placed: dict[str, int]) -> dict[str, int]:
-    """Stages of all nodes: inputs go first, and what the optimizer left out to what it reads from."""
+    """Stages of all nodes: inputs go first, and nodes that the optimizer left out to their operands."""
     stage_of: dict[str, int] = {}
     for node in graph.order:
         id = graph.nodes[node].id

@@ -22,7 +22,7 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Segment:
-    """A stage on one level of machines: what lies behind cut start - 1 and up to cut end, on `width` machines."""
+    """A stage on one level of machines: the nodes behind cut start - 1 and up to cut end, on `width` machines."""
 
     start: int
     end: int
@@ -95,7 +95,7 @@ class Step:
         last: Whether they are the last ones.
         cuts: The cuts they follow, counted from the segment's start; none for first stages.
         ends: The cuts they end with, counted from the segment's start or, for last ones, from its first end.
-        seconds: What they take, by cut before (one row for first stages) and by end; infinite for those that cannot be.
+        seconds: Their times, by cut before (one row for first stages) and by end; infinite for those that cannot be.
     """
 
     before: int
@@ -215,7 +215,7 @@ class Pipelines:
         """All stages behind cuts that have been reached, in an order in which no step follows one that extends it.
 
         Args:
-            reached: For a number of machines, a value for each cut that is finite where they do what lies before it.
+            reached: For a number of machines, a value for each cut, finite where they can do the work before it.
         """
         machines = self.level.machines
         for after in range(1, machines + 1):
@@ -236,7 +236,7 @@ class Pipelines:
                             yield Step(before, width, last, some, target, seconds)
 
     def _alive(self, machines: int, width: int, reached: Callable[[int], Floats]) -> Indices:
-        """Cuts that some machines reach, and behind which a stage on `width` machines receives what it needs in time."""
+        """Cuts that some machines reach, and behind which a stage on `width` machines receives its inputs in time."""
         level, low, high = self.level, self.low[machines], self.high[machines]
         chosen = reached(machines)[low:high] < np.inf
         if level.rules.compression is not None:
@@ -266,7 +266,7 @@ class Pipelines:
 
 
 def _slower(before: Floats, seconds: Floats) -> Floats:
-    """The least, over cuts, of the slower of what is before it and of a stage behind it: from starts by cuts and cuts by ends."""
+    """The least, over cuts, of the slower of all stages before it and one behind it: from starts by cuts and cuts by ends."""
     slower = np.empty((len(before), seconds.shape[1]))
     for some in np.array_split(np.arange(len(before)), -(-len(before) * seconds.size // AT_ONCE)):
         slower[some] = np.maximum(before[some, :, None], seconds).min(axis=1)

@@ -1,6 +1,6 @@
 """The cuts to search: all of them, or where their number explodes, a bounded family of promising ones.
 
-The family is what a few topological orders give, one cut behind every node, and what lies near the best cuts found so far.
+The family holds the cuts of a few topological orders, one behind every node, and cuts near the best ones so far.
 Everything is bounded by counts, never by a clock, so that the answer depends on nothing but the graph.
 """
 
@@ -38,8 +38,8 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solut
 
     Args:
         graph: The nodes to place.
-        rules: What to keep to.
-        machines: What to run on.
+        rules: The rules of the partition.
+        machines: The machines.
     """
     limit = _limit(machines)
     states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
@@ -131,7 +131,7 @@ def _between(before: Floats, work: float, bound: float, machines: int) -> Bools:
 
 
 def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
-    """The best partition over cuts of the pool, some that are always tried, and what lies near the best ones found."""
+    """The best partition over cuts of the pool, some that are always tried, and cuts near the best ones so far."""
     best = None
     for bound in (*(lowest * factor for factor in LADDER), math.inf):
         family = [*tried, *pool.useful(bound, machines.total, _bounded_limit(machines))]
@@ -197,9 +197,9 @@ def order_cuts(graph: ProfileGraph) -> list[list[int]]:
 
 
 def near(graph: ProfileGraph, downsets: Sequence[int], limit: int) -> list[int]:
-    """Closed sets that differ from given ones by one node and what it needs, or by one node and what needs it.
+    """Closed sets that differ from given ones by one node and its dependencies, or by one node and its dependents.
 
-    The given ones come first, then what differs from them by the nodes nearest in the order of the graph.
+    The given ones come first, then those that differ by the nodes nearest in the order of the graph.
     """
     each = min(NEAR, max(1, (limit - len(downsets)) // (2 * max(1, len(downsets)))))
     cuts = dict.fromkeys(downsets)

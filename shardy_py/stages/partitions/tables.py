@@ -31,7 +31,7 @@ class Rules:
 
     Args:
         exact: Whether to use true bytes and memory; else PipeDream's, faults included.
-        compression: By what activations are divided when they are sent; None leaves transfers out.
+        compression: Divisor of activations when they are sent; None leaves transfers out.
         straight: Whether no stage may be replicated.
         fewer: Whether machines may be left unused.
         memory: Bytes per machine, or None for no limit.
@@ -46,14 +46,14 @@ class Rules:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """One level of machines: its stages, between any two cuts, and what they cost.
+    """One level of machines: its stages between any two cuts, and their costs.
 
     Args:
         cuts: The cuts.
-        rules: What to keep to.
+        rules: The rules of the partition.
         machines: Number of machines on this level.
         bandwidth: Bytes per second between them.
-        inner: By what parameter bytes are divided when they are summed, the number of machines in each machine.
+        inner: Divisor of parameter bytes when they are summed: the number of machines in each machine.
         below: Number of machines of the innermost level in each machine.
         inside: The level of the machines in each machine, if it has some.
         waiting: Machines of the innermost level behind all of this level's, for each copy of it.
@@ -92,9 +92,9 @@ class Level:
             starts: Where they start.
             width: Number of machines of each.
             ends: The cuts they end with.
-            work: What one machine of this level computes.
+            work: Seconds of work of one machine of this level.
             first: Whether nothing is received, and PipeDream counts nothing that is sent.
-            sends: Whether what is sent counts.
+            sends: Whether sends count.
         """
         cuts, rules = self.cuts, self.rules
         shared = self.inner if rules.exact or first else 1

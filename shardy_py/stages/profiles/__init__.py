@@ -1,1 +1,1 @@
-"""Profiles: what the pieces of a program cost, and what they hand each other."""
+"""Profiles: costs of the pieces of a program, and bytes that they hand each other."""

@@ -27,7 +27,7 @@ class ProfileNode:
 
     Args:
         id: Name, unique in its graph.
-        description: What it does, such as `Linear(in_features=1024, out_features=1000)`. Only ever text: nothing executes it.
+        description: Its layer or op, such as `Linear(in_features=1024, out_features=1000)`. Only ever text: nothing executes it.
         forward_ms: Time of one forward run, in milliseconds.
         backward_ms: Time of one backward run, in milliseconds.
         activations: Bytes of each output. PipeDream sums them when it reads, and so loses which is which.
@@ -288,7 +288,7 @@ class ProfileGraph:
         return tuple(ProfileGraph(tuple(nodes), tuple(inner)) for nodes, inner in zip(members, edges))
 
     def _cycle(self) -> list[str]:
-        """Ids around one cycle, the first one repeated at the end; what is not in `order` holds at least one."""
+        """Ids around one cycle, the first one repeated at the end; nodes outside of `order` hold at least one."""
         ordered = set(self.order)
         node = next(i for i in range(len(self)) if i not in ordered)
         path: dict[int, None] = {}

@@ -40,7 +40,7 @@ class Line:
         outvars: Results, variables or literals.
         steps: The equations whose results are used.
         consts: Captured arrays by their variable.
-        slices: Parameters of one layer that a loop reads from stacked ones, and which row of what they are.
+        slices: Parameters of one layer that a loop reads from stacked ones -> (stacked parameter, row).
     """
 
     invars: tuple[Var, ...]
@@ -83,7 +83,7 @@ class _Position(NamedTuple):
 
 
 class _LineFlattener(Flattener[_Position]):
-    """Keeps scopes and layers. A loop is over layers where it reads rows of parameters, or of what is computed from these alone."""
+    """Keeps scopes and layers. A loop is over layers where it reads rows of parameters, or of values computed from these alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _LineFlattener(Flattener[_Position]):
 
 
 def _scopes(stack: str) -> tuple[str, ...]:
-    """The scopes of a name stack, what transformations put around them left out."""
+    """The scopes of a name stack, without the wrappers of transformations."""
     while (shorter := _TRANSFORMED.sub(r"\1", stack)) != stack:
         stack = shorter
     return tuple(part for part in stack.split("/") if part)

@@ -39,7 +39,7 @@ def profile(
     for each, so that a cut sends only what is used behind it. Parameters belong to the first piece that uses them.
 
     Modelled times add up to those of `plan.cost_analysis` for the function and its gradient, on one device, with loops over layers and
-    `jax.checkpoint` taken apart: what a scan that stays whole writes and reads again for its backward pass is not part of them.
+    `jax.checkpoint` taken apart: residuals that a scan would stack for its backward pass are not part of them.
 
     Args:
         function: From parameters and a batch to the loss, or whatever the forward pass returns; or its jaxpr, whose inputs count as
@@ -48,7 +48,7 @@ def profile(
         by: "equation"; "scope", a run of equations in one `jax.named_scope`; or "layer", one of the outermost scopes in which
             equations differ, or one step of a loop over layers.
         parameters: Which arguments hold parameters.
-        hardware: What the modelled times are of, a name of `shardy_py.cost.hardware` or figures of your own.
+        hardware: The hardware of modelled times, a name of `shardy_py.cost.hardware` or figures of your own.
         measured: Whether to run every distinct piece on the default device instead, once for each signature.
         mesh: Mesh of the devices of one stage. Sizes are then what one device holds, and times are divided by the devices that
             share the work, after the shardings have been propagated.

@@ -257,7 +257,7 @@ class _Assigner:
         return stages
 
     def assign_backward(self, stage: list[int | None], count: int, uses: dict[Var, set[int]], fixed: Sequence[bool] = ()) -> None:
-        """Backward equations run at the latest stage that holds most of what they need, and never after their cotangents went by."""
+        """Backward equations run at the latest stage that holds most of their operands, and never after their cotangents went by."""
         for i, node in enumerate(self.nodes):
             if self.free[i] or not self.back[i] or (fixed and fixed[i]):
                 continue

@@ -79,7 +79,7 @@ class PartialSums:
 
 
 Stand = Buffer | PartialSums
-"""What stands for values where programs hand them over."""
+"""An array that stands for values where programs hand them over."""
 
 
 def unpack(env: dict[Var, Any], v: Var, value: Any, stands: Mapping[Var, Stand]) -> None:

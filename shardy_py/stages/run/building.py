@@ -268,7 +268,7 @@ def _is_loss(flat: Flat, result: Leaves) -> bool:
 
 
 def _keys(halves: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
-    """Inputs that seed what microbatches draw: of a key type, or wrapped as one."""
+    """Inputs that seed the random numbers of microbatches: of a key type, or wrapped as one."""
     wrapped = {v for node in halves.micro.nodes if node.eqn.primitive.name == "random_wrap" for v in node.eqn.invars if isinstance(v, Var)}
     candidates = [*(v for v, b in zip(micro.invars, signature.batch) if not b), *halves.micro.consts]
     return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)

@@ -1,4 +1,4 @@
-"""Sums over microbatches of what is itself a sum over devices: these add up after the last microbatch, once per step.
+"""Sums over microbatches and devices: devices add up once per step, after the last microbatch.
 
 Every device of a stage sums its own part of a gradient; an all-reduce per microbatch would send as much again each time. The parts lie in
 a dimension of their own, which is sharded over the axes that examples are sharded over and the value is not.

@@ -34,7 +34,7 @@ class Step:
         shared: Those values, set once per step.
         totals: Accumulators, in the order of the program's sums.
         keep: (result, slot) of results that the same mesh reads.
-        send: What brings results to another mesh, these results, and for each the stage and its slot.
+        send: Moves to another mesh, each with the results it brings, and their stages and slots.
         stack: (result, position among the per-example results).
         drop: Slots that nothing reads afterwards.
     """
@@ -60,7 +60,7 @@ class Statistics:
         stashed: The same until W, where there is one.
         tasks: Number of tasks.
         dispatch_seconds: Time in which tasks were handed to their devices, transfers included.
-        dispatch_cpu_seconds: Of that, what the thread that hands them out computed; the rest is waiting for other threads.
+        dispatch_cpu_seconds: Of that, CPU time of the thread that hands them out; the rest is waiting for other threads.
     """
 
     in_flight: tuple[int, ...] = ()
@@ -186,7 +186,7 @@ class Engine:
 
         Args:
             shared: For every stage, the values of `shared_inputs`.
-            each: For every stage, one value per microbatch of what differs between them.
+            each: For every stage, one value per microbatch of every input that differs between them.
 
         Returns:
             Per-example results: one value per microbatch.

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\- ]+")
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Marks what is traced inside as one stage of `sp.pipeline`; a context manager and a decorator.
+    """Marks the equations traced inside as one stage of `sp.pipeline`; a context manager and a decorator.
 
     It is a `jax.named_scope`, so that it survives `jax.grad`, `jax.checkpoint`, `jax.vmap` and `jax.jit` and does nothing anywhere else.
     Stages come in the order in which they are met first. What is not marked goes with what it reads; before the first mark, with what
@@ -59,7 +59,7 @@ def marked(function: Callable[..., Any], partition: Partition | ProfileGraph, *,
     Anywhere but in `sp.pipeline` it does what the function does, with calls and loops over layers taken apart.
 
     Args:
-        function: What was profiled: from parameters and a batch to whatever the forward pass returns.
+        function: The function that was profiled: from parameters and a batch to whatever the forward pass returns.
         partition: A partition of its profile, by whatever grain, or the graph with stage ids.
         parameters: Which arguments hold parameters, as for `profile`.
 

@@ -22,8 +22,8 @@ class StageMemory:
     Attributes:
         name: Its name.
         mesh: The number of its mesh.
-        parameter_bytes: Bytes per device of what microbatches share: parameters, and constants.
-        state_bytes: Bytes per device of what only the update reads: moments of an optimizer.
+        parameter_bytes: Bytes per device of values that microbatches share: parameters and constants.
+        state_bytes: Bytes per device of values that only the update reads: moments of an optimizer.
         gradient_bytes: Bytes per device of sums over microbatches.
         activation_bytes: Bytes per device that one microbatch leaves until its backward pass.
         in_flight: The most microbatches whose activations are held at once.

@@ -78,10 +78,10 @@ class Split:
     """A step cut in two.
 
     Attributes:
-        micro: Flat program of one microbatch: what has to run for each.
+        micro: Flat program of one microbatch, which runs for each.
         update: Equations that run once, over variables of `micro`.
         kinds: Kind of every variable.
-        sums: What microbatches add up, in order.
+        sums: Values that microbatches add up, in order.
         stacked: Per-example results.
         averaged: Statistics of microbatches that the results hold; their mean is taken.
         prologue: Values of the whole batch, without parameters, that microbatches need.
@@ -286,7 +286,7 @@ class _Splitter:
             )  # fmt: skip
 
     def make_local(self, source: Var, before: int) -> None:
-        """Makes a value and what it was made of, back to the examples, those of one microbatch."""
+        """Makes a value and its operands, back to the examples, statistics of one microbatch."""
         wanted = {source}
         for node in reversed(self.micro.nodes[:before]):
             if wanted & set(node.eqn.outvars):
@@ -352,7 +352,7 @@ class _Splitter:
         self.inner[eqn.outvars[0]] = inner
 
     def scan_sums(self, eqn: JaxprEqn, position: int) -> bool:
-        """Whether a result of a loop is a sum over examples: what the body adds to it is, and it begins at zero."""
+        """Whether a result of a loop is a sum over examples: the body adds such sums to it, and it begins at zero."""
         inner = self.inner.get(eqn.outvars[0])
         if inner is None:
             return False

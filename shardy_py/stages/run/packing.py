@@ -89,7 +89,7 @@ class _Packer:
     """Makes buffers.
 
     Attributes:
-        content: Buffer -> what is in it.
+        content: Buffer -> its members.
     """
 
     def __init__(self, places: Places) -> None:
@@ -100,7 +100,7 @@ class _Packer:
         """Packs small values that have the same producers and readers: value -> buffer.
 
         Args:
-            values: What might be packed.
+            values: Candidates.
             route: Who makes and reads a value.
             stages: The stages among these.
         """
@@ -122,7 +122,7 @@ class _Packer:
         return buffer_of
 
     def _row(self, v: Var, stage: int) -> tuple[int | None, tuple[str, ...], int] | None:
-        """The sharded dimension of a small value, its axes and the number of shards; None for what cannot be packed."""
+        """The sharded dimension of a small value, its axes and the number of shards; None if it cannot be packed."""
         if is_extended_dtype(dtype_of(v)) or getattr(v.aval, "weak_type", False):
             return None
         sharding = self._places.sharding(v, stage)

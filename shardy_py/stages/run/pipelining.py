@@ -105,7 +105,7 @@ def pipeline(
             optimizers may be arguments; what the step changes in them is changed. Without it, a decorator is returned.
         num_microbatches: How many equal parts the batch is cut into, along the first dimension.
         num_stages: How many stages; None for as many as are marked with `sp.stage`, or as the partition has.
-        partition: Where to cut: what `sp.stages.partition` gives for a profile of the loss that `fun` is; in a training step mark the
+        partition: A partition by `sp.stages.partition` of a profile of `fun`, where that is a loss; in a training step mark the
             loss with `sp.stages.marked` instead.
         mesh: None for one device per mesh, or as many as the partition says; a `jax.sharding.Mesh` or a mapping such as
             `{"stage": 4, "data": 2}`, whose other axes lie inside of a stage; or a list of meshes, one per
@@ -119,7 +119,7 @@ def pipeline(
         batch_statistics: `"microbatch"` lets statistics of the batch that examples use again, as in batch normalization, be those of a
             microbatch; without it such a step is refused, for no pipeline can compute it.
         donate_argnums: Arguments whose memory the results may take.
-        hardware: What the stages are to take equal time on, and what `report` is about: a name such as "h100" or "v5e", or a `Hardware`.
+        hardware: The hardware on which stages are to take equal time, and of `report`: a name such as "h100" or "v5e", or a `Hardware`.
         memory_bytes: Memory of one device in bytes; a stage that does not fit is an error that says by how much.
 
     Returns:
@@ -355,7 +355,7 @@ class Pipelined(Generic[P]):
 
         Args:
             args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for those of the last call.
-            hardware: What to model; by default what the stages were made for.
+            hardware: The hardware to model; by default that of `pipeline`.
             kwargs: As in a call.
         """
         built = self.build(*args, **kwargs) if args or kwargs else self._latest()

@@ -26,7 +26,7 @@ class Places:
     Attributes:
         meshes: One mesh per position of the pipeline, with axes of type Auto; abstract where there are no devices to run on.
         stages: Number of stages; stage s lies on mesh `s % len(meshes)`.
-        specs: Value -> its sharding on any of the meshes; what is not there is replicated.
+        specs: Value -> its sharding on any of the meshes; others are replicated.
     """
 
     meshes: tuple[Mesh | AbstractMesh, ...]

@@ -198,7 +198,7 @@ def stage_programs(
 
 
 def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], stage: int) -> None:
-    """Splits the backward pass of a stage: equations that lead to what it sends are "b", all others "W"."""
+    """Splits the backward pass of a stage: equations that lead to its sends are "b", all others "W"."""
     producer = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
     mine = {i for i, key in enumerate(of) if key == ("B", stage)}
     todo = [

@@ -166,7 +166,7 @@ def _dimensions(eqn: JaxprEqn, operand: int) -> list[int | None]:
 
 
 def _same_place(before: tuple[int, ...], after: tuple[int, ...]) -> list[int | None]:
-    """Dimensions that begin where a dimension of the result begins: what is cut there is cut alike."""
+    """Dimensions that begin where a dimension of the result begins: their shards are its shards."""
     starts: dict[int, int] = {}
     place = 1
     for d, size in enumerate(after):

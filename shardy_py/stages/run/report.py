@@ -19,10 +19,10 @@ from shardy_py.stages.schedules.simulation import Simulation, costs_of, simulate
 
 @dataclass(frozen=True)
 class StageRow(StageMemory):
-    """One stage: what it holds, and what it takes to run.
+    """Memory, times and transfers of one stage.
 
     Attributes:
-        forward_seconds: Modelled time of a forward pass of one microbatch, what its devices exchange included.
+        forward_seconds: Modelled time of a forward pass of one microbatch, collectives between its devices included.
         backward_seconds: Modelled time of a backward pass, gradients of parameters included.
         bytes_in: Bytes of activations that a microbatch brings from other stages.
         bytes_out: Bytes of activations that it sends to other stages.
@@ -51,7 +51,7 @@ class Report:
         rows: One per stage.
         simulation: The schedule with these times, in seconds.
         predicted_seconds: Time of a step by the formula, see `prediction.predicted`.
-        hardware: What was modelled.
+        hardware: The hardware that was modelled.
     """
 
     rows: tuple[StageRow, ...]
@@ -79,7 +79,7 @@ def report(built: StagedStep, hardware: Hardware) -> Report:
 
     Args:
         built: The pipeline.
-        hardware: What it is to run on.
+        hardware: The hardware to model.
     """
     times = stage_times(built.programs, built.places, hardware)
     exchanged = [0] * built.places.stages

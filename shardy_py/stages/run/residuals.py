@@ -67,7 +67,7 @@ class Layout:
     """Shardings inside of a stage.
 
     Attributes:
-        specs: Value -> its sharding; what is not there is replicated.
+        specs: Value -> its sharding; others are replicated.
         sizes: Mesh axis -> its size.
     """
 

@@ -41,7 +41,7 @@ def follow(
 
     Args:
         eqn: The equation, of one microbatch.
-        operands: For every operand with a dimension of examples, that dimension and its parts, None for those of what is made anew.
+        operands: For every operand with a dimension of examples, that dimension and its parts; parts of constants are None.
         out_dims: For every result, its dimensions of examples, one at most.
         rows: Examples of a microbatch.
 

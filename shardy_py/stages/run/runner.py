@@ -185,7 +185,7 @@ def _with_resets(built: StagedStep) -> list[Program]:
 
 
 def _prologue(built: StagedStep) -> Any:
-    """Computes what microbatches need to know of the whole batch."""
+    """Computes the values of the whole batch that microbatches need."""
     whole, wanted = built.split.whole, [built.split.whole_of[v] for v in built.split.prologue]
     if not wanted or whole is None:
         return None

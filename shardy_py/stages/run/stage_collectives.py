@@ -28,7 +28,7 @@ def exchange(program: Program, places: Places, hardware: Hardware) -> Exchange:
     Args:
         program: The program of a pass.
         places: Where values lie.
-        hardware: What runs it.
+        hardware: The hardware.
     """
     if places.mesh(program.stage).size == 1 or not program.nodes:
         return Exchange(0.0, 0)

@@ -1,4 +1,4 @@
-"""Modelled times of the programs of a pipeline, and of what it sends."""
+"""Modelled times of the programs and transfers of a pipeline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[
     Args:
         programs: (role, stage) to program.
         places: The meshes.
-        hardware: What runs them.
+        hardware: The hardware.
     """
     count = places.stages
     times = {role: [0.0] * count for role in ("forward", "backward", "weight")}

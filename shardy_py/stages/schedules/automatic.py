@@ -1,4 +1,4 @@
-"""The automatic schedule: the best of all named ones and of greedy searches with different bounds on what is in flight."""
+"""The automatic schedule: the best of all named ones and of greedy searches with different bounds on activations in flight."""
 
 from __future__ import annotations
 

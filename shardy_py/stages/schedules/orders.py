@@ -15,7 +15,7 @@ class Row:
     Attributes:
         order: (mesh, meshes, microbatches, virtual) to the tasks of that mesh.
         virtual: Whether it takes several stages per mesh.
-        about: What it is, in one line.
+        about: A description in one line.
     """
 
     order: Callable[[int, int, int, int], list[Task]]
@@ -51,7 +51,7 @@ def _eager(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task
 
 
 def _with_weights(tasks: list[Task], mesh: int, microbatches: int, lag: int, after_forward: bool) -> list[Task]:
-    """Puts W of microbatch m behind B of m + lag, or behind the forward that follows it; what is left comes last.
+    """Puts W of microbatch m behind B of m + lag, or behind the forward that follows it; the others come last.
 
     The first mesh has no input gradient to hurry for, so that its backward stays whole.
     """

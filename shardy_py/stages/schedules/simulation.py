@@ -1,4 +1,4 @@
-"""Running a schedule on paper: when every task starts and ends, how long meshes idle, what they hold."""
+"""Simulates a schedule: start and end of every task, idle time of meshes, activations that they hold."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def simulate(
     transfer: float | Sequence[float] = 0.0,
     activation_bytes: float | Sequence[float] | None = None,
 ) -> Simulation:
-    """Runs a schedule on paper: every mesh runs its tasks in order, each as soon as what it needs has arrived.
+    """Simulates a schedule: every mesh runs its tasks in order, each as soon as its inputs have arrived.
 
     A transfer delays the task that waits for it and keeps no mesh busy: it is asynchronous, and links are not shared.
 

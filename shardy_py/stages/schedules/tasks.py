@@ -79,7 +79,7 @@ class Schedule:
 
 
 def verify(schedule: Schedule) -> None:
-    """Checks that a schedule can run: every task once and on its mesh, nothing before what it needs, no deadlock.
+    """Checks that a schedule can run: every task once and on its mesh, none before its inputs, no deadlock.
 
     Args:
         schedule: The schedule.
