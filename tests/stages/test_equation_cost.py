@@ -137,6 +137,14 @@ def test_only_gradients_of_parameters_are_counted() -> None:
     assert after.backward_ms > 0
 
 
+def test_results_that_are_constants_or_inputs() -> None:
+    def several(w: Any, x: Any) -> Any:
+        return jnp.sum(x @ w), x, 1.0, jnp.argmax(x)
+
+    nodes = profile(several, f32(256, 256), f32(512, 256)).nodes
+    assert sum(node.backward_ms for node in nodes) > 0
+
+
 def test_rules_for_derivatives_are_counted() -> None:
     @jax.custom_vjp
     def squared(x: Any) -> Any:

@@ -53,28 +53,25 @@ def modelled(line: Line, pieces: Sequence[Piece], forward: Sequence[float], weig
         hardware: The hardware.
     """
     inputs = [*line.invars, *line.consts, *line.slices]
-    smooth = [v for v, flag in zip(line.invars, weights) if flag and is_differentiable(v)] + list(filter(is_differentiable, line.slices))
-    smooth = smooth or list(filter(is_differentiable, line.invars))
-    results = [v for v in line.outvars if is_differentiable(v)]
-    if not smooth or not results:
-        return [Seconds(seconds, 0.0) for seconds in forward]
+    trained = {v for v, flag in zip(line.invars, weights) if flag} | line.slices.keys()
+    smooth = [i for i, v in enumerate(inputs) if v in trained and is_differentiable(v)]
+    smooth = smooth or [i for i, v in enumerate(line.invars) if is_differentiable(v)]
     # Alike pieces are one jitted function, which JAX differentiates once.
     by_text: dict[str, Callable[..., Any]] = {}
     calls = [by_text.setdefault(str(piece.program), jax.jit(jaxpr_as_fun(piece.program))) for piece in pieces]
 
-    def run(values: dict[Var, Any]) -> list[Any]:
-        env = dict(values)
+    def run(*values: Any) -> list[Any]:
+        env: dict[Var, Any] = dict(zip(inputs, values))
         for number, (piece, call) in enumerate(zip(pieces, calls)):
             with jax.named_scope(f"{_SCOPE}{number}"):
                 env.update(zip(piece.results, call(*(env[v] for v in piece.inputs))))
-        return [env[v] for v in results]
+        return [env[v] if isinstance(v, Var) else v.val for v in line.outvars]
 
-    def gradient(values: Sequence[Any], cotangents: list[Any]) -> Any:
-        env = dict(zip(inputs, values))
-        value, pull = jax.vjp(lambda chosen: run({**env, **dict(zip(smooth, chosen))}), [env[v] for v in smooth])
-        return value, pull(cotangents)
-
-    traced = jax.make_jaxpr(gradient)(list(map(struct_of, inputs)), list(map(struct_of, results)))
+    gradient = _gradient(run, inputs, smooth, line.outvars)
+    if gradient is None:
+        return [Seconds(seconds, 0.0) for seconds in forward]
+    function, structs = gradient
+    traced = jax.make_jaxpr(function)(*structs)
     flattener = _PieceFlattener()
     outputs = flattener.inline(traced.jaxpr, traced.consts, traced.jaxpr.invars, 0)
     steps = live(flattener.steps, outputs)
@@ -117,17 +114,24 @@ def measured(pieces: Sequence[Piece]) -> list[Seconds]:
 
 
 def _measure(program: ClosedJaxpr) -> Seconds:
-    forward = _timed(jaxpr_as_fun(program), [struct_of(v) for v in program.jaxpr.invars])
-    both = gradient_of(program)
+    function, inputs = jaxpr_as_fun(program), program.jaxpr.invars
+    forward = _timed(function, [struct_of(v) for v in inputs])
+    both = _gradient(function, inputs, [i for i, v in enumerate(inputs) if is_differentiable(v)], program.jaxpr.outvars)
     return Seconds(forward, 0.0) if both is None else Seconds(forward, max(0.0, _timed(*both) - forward))
 
 
-def gradient_of(program: ClosedJaxpr) -> tuple[Callable[..., Any], list[Any]] | None:
-    """A function that runs a program forward and backward, and the types of its arguments: inputs, then cotangents."""
-    function = jaxpr_as_fun(program)
-    inputs = [struct_of(v) for v in program.jaxpr.invars]
-    smooth = [i for i, v in enumerate(program.jaxpr.invars) if is_differentiable(v)]
-    results = [i for i, v in enumerate(program.jaxpr.outvars) if is_differentiable(v)]
+def _gradient(
+    function: Callable[..., Sequence[Any]], inputs: Sequence[Var], smooth: Sequence[int], outputs: Sequence[Atom]
+) -> tuple[Callable[..., Any], list[Any]] | None:
+    """A function that runs another forward and backward, and the types of its arguments: inputs, then cotangents.
+
+    Args:
+        function: The function.
+        inputs: Its arguments.
+        smooth: The positions of those to differentiate by.
+        outputs: Its results.
+    """
+    results = [i for i, v in enumerate(outputs) if is_differentiable(v)]
     if not smooth or not results:
         return None
 
@@ -141,10 +145,10 @@ def gradient_of(program: ClosedJaxpr) -> tuple[Callable[..., Any], list[Any]] | 
             outputs = function(*arguments)
             return [outputs[i] for i in results]
 
-        outputs, pull = jax.vjp(of_smooth, *(operands[i] for i in smooth))
-        return outputs, pull(list(cotangents))
+        forward, pull = jax.vjp(of_smooth, *(operands[i] for i in smooth))
+        return forward, pull(list(cotangents))
 
-    return both, [*inputs, *(struct_of(program.jaxpr.outvars[i]) for i in results)]
+    return both, [*map(struct_of, inputs), *(struct_of(outputs[i]) for i in results)]
 
 
 def _timed(function: Callable[..., Any], structs: Sequence[Any]) -> float:

@@ -15,12 +15,10 @@ class Row:
     Attributes:
         order: (mesh, meshes, microbatches, virtual) to the tasks of that mesh.
         virtual: Whether it takes several stages per mesh.
-        about: A description in one line.
     """
 
     order: Callable[[int, int, int, int], list[Task]]
     virtual: bool
-    about: str
 
 
 def _alternating(mesh: int, microbatches: int, warmup: int) -> list[Task]:
@@ -110,15 +108,15 @@ def _interleaved(mesh: int, meshes: int, microbatches: int, virtual: int) -> lis
 
 
 SCHEDULES: dict[str, Row] = {
-    "gpipe": Row(_gpipe, False, "all forwards, then all backwards"),
-    "gpipe-1f1b-last": Row(_gpipe_but_last, False, "GPipe, but the last mesh alternates"),
-    "1f1b": Row(_one_f_one_b, False, "as many forwards as there are stages behind, then one backward and one forward in turn"),
-    "eager-1f1b": Row(_eager, False, "1F1B with twice the forwards in front, which hides transfers"),
-    "interleaved": Row(_interleaved, True, "1F1B over several stages per mesh"),
-    "circular": Row(_circular, True, "groups of microbatches go round all stages forwards, then all backwards"),
-    "circular-reversed": Row(_circular_reversed, True, "circular, with the backwards of one stage together"),
-    "zb-h1": Row(_zero_bubble_h1, False, "1F1B with gradients of parameters put off, in the memory of 1F1B"),
-    "zb-h2": Row(_zero_bubble_h2, False, "the same behind twice the forwards, for twice the memory"),
+    "gpipe": Row(_gpipe, False),  # all forwards, then all backwards
+    "gpipe-1f1b-last": Row(_gpipe_but_last, False),  # GPipe, but the last mesh alternates
+    "1f1b": Row(_one_f_one_b, False),  # as many forwards as there are stages behind, then one backward and one forward in turn
+    "eager-1f1b": Row(_eager, False),  # 1F1B with twice the forwards in front, which hides transfers
+    "interleaved": Row(_interleaved, True),  # 1F1B over several stages per mesh
+    "circular": Row(_circular, True),  # groups of microbatches go round all stages forwards, then all backwards
+    "circular-reversed": Row(_circular_reversed, True),  # circular, with the backwards of one stage together
+    "zb-h1": Row(_zero_bubble_h1, False),  # 1F1B with gradients of parameters put off, in the memory of 1F1B
+    "zb-h2": Row(_zero_bubble_h2, False),  # the same behind twice the forwards, for twice the memory
 }
 
 ALIASES: dict[str, str] = {
