@@ -76,7 +76,7 @@ def parse_argument(text: str) -> Any:
     """One argument.
 
     Args:
-        text: What was written.
+        text: The argument as written.
 
     Raises:
         CommandError: It cannot be read; the message shows where.

@@ -17,7 +17,7 @@ class Command:
 
     Attributes:
         name: `plan`.
-        help: What it does, in a line.
+        help: Its effect, in a line.
         add: Adds its options to a parser.
         run: Runs it; returns the exit status.
     """
@@ -43,7 +43,7 @@ def add_all(parser: argparse.ArgumentParser, commands: tuple[Command, ...], run:
         parser: The parser.
         commands: The commands.
         run: Under which name the function of the chosen one is put into the options.
-        metavar: What help calls the choice.
+        metavar: The name of the choice in the help.
     """
     check_names(commands)
     below = parser.add_subparsers(dest=metavar.lower(), metavar=metavar, required=True)

@@ -1,4 +1,4 @@
-"""The subcommands: what each is called, which options it has, what it does."""
+"""The subcommands: names, options and functions of all."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class CommandError(ShardyError):
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line: what, where, and how to put it right; of an error of the user's code also its type and line.
+    """An error as one line: message, place and fix; of an error of the user's code also its type and line.
 
     Args:
         error: The error.

@@ -18,12 +18,12 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argparse._ArgumentGroup:
-    """Options that say what to trace a function with.
+    """Options for the arguments with which a function is traced.
 
     Args:
         parser: The parser of the subcommand.
-        title: What stands above them in the help.
-        mesh: What more to say of the mesh.
+        title: Their heading in the help.
+        mesh: Further help on the mesh.
     """
     group = parser.add_argument_group(title)
     group.add_argument("--mesh", metavar="AXES", help=f"axes and sizes, data=4,model=2; {mesh}")

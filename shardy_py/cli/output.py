@@ -67,10 +67,10 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str | Text]]
     """A table without vertical lines; columns of numbers are aligned to the right.
 
     Args:
-        title: What stands above it.
+        title: Its heading.
         heads: Names of the columns; one that ends with `>` is aligned to the right, one that ends with `*` may be broken.
         rows: The cells.
-        note: What stands behind the title.
+        note: Text behind the title.
         tight: Whether columns stand close together.
     """
     named = any(head.rstrip(">*") for head in heads)

@@ -1,4 +1,4 @@
-"""Says on standard error what takes longer than a second."""
+"""Progress of slow work on standard error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AFTER = 1.0
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Shows what is being done while it takes longer than `AFTER`: a line that moves on a terminal, a plain one elsewhere.
+    """Shows work that takes longer than `AFTER`: a line that moves on a terminal, a plain one elsewhere.
 
     Args:
         what: `planning train_step`.

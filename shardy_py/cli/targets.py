@@ -219,7 +219,7 @@ def refuse_missing(function: Any, target: str) -> None:
 
     Args:
         function: The function.
-        target: What it is called.
+        target: Its name.
 
     Raises:
         CommandError: It needs some.
@@ -247,7 +247,7 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
     """A mesh from `data=4,model=2`.
 
     Args:
-        text: What was written; None is none.
+        text: The mesh as written; None is none.
 
     Raises:
         CommandError: It is no mesh.

@@ -42,7 +42,7 @@ def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: boo
         intermediates: Pin the shardings of intermediates too, by module and primitive; such a file changes more often.
 
     Raises:
-        AssertionError: The plan differs; the message lists what. Or there is no such file.
+        AssertionError: The plan differs, as the message lists; or there is no such file.
         StoreError: The file is something else.
     """
     __tracebackhide__ = True

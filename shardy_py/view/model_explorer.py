@@ -84,7 +84,7 @@ class _Nodes:
                 self.from_where[argument] = self.from_where[operand]
 
     def _close(self, described: dict[Op, list[PlannedValue]], nodes: list[dict[str, Any]], first: int) -> None:
-        """Edges from what a body ends with to the op that has the body."""
+        """Edges from the results of a body to the op that has the body."""
         for n, op in enumerate(described, first):
             at = len(op.operands)
             for region in op.regions:

@@ -100,7 +100,7 @@ class _Scheduler:
         self.tracks: dict[tuple[str, ...], int] = {}
 
     def block(self, block: Block) -> None:
-        """Runs the ops of a block, each after what it needs."""
+        """Runs the ops of a block, each after its operands."""
         for op in block.ops:
             start = max((self.ready.get(v, 0.0) for v in op.operands), default=0.0)
             cost = self.costs.get(self.names.get(op.results[0], "")) if op.results else None

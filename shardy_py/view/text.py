@@ -41,7 +41,7 @@ _LEFT_OUT = frozenset(
         *("broadcast_in_dim", "iota"),
     )
 )
-"""What calls result in is listed where it is made, inside; broadcasts and iotas XLA makes inside of what reads them."""
+"""Ops without lines of their own: results of calls are listed inside; XLA fuses broadcasts and iotas into their readers."""
 
 
 Listed = tuple[PlannedValue, "Value"]

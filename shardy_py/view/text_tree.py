@@ -19,8 +19,8 @@ class Node:
     """A line, or several below one.
 
     Attributes:
-        label: What distinguishes it from its siblings.
-        text: What else the line says; of an inner node, what stands for its children where they are left out.
+        label: Its name among its siblings.
+        text: The rest of its line; of an inner node, the text in place of its children where they are left out.
         bytes: Bytes per device, once; of an inner node those of its children.
         count: How many values it stands for, once.
         times: How many equal ones it stands for.
@@ -64,7 +64,7 @@ def tree_of(
 
     Args:
         leaves: Labels from the root to each leaf, and the leaf, whose own label is the last.
-        depth: Levels; what is below them is left out.
+        depth: Levels; deeper nodes are left out.
         numbered: Whether a number in a label counts things that are alike.
     """
     root = _Open("")
@@ -127,7 +127,7 @@ def _cut(node: Node, depth: int) -> Node:
 
 
 def _folded(node: Node) -> Node:
-    """An inner node without what is below it."""
+    """An inner node without its children."""
     return replace(node, label=f"{node.label} ...", text=_arrays(node.count), children=()) if node.children else node
 
 
@@ -140,7 +140,7 @@ def joined(nodes: Sequence[Node], join: str = "", inline: int = INLINE) -> list[
 
     Args:
         nodes: Siblings.
-        join: What stands between labels.
+        join: The text between labels.
         inline: Up to so many lines lose the line above them.
     """
     out: list[Node] = []
@@ -162,11 +162,11 @@ def lines_of(node: Node) -> int:
 
 
 def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: str = "") -> list[Node]:
-    """Subtrees that are as an earlier one, without what is below them and with its label.
+    """Subtrees that equal an earlier one, with its label in place of their children.
 
     Args:
         nodes: Siblings.
-        seen: What is below an inner node, to the labels from the root to it; added to.
+        seen: Children of an inner node -> the labels from the root to it; added to.
         around: The labels from the root to these siblings.
     """
     out = []
@@ -181,14 +181,14 @@ def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: s
 
 
 def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: bool = False) -> list[Node]:
-    """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; what is left out is counted.
+    """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; the others are counted.
 
     Where something is left out, siblings come in that order too.
 
     Args:
         nodes: Siblings.
         limit: Lines; None for as many as there are.
-        unit: What is counted, in the singular.
+        unit: The noun for a leaf, in the singular.
         each: Whether the bytes of one value count, not those of all that its line stands for.
     """
     if limit is None or sum(map(lines_of, nodes)) <= limit:
@@ -200,7 +200,7 @@ def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: 
     room = limit - 1
     for _, path in leaves:
         new = [path[:k] for k in range(1, len(path) + 1) if path[:k] not in kept]
-        room -= 2 * len(new) - 1  # an inner node takes a line to say what it leaves out
+        room -= 2 * len(new) - 1  # an inner node takes a line for the leaves it leaves out
         if room < 0 and len(kept) > 1:
             break
         kept.update(new)
@@ -260,7 +260,7 @@ def written(nodes: Sequence[Node], describe: Callable[[Node], str] = lambda node
 
     Args:
         nodes: Siblings.
-        describe: What the line of an inner node says.
+        describe: Gives the text of an inner node.
         widest: The first two columns are not made wider than that for the sake of a few lines.
     """
     rows: list[tuple[str, str, str, str]] = []

@@ -1,4 +1,4 @@
-"""`shardy-py stages`: pipeline stages, from a profile to code and schedules. `ACTIONS` is the table of what it can do."""
+"""`shardy-py stages`: pipeline stages, from a profile to code and schedules. `ACTIONS` is the table of its actions."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Does what was chosen."""
+    """Runs the chosen action."""
     return options.act(options, out)

@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Writes the package, prints what is in it."""
+    """Writes the package, prints its files."""
     from shardy_py.stages import convert
 
     graph = graph_of(options.graph)

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _called(options: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function and what it is traced with, all by position."""
+    """The function and its arguments, all by position."""
     from shardy_py.api import AutoSharded
 
     target = lookup(options.target, options.flags)

@@ -153,7 +153,7 @@ _MESHES = ("mesh", "busy ms", "bubble", "in flight", "until W", "memory")
 
 
 def mesh_rows(result: Simulation) -> list[tuple[str, ...]]:
-    """A line per mesh: how long it is busy, which part of the time it idles, what it holds."""
+    """A line per mesh: busy time, idle share, activations that it holds."""
     rows = []
     for mesh in range(result.schedule.meshes):
         busy = sum(span.end - span.start for span in result.spans if span.mesh == mesh)
@@ -164,7 +164,7 @@ def mesh_rows(result: Simulation) -> list[tuple[str, ...]]:
 
 
 def simulation_text(result: Simulation, width: int) -> str:
-    """A simulation as lines: the picture, and what each mesh does."""
+    """A simulation as lines: the picture, and a line per mesh."""
     rows = mesh_rows(result)
     return "\n".join([picture(result, width), *aligned([_MESHES[: len(rows[0])], *rows], right=range(len(_MESHES)))])
 

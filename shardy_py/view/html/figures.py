@@ -20,7 +20,7 @@ POINTS = 1200
 """So many points the curve of live memory has at most; of steps that share one the largest counts."""
 
 LISTED = 12
-"""Of what lies in memory at the peak, and of modules and lines that take time, that many are listed."""
+"""Entries of the lists of buffers at the peak, and of modules and lines that take time."""
 
 
 def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:

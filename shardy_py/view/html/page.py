@@ -28,9 +28,9 @@ def page(plan: PlanRecord, other: PlanRecord | None = None, hardware: str | Hard
     text of them. The page's content security policy allows its own style and script, by their hashes, and nothing else.
 
     Args:
-        plan: What to show.
+        plan: The plan.
         other: A plan to show beside it.
-        hardware: What seconds and memory are worked out for, as for `Plan.cost_analysis`.
+        hardware: The hardware of seconds and memory, as for `Plan.cost_analysis`.
 
     Raises:
         HardwareError: Such hardware is not known.
@@ -49,7 +49,7 @@ def assembled(data: dict[str, Any], title: str) -> str:
 
     Args:
         data: `plans`, one or two as `payload` gives them, and `partners`, as `plan.matching.partners` gives them, or None.
-        title: What the window is called.
+        title: The title of the window.
     """
     style, script = _style(), _script()
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""Interned tables of a page: what many values share is written once and referred to by its number."""
+"""Interned tables of a page: data that many values share are written once and referred to by number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interner(Generic[K]):
     """Numbers keys in the order in which they are first seen.
 
     Args:
-        describe: Gives what the table says of a key; the key itself where it is left out.
+        describe: Gives the row of a key; the key itself where it is left out.
 
     Example:
         >>> table = Interner[str]()
