@@ -26,8 +26,8 @@ def loss(params, tokens):
     x, _ = jax.lax.scan(block, x, params["blocks"])
     with jax.named_scope("head"):
         scores = x @ params["table"].T
-        known = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - known)
+        expected = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - expected)
 
 
 def shapes(layers, width, vocabulary):
@@ -59,8 +59,8 @@ for node in graph.nodes:
 # answers on its own recurrence; the exact mode counts every tensor that crosses once, all transfers, and memory.
 
 # %%
-found = sp.stages.partition(graph, machines=4, bandwidths=50e9, mode="exact", activation_compression=1, straight=True)
-print(found)
+partition = sp.stages.partition(graph, machines=4, bandwidths=50e9, mode="exact", activation_compression=1, straight=True)
+print(partition)
 
 # %% [markdown]
 # Without `straight`, stages may be replicated where that is faster, and machines may stand in servers: here 4 in each
@@ -85,13 +85,13 @@ except ValueError as error:
 # unless the schedule runs the gradients of parameters apart, which fills gaps.
 
 # %%
-stages = [[graph[id] for id in stage.nodes] for stage in found.stages]
+stages = [[graph[id] for id in stage.nodes] for stage in partition.stages]
 forward = [sum(node.forward_ms for node in nodes) for nodes in stages]
 half = [sum(node.backward_ms for node in nodes) / 2 for nodes in stages]
-costs = {"forward": forward, "backward": half, "weight": half, "transfer": found.stages[0].bytes_out / 50e9 * 1e3}
+costs = {"forward": forward, "backward": half, "weight": half, "transfer": partition.stages[0].bytes_out / 50e9 * 1e3}
 for name in ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "auto"):
-    made = sp.stages.schedule(name, 4, 8, **(costs if name == "auto" else {}))
-    result = sp.stages.simulate(made, **costs)
+    schedule = sp.stages.schedule(name, 4, 8, **(costs if name == "auto" else {}))
+    result = sp.stages.simulate(schedule, **costs)
     print(f"{name:10}  {result.makespan:6.1f} ms  bubble {result.bubble:5.1%}  in flight {result.in_flight}")
 
 # %%
@@ -133,15 +133,15 @@ print("programs per stage:", pipelined.programs_per_stage)
 print("in flight:", pipelined.statistics.in_flight, "as simulated:", sp.stages.simulate(pipelined.schedule).in_flight)
 
 # %% [markdown]
-# What each stage costs, here of the large model, which nothing has to be made of for that:
+# What each stage costs, here of the large model, of which no array is needed for that:
 
 # %%
 print(pipelined.report(large, jax.ShapeDtypeStruct((32, 2049), jnp.int32), hardware="h100"))
 
 # %% [markdown]
 # The stages found above can be run as they are: a partition of a profile of the loss says where to cut. In a training
-# step, `sp.stages.marked(loss, found)` is the loss with these stages marked.
+# step, `sp.stages.marked(loss, partition)` is the loss with these stages marked.
 
 # %%
-partitioned = sp.pipeline(loss, partition=found, num_microbatches=8)
+partitioned = sp.pipeline(loss, partition=partition, num_microbatches=8)
 print(partitioned.report(large, jax.ShapeDtypeStruct((32, 2049), jnp.int32)))

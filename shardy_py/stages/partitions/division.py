@@ -45,8 +45,8 @@ def divide(
         >>> def loss(w, x):
         ...     return jnp.mean(jnp.tanh(x @ w["up"]) @ w["down"])
         >>> w, x = {"up": jnp.ones((8, 64)), "down": jnp.ones((64, 8))}, jnp.ones((4, 8))
-        >>> found = partition(profile(loss, w, x, by="equation"), machines=[2], mode="exact", straight=True)
-        >>> traced, stages = divide(loss, found, w, x)
+        >>> divided = partition(profile(loss, w, x, by="equation"), machines=[2], mode="exact", straight=True)
+        >>> traced, stages = divide(loss, divided, w, x)
         >>> [(eqn.primitive.name, stage) for eqn, stage in zip(traced.jaxpr.eqns, stages)]
         [('dot_general', 0), ('tanh', 0), ('dot_general', 1), ('reduce_sum', 1), ('div', 1)]
     """

@@ -71,9 +71,9 @@ def marked(function: Callable[..., Any], partition: Partition | ProfileGraph, *,
         >>> def loss(w, x):
         ...     return jnp.mean(jnp.tanh(x @ w["up"]) @ w["down"])
         >>> w, x = {"up": jnp.ones((8, 64)), "down": jnp.ones((64, 8))}, jnp.ones((4, 8))
-        >>> found = sp.stages.partition(sp.stages.profile(loss, w, x), machines=[1])
+        >>> partition = sp.stages.partition(sp.stages.profile(loss, w, x), machines=[1])
         >>> def step(w, x):
-        ...     value, gradients = jax.value_and_grad(sp.stages.marked(loss, found))(w, x)
+        ...     value, gradients = jax.value_and_grad(sp.stages.marked(loss, partition))(w, x)
         ...     return jax.tree.map(lambda a, g: a - 0.1 * g, w, gradients), value
         >>> state, value = sp.pipeline(step, num_microbatches=2)(w, x)
         >>> bool(jnp.allclose(value, loss(w, x)))
