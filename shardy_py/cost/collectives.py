@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from shardy_py.cost.links import Level
 from shardy_py.passes.export.collective_bytes import received
 
-_Ways = tuple[tuple[int, int, float, float], ...]
+_Dims = tuple[tuple[int, int, float, float], ...]
 """Per dimension: devices, directions, bytes per second, seconds per hop."""
 
 
@@ -33,32 +33,32 @@ class _Net:
     """Links that are used at once."""
 
     switched: bool
-    ways: _Ways
+    dims: _Dims
 
     @property
     def size(self) -> int:
-        return math.prod(n for n, *_ in self.ways)
+        return math.prod(n for n, *_ in self.dims)
 
     @property
     def speed(self) -> float:
         """Bytes per second that a device receives."""
         if self.switched:
-            return min(rate for _, _, rate, _ in self.ways)
-        return sum(directions * rate for _, directions, rate, _ in self.ways)
+            return min(rate for _, _, rate, _ in self.dims)
+        return sum(directions * rate for _, directions, rate, _ in self.dims)
 
     @property
     def delay(self) -> float:
         """Seconds until the first byte has reached every device."""
         if self.switched:
-            return math.ceil(math.log2(self.size)) * max(hop for *_, hop in self.ways)
-        return sum((n - 1) / directions * hop for n, directions, _, hop in self.ways)
+            return math.ceil(math.log2(self.size)) * max(hop for *_, hop in self.dims)
+        return sum((n - 1) / directions * hop for n, directions, _, hop in self.dims)
 
     def all_to_all_seconds(self, size: float) -> float:
         """Seconds of the bytes of an all_to_all alone."""
         if self.switched:
             return size * (self.size - 1) / self.size / self.speed
         # Half of what half of a dimension has crosses its middle, by as many links as it has directions.
-        return max(n * size / (4 * directions * rate) for n, directions, rate, _ in self.ways)
+        return max(n * size / (4 * directions * rate) for n, directions, rate, _ in self.dims)
 
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute")
@@ -111,10 +111,10 @@ def _nets(levels: tuple[Level, ...]) -> tuple[_Net, ...]:
     groups: dict[tuple[str, bool], list[tuple[int, int, float, float]]] = {}
     for level in levels:
         links = level.links
-        ways = [(n, directions, links.bandwidth, links.latency) for n, directions in links.ways(level.size)]
-        if ways:
-            groups.setdefault((links.name, links.kind == "switch"), []).extend(ways)
-    return tuple(_Net(switched, tuple(ways)) for (_, switched), ways in groups.items())
+        dims = [(n, directions, links.bandwidth, links.latency) for n, directions in links.ways(level.size)]
+        if dims:
+            groups.setdefault((links.name, links.kind == "switch"), []).extend(dims)
+    return tuple(_Net(switched, tuple(dims)) for (_, switched), dims in groups.items())
 
 
 def _all_gather(size: float, inner_first: Sequence[_Net]) -> float:
@@ -143,7 +143,7 @@ def _all_to_all(size: float, inner_first: Sequence[_Net]) -> float:
 
 def _permute(size: float, inner_first: Sequence[_Net]) -> float:
     """To a neighbour, over the slowest links, one in each dimension."""
-    return max(hop + size / rate for net in inner_first for _, _, rate, hop in net.ways)
+    return max(hop + size / rate for net in inner_first for _, _, rate, hop in net.dims)
 
 
 _KINDS: dict[str, Callable[[float, Sequence[_Net]], float]] = {

@@ -144,10 +144,10 @@ class Joined(Protocol):
         ...
 
 
-def lay_out(axes: Mapping[str, int], hardware: Joined, given: Mapping[str, object] | None = None) -> AxisLinks:
-    """How the axes of a mesh lie on the links of the hardware.
+def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, object] | None = None) -> AxisLinks:
+    """The links that the axes of a mesh lie on.
 
-    Unless `given` says otherwise: devices are numbered with the last axis fastest, as in a JAX mesh, and the first `reach` of them
+    Unless `user_links` says otherwise: devices are numbered with the last axis fastest, as in a JAX mesh, and the first `reach` of them
     share the fast links (a pod of TPUs, a node of GPUs); what goes beyond that is on the network, an axis that does so in part being
     on both. On a torus every axis gets a dimension of its own, the largest several where there are more dimensions than axes, and
     an axis for which no dimension is left lies on a line, without the link that closes it to a ring. So `jax.make_mesh` places
@@ -156,42 +156,42 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, given: Mapping[str, objec
     Args:
         axes: Name -> size.
         hardware: Its fabric and network.
-        given: Axis -> `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `Links`.
+        user_links: Axis -> `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `Links`.
 
     Returns:
         The levels of every axis.
 
     Raises:
-        LinkError: `given` names an axis or links that do not exist, or links whose dims do not multiply to the size of the axis.
+        LinkError: `user_links` names an axis or links that do not exist, or links whose dims do not multiply to the size of the axis.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"links is a {type(given).__name__}; it is a mapping from mesh axes, as {{'data': 'dcn'}}")
-    given = {} if given is None else dict(given)
-    for axis in given:
+    if user_links is not None and not isinstance(user_links, Mapping):
+        raise TypeError(f"links is a {type(user_links).__name__}; it is a mapping from mesh axes, as {{'data': 'dcn'}}")
+    user_links = {} if user_links is None else dict(user_links)
+    for axis in user_links:
         if axis not in axes:
-            known = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
-            raise LinkError(f"unknown mesh axis {axis!r}", where="links", why=f"the mesh has {known}")
+            axis_names = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
+            raise LinkError(f"unknown mesh axis {axis!r}", where="links", why=f"the mesh has {axis_names}")
     network = hardware.network
     fast: dict[str, int] = {}
     levels: dict[str, list[Level]] = {axis: [] for axis in axes}
     free = hardware.fabric.reach
     for axis, size in reversed(list(axes.items())):
-        said = given.get(axis)
+        stated = user_links.get(axis)
         if size == 1:
             continue
-        if isinstance(said, Links):
-            if said.dims and math.prod(said.dims) != size:
-                raise LinkError(f"dims {said.dims} have {math.prod(said.dims)} devices, the axis {size}", where=f"links[{axis!r}]")
-            levels[axis].append(Level(said, size))
+        if isinstance(stated, Links):
+            if stated.dims and math.prod(stated.dims) != size:
+                raise LinkError(f"dims {stated.dims} have {math.prod(stated.dims)} devices, the axis {size}", where=f"links[{axis!r}]")
+            levels[axis].append(Level(stated, size))
             continue
-        if said is not None and said not in (*FAST, *SLOW):
+        if stated is not None and stated not in (*FAST, *SLOW):
             raise LinkError(
-                f"unknown links {said!r}",
+                f"unknown links {stated!r}",
                 where=f"links[{axis!r}]",
                 why=f"known are {', '.join(map(repr, (*FAST, *SLOW)))}",
                 fix="use one of these, or a shardy_py.Links",
             )
-        inside = size if said in FAST else 1 if said in SLOW else math.gcd(size, free) if free < size else size
+        inside = size if stated in FAST else 1 if stated in SLOW else math.gcd(size, free) if free < size else size
         free = max(1, free // inside)
         if inside > 1:
             fast[axis] = inside
@@ -199,7 +199,7 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, given: Mapping[str, objec
             levels[axis].append(Level(Links("switch", network.bandwidth, network.latency, name=network.name), size // inside))
     for axis, links in _on_fabric(fast, hardware.fabric).items():
         levels[axis].insert(0, Level(links, fast[axis]))
-    return {axis: tuple(found) for axis, found in levels.items()}
+    return {axis: tuple(of_axis) for axis, of_axis in levels.items()}
 
 
 def _on_fabric(sizes: Mapping[str, int], fabric: Fabric) -> dict[str, Links]:
@@ -243,18 +243,18 @@ def levels_of(axes: Sequence[tuple[str, int]], layout: AxisLinks, sizes: Mapping
         layout: How the axes lie.
         sizes: Sizes of the axes.
     """
-    found: list[Level] = []
+    levels: list[Level] = []
     for axis, taken in axes:
         if taken == sizes.get(axis):
-            found += layout[axis]
+            levels += layout[axis]
             continue
         left = taken
         for level in layout.get(axis, ()):
             inside = math.gcd(left, level.size)
             if inside > 1:
-                found.append(Level(_part(level.links, level.size, inside), inside))
+                levels.append(Level(_part(level.links, level.size, inside), inside))
             left //= inside
-    return tuple(found)
+    return tuple(levels)
 
 
 def _part(links: Links, size: int, inside: int) -> Links:

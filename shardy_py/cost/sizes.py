@@ -1,4 +1,4 @@
-"""What a device has of a value."""
+"""Shapes and bytes of the pieces of values that a device has."""
 
 from __future__ import annotations
 
@@ -28,13 +28,6 @@ class LocalSizes:
         self._shapes: dict[tuple[Type, TensorSharding | None], tuple[int, ...]] = {}
         self._bytes: dict[tuple[Type, TensorSharding | None], int] = {}
 
-    def shards(self, value: Value) -> tuple[int, ...]:
-        """Into how many parts each dimension of a value is cut."""
-        sharding = value.sharding
-        if sharding is None:
-            return (1,) * value.type.rank
-        return (*sharding.shards(sharding.mesh_in(self.meshes)), *(1,) * (value.type.rank - sharding.rank))[: value.type.rank]
-
     def axes(self, value: Value) -> tuple[tuple[AxisRef, ...], ...]:
         """The axes of each dimension of a value."""
         sharding, rank = value.sharding, value.type.rank
@@ -43,33 +36,33 @@ class LocalSizes:
 
     def shape_of(self, type: Type, sharding: TensorSharding | None) -> tuple[int, ...]:
         """The shape of a piece."""
-        found = self._shapes.get((type, sharding))
-        if found is None:
-            found = type.shape
-            if sharding is not None and found:
+        shape = self._shapes.get((type, sharding))
+        if shape is None:
+            shape = type.shape
+            if sharding is not None and shape:
                 shards = sharding.shards(sharding.mesh_in(self.meshes))
-                cut = (-(-n // k) for n, k in zip(found, shards, strict=False))
-                found = (*cut, *found[len(shards) :])  # a maximal sharding has no dimensions
-            self._shapes[type, sharding] = found
-        return found
+                cut = (-(-n // k) for n, k in zip(shape, shards, strict=False))
+                shape = (*cut, *shape[len(shards) :])  # a maximal sharding has no dimensions
+            self._shapes[type, sharding] = shape
+        return shape
 
     def bytes_of(self, type: Type, sharding: TensorSharding | None) -> int:
         """The bytes of a piece; those of a token, 0."""
         key = (type, sharding)
-        found = self._bytes.get(key)
-        if found is None:
-            found = 0 if type.dtype == "token" else -(-math.prod(self.shape_of(type, sharding)) * element_bits(type.dtype) // 8)
-            self._bytes[key] = found
-        return found
+        count = self._bytes.get(key)
+        if count is None:
+            count = 0 if type.dtype == "token" else -(-math.prod(self.shape_of(type, sharding)) * element_bits(type.dtype) // 8)
+            self._bytes[key] = count
+        return count
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """The shape of a device's piece of a value."""
         return self.shape_of(value.type, value.sharding)
 
     def elements(self, value: Value) -> int:
-        """How many elements it has."""
+        """The elements of a device's piece of a value."""
         return math.prod(self.shape_of(value.type, value.sharding))
 
     def bytes(self, value: Value) -> int:
-        """How many bytes it has."""
+        """The bytes of a device's piece of a value."""
         return self.bytes_of(value.type, value.sharding)

@@ -207,8 +207,8 @@ def _product_axes(
             taken = summed | _union(result, [other for other in result if other != factor], lists)
             side_fits = (lists.mask(side) != 0) & ((taken & lists.mask(side)) == 0)
             free = lists.spare(lists.size(cut), taken | _union(lhs, lhs, lists) | _union(rhs, rhs, lists))
-            kept = lists.common(lists.until(cut, summed), side)
-            instead = lists.where(lists.mask(kept) != 0, kept, lists.where(side_fits, side, free))
+            shared = lists.common(lists.until(cut, summed), side)
+            instead = lists.where(lists.mask(shared) != 0, shared, lists.where(side_fits, side, free))
             axes[factor] = lists.where(clashes, instead, cut)
     none_match = summed == 0
     for factor, cut in matching.items():

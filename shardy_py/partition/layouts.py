@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import num_shards, sort_and_merge
 
 Axes = tuple[AxisRef, ...]
@@ -26,25 +25,25 @@ def parts(axis: AxisRef, mesh: Mesh) -> Axes:
     """
     size = axis.size_in(mesh)
     whole = mesh.shape[axis.name]
-    found: list[AxisRef] = []
+    primes: list[AxisRef] = []
     before = axis.pre_size or 1
     while size > 1:
         prime = next(p for p in range(2, size + 1) if size % p == 0)
-        found.append(AxisRef(axis.name) if prime == whole else AxisRef(axis.name, before, prime))
+        primes.append(AxisRef(axis.name) if prime == whole else AxisRef(axis.name, before, prime))
         before *= prime
         size //= prime
-    return tuple(found)
+    return tuple(primes)
 
 
 def mesh_of(shardings: Iterable[TensorSharding | None], meshes: Mapping[str, Mesh]) -> Mesh | None:
     """The mesh of some shardings; one of a single device, which callbacks run on, only where there is no other."""
-    found = None
+    mesh = None
     for sharding in shardings:
         if sharding is not None:
-            found = sharding.mesh_in(meshes)
-            if not found.is_maximal:
-                return found
-    return found
+            mesh = sharding.mesh_in(meshes)
+            if not mesh.is_maximal:
+                return mesh
+    return mesh
 
 
 def layout_of(sharding: TensorSharding | None, rank: int, mesh: Mesh) -> Layout:
@@ -65,11 +64,6 @@ def local_shape(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> tup
     return tuple(-(-n // num_shards(dim, mesh)) for n, dim in zip(shape, layout))
 
 
-def local_elements(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> int:
-    """Elements of the largest piece."""
-    return math.prod(local_shape(shape, layout, mesh))
-
-
 def spelled(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
     """Axes in mesh order, parts of one put together."""
     return sort_and_merge(tuple(axes), mesh)
@@ -84,10 +78,10 @@ def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence
         sizes: Size of each factor.
         mesh: The mesh.
     """
-    found: dict[int, Axes] = {}
+    dealt: dict[int, Axes] = {}
     for factors, axes in zip(mapping, layout):
         if len(factors) == 1:
-            found[factors[0]] = axes
+            dealt[factors[0]] = axes
             continue
         left = list(axes)
         for factor in factors:
@@ -96,10 +90,10 @@ def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence
             while left and room % (n := left[0].size_in(mesh)) == 0:
                 taken.append(left.pop(0))
                 room //= n
-            found[factor] = tuple(taken)
+            dealt[factor] = tuple(taken)
             if room > 1:
                 left = []
-    return found
+    return dealt
 
 
 def from_factors(mapping: Sequence[Sequence[int]], axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Layout:
@@ -125,8 +119,3 @@ def joined(axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Axes:
         if num_shards(cut, mesh) < size:
             break
     return dim
-
-
-def mappings(rule: OpShardingRule) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[Sequence[Sequence[int]]]]:
-    """Those of operands, and those of results."""
-    return rule.operand_mappings, rule.result_mappings

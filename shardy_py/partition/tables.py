@@ -371,7 +371,7 @@ class _Decider:
             runs = self.with_axes(rule, axes, summed, size)
             rows = _Rows(runs.numbers[0], runs.numbers[count])
             reads, makes = self.layouts[0].items, self.layouts[count].items
-            steps = [tuple(borders(op, reads[read], makes[made], mesh)) for read, made in rows.distinct()]
+            steps = [tuple(borders(op, reads[read], makes[make], mesh)) for read, make in rows.distinct()]
             runs.inside = rows.deal([self.inside.number(one) for one in steps])
             moved = np.array([received_elements(one, mesh) for one in self.inside.items])[runs.inside]
             for i, type_ in enumerate(op.types):

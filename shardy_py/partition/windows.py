@@ -45,14 +45,14 @@ class Halo:
     extent: int
 
 
-def halo(window: Window, piece: int, made: int, pieces: int) -> Halo:
+def halo(window: Window, piece: int, result_piece: int, pieces: int) -> Halo:
     """The halo of the pieces of an operand.
 
     Args:
         window: The window.
         piece: Elements of a piece of the operand.
-        made: Elements of a piece of the result.
-        pieces: How many pieces there are.
+        result_piece: Elements of a piece of the result.
+        pieces: The number of pieces.
 
     Example:
         >>> halo(Window(0, 0, 3, low=1), 2, 2, 4)
@@ -60,8 +60,8 @@ def halo(window: Window, piece: int, made: int, pieces: int) -> Halo:
     """
     left = right = extent = 0
     for i in range(pieces):
-        start = i * made * window.stride - window.low
-        end = start + (made - 1) * window.stride + (window.size - 1) * window.spread + 1
+        start = i * result_piece * window.stride - window.low
+        end = start + (result_piece - 1) * window.stride + (window.size - 1) * window.spread + 1
         first, last = -(-start // window.base), (end - 1) // window.base + 1
         left, right = max(left, i * piece - first), max(right, last - (i + 1) * piece)
         extent = max(extent, last - first)

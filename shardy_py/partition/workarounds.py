@@ -118,8 +118,8 @@ def _joined_aside(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy
     dim, shape, wanted = op.attributes["dimension"], op.result.type.shape, layouts[-1]
     if op.rotates or not wanted[dim]:
         return None
-    ways = num_shards(wanted[dim], mesh)
-    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (num_shards(axes, mesh) * ways) == 0]
+    pieces = num_shards(wanted[dim], mesh)
+    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (num_shards(axes, mesh) * pieces) == 0]
     other = next((d for d in fit if not wanted[d]), next(iter(fit), None))
     if other is None:
         return None
@@ -184,29 +184,29 @@ def _strategy(op: OpSpec, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh
     return Strategy(reads, makes, summed, tuple(borders(op, reads[0], makes[0], mesh)))
 
 
-def borders(op: OpSpec, read: Sequence[Axes], made: Sequence[Axes], mesh: Mesh) -> Iterator[Move]:
+def borders(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator[Move]:
     """The collectives that fetch what windows need from the neighbours of the first operand's pieces.
 
     Args:
         op: The op.
-        read: The layout in which the first operand is read.
-        made: That in which the first result is made.
+        operand: The layout in which the first operand is read.
+        result: The layout in which the first result is made.
         mesh: The mesh.
     """
-    shape = local_shape(op.operands[0].type.shape, read, mesh)
+    shape = local_shape(op.operands[0].type.shape, operand, mesh)
     if not math.prod(shape):
         return
     for window in _WINDOWS.get(op.name, lambda _: ())(op):
         d = window.dim
-        ways = num_shards(read[d], mesh)
-        if ways == 1 or read[d] != made[window.to]:
+        pieces = num_shards(operand[d], mesh)
+        if pieces == 1 or operand[d] != result[window.to]:
             continue
         rest = [*shape]
         if op.name == "stablehlo.reduce_window" and is_cumulative(op):
             rest[d] = 1  # the total of each piece
-            yield Move("all_gather", read[d], tuple(rest))
+            yield Move("all_gather", operand[d], tuple(rest))
             continue
-        around = halo(window, shape[d], local_shape(op.results[0].type.shape, made, mesh)[window.to], ways)
+        around = halo(window, shape[d], local_shape(op.results[0].type.shape, result, mesh)[window.to], pieces)
         for reach in (around.left, around.right):
             for hop in range(max(0, -(-reach // shape[d]))):
                 rest[d] = min(shape[d], reach - hop * shape[d])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from shardy_py.dialect import Mesh, TensorSharding
 
-Ways = tuple[int, ...]
-"""How many ways each dimension is cut."""
+Cuts = tuple[int, ...]
+"""The number of parts into which each dimension is cut."""
 
 
 def is_involuntary(shape: Sequence[int], source: TensorSharding | None, target: TensorSharding | None, mesh: Mesh) -> bool:
@@ -26,18 +26,18 @@ def is_involuntary(shape: Sequence[int], source: TensorSharding | None, target: 
     return replicates(before, after, math.prod(mesh.shape.values()))
 
 
-def replicates(before: Ways, after: Ways, devices: int) -> bool:
+def replicates(before: Cuts, after: Cuts, devices: int) -> bool:
     """Whether XLA's partitioner has no way but through the whole value.
 
-    It has a collective where the ways only change dimensions, for two dimensions whose ways have the same product, for what only adds cuts,
-    and for what only removes them; and, before or after one of these, gathers a single dimension or, where no device is idle afterwards,
-    cuts one. Two more cases have a side without idle devices. Found by compiling 2,500 pairs of shardings of two and three dimensions
-    over 8 devices with jaxlib 0.10.2 and noting of which it warned; how three dimensions cut in two become one that is cut in four
-    depends on which one, and is taken for possible.
+    It has a collective where numbers of parts only change dimensions, for two dimensions whose numbers have the same product, for what only
+    adds cuts, and for what only removes them; and, before or after one of these, gathers a single dimension or, where no device is idle
+    afterwards, cuts one. Two more cases have a side without idle devices. Found by compiling 2,500 pairs of shardings of two and three
+    dimensions over 8 devices with jaxlib 0.10.2 and noting of which it warned; how three dimensions cut in two become one that is cut in
+    four depends on which one, and is taken for possible.
 
     Args:
-        before: The ways before.
-        after: The ways afterwards.
+        before: The parts before.
+        after: The parts afterwards.
         devices: The size of the mesh.
 
     Example:
@@ -49,13 +49,13 @@ def replicates(before: Ways, after: Ways, devices: int) -> bool:
     lost = [i for i, (b, a) in enumerate(zip(before, after)) if b > a]
     gained = [i for i, (b, a) in enumerate(zip(before, after)) if a > b]
 
-    def one(i: int) -> Ways:
+    def with_one(i: int) -> Cuts:
         return (*before[:i], after[i], *before[i + 1 :])
 
     all_busy_after = math.prod(after) == devices
-    if len(lost) > 1 and any(_is_direct(one(i), after) for i in lost):
+    if len(lost) > 1 and any(_is_direct(with_one(i), after) for i in lost):
         return False
-    if all_busy_after and len(gained) > 1 and any(math.prod(one(i)) <= devices and _is_direct(one(i), after) for i in gained):
+    if all_busy_after and len(gained) > 1 and any(math.prod(with_one(i)) <= devices and _is_direct(with_one(i), after) for i in gained):
         return False
     if math.prod(before[i] / after[i] for i in lost) == math.prod(after[i] / before[i] for i in gained):
         return True
@@ -64,7 +64,7 @@ def replicates(before: Ways, after: Ways, devices: int) -> bool:
     return not (math.prod(before) == devices and all(before[i] > 1 for i in gained))
 
 
-def _is_direct(before: Ways, after: Ways) -> bool:
+def _is_direct(before: Cuts, after: Cuts) -> bool:
     """Whether one kind of collective does it."""
     changed = [(b, a) for b, a in zip(before, after) if b != a]
     if all(b > a for b, a in changed) or all(b < a for b, a in changed):

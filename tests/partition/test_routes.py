@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.axis import num_shards
-from shardy_py.partition.layouts import Layout, all_axes, from_factors, layout_of, local_elements, parts, spelled, to_factors
+from shardy_py.partition.layouts import Layout, all_axes, from_factors, layout_of, local_shape, parts, spelled, to_factors
 from shardy_py.partition.routes import moves
 from shardy_py.plan.collectives import received_bytes
 
@@ -63,12 +65,12 @@ def test_nothing_moves_only_where_every_device_has_its_piece(source: Layout, tar
 
 
 @given(_layouts(), _layouts())
-def test_a_way_never_brings_more_than_the_whole_value(source: Layout, target: Layout) -> None:
+def test_a_route_never_brings_more_than_the_whole_value(source: Layout, target: Layout) -> None:
     total = 0
     for m in moves(SHAPE, source, target, MESH):
         group = num_shards(m.axes, MESH) if m.axes else MESH.size
         total += received_bytes(m.kind, group, m.elements * 4)
-    assert total <= 4 * SHAPE[0] * SHAPE[1] + 4 * local_elements(SHAPE, source, MESH)
+    assert total <= 4 * SHAPE[0] * SHAPE[1] + 4 * math.prod(local_shape(SHAPE, source, MESH))
 
 
 def test_parts_are_primes_and_come_together_again() -> None:
