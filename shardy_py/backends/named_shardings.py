@@ -120,7 +120,7 @@ def refine(mesh: AnyMesh, cuts: dict[str, tuple[int, ...]]) -> tuple[AnyMesh, di
     return AbstractMesh(tuple(sizes), tuple(names), axis_types=tuple(types)), pieces
 
 
-def ways(sharding: NamedSharding, dim: int) -> int:
+def num_shards(sharding: NamedSharding, dim: int) -> int:
     """Into how many parts a dimension is cut."""
     if dim >= len(sharding.spec):
         return 1

@@ -15,8 +15,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import AbstractMesh
 
-from shardy_py.backends.local.form import is_key
-from shardy_py.backends.named_shardings import NamedShardings, ways
+from shardy_py.backends.local.local_rule import is_key
+from shardy_py.backends.named_shardings import NamedShardings, num_shards
 from shardy_py.backends.partitioned_call import Partition, partitioned_call
 from shardy_py.backends.rewriting import Replacement, constraint_params
 from shardy_py.dialect import TensorSharding
@@ -73,7 +73,7 @@ def _closed(sharding: TensorSharding | None, rank: int) -> TensorSharding:
 
 def _divisible(shape: Shape, sharding: TensorSharding, named: NamedShardings) -> Shape:
     placed = named(sharding, len(shape))
-    return tuple(-(-n // ways(placed, d)) * ways(placed, d) for d, n in enumerate(shape))
+    return tuple(-(-n // num_shards(placed, d)) * num_shards(placed, d) for d, n in enumerate(shape))
 
 
 def _call_jaxpr(eqn: JaxprEqn, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> ClosedJaxpr:

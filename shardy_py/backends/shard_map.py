@@ -14,13 +14,13 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
-from shardy_py.backends.local.held import Region
+from shardy_py.backends.local.interpreter import EquationSite, Interpreter, JaxprAnalysis, LayoutHint
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated
-from shardy_py.backends.local.once import remembering
 from shardy_py.backends.local.passes import as_merged, improved
 from shardy_py.backends.local.read_collectives import read_collectives
-from shardy_py.backends.local.table import FORMS, HANDLERS, RUNS_WHOLE
-from shardy_py.backends.local.walk import Place, Reading, Start, Walker
+from shardy_py.backends.local.sharded_value import RegionContext
+from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
+from shardy_py.backends.local.trace_cache import remembering
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.backends.region import region
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
@@ -158,31 +158,35 @@ def partitioned(
 
     dtypes = {value.type.dtype for value in _values(planned.scope)}
 
-    def run(walker: Walker, parts: Sequence[Any]) -> list[Any]:
+    def run(interpreter: Interpreter, parts: Sequence[Any]) -> list[Any]:
         with types_enabled(dtypes):
-            return results(walker, parts)
+            return results(interpreter, parts)
 
-    def results(walker: Walker, parts: Sequence[Any]) -> list[Any]:
-        held = [
-            walker.hold(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1) if read else walker.arbitrary(tuple(v.aval.shape), v.aval.dtype)
+    def results(interpreter: Interpreter, parts: Sequence[Any]) -> list[Any]:
+        values = [
+            interpreter.new_value(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1)
+            if read
+            else interpreter.arbitrary(tuple(v.aval.shape), v.aval.dtype)
             for x, at, v, read in zip(parts, (*at_consts, *at_in), variables, reads, strict=True)
         ]
         count = len(at_consts)
-        made = walker.jaxpr(jaxpr, held[:count], held[count:], planned.scope)
-        out = []
-        for held_result, at, v in zip(made, at_out, jaxpr.outvars, strict=True):
+        outputs = interpreter.jaxpr(jaxpr, values[:count], values[count:], planned.scope)
+        local_results = []
+        for result, at, v in zip(outputs, at_out, jaxpr.outvars, strict=True):
             # What brings a result into its place comes from where the result comes from.
-            with contextlib.nullcontext() if isinstance(v, Literal) or v not in maker else walker.place(maker[v]):
-                out.append(held_result.get(at))
-        return out
+            with contextlib.nullcontext() if isinstance(v, Literal) or v not in maker else interpreter.at_source(maker[v]):
+                local_results.append(result.get(at))
+        return local_results
 
-    reading = Reading(FORMS, handlers, layouts.mesh, RUNS_WHOLE)
-    choice = _foreseen(layouts, platform, reading, lambda walker: run(walker, [None] * (len(at_consts) + len(at_in))))
-    walker = Walker(Region(layouts.mesh, platform), layouts, reading, choice.before, choice.start, choice.ranks, choice.last)
+    analysis = JaxprAnalysis(LOCAL_RULES, handlers, layouts.mesh, RUNS_WHOLE)
+    choice = _foreseen(layouts, platform, analysis, lambda interpreter: run(interpreter, [None] * (len(at_consts) + len(at_in))))
+    interpreter = Interpreter(
+        RegionContext(layouts.mesh, platform), layouts, analysis, choice.before, choice.start, choice.ranks, choice.last
+    )
 
     @remembering()
     def local(*parts: Any) -> list[Any]:
-        return run(walker, parts)
+        return run(interpreter, parts)
 
     traced = region(
         local,
@@ -196,7 +200,7 @@ def partitioned(
     sizes = layouts.mesh.shape
     traced = _within(traced, lambda body: improved(body, sizes, platform, layouts.spelling))
     whole = _with_consts(traced, len(at_consts), closed.consts)
-    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(walker.findings)))
+    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)))
 
 
 def fits_inside(
@@ -253,10 +257,10 @@ class Choice:
         last: A dry walk of that kind.
     """
 
-    before: Walker | None
-    start: Start
-    ranks: Mapping[Place, int]
-    last: Walker
+    before: Interpreter | None
+    start: LayoutHint
+    ranks: Mapping[EquationSite, int]
+    last: Interpreter
 
 
 STEPS = 100
@@ -267,7 +271,7 @@ PASSES = 3
 """How often layouts are chosen anew, knowing what the last choice asked of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[Walker], Any]) -> Choice:
+def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any]) -> Choice:
     """The walk to be repeated: the one before it, and where it started, as the cheapest of several dry runs has them.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
@@ -275,34 +279,36 @@ def _foreseen(layouts: Layouts, platform: str, reading: Reading, run: Callable[[
     the same of every value as one before it ends as that one did.
     """
 
-    def walk(before: Walker | None, start: Start, ranks: Mapping[Place, int]) -> Walker:
-        walker = Walker(Region(layouts.mesh, platform, dry=True), layouts, reading, before, start, ranks)
-        run(walker)
-        return walker
+    def walk(before: Interpreter | None, start: LayoutHint, ranks: Mapping[EquationSite, int]) -> Interpreter:
+        interpreter = Interpreter(RegionContext(layouts.mesh, platform, dry=True), layouts, analysis, before, start, ranks)
+        run(interpreter)
+        return interpreter
 
     best: Choice | None = None
-    after: dict[Any, Walker] = {}
-    for start in Start:
-        before: Walker | None = None
+    after: dict[Any, Interpreter] = {}
+    for start in LayoutHint:
+        before: Interpreter | None = None
         for _ in range(PASSES):
-            told = (start,) if before is None else before.told
-            walker = after.get(told)
-            if walker is None:
-                walker = after[told] = walk(before, start, {})
-            if best is None or walker.region.cost < best.last.region.cost:
-                best = Choice(before, start, {}, walker)
-            if not walker.region.spent or (before is not None and before.region.cost == walker.region.cost):
+            told = (start,) if before is None else before.layout_feedback
+            interpreter = after.get(told)
+            if interpreter is None:
+                interpreter = after[told] = walk(before, start, {})
+            if best is None or interpreter.region.cost < best.last.region.cost:
+                best = Choice(before, start, {}, interpreter)
+            if not interpreter.region.spent or (before is not None and before.region.cost == interpreter.region.cost):
                 break
-            before = walker
+            before = interpreter
         if best is not None and not best.last.region.spent:
             break
     assert best is not None
-    return _improved_choice(best, walk, STEPS // max(sum(map(len, best.last.made.values())), 1))
+    return _improved_choice(best, walk, STEPS // max(sum(map(len, best.last.values.values())), 1))
 
 
-def _improved_choice(best: Choice, walk: Callable[[Walker | None, Start, Mapping[Place, int]], Walker], walks: int) -> Choice:
+def _improved_choice(
+    best: Choice, walk: Callable[[Interpreter | None, LayoutHint, Mapping[EquationSite, int]], Interpreter], walks: int
+) -> Choice:
     """What is left when equations that cost much run in another way, as long as that makes all cheaper."""
-    tried: set[Place] = set()
+    tried: set[EquationSite] = set()
     while walks > 0:
         costly = [place for place in best.last.charges if place not in tried]
         if not costly:
@@ -313,11 +319,11 @@ def _improved_choice(best: Choice, walk: Callable[[Walker | None, Start, Mapping
             ranks = {**best.ranks, place: rank}
             before = best.last
             for _ in range(min(2, walks)):
-                walker = walk(before, best.start, ranks)
+                interpreter = walk(before, best.start, ranks)
                 walks -= 1
-                if walker.region.cost < best.last.region.cost:
-                    best = Choice(before, best.start, ranks, walker)
-                before = walker
+                if interpreter.region.cost < best.last.region.cost:
+                    best = Choice(before, best.start, ranks, interpreter)
+                before = interpreter
             if best.ranks is ranks:
                 break
     return best

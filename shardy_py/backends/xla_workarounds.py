@@ -154,7 +154,10 @@ def _slice(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
     shape, limits = operand.aval.shape, params["limit_indices"]
     if any(params["start_indices"]) or any(stride != 1 for stride in params["strides"] or ()) or limits == shape:
         return None
-    if not any(all(-(-n // ways) == -(-m // ways) for n, m in zip(shape, limits) if n != m) for ways in range(2, named.mesh.size + 1)):
+    if not any(
+        all(-(-n // num_shards) == -(-m // num_shards) for n, m in zip(shape, limits) if n != m)
+        for num_shards in range(2, named.mesh.size + 1)
+    ):
         return None
 
     def call(x: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from jax import lax
 
-from shardy_py.backends.local.table import FORMS, HANDLERS
+from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES
 from tests.sweep.configurations import GENERATORS, configuration_of, name_of
 from tests.sweep.running import INVALID, LOWERINGS, Outcome, check, sweep
 
@@ -47,7 +47,7 @@ def test_many() -> None:
 def test_every_primitive_has_a_generator() -> None:
     swept = {name.partition("/")[0] for name in GENERATORS}
     excused = {name for names in NOT_SWEPT.values() for name in names.split()}
-    of_this_version = {name for name in (*FORMS, *HANDLERS) if name not in OF_LATER_VERSIONS or hasattr(lax, name)}
+    of_this_version = {name for name in (*LOCAL_RULES, *HANDLERS) if name not in OF_LATER_VERSIONS or hasattr(lax, name)}
     assert sorted(of_this_version - swept - excused) == []
     assert sorted(swept & excused) == []
 

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 from jax.extend.core import JaxprEqn
 
-from shardy_py.backends.local.held import Held
-from shardy_py.backends.local.walk import Handler, Walker, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.sharded_value import ShardedValue
 from shardy_py.frontends.importer import Scope
 
 
 @runs_dry
-def constraint(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def constraint(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
     """The value, in the planned layout."""
-    (held,) = operands
-    planned = walker.planned(eqn.outvars[0], scope)
-    if planned is None or not held.shape:
-        return [same(held)]
-    made = Held(held.region, held.shape, held.dtype)
-    made.versions = {planned: held.get(planned)}
-    return [made]
+    (value,) = operands
+    planned = interpreter.planned(eqn.outvars[0], scope)
+    if planned is None or not value.shape:
+        return [alias(value)]
+    result = ShardedValue(value.region, value.shape, value.dtype)
+    result.copies = {planned: value.get(planned)}
+    return [result]
 
 
-def same(held: Held) -> Held:
+def alias(value: ShardedValue) -> ShardedValue:
     """The same value under another name."""
-    made = Held(held.region, held.shape, held.dtype, uses=held.uses if held.uses > 1 else 0)
-    made.versions, made.remake, made.asked = held.versions, held.remake, held.asked
-    return made
+    result = ShardedValue(value.region, value.shape, value.dtype, uses=value.uses if value.uses > 1 else 0)
+    result.copies, result.rematerialize, result.requested = value.copies, value.rematerialize, value.requested
+    return result
 
 
 @runs_dry
-def identity(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def identity(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """The values as they are."""
-    return [same(held) for held in operands]
+    return [alias(value) for value in operands]
 
 
 HANDLERS: dict[str, Handler] = {
@@ -41,4 +43,4 @@ HANDLERS: dict[str, Handler] = {
     "sdy_sharding_group": identity,
     "sharding_constraint": constraint,
 }
-"""Primitive -> what runs it."""
+"""Primitive -> handler."""

@@ -11,15 +11,15 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.emit import gathered
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, line, make_rule, positions
-from shardy_py.backends.local.moves import gather_costs
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, affine, identity_fill, make_rule, positions
+from shardy_py.backends.local.reshard import all_gather_bits
+from shardy_py.backends.local.reshard_steps import gather_costs
 
 Pair = tuple[Any, Any]
 """A value and where it stands."""
 
 
-def argminmax(equation: Equation) -> Form | None:
+def argminmax(equation: Equation) -> LocalRule | None:
     """Each shard sends its own extreme element and where it is; the first of the shards that have the extreme of all wins.
 
     NaN is taken for the extreme, as on one device: the first NaN of a shard, of the first shard with one.
@@ -33,23 +33,23 @@ def argminmax(equation: Equation) -> Form | None:
     better = _larger if equation.name == "argmax" else _smaller
     worst = _worst("max" if equation.name == "argmax" else "min", dtype)
 
-    def moved(ways: Sequence[int]) -> int:
-        kept_here = math.prod(-(-shape[d] // ways[d]) for d in kept)
-        return gather_costs(ways[axis], kept_here * dtype.itemsize, kept_here * index.itemsize)
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        kept_here = math.prod(-(-shape[d] // num_shards[d]) for d in kept)
+        return gather_costs(num_shards[axis], kept_here * dtype.itemsize, kept_here * index.itemsize)
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         (x,) = arrays
         names = local.names(axis)
         if not names:
             return local.bind(x)
         x = local.mask(x, axis, axis, worst)
-        place = positions(x.shape, axis, line(local.index(axis), local.block(axis)), index)
+        place = positions(x.shape, axis, affine(local.index(axis), local.block(axis)), index)
         start = np.array(worst, dtype), np.array(0, index)
         best = lax.reduce((x, place), start, better, (axis,))
-        best = tuple([gathered(ops.expand_dims(part, 0), names, 0, local.platform) for part in best])
+        best = tuple([all_gather_bits(ops.expand_dims(part, 0), names, 0, local.platform) for part in best])
         return [lax.reduce(best, start, better, (0,))[1]]
 
-    return Form(rule, run, uneven=frozenset(rank), moved=moved)
+    return LocalRule(rule, run, uneven=frozenset(rank), bytes_inside=bytes_inside)
 
 
 def _worst(combine: str, dtype: Any) -> Any:
@@ -71,5 +71,5 @@ _larger, _smaller = _better(lax.gt), _better(lax.lt)
 """The better of two, as JAX has it: NaN before anything else, and the one that stands first of equals."""
 
 
-FORMS: dict[str, Builder] = {"argmax": argminmax, "argmin": argminmax}
+LOCAL_RULES: dict[str, Builder] = {"argmax": argminmax, "argmin": argminmax}
 """Primitive -> form."""

@@ -8,18 +8,18 @@ from typing import Any
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from shardy_py.backends.local.held import Held
-from shardy_py.backends.local.walk import Handler, Walker, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.sharded_value import ShardedValue
 from shardy_py.backends.rewriting import bodies, open_jaxpr, scopes_of
 from shardy_py.frontends.importer import Scope
 
 
-def run_body(walker: Walker, body: Any, arguments: Sequence[Held], scope: Scope | None) -> list[Held]:
+def run_body(interpreter: Interpreter, body: Any, arguments: Sequence[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """Runs a body, with its constants."""
     consts = body.consts if isinstance(body, ClosedJaxpr) else ()
     jaxpr = open_jaxpr(body)
-    held = [walker.constant(c, v.aval) for c, v in zip(consts, jaxpr.constvars)]
-    return walker.jaxpr(jaxpr, held, arguments, scope)
+    const_values = [interpreter.constant(c, v.aval) for c, v in zip(consts, jaxpr.constvars)]
+    return interpreter.jaxpr(jaxpr, const_values, arguments, scope)
 
 
 def child(scope: Scope | None, index: int, eqn: JaxprEqn, body: int = 0) -> Scope | None:
@@ -29,70 +29,74 @@ def child(scope: Scope | None, index: int, eqn: JaxprEqn, body: int = 0) -> Scop
 
 def only_child(scope: Scope | None, index: int) -> Scope | None:
     """The scope of the one body that was read of an equation."""
-    found = scope.children.get(index, ()) if scope is not None else ()
-    return found[0] if len(found) == 1 else None
+    children = scope.children.get(index, ()) if scope is not None else ()
+    return children[0] if len(children) == 1 else None
 
 
 @runs_dry
-def inlined(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def inlined(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """The first body, on the operands."""
     body = next(eqn.params[name] for name in _BODIES if name in eqn.params)
-    return run_body(walker, body, operands, only_child(scope, index))
+    return run_body(interpreter, body, operands, only_child(scope, index))
 
 
 _BODIES = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 
 @runs_dry
-def remat(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def remat(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """Its body, behind a barrier where it is differentiated, so that it is computed again."""
     guarded = eqn.params["prevent_cse"]
     if isinstance(guarded, bool):
         guarded = (guarded,) * len(operands)
     if eqn.params["differentiated"] and any(guarded):
-        behind = [i for i, g in enumerate(guarded) if g]
+        guarded_operands = [i for i, g in enumerate(guarded) if g]
         operands = list(operands)
-        for i, held in zip(behind, barrier(walker, [operands[i] for i in behind])):
-            operands[i] = held
-    return run_body(walker, eqn.params["jaxpr"], operands, only_child(scope, index))
+        for i, value in zip(guarded_operands, barrier(interpreter, [operands[i] for i in guarded_operands])):
+            operands[i] = value
+    return run_body(interpreter, eqn.params["jaxpr"], operands, only_child(scope, index))
 
 
-def barrier(walker: Walker, operands: Sequence[Held]) -> list[Held]:
+def barrier(interpreter: Interpreter, operands: Sequence[ShardedValue]) -> list[ShardedValue]:
     """The same values, each as it is at hand, which no compiler looks behind."""
-    first = [next(iter(held.versions), None) for held in operands]
-    real = [(held, at) for held, at in zip(operands, first) if at is not None and held.remake is None]
-    if not real:
+    layouts = [next(iter(value.copies), None) for value in operands]
+    copied = [(value, at) for value, at in zip(operands, layouts) if at is not None and value.rematerialize is None]
+    if not copied:
         return list(operands)
-    parts = [held.versions[at] for held, at in real]
-    made = iter(parts if walker.region.dry else lax.optimization_barrier(parts))
-    out = []
-    for held, at in zip(operands, first):
-        if at is None or held.remake is not None:
-            out.append(held)
+    parts = [value.copies[at] for value, at in copied]
+    behind = iter(parts if interpreter.region.dry else lax.optimization_barrier(parts))
+    results = []
+    for value, at in zip(operands, layouts):
+        if at is None or value.rematerialize is not None:
+            results.append(value)
         else:
-            out.append(walker.hold(next(made), at, held.shape, held.dtype, uses=held.uses))
-    return out
+            results.append(interpreter.new_value(next(behind), at, value.shape, value.dtype, uses=value.uses))
+    return results
 
 
 @runs_dry
-def optimization_barrier(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def optimization_barrier(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
     """A barrier for the local parts."""
-    return [_renamed(held) for held in barrier(walker, operands)]
+    return [_copy(value) for value in barrier(interpreter, operands)]
 
 
-def _renamed(held: Held) -> Held:
-    made = Held(held.region, held.shape, held.dtype)
-    made.versions, made.remake = dict(held.versions), held.remake
-    return made
+def _copy(value: ShardedValue) -> ShardedValue:
+    result = ShardedValue(value.region, value.shape, value.dtype)
+    result.copies, result.rematerialize = dict(value.copies), value.rematerialize
+    return result
 
 
 @runs_dry
-def linear_solve(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def linear_solve(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
     """The solving jaxpr, on its own constants and the right-hand sides."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     start = lengths.matvec + lengths.vecmat
     arguments = [*operands[start : start + lengths.solve], *operands[start + lengths.solve + lengths.transpose_solve :]]
-    return run_body(walker, jaxprs.solve, arguments, only_child(scope, index))
+    return run_body(interpreter, jaxprs.solve, arguments, only_child(scope, index))
 
 
 HANDLERS: dict[str, Handler] = {
@@ -112,4 +116,4 @@ HANDLERS: dict[str, Handler] = {
     "remat_opt": inlined,
     "xla_metadata_call": inlined,
 }
-"""Primitive -> what runs it."""
+"""Primitive -> handler."""

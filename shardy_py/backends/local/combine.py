@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import bind
+from shardy_py.backends.local.local_rule import bind
 from shardy_py.backends.local.tidy import Atom, Rewritten, everywhere, retraced
 
 SMALL = 64 << 10

@@ -6,13 +6,13 @@ from typing import Any
 
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule
 from shardy_py.backends.local.windows import Window, Windowed
 
 Array = Any
 
 
-def conv_general_dilated(equation: Equation) -> Form | None:
+def conv_general_dilated(equation: Equation) -> LocalRule | None:
     """Batch and output features pass through, input features leave partial sums, groups are shared by all.
 
     A spatial dimension is cut together with that of the result; or, where the kernel is longer than the result as in the gradient of a
@@ -75,7 +75,7 @@ def conv_general_dilated(equation: Equation) -> Form | None:
     operand = Windowed(tuple(tables[0]), lhs_shape, jnp.dtype(equation.dtypes[0]).itemsize, tuple(windows))
     spatial = lhs_spec[2:]
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, kernel = arrays
         if lhs[lhs_spec[1]] == (inner,):
             x = local.mask(x, lhs_spec[1], inner, 0)
@@ -86,21 +86,21 @@ def conv_general_dilated(equation: Equation) -> Form | None:
         for i, d in enumerate(spatial):
             pads[d], base[d] = tuple(params["padding"][i]), params["lhs_dilation"][i]
         at = operand.opened(local, x, 0, pads, base)
-        ways = 1 if group is None else local.ways(group)
+        num_shards = 1 if group is None else local.num_shards(group)
         return local.bind(
             at.array,
             kernel,
             padding=tuple(at.padding[d] for d in spatial),
             lhs_dilation=tuple(at.dilation[d] for d in spatial),
-            feature_group_count=features // ways if features > 1 else 1,
-            batch_group_count=batches // ways if batches > 1 else 1,
+            feature_group_count=features // num_shards if features > 1 else 1,
+            batch_group_count=batches // num_shards if batches > 1 else 1,
         )
 
     compound = {f for table in tables for dim in table if len(dim) > 1 for f in dim}
     uneven = frozenset(range(len(sizes))) - compound - ({group} if group is not None else set())
     linear = ((0,), (1,)) if equation.result_dtypes[0].kind in "fcV" else ()
-    return Form(rule, run, uneven=uneven, linear=linear, moved=operand.moved if windows else None, weight=0.001)
+    return LocalRule(rule, run, uneven=uneven, linear=linear, bytes_inside=operand.bytes_inside if windows else None, weight=0.001)
 
 
-FORMS: dict[str, Builder] = {"conv_general_dilated": conv_general_dilated}
+LOCAL_RULES: dict[str, Builder] = {"conv_general_dilated": conv_general_dilated}
 """Primitive -> form."""

@@ -10,9 +10,9 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.emit import gathered
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, make_rule
-from shardy_py.backends.local.moves import gather_costs
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, identity_fill, make_rule
+from shardy_py.backends.local.reshard import all_gather_bits
+from shardy_py.backends.local.reshard_steps import gather_costs
 
 Array = Any
 
@@ -26,7 +26,7 @@ COMBINES = {
 """Primitive -> whose identity is its own, and the op that joins two results."""
 
 
-def cumulative(equation: Equation) -> Form | None:
+def cumulative(equation: Equation) -> LocalRule | None:
     """Other dimensions pass through; along its own, one gather of the blocks' totals is enough."""
     (shape,) = equation.shapes
     if 0 in shape:
@@ -37,17 +37,17 @@ def cumulative(equation: Equation) -> Form | None:
     fill = identity_fill(combine, equation.dtypes[0])
     item = jnp.dtype(equation.dtypes[0]).itemsize
 
-    def moved(ways: Sequence[int]) -> int:
-        row = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(shape, ways, strict=True)) if d != axis)
-        return gather_costs(ways[axis], row * item)
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        row = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(shape, num_shards, strict=True)) if d != axis)
+        return gather_costs(num_shards[axis], row * item)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         names, index = local.names(axis), local.index(axis)
         if not names:
             return local.bind(*arrays)
         (x,) = local.bind(local.mask(arrays[0], axis, axis, fill))
         last = 0 if reverse else x.shape[axis] - 1
-        totals = gathered(ops.slice_in_dim(x, last, last + 1, axis=axis), names, axis, local.platform)
+        totals = all_gather_bits(ops.slice_in_dim(x, last, last + 1, axis=axis), names, axis, local.platform)
         block = ops.broadcasted_iota(jnp.int32, totals.shape, axis)
         others = ops.select(block > index if reverse else block < index, totals, ops.full(totals.shape, fill, x.dtype))
         (before,) = local.bind(others)
@@ -57,8 +57,8 @@ def cumulative(equation: Equation) -> Form | None:
 
     linear = ((0,),) if equation.name == "cumsum" else ()
     rule = make_rule(shape, [rank], [rank], permutation=[axis])
-    return Form(rule, run, uneven=frozenset(rank), linear=linear, moved=moved)
+    return LocalRule(rule, run, uneven=frozenset(rank), linear=linear, bytes_inside=bytes_inside)
 
 
-FORMS: dict[str, Builder] = dict.fromkeys(COMBINES, cumulative)
+LOCAL_RULES: dict[str, Builder] = dict.fromkeys(COMBINES, cumulative)
 """Primitive -> form."""

@@ -10,14 +10,25 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, before, is_key, line, make_rule, positions, zero_of_sums
 from shardy_py.backends.local.in_bounds import clamped_start
+from shardy_py.backends.local.local_rule import (
+    Builder,
+    Equation,
+    LocalContext,
+    LocalRule,
+    affine,
+    is_before,
+    is_key,
+    make_rule,
+    positions,
+    zero_of_sums,
+)
 from shardy_py.backends.local.slicing import refuses
 
 Array = Any
 
 
-def dynamic_slice(equation: Equation) -> Form | None:
+def dynamic_slice(equation: Equation) -> LocalRule | None:
     """Dimensions that are taken whole pass through; a sliced one may be cut, and leaves sums to which one block or two contribute.
 
     Keys cannot be summed, nor counted positions that do not fit into 32 bits: their sliced dimensions are whole.
@@ -37,7 +48,7 @@ def dynamic_slice(equation: Equation) -> Form | None:
     dtype = equation.dtypes[0]
     nothing = zero_of_sums(dtype)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, *starts = arrays
         lengths = [out[d] if d in cuts else x.shape[d] for d in rank]
         split = [d for d in cuts if local.names(d)]
@@ -50,7 +61,7 @@ def dynamic_slice(equation: Equation) -> Form | None:
         shifts: dict[int, Array] = {}
         for d in split:
             lengths[d] = min(out[d], x.shape[d])
-            begins[d], shifts[d] = _own(at[d], line(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
+            begins[d], shifts[d] = _own(at[d], affine(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
         part = ops.dynamic_slice(x, begins, lengths)
         room = [out[d] if d in cuts else part.shape[d] for d in rank]
         for d in split:
@@ -58,16 +69,16 @@ def dynamic_slice(equation: Equation) -> Form | None:
         if all(out[d] == 1 for d in split):
             return [part]
         wide = ops.pad(part, np.array(nothing, dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
-        moved = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else 0 for d in rank]
-        return [ops.dynamic_slice(wide, moved, room)]
+        starts = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else 0 for d in rank]
+        return [ops.dynamic_slice(wide, starts, room)]
 
     whole = [result[d] for d in cuts] + ([] if sums else cuts)
     rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts if sums else (), whole=whole)
     combine = "or" if dtype == jnp.bool_ else "add"
-    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if sums else ())
+    return LocalRule(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if sums else ())
 
 
-def dynamic_update_slice(equation: Equation) -> Form | None:
+def dynamic_update_slice(equation: Equation) -> LocalRule | None:
     """Dimensions that are updated whole pass through; of the others each device updates what lies in its block, and nothing is sent."""
     if refuses(equation) or any(n > _INT32 for n in equation.shapes[0]):
         return None
@@ -80,7 +91,7 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         sizes.append(update[d])
         given[d] = len(sizes) - 1
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, new, *starts = arrays
         split = [d for d in cuts if local.names(d)]
         if not split:
@@ -89,11 +100,11 @@ def dynamic_update_slice(equation: Equation) -> Form | None:
         return [write_window(local, x, new, at, {d: d for d in split})]
 
     rule = make_rule(sizes, [rank, given, *[()] * len(scalars)], [rank], whole=[given[d] for d in cuts])
-    return Form(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)
+    return LocalRule(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)
 
 
 def write_window(
-    local: Local,
+    local: LocalContext,
     x: Array,
     new: Array,
     at: Sequence[Array],
@@ -116,7 +127,7 @@ def write_window(
     shifts: dict[int, Array] = {}
     for d, factor in cut.items():
         lengths[d] = min(new.shape[d], x.shape[d])
-        begins[d], shifts[d] = _own(at[d], line(local.index(factor), x.shape[d]), x.shape[d] - lengths[d])
+        begins[d], shifts[d] = _own(at[d], affine(local.index(factor), x.shape[d]), x.shape[d] - lengths[d])
     old = ops.dynamic_slice(x, begins, lengths)
     inside = None if valid is None else ops.broadcast_in_dim(valid, old.shape, ())
     for d in cut:
@@ -142,7 +153,7 @@ def _own(start: Array, first: Array, most: int) -> tuple[Array, Array]:
 def _within(shape: Sequence[int], dim: int, start: Array, stop: int) -> Array:
     """What of a part of a slice, whose first element is the slice's at `start`, lies in the slice."""
     position = positions(tuple(shape), dim, start)
-    return lax.bitwise_and(lax.ge(position, np.int32(0)), before(position, stop))
+    return lax.bitwise_and(lax.ge(position, np.int32(0)), is_before(position, stop))
 
 
 def _between(x: Array, most: int) -> Array:
@@ -151,5 +162,5 @@ def _between(x: Array, most: int) -> Array:
 
 _INT32 = (1 << 31) - 1
 
-FORMS: dict[str, Builder] = {"dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice}
+LOCAL_RULES: dict[str, Builder] = {"dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice}
 """Primitive -> form."""

@@ -17,41 +17,41 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.annotations import identity
 from shardy_py.backends.local.calls import only_child, run_body
-from shardy_py.backends.local.form import Equation, bind, is_key
-from shardy_py.backends.local.held import Held
-from shardy_py.backends.local.loops import settled
-from shardy_py.backends.local.walk import Handler, Walker, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.local_rule import Equation, bind, is_key
+from shardy_py.backends.local.loops import settled_layout
+from shardy_py.backends.local.sharded_value import ShardedValue
 from shardy_py.frontends.importer import Scope
 
 Array = Any
 
 
 @runs_dry
-def callback(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def callback(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """Calls once, and gives the results to every device; `partitioned` callbacks are called by every device with its part."""
     partitioned = eqn.params.get("partitioned")
     if not partitioned:
         why = f"{eqn.primitive.name} is called once, with whole arrays", "give it less, such as a sum of them"
-        walker.gathers(eqn, operands, "whole-callback", *why)
-    arrays = [held.get(settled(held)) if partitioned else held.whole() for held in operands]
-    if walker.region.dry:
-        made = [None] * len(eqn.outvars)
+        interpreter.report_gathers(eqn, operands, "whole-callback", *why)
+    arrays = [value.get(settled_layout(value)) if partitioned else value.whole() for value in operands]
+    if interpreter.region.dry:
+        parts = [None] * len(eqn.outvars)
     else:
-        made = bind(eqn, arrays, eqn.params) if partitioned else once(walker, eqn, arrays)
-    return [walker.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+        parts = bind(eqn, arrays, eqn.params) if partitioned else once(interpreter, eqn, arrays)
+    return [interpreter.result(x, v) for x, v in zip(parts, eqn.outvars, strict=True)]
 
 
-def once(walker: Walker, eqn: JaxprEqn, arrays: Sequence[Array]) -> list[Array]:
+def once(interpreter: Interpreter, eqn: JaxprEqn, arrays: Sequence[Array]) -> list[Array]:
     """Runs an equation on the first device of the region, and gives its results to all.
 
     Args:
-        walker: What runs it.
+        interpreter: What runs it.
         eqn: The equation.
         arrays: Its operands, whole.
     """
-    if walker.mesh.size == 1:
+    if interpreter.mesh.size == 1:
         return bind(eqn, arrays, eqn.params)
-    names = walker.mesh.axis_names
+    names = interpreter.mesh.axis_names
     avals: list[Any] = [v.aval for v in eqn.outvars]
 
     def call(*xs: Array) -> list[Array]:
@@ -60,8 +60,8 @@ def once(walker: Walker, eqn: JaxprEqn, arrays: Sequence[Array]) -> list[Array]:
     def wait(*xs: Array) -> list[Array]:
         return [_as_bits(jnp.zeros(a.shape, a.dtype)) for a in avals]
 
-    made = lax.cond(lax.axis_index(names) == 0, call, wait, *arrays)
-    return [_from_bits(lax.psum(x, names), a.dtype) for x, a in zip(made, avals, strict=True)]
+    bits = lax.cond(lax.axis_index(names) == 0, call, wait, *arrays)
+    return [_from_bits(lax.psum(x, names), a.dtype) for x, a in zip(bits, avals, strict=True)]
 
 
 def _as_bits(x: Array) -> Array:
@@ -92,10 +92,12 @@ def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
     """
 
     @runs_dry
-    def inspect(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    def inspect(
+        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+    ) -> list[ShardedValue]:
         (v,) = eqn.invars
         planned = None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
-        if not walker.region.dry:
+        if not interpreter.region.dry:
             eqn.params["callback"](named(planned, operands[0].rank))
         return []
 
@@ -103,29 +105,33 @@ def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
 
 
 @runs_dry
-def in_place(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """An equation that asks how a value lies in memory, on this device's part."""
-    (held,) = operands
-    planned = walker.planned(eqn.outvars[0], scope)
-    at = settled(held) if planned is None else planned
-    array = held.get(at)
-    (made,) = (None,) if walker.region.dry else bind(eqn, [array], eqn.params)
-    return [walker.hold(made, at, held.shape, held.dtype)]
+    (value,) = operands
+    planned = interpreter.planned(eqn.outvars[0], scope)
+    at = settled_layout(value) if planned is None else planned
+    array = value.get(at)
+    (part,) = (None,) if interpreter.region.dry else bind(eqn, [array], eqn.params)
+    return [interpreter.new_value(part, at, value.shape, value.dtype)]
 
 
 @runs_dry
-def device_put(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def device_put(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
     """Nothing, as all devices of the region hold the value; another memory space is moved to, except on CPU."""
-    out = []
-    for held, device in zip(operands, eqn.params["devices"], strict=True):
+    results = []
+    for value, device in zip(operands, eqn.params["devices"], strict=True):
         space = _space(device)
-        if space is None or walker.region.platform == "cpu" or is_key(held.dtype):
-            out += identity(walker, eqn, index, [held], scope)
+        if space is None or interpreter.region.platform == "cpu" or is_key(value.dtype):
+            results += identity(interpreter, eqn, index, [value], scope)
             continue
-        at = settled(held)
-        array = held.get(at)
-        out.append(walker.hold(array if walker.region.dry else jax.device_put(array, space), at, held.shape, held.dtype))
-    return out
+        at = settled_layout(value)
+        array = value.get(at)
+        results.append(
+            interpreter.new_value(array if interpreter.region.dry else jax.device_put(array, space), at, value.shape, value.dtype)
+        )
+    return results
 
 
 def _space(device: Any) -> Any:
@@ -138,40 +144,42 @@ def _space(device: Any) -> Any:
 
 
 @runs_dry
-def ruled_call(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def ruled_call(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
     """The function that has a rule, its results as planned."""
-    made = run_body(walker, eqn.params["call_jaxpr"], operands, None)
-    out = []
-    for held, v in zip(made, eqn.outvars, strict=True):
-        planned = walker.planned(v, scope)
-        if planned is None or not held.shape:
-            out.append(held)
+    outputs = run_body(interpreter, eqn.params["call_jaxpr"], operands, None)
+    results = []
+    for value, v in zip(outputs, eqn.outvars, strict=True):
+        planned = interpreter.planned(v, scope)
+        if planned is None or not value.shape:
+            results.append(value)
             continue
-        out.append(walker.hold(held.get(planned), planned, held.shape, held.dtype))
-    return out
+        results.append(interpreter.new_value(value.get(planned), planned, value.shape, value.dtype))
+    return results
 
 
 @runs_dry
-def called(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def called(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """The jaxpr of a call that compilers may replace by another one."""
     body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
-    return run_body(walker, body, operands, only_child(scope, index))
+    return run_body(interpreter, body, operands, only_child(scope, index))
 
 
 @runs_dry
-def kernel(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def kernel(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it.
 
     One that is interpreted is what the interpreter makes of it, which may run on parts.
     """
-    body = walker.reading.body(eqn, walker.region.platform) if eqn.params.get("interpret") else None
+    body = interpreter.analysis.body(eqn, interpreter.region.platform) if eqn.params.get("interpret") else None
     if body is not None:
-        return run_body(walker, body, operands, only_child(scope, index))
-    if walker.region.dry:
-        return walker.whole(walker.reading.equation(eqn), operands)
+        return run_body(interpreter, body, operands, only_child(scope, index))
+    if interpreter.region.dry:
+        return interpreter.run_whole(interpreter.analysis.equation(eqn), operands)
     here = jax.make_jaxpr(lambda x: x + 1)(0).eqns[0].ctx
     params = {name: _placed(value, here) for name, value in eqn.params.items()}
-    return walker.whole(Equation(eqn.replace(params=params)), operands)
+    return interpreter.run_whole(Equation(eqn.replace(params=params)), operands)
 
 
 def _placed(value: Any, context: Any) -> Any:
@@ -208,4 +216,4 @@ HANDLERS: dict[str, Handler] = {
     "shard_alike": identity,
     "with_memory_space_constraint": in_place,
 }
-"""Primitive -> what runs it."""
+"""Primitive -> handler."""

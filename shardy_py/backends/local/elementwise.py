@@ -7,10 +7,10 @@ import functools
 import numpy as np
 from jax.extend.core import Literal
 
-from shardy_py.backends.local.form import Builder, Equation, Form, as_is, is_inexact, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalRule, as_is, is_inexact, make_rule
 
 
-def pointwise(equation: Equation) -> Form | None:
+def pointwise(equation: Equation) -> LocalRule | None:
     """Operands and results of one shape; scalars, and dimensions of size 1 where others are larger, are on every device."""
     return _form(tuple(equation.shapes), tuple(equation.result_shapes), _linear(equation))
 
@@ -41,7 +41,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> Form | None:
+def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> LocalRule | None:
     shapes = (*given, *made)
     rank = max(map(len, shapes))
     if any(len(shape) not in (0, rank) for shape in shapes):
@@ -62,7 +62,7 @@ def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> F
         return out
 
     operands, results = [dims(s) for s in given], [dims(s) for s in made]
-    return Form(make_rule(sizes, operands, results, whole=single), as_is, uneven=frozenset(range(rank)), linear=linear)
+    return LocalRule(make_rule(sizes, operands, results, whole=single), as_is, uneven=frozenset(range(rank)), linear=linear)
 
 
 POINTWISE = """
@@ -74,5 +74,5 @@ POINTWISE = """
     select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
 """
 
-FORMS: dict[str, Builder] = dict.fromkeys(POINTWISE.split(), pointwise)
+LOCAL_RULES: dict[str, Builder] = dict.fromkeys(POINTWISE.split(), pointwise)
 """Primitive -> form."""

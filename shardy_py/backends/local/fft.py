@@ -6,10 +6,10 @@ import math
 
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
+from shardy_py.backends.local.local_rule import Array, Builder, Equation, LocalContext, LocalRule, make_rule
 
 
-def fft(equation: Equation) -> Form | None:
+def fft(equation: Equation) -> LocalRule | None:
     """Dimensions that are not transformed pass through; those that are, are whole."""
     (shape,), (out,) = equation.shapes, equation.result_shapes
     count = len(shape) - len(equation.params["fft_lengths"])
@@ -20,10 +20,10 @@ def fft(equation: Equation) -> Form | None:
     rule = make_rule(sizes, [range(len(shape))], [results], whole=range(count, len(sizes)))
     length = math.prod(shape[d] for d in transformed)
     weight = 0.02 * length * max(1, length.bit_length()) / max(1, math.prod(sizes[count:]))
-    return Form(rule, _run, uneven=frozenset(rank), linear=((0,),), weight=weight)
+    return LocalRule(rule, _run, uneven=frozenset(rank), linear=((0,),), weight=weight)
 
 
-def _run(local: Local, arrays: list) -> list:
+def _run(local: LocalContext, arrays: list) -> list:
     """The transform, on CPU of an array that lies in row-major order.
 
     XLA on CPU transforms no other order, and yet puts arrays in another one where a later dimension is gathered before or behind. Other
@@ -41,5 +41,5 @@ def row_major(x: Array) -> Array:
     return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
 
 
-FORMS: dict[str, Builder] = {"fft": fft}
+LOCAL_RULES: dict[str, Builder] = {"fft": fft}
 """Primitive -> form."""

@@ -18,10 +18,10 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import ppermute
-from shardy_py.backends.local.emit import as_bits, gathered
-from shardy_py.backends.local.form import Local, before, block_index, line, positions
-from shardy_py.backends.local.moves import STARTING
-from shardy_py.backends.local.once import once
+from shardy_py.backends.local.local_rule import LocalContext, affine, block_index, is_before, positions
+from shardy_py.backends.local.reshard import all_gather_bits, as_bits
+from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
+from shardy_py.backends.local.trace_cache import once
 
 Array = Any
 
@@ -115,13 +115,13 @@ class Exchange:
     received: int
 
     def cost(self, row: int) -> int:
-        """Bytes that a device receives, and `STARTING` for each collective.
+        """Bytes that a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective.
 
         Args:
             row: Bytes of all that a device has at a position.
         """
         sends = 1 if self.is_gathered else sum(not slot.is_own for slot in self.slots)
-        return self.received * row + STARTING * sends
+        return self.received * row + COLLECTIVE_LAUNCH_BYTES * sends
 
 
 def blocks(size: int, count: int) -> tuple[Have, ...]:
@@ -199,7 +199,7 @@ def _slot(pieces: Sequence[Piece]) -> Slot:
     return Slot(max(p.length for p in pieces), ordered, all(p.source == p.target for p in pieces))
 
 
-def run(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange, fill: Any = None) -> Array:
+def run(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: Exchange, fill: Any = None) -> Array:
     """Everyone's range of a dimension.
 
     Args:
@@ -212,7 +212,7 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange
     """
     index = block_index(names)
     if plan.is_gathered:
-        return _masked(_from_all(gathered(x, names, dim, local.platform), dim, plan, index), dim, plan, index, fill)
+        return _masked(_from_all(all_gather_bits(x, names, dim, local.platform), dim, plan, index), dim, plan, index, fill)
     if not plan.slots:
         return _filled(x, dim, plan.length, fill)
     places = _places(plan)
@@ -230,14 +230,14 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange
         place = of_device(at, index)
         if any(count != slot.length for count in counts):
             old = ops.dynamic_slice_in_dim(out, place, slot.length, axis=dim)
-            part = ops.select(before(positions(part.shape, dim), of_device(counts, index)), part, old)
+            part = ops.select(is_before(positions(part.shape, dim), of_device(counts, index)), part, old)
         out = ops.dynamic_update_slice_in_dim(out, part, place, axis=dim)
     return ops.slice_in_dim(out, 0, plan.length, axis=dim)
 
 
-def planned(n: int, ways: int, starts: Sequence[int], length: int) -> Exchange:
+def planned(n: int, num_shards: int, starts: Sequence[int], length: int) -> Exchange:
     """The exchange of a dimension in blocks."""
-    return exchange(blocks(n, ways), tuple(starts), length, -(-n // ways))
+    return exchange(blocks(n, num_shards), tuple(starts), length, -(-n // num_shards))
 
 
 def of_device(values: Sequence[int | None], index: Array) -> Array:
@@ -257,7 +257,7 @@ def of_device(values: Sequence[int | None], index: Array) -> Array:
         return values[index]
     step, rest = divmod(v1 - v0, i1 - i0)
     if not rest and all(v == v0 + (i - i0) * step for i, v in given):
-        return line(index, step, v0 - i0 * step)
+        return affine(index, step, v0 - i0 * step)
     return _looked_up(tuple(v or 0 for v in values), index)
 
 
@@ -287,7 +287,7 @@ def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
     return ops.full(shape, 0 if fill is None else fill, x.dtype)
 
 
-def _sent(x: Array, dim: int, names: tuple[str, ...], local: Local, plan: Exchange, slot: Slot, index: Array) -> Array:
+def _sent(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: Exchange, slot: Slot, index: Array) -> Array:
     """What arrives in a slot: the piece, from its first element on."""
     offsets: list[int | None] = [None] * len(plan.starts)
     for piece in slot.pieces:
@@ -351,7 +351,7 @@ def _masked(x: Array, dim: int, plan: Exchange, index: Array, fill: Any) -> Arra
     if not below and not above:
         return x
     position = positions(x.shape, dim, of_device(plan.starts, index))
-    inside = lax.ge(position, np.int32(first)) if below else before(position, stop)
+    inside = lax.ge(position, np.int32(first)) if below else is_before(position, stop)
     if below and above:
-        inside = lax.bitwise_and(inside, before(position, stop))
+        inside = lax.bitwise_and(inside, is_before(position, stop))
     return ops.select(inside, x, _filled(x, dim, x.shape[dim], fill))

@@ -17,7 +17,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.combine import SMALL
-from shardy_py.backends.local.form import bind
+from shardy_py.backends.local.local_rule import bind
 from shardy_py.backends.local.tidy import (
     COLLECTIVES,
     Atom,
@@ -69,28 +69,28 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
         name = eqn.primitive.name
         if name in COLLECTIVES or (name in _REARRANGING and not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in sent):
             sent.update(dict.fromkeys(eqn.outvars))
-    moved = needed(fixed, list(sent), consts)
-    if not moved:
+    hoisted_eqns = needed(fixed, list(sent), consts)
+    if not hoisted_eqns:
         return [], []
-    here = {id(eqn) for eqn in moved}
-    made = {v for eqn in moved for v in eqn.outvars}
+    here = {id(eqn) for eqn in hoisted_eqns}
+    made = {v for eqn in hoisted_eqns for v in eqn.outvars}
     used: dict[Var, None] = {}
     for v in [v for eqn in body.eqns if id(eqn) not in here for v in eqn.invars] + list(body.outvars):
         if not isinstance(v, Literal) and v in made:
             used[v] = None
-    return moved, list(used)
+    return hoisted_eqns, list(used)
 
 
 def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:
     """The part of a body to run before the loop, and the rest, which takes the results of the first in front of its arguments."""
     if body.constvars:
         return None
-    moved, values = _invariant(body, consts)
-    if not moved:
+    hoisted_eqns, values = _invariant(body, consts)
+    if not hoisted_eqns:
         return None
-    here = {id(eqn) for eqn in moved}
+    here = {id(eqn) for eqn in hoisted_eqns}
     rest = [eqn for eqn in body.eqns if id(eqn) not in here]
-    return part(body, moved, consts, values), part(body, rest, [*values, *body.invars], body.outvars)
+    return part(body, hoisted_eqns, consts, values), part(body, rest, [*values, *body.invars], body.outvars)
 
 
 def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
@@ -131,13 +131,13 @@ def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewri
     params = with_more_consts(eqn.params, new) if new else eqn.params
     if params is None:
         return None
-    moved, made = copied(before, eqn, eqn.invars[:n_consts])
+    hoisted_eqns, made = copied(before, eqn, eqn.invars[:n_consts])
     operands = list(eqn.invars)
     for i, value, now in zip(free, values[new:], made[new:]):
         arguments[i], operands[i] = value, now
     body = part(rest, rest.eqns, [*values[:new], *arguments], rest.outvars)
     params = {**params, "jaxpr": as_body(body, eqn.params["jaxpr"])}
-    return [*moved, eqn.replace(invars=[*made[:new], *operands], params=params)], list(eqn.outvars)
+    return [*hoisted_eqns, eqn.replace(invars=[*made[:new], *operands], params=params)], list(eqn.outvars)
 
 
 def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any], n_carry: int) -> list[Any]:

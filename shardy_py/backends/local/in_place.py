@@ -15,8 +15,8 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.elementwise import FORMS as ELEMENTWISE
-from shardy_py.backends.local.form import is_key
+from shardy_py.backends.local.elementwise import LOCAL_RULES as ELEMENTWISE
+from shardy_py.backends.local.local_rule import is_key
 from shardy_py.backends.local.tidy import COLLECTIVES, Atom, Rewritten, everywhere, retraced, rewrite
 
 Array = Any

@@ -13,19 +13,6 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.dynamic_slicing import write_window
-from shardy_py.backends.local.form import (
-    Array,
-    Builder,
-    Combine,
-    Equation,
-    Form,
-    Local,
-    identity_fill,
-    is_key,
-    line,
-    make_rule,
-    zero_of_sums,
-)
 from shardy_py.backends.local.in_bounds import (
     are_in_bounds,
     clamped_indices,
@@ -34,6 +21,19 @@ from shardy_py.backends.local.in_bounds import (
     is_single_window,
     scatter_single_window,
     writes_itself,
+)
+from shardy_py.backends.local.local_rule import (
+    Array,
+    Builder,
+    Combine,
+    Equation,
+    LocalContext,
+    LocalRule,
+    affine,
+    identity_fill,
+    is_key,
+    make_rule,
+    zero_of_sums,
 )
 
 
@@ -51,7 +51,7 @@ class _Factors:
         return len(self.sizes) - 1
 
 
-def gather(equation: Equation) -> Form | None:
+def gather(equation: Equation) -> LocalRule | None:
     """Full slices and batch dimensions pass through; a dimension that is indexed element by element leaves partial results.
 
     A shard reads what lies in its range and has zeros elsewhere, so that one shard has the element and the sum is it.
@@ -93,7 +93,7 @@ def gather(equation: Equation) -> Form | None:
     batch_out = [d for d in range(rank) if d not in out]
     fills = mode == lax.GatherScatterMode.FILL_OR_DROP
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         x, i = arrays
         lengths = tuple(local.block(f) if n == length else length for f, n, length in zip(source, shape, sizes, strict=True))
         lengths = tuple(1 if d in batching or d in numbers.collapsed_slice_dims else n for d, n in enumerate(lengths))
@@ -110,7 +110,7 @@ def gather(equation: Equation) -> Form | None:
         for at, d in enumerate(numbers.start_index_map):
             column = ops.index_in_dim(i, at, -1)
             if d in cut:
-                column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
+                column = _from(column, affine(local.index(cut[d]), local.block(cut[d])))
                 owned.append(_lies_in(column, local.block(cut[d])))
             columns.append(column)
         i = _side_by_side(columns)
@@ -124,7 +124,7 @@ def gather(equation: Equation) -> Form | None:
         fill = ops.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
         return [ops.select(spread(valid), y, ops.select(lax.broadcast(_is_first(local, cut.values()), y.shape), fill, nothing))]
 
-    return Form(
+    return LocalRule(
         rule,
         run,
         "or" if dtype == jnp.bool_ else "add",
@@ -176,17 +176,17 @@ def _wide(indices: Array) -> Array:
     return ops.convert_element_type(indices, jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
-def _is_first(local: Local, factors: Iterable[int]) -> Array:
+def _is_first(local: LocalContext, factors: Iterable[int]) -> Array:
     """Whether this device has the first block of each of some factors, one of which is cut."""
     firsts = [lax.eq(local.index(f), np.int32(0)) for f in factors if local.names(f)]
     return functools.reduce(lax.bitwise_and, firsts)
 
 
-def _any_padded(local: Local) -> bool:
+def _any_padded(local: LocalContext) -> bool:
     return any(local.is_padded(f) for f in range(local.rule.num_factors))
 
 
-def scatter(equation: Equation) -> Form | None:
+def scatter(equation: Equation) -> LocalRule | None:
     """Full windows and batching dimensions pass through; the dimensions of the operand in which windows begin anywhere may be cut.
 
     A shard makes the updates that lie in its range: of a single window its part, of several one element after the other along dimensions
@@ -235,7 +235,7 @@ def scatter(equation: Equation) -> Form | None:
     split = [f for d, f in enumerate(batch) if splits and d not in batching.values()]
     rule = make_rule(factors.sizes, [source, [*batch, vector], update], [source], reduction=split, whole=factors.whole)
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         x, i, u = arrays
         changed: dict[str, Any] = {"indices_are_sorted": False, "unique_indices": False} if _any_padded(local) else {}
         if combine is not None:
@@ -256,7 +256,7 @@ def scatter(equation: Equation) -> Form | None:
             return [scatter_single_window(local.eqn.primitive, x, i, u, {**local.params, **changed})]
         return local.bind(x, i, u, **changed)
 
-    return Form(
+    return LocalRule(
         rule,
         run,
         combine or "add",
@@ -267,7 +267,7 @@ def scatter(equation: Equation) -> Form | None:
 
 
 def _single_window(
-    local: Local, x: Array, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
+    local: LocalContext, x: Array, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
 ) -> Array:
     """A scatter of one window into a part of the operand."""
     numbers = local.params["dimension_numbers"]
@@ -285,7 +285,7 @@ def _single_window(
 
 
 def _shifted(
-    local: Local, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
+    local: LocalContext, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Array, Array, dict[str, Any]]:
     """Indices into this device's part, with those of other parts out of bounds; the updates; and the parameters that this changes.
 
@@ -311,7 +311,7 @@ def _shifted(
         if d in wide:
             column = ops.add(column, ops.broadcasted_iota(column.dtype, column.shape, len(batch) + wide.index(d)))
         if d in cut:
-            column = _from(column, line(local.index(cut[d]), local.block(cut[d])))
+            column = _from(column, affine(local.index(cut[d]), local.block(cut[d])))
         for kept in (inside, valid):
             if kept is not None:  # otherwise it could lie in the padding, or in the part of a window that fits
                 column = ops.select(kept, column, ops.full_like(column, -1))
@@ -352,5 +352,5 @@ COMBINES: dict[str, Combine] = {
 }
 """Scatters whose updates may be made in any order -> how partial results are combined."""
 
-FORMS: dict[str, Builder] = {"gather": gather, "scatter": scatter, **dict.fromkeys(COMBINES, scatter)}
+LOCAL_RULES: dict[str, Builder] = {"gather": gather, "scatter": scatter, **dict.fromkeys(COMBINES, scatter)}
 """Primitive -> form."""

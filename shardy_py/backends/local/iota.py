@@ -8,10 +8,10 @@ import numpy as np
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, line, make_rule, positions
+from shardy_py.backends.local.local_rule import Array, Builder, Equation, LocalContext, LocalRule, affine, make_rule, positions
 
 
-def iota(equation: Equation) -> Form | None:
+def iota(equation: Equation) -> LocalRule | None:
     """Positions along a dimension; a shard adds its offset."""
     if equation.shapes:
         return None
@@ -19,15 +19,15 @@ def iota(equation: Equation) -> Form | None:
     dimension = equation.params["dimension"]
     rank = range(len(shape))
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         counter = dtype if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4 else jnp.dtype(jnp.int32)
-        made = positions(local.result_shape(0), dimension, line(local.index(dimension), local.block(dimension)), counter)
+        made = positions(local.result_shape(0), dimension, affine(local.index(dimension), local.block(dimension)), counter)
         return [ops.convert_element_type(made, dtype)]
 
-    return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
+    return LocalRule(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 
 
-def linear_index(local: Local, shape: tuple[int, ...], factors: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
+def linear_index(local: LocalContext, shape: tuple[int, ...], factors: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
     """Positions in row-major order of a global array, as the high and the low half of 64 bits.
 
     Args:
@@ -39,7 +39,7 @@ def linear_index(local: Local, shape: tuple[int, ...], factors: tuple[int, ...],
     high = low = ops.full(result, 0, jnp.uint32)
     stride = 1
     for d in reversed(range(len(shape))):
-        start = line(local.index(factors[d]), local.block(factors[d])) if local.names(factors[d]) else 0
+        start = affine(local.index(factors[d]), local.block(factors[d])) if local.names(factors[d]) else 0
         at = positions(result, d, start, jnp.dtype(jnp.uint32))
         if math.prod(shape) <= 1 << 32:
             low = ops.add(low, ops.mul(at, np.uint32(stride % (1 << 32))))
@@ -62,16 +62,16 @@ def _product(a: Array, b: int) -> tuple[Array, Array]:
     return a1 * b1 + (middle >> 16) + (other >> 16) + a * rest, (other << 16) | (low & mask)
 
 
-def iota_2x32_shape(equation: Equation) -> Form | None:
+def iota_2x32_shape(equation: Equation) -> LocalRule | None:
     """Positions in row-major order, in two halves."""
     shape = equation.result_shapes[0]
     rank = tuple(range(len(shape)))
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         return list(linear_index(local, shape, rank, local.result_shape(0)))
 
-    return Form(make_rule(shape, [], [rank, rank]), run, uneven=frozenset(rank))
+    return LocalRule(make_rule(shape, [], [rank, rank]), run, uneven=frozenset(rank))
 
 
-FORMS: dict[str, Builder] = {"iota": iota, "iota_2x32_shape": iota_2x32_shape}
+LOCAL_RULES: dict[str, Builder] = {"iota": iota, "iota_2x32_shape": iota_2x32_shape}
 """Primitive -> form."""

@@ -1,8 +1,7 @@
-"""Layouts: how a value lies on the devices inside a region.
+"""Layouts: shardings of values inside a region.
 
-A layout is a `TensorSharding` over the region's mesh, all dimensions closed, all axes whole. Its unreduced axes are those over
-which partial sums wait to be added up. A dimension of n elements that is cut into w ways lies in blocks of ceil(n / w); what is behind
-its end in the last blocks is arbitrary.
+A layout is a `TensorSharding` over the region's mesh, all dimensions closed, all axes whole. Values are partial sums over its unreduced
+axes. A dimension of n elements in k shards lies in blocks of ceil(n / k); the last blocks are padded, with arbitrary contents.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ Layout = TensorSharding
 Axes = tuple[AxisRef, ...]
 
 MESH = "region"
-"""What layouts call the region's mesh."""
+"""The name of the region's mesh in layouts."""
 
 
 def replicated(rank: int) -> Layout:
-    """All of the value on every device."""
+    """The layout with the whole value on every device."""
     return TensorSharding.closed(MESH, rank)
 
 
@@ -44,8 +43,8 @@ def dim_axes(of: Layout) -> tuple[Axes, ...]:
     return tuple(dim.axes for dim in of.dims)
 
 
-def ways(axes: Iterable[AxisRef], mesh: Mesh) -> int:
-    """Into how many blocks axes cut a dimension."""
+def num_shards(axes: Iterable[AxisRef], mesh: Mesh) -> int:
+    """Number of blocks of a dimension that is sharded over axes."""
     count = 1
     for axis in axes:
         count *= mesh.shape[axis.name]
@@ -53,17 +52,17 @@ def ways(axes: Iterable[AxisRef], mesh: Mesh) -> int:
 
 
 def block(size: int, count: int) -> int:
-    """Elements in a block of a dimension that is cut into `count`."""
+    """Elements in each of `count` blocks of a dimension."""
     return -(-size // count)
 
 
 def local_shape(shape: Sequence[int], of: Layout, mesh: Mesh) -> tuple[int, ...]:
     """The shape of a device's part."""
-    return tuple(block(n, ways(dim.axes, mesh)) for n, dim in zip(shape, of.dims, strict=True))
+    return tuple(block(n, num_shards(dim.axes, mesh)) for n, dim in zip(shape, of.dims, strict=True))
 
 
 def nests(size: int, outer: int, inner: int) -> bool:
-    """Whether blocks of a dimension cut into `outer` are made up of whole blocks of it cut into `outer * inner`."""
+    """Whether each of `outer` blocks of a dimension consists of `inner` whole blocks of `outer * inner`."""
     return outer == 1 or block(size, outer) == inner * block(size, outer * inner)
 
 

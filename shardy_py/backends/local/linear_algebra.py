@@ -9,7 +9,18 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, before, line, make_rule, positions, zero_of_sums
+from shardy_py.backends.local.local_rule import (
+    Array,
+    Builder,
+    Equation,
+    LocalContext,
+    LocalRule,
+    affine,
+    is_before,
+    make_rule,
+    positions,
+    zero_of_sums,
+)
 
 _MATRICES: dict[str, tuple[int, ...]] = {
     "cholesky": (2,),
@@ -34,7 +45,7 @@ _MATRICES: dict[str, tuple[int, ...]] = {
 """Primitive -> of each operand, how many trailing dimensions are a matrix or a vector; those before them are a batch."""
 
 
-def batched(equation: Equation) -> Form | None:
+def batched(equation: Equation) -> LocalRule | None:
     """Batch dimensions pass through, and right-hand sides of solvers, each for itself; matrices are whole."""
     shapes, outs = equation.shapes, equation.result_shapes
     cores = _MATRICES[equation.name]
@@ -64,7 +75,7 @@ def batched(equation: Equation) -> Form | None:
     linear = ((len(shapes) - 1,),) if free is not None and jnp.issubdtype(equation.dtypes[-1], jnp.inexact) else ()
     edge = max((n for shape in shapes for n in shape[count:]), default=1)
     weight = 0.02 * edge**3 / max(1, math.prod(sizes[f] for f in whole))
-    return Form(rule, _run, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
+    return LocalRule(rule, _run, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
 
 
 def _free(equation: Equation) -> int | None:
@@ -74,11 +85,11 @@ def _free(equation: Equation) -> int | None:
     return 1 if equation.name == "tridiagonal_solve" else None
 
 
-def _run(local: Local, arrays: list) -> list:
+def _run(local: LocalContext, arrays: list) -> list:
     return local.bind(*arrays)
 
 
-def ragged_dot_general(equation: Equation) -> Form | None:
+def ragged_dot_general(equation: Equation) -> LocalRule | None:
     """As `dot_general`; the rows that groups cut and the groups, which experts are as a rule, may be cut too.
 
     Every device counts how many of its rows belong to each of its groups. Where groups are cut, rows of a device's own come first for the
@@ -124,7 +135,7 @@ def ragged_dot_general(equation: Equation) -> Form | None:
     operands = [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)], [sizes_of_groups], *others]
     rule = make_rule(sizes, operands, [out], reduction=summed, whole=whole)
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         x, y, *rest = arrays
         for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
             x, y = local.mask(x, a, lhs[a], 0), local.mask(y, b, rhs[b], 0)
@@ -140,26 +151,26 @@ def ragged_dot_general(equation: Equation) -> Form | None:
             y = local.mask(y, d, experts, 0)
         (product,) = local.bind(x, y, counts)
         dim, nothing = out.index(rows), zero_of_sums(product.dtype)
-        mine = before(positions(product.shape, dim), lax.reduce_sum(counts, (0,)))
+        mine = is_before(positions(product.shape, dim), lax.reduce_sum(counts, (0,)))
         product = ops.select(mine, product, ops.full(product.shape, nothing, product.dtype))
         return [_rotated(product, dim, lax.sub(np.int32(product.shape[dim]), begin))]
 
     linear = ((0,), (1,)) if jnp.issubdtype(equation.result_dtypes[0], jnp.inexact) else ()
     weight = 0.001 / max(1, groups[0])
-    return Form(rule, run, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
+    return LocalRule(rule, run, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
 
 
-def _own_rows(local: Local, sizes: Array, rows: int, experts: int) -> tuple[Array, Array]:
+def _own_rows(local: LocalContext, sizes: Array, rows: int, experts: int) -> tuple[Array, Array]:
     """How many of this device's rows belong to each of its groups, and which of its rows is the first of these, as int32."""
     room = local.block(rows)
     ends = lax.cumsum(ops.convert_element_type(sizes, np.int32))
-    ends = lax.clamp(np.int32(0), lax.sub(ends, ops.convert_element_type(line(local.index(rows), room), np.int32)), np.int32(room))
+    ends = lax.clamp(np.int32(0), lax.sub(ends, ops.convert_element_type(affine(local.index(rows), room), np.int32)), np.int32(room))
     begins = ops.pad(ops.slice_in_dim(ends, 0, ends.size - 1, axis=0), np.int32(0), [(1, 0, 0)])
     counts, count = lax.sub(ends, begins), local.block(experts)
     if not local.names(experts):
         return counts, np.int32(0)
-    more = count * local.ways(experts) - ends.size
-    first = line(local.index(experts), count)
+    more = count * local.num_shards(experts) - ends.size
+    first = affine(local.index(experts), count)
     counts, begins = (ops.dynamic_slice(ops.pad(x, np.int32(0), [(0, more, 0)]), (first,), (count,)) for x in (counts, begins))
     return counts, ops.index_in_dim(begins, 0)
 
@@ -170,5 +181,5 @@ def _rotated(x: Array, dim: int, begin: Array) -> Array:
     return ops.dynamic_slice(ops.concatenate([x, x], dim), starts, x.shape)
 
 
-FORMS: dict[str, Builder] = {**dict.fromkeys(_MATRICES, batched), "ragged_dot_general": ragged_dot_general}
+LOCAL_RULES: dict[str, Builder] = {**dict.fromkeys(_MATRICES, batched), "ragged_dot_general": ragged_dot_general}
 """Primitive -> form."""

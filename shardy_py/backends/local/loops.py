@@ -1,4 +1,4 @@
-"""Loops and branches: bodies of local arrays, whose arguments and results lie as planned."""
+"""Loops and branches: bodies on local arrays, with layouts chosen for carries, slices and results of branches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.calls import run_body
-from shardy_py.backends.local.held import Held, Region
+from shardy_py.backends.local.interpreter import Handler, Interpreter, LayoutHint, runs_dry
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
-from shardy_py.backends.local.moves import STARTING, cost
-from shardy_py.backends.local.once import remembering
-from shardy_py.backends.local.walk import Handler, Start, Walker, runs_dry
+from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
+from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue
+from shardy_py.backends.local.trace_cache import remembering
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.loops import scan_counts
@@ -24,106 +24,113 @@ from shardy_py.frontends.loops import scan_counts
 Array = Any
 
 
-def _body_layouts(walker: Walker, variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
-    """Where the variables of a body lie; as planned, whole where nothing is planned."""
-    out = []
+def _body_layouts(interpreter: Interpreter, variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
+    """The planned layouts of variables of a body; replicated where there is none."""
+    layouts = []
     for v in variables:
-        planned = walker.planned(v, scope)
-        out.append(replicated(len(getattr(v.aval, "shape", ()))) if planned is None else planned)
-    return out
+        planned = interpreter.planned(v, scope)
+        layouts.append(replicated(len(getattr(v.aval, "shape", ()))) if planned is None else planned)
+    return layouts
 
 
-def _carried(walker: Walker, first: Sequence[Held], variables: Sequence[Any], results: Sequence[Any], scope: Scope | None) -> list[Layout]:
-    """Where what a loop carries lies: as planned, or where a walk before had it on either end of a trip if fewer bytes move so.
+def _carry_layouts(
+    interpreter: Interpreter, first: Sequence[ShardedValue], variables: Sequence[Any], results: Sequence[Any], scope: Scope | None
+) -> list[Layout]:
+    """The layouts of carries: planned ones, or those of the previous run at either end of a trip if they move fewer bytes.
 
-    A first walk that goes forward carries values as they come.
+    A first run with `LayoutHint.FORWARD` takes the layouts of the initial values.
     """
-    out = []
-    for held, v, made, planned in zip(first, variables, results, _body_layouts(walker, variables, scope), strict=True):
-        if walker.start is Start.FORWARD and not walker.before:
-            out.append(settled(held) if held.remake is None else planned)
+    layouts = []
+    for value, v, result, planned in zip(first, variables, results, _body_layouts(interpreter, variables, scope), strict=True):
+        if interpreter.hint is LayoutHint.FORWARD and not interpreter.previous_values:
+            layouts.append(settled_layout(value) if value.rematerialize is None else planned)
             continue
-        start, end = walker.noted(v, scope), None if isinstance(made, Literal) else walker.noted(made, scope)
+        start, end = (
+            interpreter.previous_value(v, scope),
+            None if isinstance(result, Literal) else interpreter.previous_value(result, scope),
+        )
         best = planned
-        if start is not None and end is not None and end.remake is None and start.shape:
-            choices = [planned, *start.asked, *(at for at in end.versions if not at.unreduced)]
+        if start is not None and end is not None and end.rematerialize is None and start.shape:
+            choices = [planned, *start.requested, *(at for at in end.copies if not at.unreduced)]
             rated = [(_trip_bytes(start, end, at), i) for i, at in enumerate(choices) if not at.unreduced]
             best = choices[min(rated)[1]]
-        out.append(best)
-    return out
+        layouts.append(best)
+    return layouts
 
 
-def _trip_bytes(start: Held, end: Held, at: Layout) -> int:
-    """What a trip moves of a value that is carried in a layout: to be as it is asked for, and back at the end."""
-    first = next(iter(end.versions))
-    return _moved_bytes(at, start) + cost(first, at, start.shape, start.bits, start.region.mesh, STARTING)
+def _trip_bytes(start: ShardedValue, end: ShardedValue, at: Layout) -> int:
+    """Bytes per trip that a carry costs in a layout: to the requested layouts, and back to its own at the end."""
+    first = next(iter(end.copies))
+    return _moved_bytes(at, start) + reshard_cost(first, at, start.shape, start.bits, start.region.mesh, COLLECTIVE_LAUNCH_BYTES)
 
 
-def _held(
-    walker: Walker,
+def _body_arguments(
+    interpreter: Interpreter,
     arrays: Sequence[Array],
     at: Sequence[Layout],
     variables: Sequence[Any],
     scope: Scope | None,
-    fixed: int = 0,
+    n_consts: int = 0,
     trips: int = 1,
-) -> list[Held]:
-    """The arguments of a body.
+) -> list[ShardedValue]:
+    """The arguments of a body as values.
 
     Args:
-        walker: The walker.
-        arrays: Their parts.
-        at: Where they lie.
+        interpreter: The interpreter.
+        arrays: This device's parts.
+        at: Their layouts.
         variables: Their variables.
         scope: The scope of the body.
-        fixed: How many of them, from the first on, are the same on every trip.
-        trips: How often the loop runs.
+        n_consts: Number of leading arguments that are the same on every trip.
+        trips: Trips of the loop.
     """
-    out = []
+    arguments = []
     for i, (x, where, v) in enumerate(zip(arrays, at, variables, strict=True)):
-        held = walker.hold(x, where, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None), uses=2)
-        if i < fixed and trips:
-            held.trips = held.region.trips // trips
-        walker.note(v, held, scope)
-        out.append(held)
-    return out
+        value = interpreter.new_value(x, where, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None), uses=2)
+        if i < n_consts and trips:
+            value.trips = value.region.trips // trips
+        interpreter.record_value(v, value, scope)
+        arguments.append(value)
+    return arguments
 
 
-def settled(held: Held) -> Layout:
-    """The cheapest layout without waiting sums in which a value can enter a body: one it is at hand in, else whole."""
-    for at in held.versions:
+def settled_layout(value: ShardedValue) -> Layout:
+    """The layout in which a value enters a body: that of its first copy without partial sums, else the first one, reduced."""
+    for at in value.copies:
         if not at.unreduced:
             return at
-    first = next(iter(held.versions), None)
-    return replicated(held.rank) if first is None else layout([dim.axes for dim in first.dims])
+    first = next(iter(value.copies), None)
+    return replicated(value.rank) if first is None else layout([dim.axes for dim in first.dims])
 
 
-def _const_layouts(walker: Walker, consts: Sequence[Held], variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
-    """Where what a loop does not change lies in it: as it is at hand.
+def _const_layouts(interpreter: Interpreter, consts: Sequence[ShardedValue], variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
+    """The layouts of constants of a loop: those they have in front of it.
 
-    What can be had in any layout, such as an attention mask, is made in the smallest part from which all is free that the dry walk asked
-    for; whole, every device would hold it for the global batch.
+    A constant that can be computed in any layout, such as an attention mask, gets the smallest one from which all layouts that the dry
+    run requested are free; replicated, every device would hold it for the global batch.
 
     Args:
-        walker: The walker.
-        consts: What is there in front of the loop.
-        variables: Its variables in the body.
+        interpreter: The interpreter.
+        consts: The constants.
+        variables: Their variables in the body.
         scope: The scope of the body.
     """
-    out = []
-    for held, v in zip(consts, variables, strict=True):
-        inside = None if held.remake is None else walker.foreseen(v, scope)
-        enough = [] if inside is None else [at for at in inside.asked if not at.unreduced and not _moved_bytes(at, inside)]
-        out.append(min(enough, key=lambda at, held=held: math.prod(local_shape(held.shape, at, held.region.mesh)), default=settled(held)))
-    return out
+    layouts = []
+    for value, v in zip(consts, variables, strict=True):
+        inside = None if value.rematerialize is None else interpreter.dry_run_value(v, scope)
+        free = [] if inside is None else [at for at in inside.requested if not at.unreduced and not _moved_bytes(at, inside)]
+        layouts.append(
+            min(free, key=lambda at, value=value: math.prod(local_shape(value.shape, at, value.region.mesh)), default=settled_layout(value))
+        )
+    return layouts
 
 
-GUESSED_TRIPS = 4
-"""How often a loop is taken to run where that is not known."""
+UNKNOWN_TRIPS = 4
+"""Trips that a dry run assumes for a `while` loop."""
 
 
-def often(region: Region, trips: int, run: Callable[[], Any]) -> Any:
-    """Runs what is repeated once, and counts it as often as it is; once where it never is, as its parts are laid out all the same."""
+def repeated(region: RegionContext, trips: int, run: Callable[[], Any]) -> Any:
+    """Dry-runs a loop body once, weighting its cost by the trip count; by one for an empty loop, whose layouts are needed all the same."""
     before = region.trips
     region.trips = before * max(trips, 1)
     try:
@@ -132,164 +139,180 @@ def often(region: Region, trips: int, run: Callable[[], Any]) -> Any:
         region.trips = before
 
 
-def at_hand(held: Held, planned: Layout) -> Layout:
-    """The planned layout if that costs nothing or sums wait, else one the value is at hand in."""
-    if not held.price(planned):
+def cheap_layout(value: ShardedValue, planned: Layout) -> Layout:
+    """The planned layout if it is free or all copies have partial sums, else that of a copy."""
+    if not value.price(planned):
         return planned
-    return next((at for at in held.versions if not at.unreduced), planned)
+    return next((at for at in value.copies if not at.unreduced), planned)
 
 
-def _slice_layout(walker: Walker, stacked: Held, v: Any, planned: Layout, scope: Scope | None) -> Layout:
-    """Where slices of a value along its first dimension lie: as planned if that costs nothing, else as the value does.
+def _slice_layout(interpreter: Interpreter, stacked: ShardedValue, v: Any, planned: Layout, scope: Scope | None) -> Layout:
+    """The layout of slices of a stacked value: the planned one if it is free, else that of the stacked value.
 
-    As the value does, too, in a first walk that goes forward, and where the walk before asked for less to be moved so.
+    A first run with `LayoutHint.FORWARD` takes that of the stacked value, and so does one after a run whose requests move less so.
     """
-    came, wanted = settled(stacked), at_hand(stacked, layout([(), *(dim.axes for dim in planned.dims)]))
-    first, other = (layout([dim.axes for dim in whole.dims[1:]]) for whole in (wanted, came))
-    if came.dims[0].axes or stacked.remake is not None or first is other:
-        return first
-    if not walker.before:
-        return other if walker.start is Start.FORWARD else first
-    slices = walker.noted(v, scope)
-    return first if slices is None or not _moved_bytes(other, slices) < _moved_bytes(first, slices) else other
+    current, preferred = settled_layout(stacked), cheap_layout(stacked, layout([(), *(dim.axes for dim in planned.dims)]))
+    planned_slice, current_slice = (layout([dim.axes for dim in stacked_layout.dims[1:]]) for stacked_layout in (preferred, current))
+    if current.dims[0].axes or stacked.rematerialize is not None or planned_slice is current_slice:
+        return planned_slice
+    if not interpreter.previous_values:
+        return current_slice if interpreter.hint is LayoutHint.FORWARD else planned_slice
+    slices = interpreter.previous_value(v, scope)
+    return (
+        planned_slice if slices is None or not _moved_bytes(current_slice, slices) < _moved_bytes(planned_slice, slices) else current_slice
+    )
 
 
-def _moved_bytes(at: Layout, held: Held) -> int:
-    """What is moved of a value that lies in a layout for all that it is asked for in, but for what leaves sums waiting."""
-    mesh = held.region.mesh
-    return sum(cost(at, w, held.shape, held.bits, mesh, STARTING) for w in held.asked if not w.unreduced and w is not at)
+def _moved_bytes(at: Layout, value: ShardedValue) -> int:
+    """Bytes from a layout to all requested ones without partial sums."""
+    mesh = value.region.mesh
+    return sum(
+        reshard_cost(at, w, value.shape, value.bits, mesh, COLLECTIVE_LAUNCH_BYTES)
+        for w in value.requested
+        if not w.unreduced and w is not at
+    )
 
 
 @runs_dry
-def scan(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-    """A scan of local arrays: the leading dimension is whole, the carry lies as planned on every trip."""
+def scan(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+    """A scan of local arrays: the leading dimension is replicated, the carry has the same layout on every trip."""
     n_consts, n_carry = scan_counts(eqn)
     body = eqn.params["jaxpr"]
-    inner = _scope_of(walker, scope, index, body)
-    shown = inner.jaxpr.invars
-    outs = inner.jaxpr.outvars
+    inner = _scope_of(interpreter, scope, index, body)
+    variables = inner.jaxpr.invars
+    out_variables = inner.jaxpr.outvars
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-    const_layouts = _const_layouts(walker, consts, shown[:n_consts], inner)
-    carry_layouts = _carried(walker, carry, shown[n_consts : n_consts + n_carry], outs[:n_carry], inner)
-    sliced = shown[n_consts + n_carry :]
-    x_layouts = [_slice_layout(walker, x, v, planned, inner) for x, v, planned in zip(xs, sliced, _body_layouts(walker, sliced, inner))]
-    y_planned = _body_layouts(walker, outs[n_carry:], inner)
+    const_layouts = _const_layouts(interpreter, consts, variables[:n_consts], inner)
+    carry_layouts = _carry_layouts(interpreter, carry, variables[n_consts : n_consts + n_carry], out_variables[:n_carry], inner)
+    sliced = variables[n_consts + n_carry :]
+    x_layouts = [
+        _slice_layout(interpreter, x, v, planned, inner) for x, v, planned in zip(xs, sliced, _body_layouts(interpreter, sliced, inner))
+    ]
+    y_planned = _body_layouts(interpreter, out_variables[n_carry:], inner)
     y_layouts: list[Layout] = []
-    const_arrays = [held.get(where) for held, where in zip(consts, const_layouts)]
-    first = [held.get(where) for held, where in zip(carry, carry_layouts)]
-    stacked = [held.get(layout([(), *(dim.axes for dim in where.dims)])) for held, where in zip(xs, x_layouts)]
+    const_arrays = [value.get(where) for value, where in zip(consts, const_layouts)]
+    carry_parts = [value.get(where) for value, where in zip(carry, carry_layouts)]
+    x_parts = [value.get(layout([(), *(dim.axes for dim in where.dims)])) for value, where in zip(xs, x_layouts)]
 
     @remembering()
     def step(state: Any, slices: Any) -> tuple[Any, Any]:
         at = [*const_layouts, *carry_layouts, *x_layouts]
-        arguments = _held(walker, [*const_arrays, *state, *slices], at, shown, inner, n_consts, eqn.params["length"])
-        made = run_body(walker, body, arguments, inner)
-        y_layouts[:] = [at_hand(held, planned) for held, planned in zip(made[n_carry:], y_planned, strict=True)]
-        new = [held.get(where) for held, where in zip(made, (*carry_layouts, *y_layouts), strict=True)]
+        arguments = _body_arguments(interpreter, [*const_arrays, *state, *slices], at, variables, inner, n_consts, eqn.params["length"])
+        outputs = run_body(interpreter, body, arguments, inner)
+        y_layouts[:] = [cheap_layout(value, planned) for value, planned in zip(outputs[n_carry:], y_planned, strict=True)]
+        new = [value.get(where) for value, where in zip(outputs, (*carry_layouts, *y_layouts), strict=True)]
         return new[:n_carry], new[n_carry:]
 
     params = eqn.params
-    if walker.region.dry:
-        last, ys = often(walker.region, params["length"], lambda: step(first, stacked))
+    if interpreter.region.dry:
+        last, ys = repeated(interpreter.region, params["length"], lambda: step(carry_parts, x_parts))
     else:
-        last, ys = lax.scan(step, first, stacked, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
+        last, ys = lax.scan(step, carry_parts, x_parts, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
     results = [(x, where) for x, where in zip(last, carry_layouts)]
     results += [(y, layout([(), *(dim.axes for dim in where.dims)])) for y, where in zip(ys, y_layouts)]
-    return [_result(walker, x, where, v) for (x, where), v in zip(results, eqn.outvars, strict=True)]
+    return [_result(interpreter, x, where, v) for (x, where), v in zip(results, eqn.outvars, strict=True)]
 
 
-def _result(walker: Walker, x: Array, at: Layout, v: Any) -> Held:
-    return walker.hold(x, at, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None))
+def _result(interpreter: Interpreter, x: Array, at: Layout, v: Any) -> ShardedValue:
+    return interpreter.new_value(x, at, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None))
 
 
-def _scope_of(walker: Walker, scope: Scope | None, index: int, body: Any, skip: int = 0) -> Scope:
-    """The scope of a body, which may have been rewritten where it was read; one without values where it was not read."""
-    found = list(scope.children.get(index, ())) if scope is not None else []
-    for at in found:
-        if at.jaxpr is open_jaxpr(body):
-            return at
-    fits = len(found) > skip and len(found[skip].jaxpr.invars) == len(open_jaxpr(body).invars)
-    return found[skip] if fits else walker.reading.scope(open_jaxpr(body))
+def _scope_of(interpreter: Interpreter, scope: Scope | None, index: int, body: Any, skip: int = 0) -> Scope:
+    """The scope of a body, which the importer may have rewritten; an empty one for a body that was not imported."""
+    scopes = list(scope.children.get(index, ())) if scope is not None else []
+    for candidate in scopes:
+        if candidate.jaxpr is open_jaxpr(body):
+            return candidate
+    fits = len(scopes) > skip and len(scopes[skip].jaxpr.invars) == len(open_jaxpr(body).invars)
+    return scopes[skip] if fits else interpreter.analysis.scope(open_jaxpr(body))
 
 
 @runs_dry
-def while_loop(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-    """A loop of local arrays; every device decides alike, as the predicate is whole on each."""
+def while_loop(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
+    """A `while` loop of local arrays; the predicate is replicated, so all devices make the same trips."""
     params = eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
-    cond_scope, body_scope = _scope_of(walker, scope, index, cond_jaxpr), _scope_of(walker, scope, index, body_jaxpr, 1)
+    cond_scope, body_scope = _scope_of(interpreter, scope, index, cond_jaxpr), _scope_of(interpreter, scope, index, body_jaxpr, 1)
     cond_vars, body_vars = cond_scope.jaxpr.invars, body_scope.jaxpr.invars
     consts = operands[: n_cond + n_body]
-    const_layouts = _const_layouts(walker, consts[:n_cond], cond_vars[:n_cond], cond_scope)
-    const_layouts += _const_layouts(walker, consts[n_cond:], body_vars[:n_body], body_scope)
-    const_arrays = [held.get(at) for held, at in zip(consts, const_layouts)]
-    carry_layouts = _carried(walker, operands[n_cond + n_body :], body_vars[n_body:], body_scope.jaxpr.outvars, body_scope)
-    first = [held.get(at) for held, at in zip(operands[n_cond + n_body :], carry_layouts)]
+    const_layouts = _const_layouts(interpreter, consts[:n_cond], cond_vars[:n_cond], cond_scope)
+    const_layouts += _const_layouts(interpreter, consts[n_cond:], body_vars[:n_body], body_scope)
+    const_arrays = [value.get(at) for value, at in zip(consts, const_layouts)]
+    carry_layouts = _carry_layouts(interpreter, operands[n_cond + n_body :], body_vars[n_body:], body_scope.jaxpr.outvars, body_scope)
+    carry_parts = [value.get(at) for value, at in zip(operands[n_cond + n_body :], carry_layouts)]
     predicate_aval: Any = open_jaxpr(cond_jaxpr).outvars[0].aval
     batched = bool(predicate_aval.shape)
 
-    def predicate(state: Any) -> Held:
-        arguments = _held(walker, [*const_arrays[:n_cond], *state], [*const_layouts[:n_cond], *carry_layouts], cond_vars, cond_scope)
-        return run_body(walker, cond_jaxpr, arguments, cond_scope)[0]
+    def predicate(state: Any) -> ShardedValue:
+        arguments = _body_arguments(
+            interpreter, [*const_arrays[:n_cond], *state], [*const_layouts[:n_cond], *carry_layouts], cond_vars, cond_scope
+        )
+        return run_body(interpreter, cond_jaxpr, arguments, cond_scope)[0]
 
     @remembering()
-    def go_on(state: Any) -> Array:
-        found = predicate(state).whole()
-        return lax.reduce_or(found, tuple(range(found.ndim))) if batched else found
+    def continues(state: Any) -> Array:
+        predicate_part = predicate(state).whole()
+        return lax.reduce_or(predicate_part, tuple(range(predicate_part.ndim))) if batched else predicate_part
 
     @remembering()
     def step(state: Any) -> Any:
-        arguments = _held(walker, [*const_arrays[n_cond:], *state], [*const_layouts[n_cond:], *carry_layouts], body_vars, body_scope)
-        made = run_body(walker, body_jaxpr, arguments, body_scope)
-        new = [held.get(at) for held, at in zip(made, carry_layouts, strict=True)]
+        arguments = _body_arguments(
+            interpreter, [*const_arrays[n_cond:], *state], [*const_layouts[n_cond:], *carry_layouts], body_vars, body_scope
+        )
+        outputs = run_body(interpreter, body_jaxpr, arguments, body_scope)
+        new_carry = [value.get(at) for value, at in zip(outputs, carry_layouts, strict=True)]
         if not batched:
-            return new
-        which = predicate(state)
-        return [_masked(which, old, now, at) for old, now, at in zip(state, new, carry_layouts, strict=True)]
+            return new_carry
+        mask = predicate(state)
+        return [_select_where(mask, old, now, at) for old, now, at in zip(state, new_carry, carry_layouts, strict=True)]
 
-    if walker.region.dry:
-        last = often(walker.region, GUESSED_TRIPS, lambda: (predicate(first).whole(), step(first))[1])
+    if interpreter.region.dry:
+        last = repeated(interpreter.region, UNKNOWN_TRIPS, lambda: (predicate(carry_parts).whole(), step(carry_parts))[1])
     else:
-        last = lax.while_loop(go_on, step, first)
-    return [_result(walker, x, at, v) for x, at, v in zip(last, carry_layouts, eqn.outvars, strict=True)]
+        last = lax.while_loop(continues, step, carry_parts)
+    return [_result(interpreter, x, at, v) for x, at, v in zip(last, carry_layouts, eqn.outvars, strict=True)]
 
 
-def _noted_results(walker: Walker, branch: Jaxpr, scope: Scope | None) -> list[Held | None]:
+def _previous_results(interpreter: Interpreter, branch: Jaxpr, scope: Scope | None) -> list[ShardedValue | None]:
     outs: Sequence[Any] = (branch if scope is None else scope.jaxpr).outvars
-    return [None if isinstance(v, Literal) else walker.noted(v, scope) for v in outs]
+    return [None if isinstance(v, Literal) else interpreter.previous_value(v, scope) for v in outs]
 
 
-def _result_layouts(walker: Walker, results: Sequence[Any], scope: Scope | None, ends: Sequence[Sequence[Held | None]]) -> list[Layout]:
-    """Where results of branches lie: as planned, or as a walk before asked for them or as a branch had them if fewer bytes move so.
+def _result_layouts(
+    interpreter: Interpreter, results: Sequence[Any], scope: Scope | None, ends: Sequence[Sequence[ShardedValue | None]]
+) -> list[Layout]:
+    """The layouts of results of branches: planned ones, or requested ones or those of a branch if they move fewer bytes.
 
     Args:
-        walker: The walker.
+        interpreter: The interpreter.
         results: The variables of the results.
         scope: Their scope.
-        ends: Per branch what the walk before had of its results; None where it had nothing.
+        ends: Per branch the values of its results in the previous run, if any.
     """
-    out = []
-    for i, (v, planned) in enumerate(zip(results, _body_layouts(walker, results, scope), strict=True)):
-        result = walker.noted(v, scope)
-        branch_ends = [held for end in ends if (held := end[i]) is not None and held.remake is None and held.versions]
+    layouts = []
+    for i, (v, planned) in enumerate(zip(results, _body_layouts(interpreter, results, scope), strict=True)):
+        result = interpreter.previous_value(v, scope)
+        branch_ends = [value for end in ends if (value := end[i]) is not None and value.rematerialize is None and value.copies]
         if result is None or not result.shape or not branch_ends:
-            out.append(planned)
+            layouts.append(planned)
             continue
-        first = [next(iter(held.versions)) for held in branch_ends]
-        choices = [at for at in (planned, *result.asked, *first) if not at.unreduced]
-        price = functools.partial(_branch_bytes, result, first, len(ends))
-        out.append(min(choices, key=price))
-    return out
+        branch_layouts = [next(iter(value.copies)) for value in branch_ends]
+        choices = [at for at in (planned, *result.requested, *branch_layouts) if not at.unreduced]
+        price = functools.partial(_branch_bytes, result, branch_layouts, len(ends))
+        layouts.append(min(choices, key=price))
+    return layouts
 
 
-def _branch_bytes(result: Held, first: Sequence[Layout], count: int, at: Layout) -> float:
-    """What is moved of a result of branches that lies in a layout: to be so in one branch of `count`, and as it is asked for."""
-    ends = sum(cost(end, at, result.shape, result.bits, result.region.mesh, STARTING) for end in first)
+def _branch_bytes(result: ShardedValue, first: Sequence[Layout], count: int, at: Layout) -> float:
+    """Bytes that a result of branches costs in a layout: to it, in one branch of `count`, and from it to the requested ones."""
+    ends = sum(reshard_cost(end, at, result.shape, result.bits, result.region.mesh, COLLECTIVE_LAUNCH_BYTES) for end in first)
     return _moved_bytes(at, result) + ends / count
 
 
-def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:
+def _select_where(which: ShardedValue, old: Array, now: Array, at: Layout) -> Array:
     """`now` where the batched predicate holds."""
     rank = which.rank
     mask = which.get(layout([dim.axes for dim in at.dims[:rank]]))
@@ -299,47 +322,53 @@ def _masked(which: Held, old: Array, now: Array, at: Layout) -> Array:
 
 
 @runs_dry
-def cond(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-    """Branches of local arrays; every device takes the same, as the index is whole on each."""
-    which, *rest = operands
+def cond(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+    """Branches of local arrays; the index is replicated, so all devices take the same branch."""
+    branch_index, *arguments = operands
     branches = eqn.params["branches"]
     platforms = eqn.params.get("branches_platforms")
-    scopes = [_scope_of(walker, scope, index, branch, i) for i, branch in enumerate(branches)]
+    scopes = [_scope_of(interpreter, scope, index, branch, i) for i, branch in enumerate(branches)]
     if platforms is not None:
-        kept = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
-        return run_body(walker, branches[kept], rest, scope.children[index][0] if scope is not None and index in scope.children else None)
-    ends = [_noted_results(walker, open_jaxpr(branch), inner) for branch, inner in zip(branches, scopes)]
-    result_layouts = _result_layouts(walker, eqn.outvars, scope, ends)
-    forward = walker.start is Start.FORWARD and not walker.before
-    at = [settled(held) for held in rest]
-    arrays = [held.get(where) for held, where in zip(rest, at)]
+        kept = next(i for i, names in enumerate(platforms) if names is None or interpreter.region.platform in names)
+        return run_body(
+            interpreter, branches[kept], arguments, scope.children[index][0] if scope is not None and index in scope.children else None
+        )
+    ends = [_previous_results(interpreter, open_jaxpr(branch), inner) for branch, inner in zip(branches, scopes)]
+    result_layouts = _result_layouts(interpreter, eqn.outvars, scope, ends)
+    forward = interpreter.hint is LayoutHint.FORWARD and not interpreter.previous_values
+    at = [settled_layout(value) for value in arguments]
+    arrays = [value.get(where) for value, where in zip(arguments, at)]
 
-    def taken(branch: Any, inner: Scope | None) -> Any:
+    def branch_function(branch: Any, inner: Scope | None) -> Any:
         @remembering()
         def run(*parts: Array) -> list[Array]:
-            made = run_body(walker, branch, _held(walker, parts, at, open_jaxpr(branch).invars, None), inner)
+            outputs = run_body(interpreter, branch, _body_arguments(interpreter, parts, at, open_jaxpr(branch).invars, None), inner)
             if forward and branch is branches[0]:
-                result_layouts[:] = [planned if held.remake is not None else settled(held) for held, planned in zip(made, result_layouts)]
-            return [held.get(where) for held, where in zip(made, result_layouts, strict=True)]
+                result_layouts[:] = [
+                    planned if value.rematerialize is not None else settled_layout(value) for value, planned in zip(outputs, result_layouts)
+                ]
+            return [value.get(where) for value, where in zip(outputs, result_layouts, strict=True)]
 
         return run
 
-    chosen = which.whole()
-    if walker.region.dry:
-        made, *_ = [taken(b, s)(*arrays) for b, s in zip(branches, scopes)]
+    branch_number = branch_index.whole()
+    if interpreter.region.dry:
+        outputs, *_ = [branch_function(b, s)(*arrays) for b, s in zip(branches, scopes)]
     else:
-        made = lax.switch(chosen, [taken(b, s) for b, s in zip(branches, scopes)], *arrays)
-    return [_result(walker, x, where, v) for x, where, v in zip(made, result_layouts, eqn.outvars, strict=True)]
+        outputs = lax.switch(branch_number, [branch_function(b, s) for b, s in zip(branches, scopes)], *arrays)
+    return [_result(interpreter, x, where, v) for x, where, v in zip(outputs, result_layouts, eqn.outvars, strict=True)]
 
 
 @runs_dry
-def platform_index(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+def platform_index(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
     """The number of the platform compiled for."""
     platforms = eqn.params["platforms"]
-    at = next(i for i, names in enumerate(platforms) if names is None or walker.region.platform in names)
+    at = next(i for i, names in enumerate(platforms) if names is None or interpreter.region.platform in names)
     aval: Any = eqn.outvars[0].aval
-    return [walker.constant(None if walker.region.dry else ops.full((), at, aval.dtype), aval)]
+    return [interpreter.constant(None if interpreter.region.dry else ops.full((), at, aval.dtype), aval)]
 
 
 HANDLERS: dict[str, Handler] = {"cond": cond, "platform_index": platform_index, "scan": scan, "while": while_loop}
-"""Primitive -> what runs it."""
+"""Primitive -> handler."""

@@ -18,8 +18,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather, all_to_all
-from shardy_py.backends.local.emit import as_bits, padded
-from shardy_py.backends.local.moves import STARTING
+from shardy_py.backends.local.reshard import as_bits, padded
+from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 from shardy_py.backends.local.tidy import Atom, Rewritten, everywhere, retraced, rewrite
 from shardy_py.passes.export.collective_bytes import received
 
@@ -87,7 +87,10 @@ def _names(eqn: JaxprEqn) -> tuple[Any, ...]:
 
 
 def _saves_scatter(size: int, k: int) -> bool:
-    return received("all_to_all", k, 2 * size, 2 * size) + STARTING * k < received("reduce_scatter", k, 4 * size, 4 * size // k) + STARTING
+    return (
+        received("all_to_all", k, 2 * size, 2 * size) + COLLECTIVE_LAUNCH_BYTES * k
+        < received("reduce_scatter", k, 4 * size, 4 * size // k) + COLLECTIVE_LAUNCH_BYTES
+    )
 
 
 def _saves_sum(size: int, k: int, gathered: int) -> bool:
@@ -99,8 +102,8 @@ def _saves_sum(size: int, k: int, gathered: int) -> bool:
         gathered: Bytes of an element of the sums that devices send around.
     """
     part = -(-size // k)
-    bits = 2 * size + STARTING if k == 2 else (k - 1) * part * (2 + gathered) + STARTING * (k + 1)
-    return bits < received("all_reduce", k, 4 * size, 4 * size) + STARTING
+    bits = 2 * size + COLLECTIVE_LAUNCH_BYTES if k == 2 else (k - 1) * part * (2 + gathered) + COLLECTIVE_LAUNCH_BYTES * (k + 1)
+    return bits < received("all_reduce", k, 4 * size, 4 * size) + COLLECTIVE_LAUNCH_BYTES
 
 
 FEW = 8

@@ -6,32 +6,34 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import block_index
-from shardy_py.backends.local.held import Held
-from shardy_py.backends.local.layouts import dim_axes, layout, names, ways
-from shardy_py.backends.local.walk import Handler, Walker, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.layouts import dim_axes, layout, names, num_shards
+from shardy_py.backends.local.local_rule import block_index
+from shardy_py.backends.local.sharded_value import ShardedValue
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.partial_sums import first_of
 
 
 @runs_dry
-def partial_sums(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-    """What waits to be summed over the axes of the first dimension; what does not is on the first device along them."""
-    (held,) = operands
+def partial_sums(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+) -> list[ShardedValue]:
+    """Partial sums over the axes of the first dimension; sums that are reduced stand on the first device along them."""
+    (value,) = operands
     parts = eqn.params["parts"]
-    region = held.region
-    planned = walker.planned(eqn.outvars[0], scope)
-    axes, *rest = dim_axes(planned) if planned is not None else ((), *(() for _ in held.shape))
-    if ways(axes, region.mesh) != parts:
+    region = value.region
+    planned = interpreter.planned(eqn.outvars[0], scope)
+    axes, *rest = dim_axes(planned) if planned is not None else ((), *(() for _ in value.shape))
+    if num_shards(axes, region.mesh) != parts:
         axes = ()
-    waiting = max(([a for a in version.unreduced if a in axes] for version in held.versions), key=len, default=[])
+    waiting = max(([a for a in source.unreduced if a in axes] for source in value.copies), key=len, default=[])
     at = layout(rest, waiting)
-    known = at in held.asked
-    x = held.get(at)
-    if not known:  # What is wanted is all of the sums, should they wait the next time.
-        del held.asked[at]
-        held.asked[layout(rest, axes)] = None
-    made = Held(region, (parts, *held.shape), held.dtype)
+    was_requested = at in value.requested
+    x = value.get(at)
+    if not was_requested:  # the next run may have more of the sums partial
+        del value.requested[at]
+        value.requested[layout(rest, axes)] = None
+    result = ShardedValue(region, (parts, *value.shape), value.dtype)
     if not region.dry:
         left = tuple(axis for axis in axes if axis not in waiting)
         if not axes:
@@ -40,9 +42,9 @@ def partial_sums(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held]
             x = ops.expand_dims(x, 0)
             if left:
                 x = ops.select(lax.broadcast(block_index(names(left)) == 0, x.shape), x, ops.full_like(x, 0))
-    made.versions = {layout((axes, *rest)): x}
-    return [made]
+    result.copies = {layout((axes, *rest)): x}
+    return [result]
 
 
 HANDLERS: dict[str, Handler] = {"partial_sums": partial_sums}
-"""Primitive -> what runs it."""
+"""Primitive -> handler."""

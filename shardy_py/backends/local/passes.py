@@ -37,12 +37,12 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spelling: Ma
     tidy = transposed_products(tidied(unrolled(jaxpr, sizes)))
     jaxpr = without_idle_carries(tidy, sizes)
     jaxpr = jaxpr if jaxpr is tidy else tidied(jaxpr)
-    moved = summed_late(hoisted(jaxpr, sizes), sizes)
+    improved_ = summed_late(hoisted(jaxpr, sizes), sizes)
     if platform == "cpu":
-        moved = narrow_sums(moved, sizes)
+        improved_ = narrow_sums(improved_, sizes)
     elif platform == "tpu":
-        moved = scattered_by_axis(moved, sizes, spelling or {})
-    packed = combined(moved if moved is jaxpr else tidied(moved), sizes, PACKED)
+        improved_ = scattered_by_axis(improved_, sizes, spelling or {})
+    packed = combined(improved_ if improved_ is jaxpr else tidied(improved_), sizes, PACKED)
     return out_of_place(packed, sizes) if platform == "cpu" else packed
 
 

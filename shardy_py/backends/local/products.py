@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_inexact, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_inexact, make_rule
 
 
-def dot_general(equation: Equation) -> Form | None:
+def dot_general(equation: Equation) -> LocalRule | None:
     """Batch and free dimensions pass through; contracted ones leave partial sums."""
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
     lhs_shape, rhs_shape = equation.shapes
@@ -32,7 +32,7 @@ def dot_general(equation: Equation) -> Form | None:
                 out.append(dims[d])
     rule = make_rule(sizes, [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)]], [out], reduction=reduction)
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         x, y = arrays
         for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
             x = local.mask(x, a, lhs[a], 0)
@@ -40,8 +40,8 @@ def dot_general(equation: Equation) -> Form | None:
         return local.apply(x, y)
 
     linear = ((0,), (1,)) if is_inexact(equation.result_dtypes[0]) else ()
-    return Form(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.002)
+    return LocalRule(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.002)
 
 
-FORMS: dict[str, Builder] = {"dot_general": dot_general}
+LOCAL_RULES: dict[str, Builder] = {"dot_general": dot_general}
 """Primitive -> form."""

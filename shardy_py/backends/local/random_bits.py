@@ -16,8 +16,8 @@ from jax.extend.random import threefry2x32_p
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.elementwise import pointwise
-from shardy_py.backends.local.form import Array, Builder, Equation, Form, Local, make_rule
 from shardy_py.backends.local.iota import linear_index
+from shardy_py.backends.local.local_rule import Array, Builder, Equation, LocalContext, LocalRule, make_rule
 from shardy_py.frontends.context import gamma_draw
 
 
@@ -40,7 +40,7 @@ _HASHES = frozenset({"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>"})
 """Key types of generators that hash a key with a counter."""
 
 
-def _hashed(local: Local, keys: Array, shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
+def _hashed(local: LocalContext, keys: Array, shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
     """Hashes of the positions in arrays of a global shape, one for every key; this device's part of them."""
     data = jax.random.key_data(keys)
     lead = keys.ndim
@@ -51,7 +51,7 @@ def _hashed(local: Local, keys: Array, shape: tuple[int, ...], result: tuple[int
     return first, second
 
 
-def _drawn(equation: Equation, draws: Any) -> Form | None:
+def _drawn(equation: Equation, draws: Any) -> LocalRule | None:
     """Dimensions of the keys and of what is drawn with each pass through."""
     (keys,), (dtype,) = equation.shapes, equation.dtypes
     (out,) = equation.result_shapes
@@ -63,15 +63,15 @@ def _drawn(equation: Equation, draws: Any) -> Form | None:
     whole = () if splits else range(len(keys), rank)
     rule = make_rule(out, [range(len(keys))], [range(rank)], whole=whole)
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         if not any(local.names(f) for f in range(len(keys), rank)):
             return local.bind(*arrays)
         return [draws(*_hashed(local, arrays[0], shape, local.result_shape(0)))]
 
-    return Form(rule, run, uneven=frozenset(range(rank)) - frozenset(whole), weight=0.1)
+    return LocalRule(rule, run, uneven=frozenset(range(rank)) - frozenset(whole), weight=0.1)
 
 
-def random_bits(equation: Equation) -> Form | None:
+def random_bits(equation: Equation) -> LocalRule | None:
     """Bits of a width."""
     width = equation.params["bit_width"]
     dtype = equation.result_dtypes[0]
@@ -90,12 +90,12 @@ def _keys(first: Array, second: Array) -> Array:
     return jax.random.wrap_key_data(jnp.stack([first, second], axis=-1), impl="threefry2x32")
 
 
-def random_split(equation: Equation) -> Form | None:
+def random_split(equation: Equation) -> LocalRule | None:
     """New keys from each key."""
     return _drawn(equation, _keys)
 
 
-def random_fold_in(equation: Equation) -> Form | None:
+def random_fold_in(equation: Equation) -> LocalRule | None:
     """A key and a number make a key; dimensions of one element are stretched."""
     if not _is_batched(equation.dtypes[0]):
         return None
@@ -114,14 +114,14 @@ def random_fold_in(equation: Equation) -> Form | None:
                 dims.append(len(sizes) - 1)
         tensors.append(dims)
     rule = make_rule(sizes, tensors, [range(len(out))], whole=whole)
-    return Form(rule, _run, uneven=frozenset(range(len(out))), weight=0.1)
+    return LocalRule(rule, _run, uneven=frozenset(range(len(out))), weight=0.1)
 
 
-def _run(local: Local, arrays: list) -> list:
+def _run(local: LocalContext, arrays: list) -> list:
     return local.bind(*arrays)
 
 
-def keyed(equation: Equation) -> Form | None:
+def keyed(equation: Equation) -> LocalRule | None:
     """Keys made of numbers, or the other way round: what one key is made of is whole."""
     (shape,), (out,) = equation.shapes, equation.result_shapes
     if equation.name == "random_seed" and getattr(equation.result_dtypes[0], "name", "") == "key<urbg>":
@@ -129,10 +129,10 @@ def keyed(equation: Equation) -> Form | None:
     longer = max(shape, out, key=len)
     common = min(len(shape), len(out))
     rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
-    return Form(rule, _run, uneven=frozenset(range(common)))
+    return LocalRule(rule, _run, uneven=frozenset(range(common)))
 
 
-def random_gamma(equation: Equation) -> Form | None:
+def random_gamma(equation: Equation) -> LocalRule | None:
     """A key for every number is made of a key and the number's position; the dimensions of both pass through."""
     keys, shape = equation.shapes
     draw = gamma_draw()
@@ -144,7 +144,7 @@ def random_gamma(equation: Equation) -> Form | None:
     whole = () if splits else rank[len(keys) :]
     rule = make_rule(shape, [rank[: len(keys)], rank], [rank], whole=whole)
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         if draw is None or not any(local.names(f) for f in rank[len(keys) :]):
             return local.bind(*arrays)
         given, alphas = arrays
@@ -153,10 +153,10 @@ def random_gamma(equation: Equation) -> Form | None:
         drawn = jax.vmap(lambda key, alpha: one(key, alpha, log))(each.reshape(-1), alphas.reshape(-1))
         return [drawn.reshape(alphas.shape)]
 
-    return Form(rule, run, uneven=frozenset(rank) - frozenset(whole), weight=1.0)
+    return LocalRule(rule, run, uneven=frozenset(rank) - frozenset(whole), weight=1.0)
 
 
-FORMS: dict[str, Builder] = {
+LOCAL_RULES: dict[str, Builder] = {
     **dict.fromkeys(("philox2x32", "philox4x32", "threefry2x32", "threefry4x32"), pointwise),
     "random_bits": random_bits,
     "random_fold_in": random_fold_in,

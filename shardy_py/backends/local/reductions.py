@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, identity_fill, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, identity_fill, make_rule
 
 COMBINES = {
     "reduce_and": "and",
@@ -15,7 +15,7 @@ COMBINES = {
 }
 
 
-def reduction(equation: Equation) -> Form | None:
+def reduction(equation: Equation) -> LocalRule | None:
     """Reduced dimensions leave partial results."""
     (shape,) = equation.shapes
     axes = set(equation.params["axes"])
@@ -24,14 +24,14 @@ def reduction(equation: Equation) -> Form | None:
     rule = make_rule(shape, [rank], [[d for d in rank if d not in axes]], reduction=sorted(axes))
     fill = identity_fill(combine, equation.dtypes[0])
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         (x,) = arrays
         for d in sorted(axes):
             x = local.mask(x, d, d, fill)
         return local.apply(x)
 
-    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if combine == "add" else ())
+    return LocalRule(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if combine == "add" else ())
 
 
-FORMS: dict[str, Builder] = dict.fromkeys(COMBINES, reduction)
+LOCAL_RULES: dict[str, Builder] = dict.fromkeys(COMBINES, reduction)
 """Primitive -> form."""

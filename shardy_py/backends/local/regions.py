@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.annotations import identity
 from shardy_py.backends.local.calls import only_child, run_body
-from shardy_py.backends.local.form import bind
-from shardy_py.backends.local.held import Held, Region
-from shardy_py.backends.local.layouts import Axes, Layout, layout, nests, replicated, ways
-from shardy_py.backends.local.loops import settled
-from shardy_py.backends.local.walk import Handler, Walker, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.layouts import Axes, Layout, layout, nests, num_shards, replicated
+from shardy_py.backends.local.local_rule import bind
+from shardy_py.backends.local.loops import settled_layout
+from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.errors import MeshError
 from shardy_py.frontends.importer import Scope
@@ -39,17 +39,23 @@ def handlers(rename: Rename) -> dict[str, Handler]:
     """
 
     @runs_dry
-    def run_shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-        return _shard_map(walker, eqn, index, operands, scope, rename)
+    def run_shard_map(
+        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+    ) -> list[ShardedValue]:
+        return _shard_map(interpreter, eqn, index, operands, scope, rename)
 
     @runs_dry
-    def run_collective(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
-        return _collective(walker, eqn, operands, rename)
+    def run_collective(
+        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+    ) -> list[ShardedValue]:
+        return _collective(interpreter, eqn, operands, rename)
 
     @runs_dry
-    def axis_index(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None) -> list[Held]:
+    def axis_index(
+        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
+    ) -> list[ShardedValue]:
         names = rename(_named(eqn.params["axis_name"]))
-        return [walker.constant(None if walker.region.dry else lax.axis_index(names), eqn.outvars[0].aval)]
+        return [interpreter.constant(None if interpreter.region.dry else lax.axis_index(names), eqn.outvars[0].aval)]
 
     return {
         "axis_index": axis_index,
@@ -63,13 +69,15 @@ def _named(axes: Any) -> tuple[str, ...]:
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
 
 
-def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], scope: Scope | None, rename: Rename) -> list[Held]:
+def _shard_map(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None, rename: Rename
+) -> list[ShardedValue]:
     """The body on blocks of the operands, with a walker whose region has only the axes that are left."""
-    params, body, sizes = eqn.params, eqn.params["jaxpr"], walker.mesh.shape
-    own = [name for name in params["mesh"].axis_names if name in params["newly_manual_axes"]]
-    manual = rename(own)
+    params, body, sizes = eqn.params, eqn.params["jaxpr"], interpreter.mesh.shape
+    own_axes = [name for name in params["mesh"].axis_names if name in params["newly_manual_axes"]]
+    manual = rename(own_axes)
     shape = params["mesh"].shape
-    if any(math.prod(sizes.get(part, 0) for part in rename((name,))) != shape[name] for name in own):
+    if any(math.prod(sizes.get(part, 0) for part in rename((name,))) != shape[name] for name in own_axes):
         axes = ", ".join(f"{name}={size}" for name, size in shape.items())
         place = locate(eqn.source_info)
         raise MeshError(
@@ -79,10 +87,10 @@ def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
             fix='give the shard_map the mesh that is planned for, call it outside of the function, or use lowering="jit"',
         )
     left = Mesh(tuple((name, size) for name, size in sizes.items() if name not in manual))
-    region = Region(left, walker.region.platform, dry=walker.region.dry)
-    region.trips = walker.region.trips
-    inner = _Inner(region, walker.layout_of, walker.reading, walker.previous, walker.start)
-    inner.findings, inner.made = walker.findings, walker.made
+    region = RegionContext(left, interpreter.region.platform, dry=interpreter.region.dry)
+    region.trips = interpreter.region.trips
+    inner = _Inner(region, interpreter.layout_of, interpreter.analysis, interpreter.previous, interpreter.hint)
+    inner.findings, inner.values = interpreter.findings, interpreter.values
     child = only_child(scope, index)
 
     def cut(spec: PartitionSpec, rank: int) -> list[Axes]:
@@ -90,22 +98,22 @@ def _shard_map(walker: Walker, eqn: JaxprEqn, index: int, operands: list[Held], 
         return [tuple(AxisRef(name) for name in entry if sizes[name] > 1) for entry in (*entries, *[()] * (rank - len(entries)))]
 
     arguments = []
-    for held, v, spec in zip(operands, body.invars, params["in_specs"], strict=True):
-        outer, free = _within(cut(spec, held.rank), _free(inner.planned(v, child), held.rank, left), held.shape, walker.mesh)
-        arguments.append(inner.hold(held.get(outer), free, tuple(getattr(v.aval, "shape", ())), held.dtype, uses=1))
-    out = []
-    for held, v, spec in zip(inner.jaxpr(body, [], arguments, child), eqn.outvars, params["out_specs"], strict=True):
+    for value, v, spec in zip(operands, body.invars, params["in_specs"], strict=True):
+        outer, free = _within(cut(spec, value.rank), _free(inner.planned(v, child), value.rank, left), value.shape, interpreter.mesh)
+        arguments.append(inner.new_value(value.get(outer), free, tuple(getattr(v.aval, "shape", ())), value.dtype, uses=1))
+    results = []
+    for value, v, spec in zip(inner.jaxpr(body, [], arguments, child), eqn.outvars, params["out_specs"], strict=True):
         shape = tuple(getattr(v.aval, "shape", ()))
-        at, free = _within(cut(spec, held.rank), settled(held), shape, walker.mesh)
-        out.append(walker.hold(held.get(free), at, shape, held.dtype))
-    walker.region.spent += region.spent
-    return out
+        at, free = _within(cut(spec, value.rank), settled_layout(value), shape, interpreter.mesh)
+        results.append(interpreter.new_value(value.get(free), at, shape, value.dtype))
+    interpreter.region.spent += region.spent
+    return results
 
 
-class _Inner(Walker):
+class _Inner(Interpreter):
     """Runs a body. Arrays in it remember the mesh that it was traced under; their views do not."""
 
-    def constant(self, value: Any, aval: Any) -> Held:
+    def constant(self, value: Any, aval: Any) -> ShardedValue:
         """A value that every device has."""
         return super().constant(value.view() if isinstance(value, np.ndarray) else value, aval)
 
@@ -132,19 +140,19 @@ def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Me
     inner = []
     for size, outer, dim in zip(shape, manual, free.dims, strict=True):
         axes = dim.axes
-        while axes and not nests(size, ways(outer, mesh), ways(axes, mesh)):
+        while axes and not nests(size, num_shards(outer, mesh), num_shards(axes, mesh)):
             axes = axes[:-1]
         inner.append(axes)
     return layout([(*outer, *axes) for outer, axes in zip(manual, inner)]), layout(inner)
 
 
-def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Rename) -> list[Held]:
+def _collective(interpreter: Interpreter, eqn: JaxprEqn, operands: list[ShardedValue], rename: Rename) -> list[ShardedValue]:
     """The user's collective over manual axes; dimensions that it does not rearrange may be cut over the others."""
     name = eqn.primitive.name
     dims = tuple(axis for axis in _named(eqn.params.get("axes", ())) if isinstance(axis, int))
     if dims:  # of a named axis that jax.vmap has made a dimension of
-        body = _reduction(name, dims, tuple((held.shape, held.dtype) for held in operands))
-        operands = run_body(walker, body, operands, None)
+        body = _reduction(name, dims, tuple((value.shape, value.dtype) for value in operands))
+        operands = run_body(interpreter, body, operands, None)
         names = tuple(axis for axis in _named(eqn.params["axes"]) if axis not in dims)
         if not names:
             return operands
@@ -153,18 +161,18 @@ def _collective(walker: Walker, eqn: JaxprEqn, operands: list[Held], rename: Ren
     eqn = eqn.replace(params=params)
     touched = _touched(name, params)
     run = _PLAIN.get(name, lambda eqn, arrays: bind(eqn, arrays, eqn.params))
-    if walker.region.dry:
+    if interpreter.region.dry:
         run = _nothing
     if touched is None:
         why = f"{name} rearranges all dimensions, so it takes operands that are whole along the axes that are not manual"
-        walker.gathers(eqn, operands, "runs-whole", why, "make those axes manual too")
-        made = run(eqn, [held.whole() for held in operands])
-        return [walker.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
-    at = [layout([() if d in touched else dim.axes for d, dim in enumerate(settled(held).dims)]) for held in operands]
-    made = run(eqn, [held.get(where) for held, where in zip(operands, at)])
-    equation = walker.reading.equation(eqn)
+        interpreter.report_gathers(eqn, operands, "runs-whole", why, "make those axes manual too")
+        made = run(eqn, [value.whole() for value in operands])
+        return [interpreter.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+    at = [layout([() if d in touched else dim.axes for d, dim in enumerate(settled_layout(value).dims)]) for value in operands]
+    made = run(eqn, [value.get(where) for value, where in zip(operands, at)])
+    equation = interpreter.analysis.equation(eqn)
     return [
-        walker.hold(x, where, shape, dtype)
+        interpreter.new_value(x, where, shape, dtype)
         for x, where, shape, dtype in zip(made, at, equation.result_shapes, equation.result_dtypes, strict=True)
     ]
 

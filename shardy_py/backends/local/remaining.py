@@ -11,24 +11,24 @@ from jax import numpy as jnp
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import psum
 from shardy_py.backends.local.elementwise import pointwise
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
-from shardy_py.backends.local.moves import STARTING
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule
+from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 
 
-def bitcast_convert_type(equation: Equation) -> Form | None:
+def bitcast_convert_type(equation: Equation) -> LocalRule | None:
     """Every dimension passes through but the last one, which elements of another width are cut into or put together from."""
     (shape,), (out,) = equation.shapes, equation.result_shapes
     longer = max(shape, out, key=len)
     common = min(len(shape), len(out))
     rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
-    return Form(rule, _run, uneven=frozenset(range(common)))
+    return LocalRule(rule, _run, uneven=frozenset(range(common)))
 
 
-def _run(local: Local, arrays: list) -> list:
+def _run(local: LocalContext, arrays: list) -> list:
     return local.bind(*arrays)
 
 
-def reduce(equation: Equation) -> Form | None:
+def reduce(equation: Equation) -> LocalRule | None:
     """A reduction with a computation of the user's: what is reduced is whole, as nothing is known of the computation."""
     shape = equation.shapes[0]
     count = len(equation.shapes) // 2
@@ -38,31 +38,31 @@ def reduce(equation: Equation) -> Form | None:
     if any(equation.shapes[count:]):
         return None
     rule = make_rule(shape, [*[rank] * count, *[()] * count], [kept] * count, whole=dimensions)
-    return Form(rule, _run, uneven=frozenset(kept))
+    return LocalRule(rule, _run, uneven=frozenset(kept))
 
 
-def empty(equation: Equation) -> Form | None:
+def empty(equation: Equation) -> LocalRule | None:
     """An array of any numbers, at its local size."""
     (shape,) = equation.result_shapes
     rank = range(len(shape))
     if "shape" not in equation.params:
         return None
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         return local.bind(shape=local.result_shape(0))
 
-    return Form(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
+    return LocalRule(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 
 
-def rng_uniform(equation: Equation) -> Form | None:
+def rng_uniform(equation: Equation) -> LocalRule | None:
     """Numbers that are others every time, and on every device: those of the first device are everybody's."""
     (shape,), (dtype,) = equation.result_shapes, equation.result_dtypes
     rank = range(len(shape))
 
-    def moved(ways: Sequence[int]) -> int:
-        return 2 * math.prod(shape) * dtype.itemsize + STARTING
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        return 2 * math.prod(shape) * dtype.itemsize + COLLECTIVE_LAUNCH_BYTES
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         (x,) = local.bind(*arrays)
         names = tuple(name for name, size in local.sizes.items() if size > 1)
         if not names:
@@ -70,10 +70,10 @@ def rng_uniform(equation: Equation) -> Form | None:
         first = jnp.broadcast_to(lax.axis_index(names) == 0, x.shape)
         return [psum(ops.select(first, x, ops.full_like(x, 0)), names)]
 
-    return Form(make_rule(shape, [()] * len(equation.shapes), [rank], whole=rank), run, moved=moved)
+    return LocalRule(make_rule(shape, [()] * len(equation.shapes), [rank], whole=rank), run, bytes_inside=bytes_inside)
 
 
-FORMS: dict[str, Builder] = {
+LOCAL_RULES: dict[str, Builder] = {
     "bitcast_convert_type": bitcast_convert_type,
     "empty": empty,
     "reduce": reduce,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardy_py.backends.local.layouts import Axes, Layout, layout, ways
+from shardy_py.backends.local.layouts import Axes, Layout, layout, num_shards
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 
 
@@ -19,7 +19,7 @@ def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: fro
         rule: The rule of the equation.
         axes: The axes of each factor.
         mesh: The region's mesh.
-        uneven: See `Form`.
+        uneven: See `LocalRule`.
         exchanges: Whether the form exchanges data along permutation factors.
 
     Returns:
@@ -38,7 +38,7 @@ def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: fro
         if kind is FactorType.NEED_REPLICATION or (kind is FactorType.PERMUTATION and not exchanges):
             left[factor] = ()
         elif factor not in uneven:
-            while size % ways(left[factor], mesh):
+            while size % num_shards(left[factor], mesh):
                 left[factor] = left[factor][:-1]
     if rule.has_compound_dims:
         _keep_contiguous(rule, left, mesh)
@@ -54,11 +54,11 @@ def _keep_contiguous(rule: OpShardingRule, left: list[Axes], mesh: Mesh) -> None
         for dim in compound:
             single = True
             for factor in dim:
-                count, size = ways(left[factor], mesh), rule.factor_sizes[factor]
+                count, size = num_shards(left[factor], mesh), rule.factor_sizes[factor]
                 if left[factor] and (not single or size % count):
                     left[factor] = left[factor][:-1] if single else ()
                     changed = True
-                    count = ways(left[factor], mesh)
+                    count = num_shards(left[factor], mesh)
                 single = single and count == size
 
 

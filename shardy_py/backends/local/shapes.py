@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, as_is, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, make_rule
 from shardy_py.ir import Block, Op, TensorType
 from shardy_py.rules import rule_for
 
 
-def broadcast_in_dim(equation: Equation) -> Form | None:
+def broadcast_in_dim(equation: Equation) -> LocalRule | None:
     """Dimensions of the operand pass through; new ones are made at their local size."""
     (shape, *dynamic), (out,) = equation.shapes, equation.result_shapes
     if dynamic:
@@ -24,30 +24,30 @@ def broadcast_in_dim(equation: Equation) -> Form | None:
             whole.append(len(sizes) - 1)
             dims.append(len(sizes) - 1)
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         return local.apply(*arrays, shape=local.result_shape(0))
 
-    return Form(make_rule(sizes, [dims], [range(len(out))], whole=whole), run, uneven=frozenset(range(len(out))), linear=((0,),))
+    return LocalRule(make_rule(sizes, [dims], [range(len(out))], whole=whole), run, uneven=frozenset(range(len(out))), linear=((0,),))
 
 
-def transpose(equation: Equation) -> Form | None:
+def transpose(equation: Equation) -> LocalRule | None:
     """Every dimension passes through."""
     (shape,) = equation.shapes
     out = equation.params["permutation"]
     rank = range(len(shape))
-    return Form(make_rule(shape, [rank], [out]), as_is, uneven=frozenset(rank), linear=((0,),))
+    return LocalRule(make_rule(shape, [rank], [out]), as_is, uneven=frozenset(rank), linear=((0,),))
 
 
-def squeeze(equation: Equation) -> Form | None:
+def squeeze(equation: Equation) -> LocalRule | None:
     """Dimensions that stay pass through."""
     (shape,) = equation.shapes
     dropped = {d % len(shape) for d in equation.params["dimensions"]}
     rank = range(len(shape))
     rule = make_rule(shape, [rank], [[d for d in rank if d not in dropped]], whole=sorted(dropped))
-    return Form(rule, as_is, uneven=frozenset(rank) - dropped, linear=((0,),))
+    return LocalRule(rule, as_is, uneven=frozenset(rank) - dropped, linear=((0,),))
 
 
-def reshape(equation: Equation) -> Form | None:
+def reshape(equation: Equation) -> LocalRule | None:
     """Runs of dimensions with equal products share factors, as in the rule of `stablehlo.reshape`."""
     (shape, *dynamic), (out,) = equation.shapes, equation.result_shapes
     if dynamic:
@@ -63,7 +63,7 @@ def reshape(equation: Equation) -> Form | None:
     back = [mapping[order.index(d)] for d in range(len(shape))]
     rule = make_rule(rule.factor_sizes, [back], [made], whole=sorted({*rule.need_replication, *(before ^ after)}))
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         (x,), made = arrays, local.result_shape(0)
         x = ops.transpose(x, order)
         return [x] if x.shape == made else local.apply(x, new_sizes=made, dimensions=None)
@@ -71,10 +71,10 @@ def reshape(equation: Equation) -> Form | None:
     alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]
     shared = {f for mapping in rule.mappings for dim in mapping if len(dim) > 1 for f in dim}
     same = [f for f in alone if f not in shared and alone.count(f) == 2]
-    return Form(rule, run, uneven=frozenset(same), linear=((0,),))
+    return LocalRule(rule, run, uneven=frozenset(same), linear=((0,),))
 
 
-FORMS: dict[str, Builder] = {
+LOCAL_RULES: dict[str, Builder] = {
     "broadcast_in_dim": broadcast_in_dim,
     "reshape": reshape,
     "squeeze": squeeze,

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from jax.extend.core import Literal
 
 from shardy_py.backends.local import halo, ops
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, is_key, make_rule, zero_of_sums
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_key, make_rule, zero_of_sums
 from shardy_py.backends.local.windows import Window, Windowed
 
 Array = Any
@@ -46,7 +46,7 @@ class Steps:
 
 
 @functools.lru_cache(maxsize=4096)
-def steps(size: int, start: int, stride: int, count: int, ways: int) -> Steps:
+def steps(size: int, start: int, stride: int, count: int, num_shards: int) -> Steps:
     """The way from blocks of a dimension to blocks of a slice of it.
 
     Args:
@@ -54,15 +54,15 @@ def steps(size: int, start: int, stride: int, count: int, ways: int) -> Steps:
         start: First element of the slice.
         stride: How far apart its elements are.
         count: How many there are.
-        ways: Into how many blocks both are cut.
+        num_shards: Into how many blocks both are cut.
     """
-    block, out = -(-size // ways), -(-count // ways)
-    starts = tuple(t * out for t in range(ways))
+    block, out = -(-size // num_shards), -(-count // num_shards)
+    starts = tuple(t * out for t in range(num_shards))
     if stride == 1:
-        plan = halo.planned(size, ways, [start + s for s in starts], out)
-        return Steps((0,) * ways, 1, block, plan)
+        plan = halo.planned(size, num_shards, [start + s for s in starts], out)
+        return Steps((0,) * num_shards, 1, block, plan)
     have, offsets = [], []
-    for has in halo.blocks(size, ways):
+    for has in halo.blocks(size, num_shards):
         first = min(max(0, -(-(has.start - start) // stride)), count)
         last = min(max(first, -(-(has.stop - start) // stride)), count)
         have.append(halo.Have(first, first, last, has.device))
@@ -71,7 +71,7 @@ def steps(size: int, start: int, stride: int, count: int, ways: int) -> Steps:
     return Steps(tuple(offsets), stride, most, halo.exchange(tuple(have), starts, out, most))
 
 
-def stepped(x: Array, dim: int, local: Local, factor: int, at: Steps) -> Array:
+def stepped(x: Array, dim: int, local: LocalContext, factor: int, at: Steps) -> Array:
     """A block of a slice of a dimension."""
     names, index = local.names(factor), local.index(factor)
     if at.stride != 1:
@@ -82,7 +82,7 @@ def stepped(x: Array, dim: int, local: Local, factor: int, at: Steps) -> Array:
     return halo.run(x, dim, names, local, at.exchange)
 
 
-def slice_(equation: Equation) -> Form | None:
+def slice_(equation: Equation) -> LocalRule | None:
     """Dimensions that are taken whole pass through; of the others blocks fetch what they lack."""
     if refuses(equation):
         return None
@@ -92,7 +92,7 @@ def slice_(equation: Equation) -> Form | None:
     return _sliced(equation, shape, [(out, starts, strides)])
 
 
-def split(equation: Equation) -> Form | None:
+def split(equation: Equation) -> LocalRule | None:
     """Slices that follow each other."""
     (shape,) = equation.shapes
     if 0 in shape or any(map(is_key, equation.dtypes)):
@@ -106,7 +106,7 @@ def split(equation: Equation) -> Form | None:
     return _sliced(equation, shape, results)
 
 
-def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part], given: bool = True) -> Form:
+def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part], given: bool = True) -> LocalRule:
     """A form of slices of one operand.
 
     Args:
@@ -127,18 +127,20 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
         sizes.append(1)
         dims[d] = len(sizes) - 1
 
-    def moved(ways: Sequence[int]) -> int:
+    def bytes_inside(num_shards: Sequence[int]) -> int:
         total = 0
         for out, starts, strides in itertools.compress(results, needed):
-            local = [-(-n // ways[d]) if d not in cuts or (ways[d] > 1 and d in moving) else out[d] for d, n in enumerate(shape)]
+            local = [
+                -(-n // num_shards[d]) if d not in cuts or (num_shards[d] > 1 and d in moving) else out[d] for d, n in enumerate(shape)
+            ]
             for d in moving:
-                if ways[d] > 1:
-                    at = steps(shape[d], starts[d], strides[d], out[d], ways[d])
+                if num_shards[d] > 1:
+                    at = steps(shape[d], starts[d], strides[d], out[d], num_shards[d])
                     total += at.exchange.cost(math.prod(n for i, n in enumerate(local) if i != d) * dtype.itemsize)
-                    local[d] = -(-out[d] // ways[d])
+                    local[d] = -(-out[d] // num_shards[d])
         return total
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         made = []
         for i, (out, starts, strides) in enumerate(results):
             (x,) = arrays
@@ -157,7 +159,7 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
             x = ops.slice(x, begins, ends, every)
             for d in moving:
                 if local.names(d):
-                    x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.ways(d)))
+                    x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.num_shards(d)))
             if givers:
                 x = ops.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, ops.full_like(x, zero_of_sums(dtype)))
             made.append(x)
@@ -166,10 +168,12 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
     rule = make_rule(sizes, [rank], [dims] * len(results), reduction=single, whole=[dims[d] for d in single], permutation=moving)
     combine = "or" if dtype == jnp.bool_ else "add"
     others = (_sliced(equation, shape, results, given=False),) if single else ()
-    return Form(rule, run, combine, uneven=frozenset(rank), linear=((0,),), moved=moved if moving else None, alternatives=others)
+    return LocalRule(
+        rule, run, combine, uneven=frozenset(rank), linear=((0,),), bytes_inside=bytes_inside if moving else None, alternatives=others
+    )
 
 
-def pad(equation: Equation) -> Form | None:
+def pad(equation: Equation) -> LocalRule | None:
     """Dimensions without padding pass through; of the others blocks fetch what has moved into them."""
     if refuses(equation):
         return None
@@ -183,7 +187,7 @@ def pad(equation: Equation) -> Form | None:
     )
     operand = Windowed(tuple((d,) for d in rank), shape, jnp.dtype(equation.dtypes[0]).itemsize, windows)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, fill = arrays
         at = operand.opened(local, x, fill, [(low, high) for low, high, _ in config], [inner + 1 for _, _, inner in config])
         return local.bind(at.array, fill, padding_config=tuple((*p, s - 1) for p, s in zip(at.padding, at.dilation)))
@@ -192,10 +196,10 @@ def pad(equation: Equation) -> Form | None:
     is_zero = isinstance(fill, Literal) and not fill.val
     rule = make_rule(shape, [rank, ()], [rank], permutation=[d for d, _ in windows])
     linear = ((0, 1), (0,)) if is_zero else ((0, 1),)
-    return Form(rule, run, uneven=frozenset(rank), linear=linear, moved=operand.moved if windows else None)
+    return LocalRule(rule, run, uneven=frozenset(rank), linear=linear, bytes_inside=operand.bytes_inside if windows else None)
 
 
-def concatenate(equation: Equation) -> Form | None:
+def concatenate(equation: Equation) -> LocalRule | None:
     """Other dimensions pass through; a block of the result is put together from the operands' blocks it lies on."""
     (out,) = equation.result_shapes
     if 0 in out or any(map(is_key, equation.dtypes)):
@@ -208,42 +212,42 @@ def concatenate(equation: Equation) -> Form | None:
     operands = tuple(range(len(equation.shapes)))
     if len(sizes) == 1:
         rule = make_rule(out, [rank for _ in operands], [rank])
-        return Form(rule, lambda local, arrays: [arrays[some[0]]], uneven=frozenset(rank), linear=(operands,))
+        return LocalRule(rule, lambda local, arrays: [arrays[some[0]]], uneven=frozenset(rank), linear=(operands,))
 
-    def moved(ways: Sequence[int]) -> int:
-        if ways[dim] == 1:
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        if num_shards[dim] == 1:
             return 0
-        others = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(out, ways, strict=True)) if d != dim)
-        return joined(tuple(sizes), ways[dim]).cost(others * row)
+        others = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(out, num_shards, strict=True)) if d != dim)
+        return joined(tuple(sizes), num_shards[dim]).cost(others * row)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         names = local.names(dim)
         if not names:
             return local.bind(*arrays)
-        return [halo.run(ops.concatenate([arrays[i] for i in some], dim), dim, names, local, joined(tuple(sizes), local.ways(dim)))]
+        return [halo.run(ops.concatenate([arrays[i] for i in some], dim), dim, names, local, joined(tuple(sizes), local.num_shards(dim)))]
 
     rule = make_rule(out, [rank for _ in operands], [rank], permutation=[dim])
-    return Form(rule, run, uneven=frozenset(rank), linear=(operands,), moved=moved)
+    return LocalRule(rule, run, uneven=frozenset(rank), linear=(operands,), bytes_inside=bytes_inside)
 
 
 @functools.lru_cache(maxsize=4096)
-def joined(sizes: tuple[int, ...], ways: int) -> halo.Exchange:
+def joined(sizes: tuple[int, ...], num_shards: int) -> halo.Exchange:
     """The way from blocks of several runs, which each device has one behind the other, to blocks of all of them.
 
     Args:
         sizes: The lengths of the runs.
-        ways: Into how many blocks each is cut, and all of it.
+        num_shards: Into how many blocks each is cut, and all of it.
     """
     have = []
     at = offset = 0
     for run, size in enumerate(sizes):
-        have += [halo.Have(at + h.base - offset, at + h.start, at + h.stop, h.device, run) for h in halo.blocks(size, ways)]
-        at, offset = at + size, offset + -(-size // ways)
-    length = -(-at // ways)
-    return halo.exchange(tuple(have), tuple(t * length for t in range(ways)), length, offset)
+        have += [halo.Have(at + h.base - offset, at + h.start, at + h.stop, h.device, run) for h in halo.blocks(size, num_shards)]
+        at, offset = at + size, offset + -(-size // num_shards)
+    length = -(-at // num_shards)
+    return halo.exchange(tuple(have), tuple(t * length for t in range(num_shards)), length, offset)
 
 
-def rev(equation: Equation) -> Form | None:
+def rev(equation: Equation) -> LocalRule | None:
     """Blocks change places, and are reversed."""
     if refuses(equation):
         return None
@@ -252,29 +256,31 @@ def rev(equation: Equation) -> Form | None:
     rank = range(len(shape))
     row = jnp.dtype(equation.dtypes[0]).itemsize
 
-    def moved(ways: Sequence[int]) -> int:
-        total = math.prod(-(-n // k) for n, k in zip(shape, ways, strict=True)) * row
-        return sum(mirror(shape[d], ways[d]).cost(total // -(-shape[d] // ways[d])) for d in dims if ways[d] > 1)
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        total = math.prod(-(-n // k) for n, k in zip(shape, num_shards, strict=True)) * row
+        return sum(mirror(shape[d], num_shards[d]).cost(total // -(-shape[d] // num_shards[d])) for d in dims if num_shards[d] > 1)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         (x,) = local.bind(*arrays)
         for d in dims:
             if local.names(d):
-                x = halo.run(x, d, local.names(d), local, mirror(shape[d], local.ways(d)))
+                x = halo.run(x, d, local.names(d), local, mirror(shape[d], local.num_shards(d)))
         return [x]
 
-    return Form(make_rule(shape, [rank], [rank], permutation=dims), run, uneven=frozenset(rank), linear=((0,),), moved=moved)
+    return LocalRule(
+        make_rule(shape, [rank], [rank], permutation=dims), run, uneven=frozenset(rank), linear=((0,),), bytes_inside=bytes_inside
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def mirror(size: int, ways: int) -> halo.Exchange:
+def mirror(size: int, num_shards: int) -> halo.Exchange:
     """The way from blocks that are reversed in place to blocks of the reversed dimension."""
-    block = -(-size // ways)
-    have = tuple(halo.Have(size - h.base - block, size - h.stop, size - h.start, h.device) for h in halo.blocks(size, ways))
-    return halo.exchange(have, tuple(t * block for t in range(ways)), block, block)
+    block = -(-size // num_shards)
+    have = tuple(halo.Have(size - h.base - block, size - h.stop, size - h.start, h.device) for h in halo.blocks(size, num_shards))
+    return halo.exchange(have, tuple(t * block for t in range(num_shards)), block, block)
 
 
-def stack(equation: Equation) -> Form | None:
+def stack(equation: Equation) -> LocalRule | None:
     """Dimensions of the operands pass through."""
     if refuses(equation):
         return None
@@ -283,10 +289,10 @@ def stack(equation: Equation) -> Form | None:
     dims = [d for d in range(len(out)) if d != axis]
     count = len(equation.shapes)
     rule = make_rule(out, [dims] * count, [range(len(out))], whole=[axis])
-    return Form(rule, lambda local, arrays: local.bind(*arrays), uneven=frozenset(dims), linear=(tuple(range(count)),))
+    return LocalRule(rule, lambda local, arrays: local.bind(*arrays), uneven=frozenset(dims), linear=(tuple(range(count)),))
 
 
-def unstack(equation: Equation) -> Form | None:
+def unstack(equation: Equation) -> LocalRule | None:
     """Dimensions of the results pass through; the other one is whole, or whoever has a result gives it: a sum that waits."""
     if refuses(equation):
         return None
@@ -295,7 +301,7 @@ def unstack(equation: Equation) -> Form | None:
     dims = [d for d in range(len(shape)) if d != axis]
     tables = [range(len(shape))], [dims] * len(equation.result_shapes)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         if not local.names(axis):
             return local.bind(*arrays)
         (x,) = arrays
@@ -308,11 +314,11 @@ def unstack(equation: Equation) -> Form | None:
         return made
 
     combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"
-    given = Form(make_rule(shape, *tables, reduction=[axis]), run, combine, uneven=frozenset(range(len(shape))), linear=((0,),))
-    return Form(make_rule(shape, *tables, whole=[axis]), run, uneven=frozenset(dims), linear=((0,),), alternatives=(given,))
+    given = LocalRule(make_rule(shape, *tables, reduction=[axis]), run, combine, uneven=frozenset(range(len(shape))), linear=((0,),))
+    return LocalRule(make_rule(shape, *tables, whole=[axis]), run, uneven=frozenset(dims), linear=((0,),), alternatives=(given,))
 
 
-def tile(equation: Equation) -> Form | None:
+def tile(equation: Equation) -> LocalRule | None:
     """Dimensions that are not repeated pass through; a repeated one is cut where blocks hold whole repetitions."""
     if refuses(equation):
         return None
@@ -335,14 +341,14 @@ def tile(equation: Equation) -> Form | None:
             whole.append(operand[d][0])
             result[d] = (repeated[d], operand[d][0]) if n > 1 else (repeated[d],)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
-        return local.bind(*arrays, reps=tuple(r // local.ways(repeated[d]) if d in repeated else r for d, r in enumerate(reps)))
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
+        return local.bind(*arrays, reps=tuple(r // local.num_shards(repeated[d]) if d in repeated else r for d, r in enumerate(reps)))
 
     uneven = frozenset(operand[d][0] for d in range(len(shape)) if d not in repeated)
-    return Form(make_rule(sizes, [operand], [result], whole=whole), run, uneven=uneven, linear=((0,),))
+    return LocalRule(make_rule(sizes, [operand], [result], whole=whole), run, uneven=uneven, linear=((0,),))
 
 
-FORMS: dict[str, Builder] = {
+LOCAL_RULES: dict[str, Builder] = {
     "concatenate": concatenate,
     "pad": pad,
     "rev": rev,

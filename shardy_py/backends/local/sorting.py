@@ -7,25 +7,25 @@ from collections.abc import Sequence
 
 from jax import numpy as jnp
 
-from shardy_py.backends.local.emit import gathered
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, make_rule
-from shardy_py.backends.local.moves import gather_costs
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule
+from shardy_py.backends.local.reshard import all_gather_bits
+from shardy_py.backends.local.reshard_steps import gather_costs
 
 
-def sort(equation: Equation) -> Form | None:
+def sort(equation: Equation) -> LocalRule | None:
     """Every dimension passes through but the one that is sorted, of which a device needs all."""
     shape = equation.shapes[0]
     rank = range(len(shape))
     dimension = equation.params["dimension"] % len(shape)
     rule = make_rule(shape, [rank] * len(equation.shapes), [rank] * len(equation.result_shapes), whole=[dimension])
-    return Form(rule, _run, uneven=frozenset(rank) - {dimension}, weight=0.1)
+    return LocalRule(rule, _run, uneven=frozenset(rank) - {dimension}, weight=0.1)
 
 
-def _run(local: Local, arrays: list) -> list:
+def _run(local: LocalContext, arrays: list) -> list:
     return local.bind(*arrays)
 
 
-def top_k(equation: Equation) -> Form | None:
+def top_k(equation: Equation) -> LocalRule | None:
     """Each shard sends its own largest elements; the largest of them are those of all.
 
     Shards come in order, and so do equal elements of a shard: of equal elements, the first ones are taken, as on one device.
@@ -38,34 +38,34 @@ def top_k(equation: Equation) -> Form | None:
     result = [len(shape) if d == axis else d for d in rank]
     rule = make_rule([*shape, k], [rank], [result, result], whole=[len(shape)], permutation=[axis])
 
-    def moved(ways: Sequence[int]) -> int:
-        block = math.prod(-(-n // ways[d]) for d, n in enumerate(shape) if d != axis)
-        count = min(k, shape[axis] // ways[axis]) * block
-        return gather_costs(ways[axis], *[count * item for item in items])
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        block = math.prod(-(-n // num_shards[d]) for d, n in enumerate(shape) if d != axis)
+        count = min(k, shape[axis] // num_shards[axis]) * block
+        return gather_costs(num_shards[axis], *[count * item for item in items])
 
-    def run(local: Local, arrays: list) -> list:
+    def run(local: LocalContext, arrays: list) -> list:
         (x,) = arrays
         names = local.names(axis)
         if not names:
             return local.bind(x)
         values, indices = local.bind(x, k=min(k, local.block(axis)))
         indices = indices + (local.index(axis) * local.block(axis)).astype(indices.dtype)
-        values, indices = (gathered(part, names, axis, local.platform) for part in (values, indices))
+        values, indices = (all_gather_bits(part, names, axis, local.platform) for part in (values, indices))
         values, at = local.bind(values)
         return [values, jnp.take_along_axis(indices, at, axis, mode="promise_in_bounds")]
 
-    return Form(rule, run, uneven=frozenset(rank) - {axis}, moved=moved, weight=0.1)
+    return LocalRule(rule, run, uneven=frozenset(rank) - {axis}, bytes_inside=bytes_inside, weight=0.1)
 
 
-def approx_top_k(equation: Equation) -> Form | None:
+def approx_top_k(equation: Equation) -> LocalRule | None:
     """Every dimension passes through but the one that is looked through."""
     (shape,), (out, _) = equation.shapes, equation.result_shapes
     axis = equation.params["reduction_dimension"] % len(shape)
     rank = list(range(len(shape)))
     result = [len(shape) if d == axis else d for d in rank]
     rule = make_rule([*shape, out[axis]], [rank], [result, result], whole=[axis, len(shape)])
-    return Form(rule, _run, uneven=frozenset(rank) - {axis}, weight=0.1)
+    return LocalRule(rule, _run, uneven=frozenset(rank) - {axis}, weight=0.1)
 
 
-FORMS: dict[str, Builder] = {"approx_top_k": approx_top_k, "sort": sort, "top_k": top_k}
+LOCAL_RULES: dict[str, Builder] = {"approx_top_k": approx_top_k, "sort": sort, "top_k": top_k}
 """Primitive -> form."""

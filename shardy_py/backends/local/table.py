@@ -31,25 +31,25 @@ from shardy_py.backends.local import (
 )
 from shardy_py.ir.tables import merge_tables
 
-FORMS = merge_tables(
+LOCAL_RULES = merge_tables(
     (
-        argminmax.FORMS,
-        convolution.FORMS,
-        cumulative.FORMS,
-        dynamic_slicing.FORMS,
-        elementwise.FORMS,
-        fft.FORMS,
-        indexing.FORMS,
-        iota.FORMS,
-        linear_algebra.FORMS,
-        products.FORMS,
-        random_bits.FORMS,
-        reductions.FORMS,
-        remaining.FORMS,
-        shapes.FORMS,
-        slicing.FORMS,
-        sorting.FORMS,
-        windows.FORMS,
+        argminmax.LOCAL_RULES,
+        convolution.LOCAL_RULES,
+        cumulative.LOCAL_RULES,
+        dynamic_slicing.LOCAL_RULES,
+        elementwise.LOCAL_RULES,
+        fft.LOCAL_RULES,
+        indexing.LOCAL_RULES,
+        iota.LOCAL_RULES,
+        linear_algebra.LOCAL_RULES,
+        products.LOCAL_RULES,
+        random_bits.LOCAL_RULES,
+        reductions.LOCAL_RULES,
+        remaining.LOCAL_RULES,
+        shapes.LOCAL_RULES,
+        slicing.LOCAL_RULES,
+        sorting.LOCAL_RULES,
+        windows.LOCAL_RULES,
     )
 )
 """Primitive -> builder of its form."""
@@ -85,7 +85,7 @@ def _reasons(groups: Mapping[str, str]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for reason, names in groups.items():
         for name in names.split():
-            if name in reasons or name in FORMS or name in HANDLERS:
+            if name in reasons or name in LOCAL_RULES or name in HANDLERS:
                 raise ValueError(f"primitive '{name}' stands in two tables; remove one")
             reasons[name] = reason
     return reasons

@@ -11,7 +11,7 @@ from typing import Any
 from jax import numpy as jnp
 
 from shardy_py.backends.local import halo, ops
-from shardy_py.backends.local.form import Builder, Equation, Form, Local, block_index, identity_fill, is_key, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, block_index, identity_fill, is_key, make_rule
 
 Array = Any
 
@@ -59,25 +59,25 @@ class Cut:
 
 
 @functools.lru_cache(maxsize=4096)
-def cut(window: Window, ways: int) -> Cut:
+def cut(window: Window, num_shards: int) -> Cut:
     """A window whose dimension and whose places are cut into blocks.
 
     Args:
         window: The window.
-        ways: Into how many.
+        num_shards: Into how many.
     """
-    block, d = -(-window.count // ways), window.dilation
+    block, d = -(-window.count // num_shards), window.dilation
     span = (block - 1) * window.stride + window.footprint
-    first = [t * block * window.stride - window.low for t in range(ways)]
+    first = [t * block * window.stride - window.low for t in range(num_shards)]
     leads = {-f % d for f in first}
     if len(leads) == 1:
         (lead,) = leads
         length = max(1, -(-(span - lead) // d))
-        plan = halo.planned(window.size, ways, [(f + lead) // d for f in first], length)
+        plan = halo.planned(window.size, num_shards, [(f + lead) // d for f in first], length)
         return Cut(plan, (lead, span - lead - (length - 1) * d - 1), d, None, 1, span)
     shifts = tuple(f % d for f in first)
     length = (max(shifts) + span - 1) // d + 1
-    plan = halo.planned(window.size, ways, [f // d for f in first], length)
+    plan = halo.planned(window.size, num_shards, [f // d for f in first], length)
     return Cut(plan, (0, 0), 1, shifts, d, span)
 
 
@@ -115,12 +115,12 @@ class Windowed:
     bytes: int
     windows: tuple[tuple[int, Window], ...]
 
-    def moved(self, ways: Sequence[int]) -> int:
-        """Bytes a device receives, and `STARTING` for each collective, given the ways of every factor."""
-        local = [-(-n // math.prod(ways[f] for f in dim)) for n, dim in zip(self.shape, self.dims, strict=True)]
+    def bytes_inside(self, num_shards: Sequence[int]) -> int:
+        """Bytes a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective, given the ways of every factor."""
+        local = [-(-n // math.prod(num_shards[f] for f in dim)) for n, dim in zip(self.shape, self.dims, strict=True)]
         total = 0
         for d, window in self.windows:
-            count = math.prod(ways[f] for f in self.dims[d])
+            count = math.prod(num_shards[f] for f in self.dims[d])
             if count == 1:
                 continue
             plan = cut(window, count).exchange
@@ -128,7 +128,7 @@ class Windowed:
             local[d] = plan.length
         return total
 
-    def opened(self, local: Local, x: Array, fill: Any, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Opened:
+    def opened(self, local: LocalContext, x: Array, fill: Any, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Opened:
         """What a device needs of it, and how the op is to pad and dilate that.
 
         Args:
@@ -167,7 +167,7 @@ class Opened:
     dilation: tuple[int, ...]
 
 
-def reduce_window(equation: Equation) -> Form | None:
+def reduce_window(equation: Equation) -> LocalRule | None:
     """Dimensions without windows pass through; the others fetch the elements at the borders of blocks.
 
     A reducer of the user's own stays whole along padded dimensions: XLA leaves padding out there, and its initial value is part of each
@@ -199,23 +199,23 @@ def reduce_window(equation: Equation) -> Form | None:
     else:
         fills = []
 
-    def moved(ways: Sequence[int]) -> int:
-        return sum(operand.moved(ways) for operand in operands)
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        return sum(operand.bytes_inside(num_shards) for operand in operands)
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         at = [operand.opened(local, x, fill, pads, base) for operand, x, fill in zip(operands, arrays, fills or arrays[count:])]
         return local.bind(*(o.array for o in at), *arrays[len(at) :], padding=at[0].padding, base_dilation=at[0].dilation)
 
     linear = ((0,),) if name in ("reduce_window_sum", "select_and_gather_add") else ()
     work = 0.005 * math.prod(kernel)
     rule = make_rule(shape, tensors, [rank] * count, permutation=slid, whole=whole)
-    return Form(rule, run, uneven=frozenset(rank), linear=linear, moved=moved, weight=work)
+    return LocalRule(rule, run, uneven=frozenset(rank), linear=linear, bytes_inside=bytes_inside, weight=work)
 
 
 _REDUCERS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
 
 
-def select_and_scatter_add(equation: Equation) -> Form | None:
+def select_and_scatter_add(equation: Equation) -> LocalRule | None:
     """Each block gets the windows that touch it, and what they cover."""
     params = equation.params
     source, shape = equation.shapes
@@ -227,22 +227,22 @@ def select_and_scatter_add(equation: Equation) -> Form | None:
     fill = identity_fill("max" if params["select_prim"].name == "ge" else "min", equation.dtypes[1])
     bytes_ = [jnp.dtype(d).itemsize for d in equation.dtypes]
 
-    def moved(ways: Sequence[int]) -> int:
+    def bytes_inside(num_shards: Sequence[int]) -> int:
         total = 0
         for which, whole in enumerate((source, shape)):
-            local = [-(-n // k) for n, k in zip(whole, ways, strict=True)]
+            local = [-(-n // k) for n, k in zip(whole, num_shards, strict=True)]
             for d in slid:
-                if ways[d] > 1:
-                    plan = touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], ways[d])
+                if num_shards[d] > 1:
+                    plan = touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], num_shards[d])
                     part = (plan.source, plan.operand)[which]
                     total += part.cost(math.prod(n for i, n in enumerate(local) if i != d) * bytes_[which])
                     local[d] = part.length
         return total
 
-    def run(local: Local, arrays: list[Array]) -> list[Array]:
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         given, x = arrays
         now = list(pads)
-        plans = {d: touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], local.ways(d)) for d in slid if local.names(d)}
+        plans = {d: touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], local.num_shards(d)) for d in slid if local.names(d)}
         for d, plan in plans.items():
             given = halo.run(given, d, local.names(d), local, plan.source, 0)
             x = halo.run(x, d, local.names(d), local, plan.operand, fill)
@@ -254,7 +254,7 @@ def select_and_scatter_add(equation: Equation) -> Form | None:
 
     rule = make_rule(shape, [rank, rank], [rank], permutation=slid)
     work = 0.005 * math.prod(kernel)
-    return Form(rule, run, uneven=frozenset(rank), linear=((0,),), moved=moved, weight=work)
+    return LocalRule(rule, run, uneven=frozenset(rank), linear=((0,),), bytes_inside=bytes_inside, weight=work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class Touching:
 
 
 @functools.lru_cache(maxsize=4096)
-def touching(size: int, count: int, kernel: int, stride: int, low: int, ways: int) -> Touching:
+def touching(size: int, count: int, kernel: int, stride: int, low: int, num_shards: int) -> Touching:
     """What blocks of a dimension need so that every window that touches them can be seen whole.
 
     Args:
@@ -282,24 +282,24 @@ def touching(size: int, count: int, kernel: int, stride: int, low: int, ways: in
         kernel: How many positions it covers.
         stride: How far apart the places are.
         low: How far before the first element the first begins.
-        ways: Into how many blocks the dimension is cut, and the places.
+        num_shards: Into how many blocks the dimension is cut, and the places.
     """
-    block = -(-size // ways)
-    first = [-(-(t * block + low - kernel + 1) // stride) for t in range(ways)]
-    last = [((t + 1) * block - 1 + low) // stride for t in range(ways)]
+    block = -(-size // num_shards)
+    first = [-(-(t * block + low - kernel + 1) // stride) for t in range(num_shards)]
+    last = [((t + 1) * block - 1 + low) // stride for t in range(num_shards)]
     first = [min(f, (t * block + low) // stride) for t, f in enumerate(first)]
     places = max(b - a + 1 for a, b in zip(first, last))
     begins = [f * stride - low for f in first]
     ends = [max(b + (places - 1) * stride + kernel, (t + 1) * block) for t, b in enumerate(begins)]
     length = max(e - b for b, e in zip(begins, ends))
     return Touching(
-        halo.planned(count, ways, first, places),
-        halo.planned(size, ways, begins, length),
+        halo.planned(count, num_shards, first, places),
+        halo.planned(size, num_shards, begins, length),
         tuple(t * block - b for t, b in enumerate(begins)),
     )
 
 
-FORMS: dict[str, Builder] = {
+LOCAL_RULES: dict[str, Builder] = {
     "reduce_window": reduce_window,
     "reduce_window_max": reduce_window,
     "reduce_window_min": reduce_window,

@@ -12,9 +12,9 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from shardy_py.backends.local.emit import all_reduce
-from shardy_py.backends.local.form import Equation, Form, Local, is_key
-from shardy_py.backends.local.table import FORMS
+from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, is_key
+from shardy_py.backends.local.reshard import all_reduce
+from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.dialect import AxisRef, FactorType
 
 SIZES = {"x": 2, "y": 2, "z": 2}
@@ -53,12 +53,16 @@ def _find(jaxpr: Any, consts: list[Any], args: list[Any], name: str) -> Any:
     return None
 
 
-def choices(form: Form, count: int, seed: int) -> list[tuple[tuple[str, ...], ...]]:
+def choices(local_rule: LocalRule, count: int, seed: int) -> list[tuple[tuple[str, ...], ...]]:
     """Some ways of sharding the factors of a form: each alone, and several at once."""
-    rule = form.rule
+    rule = local_rule.rule
     free = []
     for f, kind in enumerate(rule.factor_types):
-        if kind is FactorType.NEED_REPLICATION or (kind is FactorType.PERMUTATION and form.moved is None) or rule.factor_sizes[f] == 1:
+        if (
+            kind is FactorType.NEED_REPLICATION
+            or (kind is FactorType.PERMUTATION and local_rule.bytes_inside is None)
+            or rule.factor_sizes[f] == 1
+        ):
             continue
         free.append(f)
     made: list[tuple[tuple[str, ...], ...]] = []
@@ -66,7 +70,7 @@ def choices(form: Form, count: int, seed: int) -> list[tuple[tuple[str, ...], ..
     def add(assigned: dict[int, tuple[str, ...]]) -> None:
         axes = tuple(assigned.get(f, ()) for f in range(rule.num_factors))
         for f, names in enumerate(axes):
-            if rule.factor_sizes[f] % (2 ** len(names)) and f not in form.uneven:
+            if rule.factor_sizes[f] % (2 ** len(names)) and f not in local_rule.uneven:
                 return
         for mapping in rule.mappings:
             for dim in mapping:
@@ -91,20 +95,22 @@ def choices(form: Form, count: int, seed: int) -> list[tuple[tuple[str, ...], ..
     return made
 
 
-def run_forced(equation: Equation, form: Form, ways: Sequence[Sequence[tuple[str, ...]]], operands: Sequence[Any]) -> list[list[Any]]:
+def run_forced(
+    equation: Equation, local_rule: LocalRule, tried_axes: Sequence[Sequence[tuple[str, ...]]], operands: Sequence[Any]
+) -> list[list[Any]]:
     """The results of a form under each of several axes, put together on every device."""
-    rule = form.rule
+    rule = local_rule.rule
 
     def under(axes: Sequence[tuple[str, ...]], arrays: Sequence[Any]) -> list[Any]:
-        local = Local(equation, form, axes, SIZES, "cpu")
+        local = LocalContext(equation, local_rule, axes, SIZES, "cpu")
         cut = [_cut(x, mapping, axes, local.operand_shape(i)) for i, (x, mapping) in enumerate(zip(arrays, rule.operand_mappings))]
         out = []
-        for i, made in enumerate(form.run(local, cut)):
+        for i, made in enumerate(local_rule.run(local, cut)):
             assert made.shape == local.result_shape(i), (made.shape, local.result_shape(i))
             assert made.dtype == equation.result_dtypes[i]
             summed = tuple(AxisRef(n) for f in rule.reduction for n in axes[f])
             if summed:
-                made = all_reduce(made, summed, form.combine, "cpu")
+                made = all_reduce(made, summed, local_rule.combine, "cpu")
             for d, dim in enumerate(rule.result_mappings[i]):
                 names = tuple(n for f in dim for n in axes[f])
                 if names and made.size:
@@ -114,7 +120,7 @@ def run_forced(equation: Equation, form: Form, ways: Sequence[Sequence[tuple[str
         return out
 
     def inside(*arrays: Any) -> list[list[Any]]:
-        return [under(axes, arrays) for axes in ways]
+        return [under(axes, arrays) for axes in tried_axes]
 
     region = jax.shard_map(inside, mesh=mesh(), in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
     return jax.jit(region)(*operands)
@@ -142,7 +148,7 @@ def _garbage(dtype: Any) -> Any:
 
 def check(
     f: Callable[..., Any], *args: Any, name: str, count: int = 3, seed: int = 0, tolerance: float = 0.0, cuts: int | None = None
-) -> Form:
+) -> LocalRule:
     """Compares a form under several ways of sharding with the equation run whole.
 
     Args:
@@ -155,17 +161,17 @@ def check(
         cuts: How many ways of sharding are to be found at least.
     """
     equation, operands = equation_of(f, args, name)
-    form = FORMS[name](equation)
-    assert form is not None, f"{name} has no form"
+    local_rule = LOCAL_RULES[name](equation)
+    assert local_rule is not None, f"{name} has no form"
     params = equation.eqn.primitive.get_bind_params(equation.params)
     want = jax.jit(lambda *xs: equation.eqn.primitive.bind(*xs, **params))(*operands)
     want = want if equation.eqn.primitive.multiple_results else [want]
-    tried = choices(form, count, seed)
+    tried = choices(local_rule, count, seed)
     assert len(tried) >= (1 if cuts is None else cuts), tried
-    for axes, got in zip(tried, run_forced(equation, form, tried, operands), strict=True):
+    for axes, got in zip(tried, run_forced(equation, local_rule, tried, operands), strict=True):
         for g, w in zip(got, want, strict=True):
             same(g, w, tolerance, f"{name} under {axes}")
-    return form
+    return local_rule
 
 
 def same(got: Any, want: Any, tolerance: float, message: str) -> None:

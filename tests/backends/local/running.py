@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from shardy_py.backends.local.form import Equation, Form, Local
-from shardy_py.backends.local.moves import STARTING
-from shardy_py.backends.local.table import FORMS
+from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule
+from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
+from shardy_py.backends.local.table import LOCAL_RULES
 from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -28,9 +28,9 @@ def check_together(name: str, cases: Sequence[Case], *, count: int = 2, toleranc
     tried = []
     for seed, (f, args) in enumerate(cases):
         equation, operands = equation_of(f, args, name)
-        form = FORMS[name](equation)
-        assert form is not None, f"{name} has no form"
-        tried.append((equation, form, choices(form, count, seed), operands))
+        local_rule = LOCAL_RULES[name](equation)
+        assert local_rule is not None, f"{name} has no form"
+        tried.append((equation, local_rule, choices(local_rule, count, seed), operands))
 
     def wanted(given: Sequence[Any]) -> list[Any]:
         out = []
@@ -40,28 +40,32 @@ def check_together(name: str, cases: Sequence[Case], *, count: int = 2, toleranc
         return out
 
     def forced(given: Sequence[Any]) -> list[Any]:
-        return [run_forced(equation, form, ways, xs) for (equation, form, ways, _), xs in zip(tried, given, strict=True)]
+        return [
+            run_forced(equation, local_rule, tried_axes, xs) for (equation, local_rule, tried_axes, _), xs in zip(tried, given, strict=True)
+        ]
 
     given = [list(operands) for _, _, _, operands in tried]
     checked = 0
-    for (equation, form, ways, _), made, want in zip(tried, jax.jit(forced)(given), jax.jit(wanted)(given), strict=True):
-        for axes, got in zip(ways, made, strict=True):
+    for (equation, local_rule, tried_axes, _), made, want in zip(tried, jax.jit(forced)(given), jax.jit(wanted)(given), strict=True):
+        for axes, got in zip(tried_axes, made, strict=True):
             checked += 1
-            expected = 0 if form.moved is None else form.moved([math.prod(SIZES[a] for a in names) for names in axes])
-            assert cost_inside(equation, form, axes) == expected, f"{name} of {equation.shapes} with {equation.params} under {axes}"
+            expected = (
+                0 if local_rule.bytes_inside is None else local_rule.bytes_inside([math.prod(SIZES[a] for a in names) for names in axes])
+            )
+            assert cost_inside(equation, local_rule, axes) == expected, f"{name} of {equation.shapes} with {equation.params} under {axes}"
             for g, w in zip(got, want, strict=True):
                 same(g, w, tolerance, f"{name} of {equation.shapes} with {equation.params} under {axes}")
     assert checked
 
 
-def cost_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ...]]) -> int:
+def cost_inside(equation: Equation, local_rule: LocalRule, axes: Sequence[tuple[str, ...]]) -> int:
     """Bytes that a device receives in a form's `run`, and what starting its collectives counts as, read off its trace."""
-    local = Local(equation, form, axes, SIZES, "cpu")
+    local = LocalContext(equation, local_rule, axes, SIZES, "cpu")
     shapes = [jax.ShapeDtypeStruct(local.operand_shape(i), d) for i, d in enumerate(equation.dtypes)]
     specs: Any = jax.sharding.PartitionSpec()
 
     def inside(*arrays: Any) -> list[Any]:
-        return form.run(local, list(arrays))
+        return local_rule.run(local, list(arrays))
 
     traced = jax.make_jaxpr(jax.shard_map(inside, mesh=mesh(), in_specs=specs, out_specs=specs, check_vma=False))(*shapes)
     total = 0
@@ -73,7 +77,7 @@ def cost_inside(equation: Equation, form: Form, axes: Sequence[tuple[str, ...]])
             total += (after.aval.size - (before.aval.size if eqn.primitive.name == "all_gather" else 0)) * after.aval.dtype.itemsize
             alike = (eqn.primitive.name, before.aval.shape, after.aval.shape)
             if alike not in started or eqn.primitive.name == "ppermute":  # gathers of one shape are sent together
-                total += STARTING
+                total += COLLECTIVE_LAUNCH_BYTES
             started.add(alike)
     return total
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from shardy_py.backends.local.emit import all_reduce
+from shardy_py.backends.local.reshard import all_reduce
 from shardy_py.dialect import AxisRef
 from shardy_py.frontends import all_reduces
 from tests.backends.local.forced import mesh

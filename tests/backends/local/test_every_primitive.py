@@ -19,7 +19,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import shardy_py as sp
 from shardy_py.backends.local.regions import handlers
-from shardy_py.backends.local.table import FORMS, HANDLERS, RUNS_WHOLE
+from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
 from shardy_py.frontends.primitives.table import ENTRIES, Kind
 from tests.backends.local.forced import choices, equation_of, run_forced, same
 
@@ -209,17 +209,17 @@ def _threefry(key: Any) -> Any:
 
 
 def test_every_primitive_has_its_place() -> None:
-    known = {*FORMS, *HANDLERS, *RUNS_WHOLE, *handlers(tuple)}
+    known = {*LOCAL_RULES, *HANDLERS, *RUNS_WHOLE, *handlers(tuple)}
     lost = sorted(name for name, entry in ENTRIES.items() if entry.kind is not Kind.OPAQUE and name not in known)
     assert not lost, f"give {lost} a form, a handler, or a reason in RUNS_WHOLE"
     assert not set(RUNS_WHOLE) & set(handlers(tuple))
-    assert not [name for name in (*FORMS, *RUNS_WHOLE) if name not in ENTRIES and name not in INSIDE_OTHERS]
+    assert not [name for name in (*LOCAL_RULES, *RUNS_WHOLE) if name not in ENTRIES and name not in INSIDE_OTHERS]
 
 
 def test_every_form_is_run() -> None:
     run = {name for group in GROUPS.values() for name in group}
-    assert sorted(set(FORMS) - run - set(INSIDE_OTHERS) - set(OF_LATER_VERSIONS)) == []
-    assert sorted(run - set(FORMS)) == []
+    assert sorted(set(LOCAL_RULES) - run - set(INSIDE_OTHERS) - set(OF_LATER_VERSIONS)) == []
+    assert sorted(run - set(LOCAL_RULES)) == []
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -229,11 +229,11 @@ def test_forms_compute_what_equations_do(group: str) -> None:
     tried = []
     for seed, (name, (f, args)) in enumerate(GROUPS[group].items()):
         equation, operands = equation_of(f, args, name)
-        form = FORMS[name](equation)
-        assert form is not None, f"{name} has no form"
-        ways = choices(form, 3, seed)
-        assert ways, f"nothing of {name} may be cut"
-        tried.append((equation, form, random.Random(seed).sample(ways, min(count, len(ways))), operands))
+        local_rule = LOCAL_RULES[name](equation)
+        assert local_rule is not None, f"{name} has no form"
+        tried_axes = choices(local_rule, 3, seed)
+        assert tried_axes, f"nothing of {name} may be cut"
+        tried.append((equation, local_rule, random.Random(seed).sample(tried_axes, min(count, len(tried_axes))), operands))
 
     def wanted(given: Any) -> list[Any]:
         out = []
@@ -243,11 +243,13 @@ def test_forms_compute_what_equations_do(group: str) -> None:
         return out
 
     def forced(given: Any) -> list[Any]:
-        return [run_forced(equation, form, ways, xs) for (equation, form, ways, _), xs in zip(tried, given, strict=True)]
+        return [
+            run_forced(equation, local_rule, tried_axes, xs) for (equation, local_rule, tried_axes, _), xs in zip(tried, given, strict=True)
+        ]
 
     given = [list(operands) for *_, operands in tried]
-    for (equation, _, ways, _), made, want in zip(tried, jax.jit(forced)(given), jax.jit(wanted)(given), strict=True):
-        for axes, got in zip(ways, made, strict=True):
+    for (equation, _, tried_axes, _), made, want in zip(tried, jax.jit(forced)(given), jax.jit(wanted)(given), strict=True):
+        for axes, got in zip(tried_axes, made, strict=True):
             for g, w in zip(got, want, strict=True):
                 inexact = jnp.issubdtype(w.dtype, jnp.inexact)
                 same(g, w, 2e-4 if inexact else 0.0, f"{equation.name} of {equation.shapes} under {axes}")

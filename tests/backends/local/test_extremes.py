@@ -8,7 +8,7 @@ import pytest
 from jax import numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from shardy_py.backends.local.emit import all_reduce
+from shardy_py.backends.local.reshard import all_reduce
 from shardy_py.dialect import AxisRef
 from tests.backends.local.forced import same
 

@@ -41,21 +41,21 @@ def check(plan: Exchange) -> None:
 def test_any_ranges():
     rng = random.Random(0)
     for _ in range(300):
-        ways, n = rng.randint(1, 8), rng.randint(1, 40)
+        num_shards, n = rng.randint(1, 8), rng.randint(1, 40)
         length = rng.randint(1, 20)
-        check(planned(n, ways, [rng.randint(-10, n + 5) for _ in range(ways)], length))
+        check(planned(n, num_shards, [rng.randint(-10, n + 5) for _ in range(num_shards)], length))
 
 
 def test_slices_windows_concatenations():
     rng = random.Random(1)
     for _ in range(300):
-        ways, n = rng.randint(1, 8), rng.randint(1, 40)
+        num_shards, n = rng.randint(1, 8), rng.randint(1, 40)
         start, stride = rng.randrange(n), rng.randint(1, 4)
-        check(steps(n, start, stride, rng.randint(1, -(-(n - start) // stride)), ways).exchange)
-        check(mirror(n, ways))
-        check(joined(tuple(rng.randint(1, 20) for _ in range(rng.randint(1, 4))), ways))
+        check(steps(n, start, stride, rng.randint(1, -(-(n - start) // stride)), num_shards).exchange)
+        check(mirror(n, num_shards))
+        check(joined(tuple(rng.randint(1, 20) for _ in range(rng.randint(1, 4))), num_shards))
         size, low, footprint, dilation = rng.randint(1, 30), rng.randint(-3, 5), rng.randint(1, 6), rng.randint(1, 3)
-        check(cut(Window(size, rng.randint(1, 30), rng.randint(1, 3), low, footprint, dilation), ways).exchange)
+        check(cut(Window(size, rng.randint(1, 30), rng.randint(1, 3), low, footprint, dilation), num_shards).exchange)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_slices_windows_concatenations():
         (16, 4, (30, 30, 30, 30), 2, 0),  # nothing
     ],
 )
-def test_received(n, ways, starts, length, rows):
-    assert planned(n, ways, starts, length).received == rows
+def test_received(n, num_shards, starts, length, rows):
+    assert planned(n, num_shards, starts, length).received == rows
 
 
 def test_halves_of_a_concatenation_share_slots():

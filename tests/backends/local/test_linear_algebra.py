@@ -14,7 +14,7 @@ from jax.lax import linalg
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.local.table import FORMS
+from shardy_py.backends.local.table import LOCAL_RULES
 from tests.backends.local.forced import check, equation_of
 
 RNG = np.random.default_rng(0)
@@ -49,10 +49,10 @@ def test_batches_pass_through(name: str) -> None:
 @pytest.mark.parametrize("left", [True, False])
 def test_right_hand_sides_pass_through(left: bool) -> None:
     b = jnp.asarray(RNG.normal(size=(3, 7) if left else (7, 3)), jnp.float32)
-    form = check(
+    local_rule = check(
         lambda a, b: linalg.triangular_solve(a, b, left_side=left), SYMMETRIC[0, 0], b, name="triangular_solve", cuts=2, tolerance=1e-4
     )
-    assert form.linear == ((1,),)
+    assert local_rule.linear == ((1,),)
 
 
 @pytest.mark.parametrize("groups", [[1, 4, 2], [0, 8, 0], [3, 0, 5], [0, 0, 0], [1, 2, 0, 1, 3]], ids=str)
@@ -94,6 +94,6 @@ def test_ragged_dot_of_other_dimensions(ragged: str) -> None:
         y, x = y[:1, :, :].repeat(4, 0), x
     groups = jnp.array([1, 2, 1])
     equation, _ = equation_of(lambda a, b, g: lax.ragged_dot_general(a, b, g, numbers), [x, y, groups], "ragged_dot_general", run=False)
-    form = FORMS["ragged_dot_general"](equation)
-    assert form is not None
-    assert form.rule.reduction == (1,)
+    local_rule = LOCAL_RULES["ragged_dot_general"](equation)
+    assert local_rule is not None
+    assert local_rule.rule.reduction == (1,)

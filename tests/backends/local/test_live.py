@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from shardy_py.backends.local.table import FORMS, HANDLERS
-from shardy_py.backends.local.walk import Reading
+from shardy_py.backends.local.interpreter import JaxprAnalysis
+from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES
 from shardy_py.dialect import Mesh
 
 
@@ -18,9 +18,9 @@ def test_what_makes_no_result_is_left_out_unless_it_does_something_else() -> Non
         return x * 2.0
 
     jaxpr = jax.make_jaxpr(f)(jnp.ones(4)).jaxpr
-    reading = Reading(FORMS, HANDLERS, Mesh((("x", 2),)))
-    names = [eqn.primitive.name for _, eqn in reading.live(jaxpr)]
+    analysis = JaxprAnalysis(LOCAL_RULES, HANDLERS, Mesh((("x", 2),)))
+    names = [eqn.primitive.name for _, eqn in analysis.live(jaxpr)]
     assert {"cos", "mul"} <= {*names}
     assert not {"sin", "exp"} & {*names}
-    assert [jaxpr.eqns[index] for index, _ in reading.live(jaxpr)] == [eqn for _, eqn in reading.live(jaxpr)]
-    assert reading.uses(jaxpr)[jaxpr.invars[0]] == 2
+    assert [jaxpr.eqns[index] for index, _ in analysis.live(jaxpr)] == [eqn for _, eqn in analysis.live(jaxpr)]
+    assert analysis.uses(jaxpr)[jaxpr.invars[0]] == 2

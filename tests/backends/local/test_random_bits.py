@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Local
 from shardy_py.backends.local.iota import linear_index
-from shardy_py.backends.local.table import FORMS
+from shardy_py.backends.local.local_rule import LocalContext
+from shardy_py.backends.local.table import LOCAL_RULES
 from tests.backends.local.forced import check, equation_of
 
 KEY = jax.random.key(3)
@@ -48,7 +48,7 @@ def test_gamma() -> None:
 def test_generators_that_do_not_split_draw_whole(impl: str) -> None:
     key = jax.random.key(3, impl=impl)
     equation, _ = equation_of(lambda k: jax.random.bits(k, (8,)), [key], "random_bits")
-    assert FORMS["random_bits"](equation) is None
+    assert LOCAL_RULES["random_bits"](equation) is None
     keys = jax.random.split(key, 4)
     if impl == "rbg":
         check(jax.vmap(lambda k: jax.random.split(k, 4)), keys, name="random_split")
@@ -56,21 +56,21 @@ def test_generators_that_do_not_split_draw_whole(impl: str) -> None:
         check(jax.vmap(lambda i: jax.random.key(i, impl="rbg")), jnp.arange(4), name="random_seed")
     else:
         equation, _ = equation_of(lambda k: jax.random.split(k, 8), [key], "random_split")
-        assert FORMS["random_split"](equation) is None
+        assert LOCAL_RULES["random_split"](equation) is None
 
 
 def test_older_numbers_are_drawn_whole_for_each_key() -> None:
     keys = jax.random.split(KEY, 4)
     with jax.threefry_partitionable(False):
-        form = check(jax.vmap(lambda k: jax.random.bits(k, (8,))), keys, name="random_bits")
-        assert form.rule.need_replication == (1,)
+        local_rule = check(jax.vmap(lambda k: jax.random.bits(k, (8,))), keys, name="random_bits")
+        assert local_rule.rule.need_replication == (1,)
         check(jax.vmap(lambda k: jax.random.split(k, 8)), keys, name="random_split")
 
 
 def test_positions_beyond_32_bits() -> None:
     shape, block = (1 << 20, 3, 1 << 14), (1 << 16, 3, 1 << 14)
 
-    class Part(Local):
+    class Part(LocalContext):
         __slots__ = ()
 
         def __init__(self) -> None:

@@ -26,10 +26,16 @@ ARGS = (np.ones((8, 16), np.float32), np.ones((3, 16, 16), np.float32))
 
 def test_collectives_of_a_loop_have_trips_and_lines() -> None:
     step = sp.auto_shard(layers, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "y")), lowering="shard_map")
-    (moved,) = step.plan(*ARGS).collectives
+    (collective,) = step.plan(*ARGS).collectives
     line = layers.__code__.co_firstlineno + 1
-    assert (moved.kind, moved.axes, moved.group_size, moved.trips, moved.dtype) == ("reduce_scatter", ("y",), 4, 3, "float32")
-    assert moved.location.endswith(f"test_read_collectives.py:{line}")
+    assert (collective.kind, collective.axes, collective.group_size, collective.trips, collective.dtype) == (
+        "reduce_scatter",
+        ("y",),
+        4,
+        3,
+        "float32",
+    )
+    assert collective.location.endswith(f"test_read_collectives.py:{line}")
 
 
 def test_predicted_collectives_are_those_that_xla_makes() -> None:

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends import shard_map
-from shardy_py.backends.local import collectives, form
-from shardy_py.backends.local.walk import Walker
+from shardy_py.backends.local import collectives, local_rule
+from shardy_py.backends.local.interpreter import Interpreter
 from shardy_py.backends.region import region
 from shardy_py.frontends.context import recorded
 from shardy_py.frontends.locations import locate
@@ -87,11 +87,11 @@ def test_the_same_equations_as_with_bind(name: str, monkeypatch: pytest.MonkeyPa
         count += made is not None
         return made
 
-    for module in (collectives, form):
+    for module in (collectives, local_rule):
         monkeypatch.setattr(module, "recorded", counted)
     with jax.enable_checks(True):
         fast = region_of(name, monkeypatch)
-    for module in (collectives, form):
+    for module in (collectives, local_rule):
         monkeypatch.setattr(module, "recorded", lambda *_, **__: None)
     assert fast == region_of(name, monkeypatch)
     assert count
@@ -115,7 +115,7 @@ def test_what_is_not_recorded_is_left_to_bind() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_an_equation_is_recorded_again_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it comes from, which is where the equation at hand does and not the one that it is like."""
-    again = Walker.again
+    again = Interpreter.replay
     count = 0
 
     def counted(*args: Any) -> list[Any] | None:
@@ -124,9 +124,9 @@ def test_an_equation_is_recorded_again_as_it_was(name: str, monkeypatch: pytest.
         count += made is not None
         return made
 
-    monkeypatch.setattr(Walker, "again", lambda *_: None)
+    monkeypatch.setattr(Interpreter, "again", lambda *_: None)
     first = region_of(name, monkeypatch)
-    monkeypatch.setattr(Walker, "again", counted)
+    monkeypatch.setattr(Interpreter, "again", counted)
     with jax.enable_checks(True):
         assert first == region_of(name, monkeypatch) == region_of(name, monkeypatch)
     assert count

@@ -34,10 +34,10 @@ def everything(x: Any) -> Any:
     gathered = lax.all_gather(x, "y", axis=1, tiled=True)
     exchanged = lax.all_to_all(x, "y", 0, 1, tiled=True)
     scattered = lax.psum_scatter(x, ("x", "y"), scatter_dimension=0, tiled=True)
-    moved = lax.ppermute(x, ("x", "y"), [(i, (i + 3) % 8) for i in range(8)])
+    permuted = lax.ppermute(x, ("x", "y"), [(i, (i + 3) % 8) for i in range(8)])
     here = lax.axis_index(("x", "y")) + 10 * lax.axis_index("y")
     stacked = lax.all_gather(x, "x")
-    parts = gathered.sum() + (exchanged * 2).sum() + scattered[0].sum() + moved[0, 0] * here + stacked[1].sum()
+    parts = gathered.sum() + (exchanged * 2).sum() + scattered[0].sum() + permuted[0, 0] * here + stacked[1].sum()
     return x * parts + lax.pmax(x, "x") - lax.pmean(x, ("x", "y"))
 
 

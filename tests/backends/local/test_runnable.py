@@ -16,8 +16,8 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.local.form import make_rule
 from shardy_py.backends.local.layouts import Axes, block
+from shardy_py.backends.local.local_rule import make_rule
 from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.dialect import AxisRef, Mesh
 
@@ -29,10 +29,10 @@ def elements(sizes: list[int], axes: tuple[Axes, ...], place: dict[str, int]) ->
     """The positions along every factor that a device has."""
     out = []
     for size, over in zip(sizes, axes, strict=True):
-        ways, index = 1, 0
+        num_shards, index = 1, 0
         for axis in over:
-            ways, index = ways * MESH.shape[axis.name], index * MESH.shape[axis.name] + place[axis.name]
-        length = block(size, ways)
+            num_shards, index = num_shards * MESH.shape[axis.name], index * MESH.shape[axis.name] + place[axis.name]
+        length = block(size, num_shards)
         out.append(list(range(index * length, min((index + 1) * length, size))))
     return out
 

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import Equation
-from shardy_py.backends.local.table import FORMS
+from shardy_py.backends.local.local_rule import Equation
+from shardy_py.backends.local.table import LOCAL_RULES
 from tests.backends.local.forced import check, choices, equation_of, run_forced, same
 from tests.backends.local.running import check_together
 
@@ -72,10 +72,10 @@ def test_results_that_nothing_uses_cost_nothing():
     equation, _ = equation_of(lambda x: lax.split(x, (4, 12)), (array(16, 3),), "split")
     received = []
     for used in ((True, True), (False, True), (False, False)):
-        form = FORMS["split"](Equation(equation.eqn, used))
-        assert form is not None
-        assert form.moved is not None
-        received.append(form.moved([4, 1]))
+        local_rule = LOCAL_RULES["split"](Equation(equation.eqn, used))
+        assert local_rule is not None
+        assert local_rule.bytes_inside is not None
+        received.append(local_rule.bytes_inside([4, 1]))
     assert received == sorted(received, reverse=True)
     assert received[0] > received[1] > received[2] == 0
 
@@ -87,9 +87,9 @@ def test_unstack_where_devices_give_what_they_have(dtype):
         shape.insert(axis % 3, n)
         x = array(*shape, dtype=dtype)
         equation, operands = equation_of(lambda x, axis=axis: jnp.unstack(x, axis=axis), (x,), "unstack")
-        form = FORMS["unstack"](equation)
-        assert form is not None
-        (given,) = form.alternatives
+        local_rule = LOCAL_RULES["unstack"](equation)
+        assert local_rule is not None
+        (given,) = local_rule.alternatives
         for made in run_forced(equation, given, choices(given, 3, 0), operands):
             for i, got in enumerate(made):
                 same(got, lax.index_in_dim(x, i, axis, keepdims=False), 0, f"{axis} {i}")

@@ -12,8 +12,8 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from shardy_py.backends.local.form import Form, Local
-from shardy_py.backends.local.table import FORMS
+from shardy_py.backends.local.local_rule import LocalContext, LocalRule
+from shardy_py.backends.local.table import LOCAL_RULES
 from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same
 from tests.backends.local.running import eqns
 
@@ -27,12 +27,12 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-def types(form: Form, equation: Any, axes: Any, platform: str) -> list[str]:
+def types(local_rule: LocalRule, equation: Any, axes: Any, platform: str) -> list[str]:
     """The types of what is sent."""
-    local = Local(equation, form, axes, SIZES, platform)
+    local = LocalContext(equation, local_rule, axes, SIZES, platform)
     x = jax.ShapeDtypeStruct(local.operand_shape(0), equation.dtypes[0])
     at: Any = PartitionSpec()
-    traced = jax.make_jaxpr(jax.shard_map(lambda x: form.run(local, [x]), mesh=mesh(), in_specs=at, out_specs=at, check_vma=False))(x)
+    traced = jax.make_jaxpr(jax.shard_map(lambda x: local_rule.run(local, [x]), mesh=mesh(), in_specs=at, out_specs=at, check_vma=False))(x)
     return [str(e.invars[0].aval.dtype) for e in eqns(traced.jaxpr) if e.primitive.name in ("all_gather", "ppermute")]
 
 
@@ -41,12 +41,12 @@ def test_as_bits_on_cpu(name):
     f, primitive = CASES[name]
     x = jnp.asarray(np.random.default_rng(0).permutation(64).reshape(4, 16) - 32, jnp.bfloat16)
     equation, operands = equation_of(f, (x,), primitive)
-    form = FORMS[primitive](equation)
-    assert form is not None
-    axes: Any = tuple(("x",) if d == 1 else () for d in range(form.rule.num_factors))
-    assert axes in choices(form, 0, 0)
-    assert set(types(form, equation, axes, "cpu")) - {"int32"} == {"uint16"}
-    assert set(types(form, equation, axes, "tpu")) - {"int32"} == {"bfloat16"}
+    local_rule = LOCAL_RULES[primitive](equation)
+    assert local_rule is not None
+    axes: Any = tuple(("x",) if d == 1 else () for d in range(local_rule.rule.num_factors))
+    assert axes in choices(local_rule, 0, 0)
+    assert set(types(local_rule, equation, axes, "cpu")) - {"int32"} == {"uint16"}
+    assert set(types(local_rule, equation, axes, "tpu")) - {"int32"} == {"bfloat16"}
     want = jax.jit(lambda x: jax.tree.leaves(equation.eqn.primitive.bind(x, **equation.eqn.primitive.get_bind_params(equation.params))))(x)
-    for g, w in zip(run_forced(equation, form, [axes], operands)[0], want, strict=True):
+    for g, w in zip(run_forced(equation, local_rule, [axes], operands)[0], want, strict=True):
         same(g, w, 0.0, name)

@@ -33,8 +33,8 @@ def test_top_k(dtype: str) -> None:
 
 
 def test_top_k_of_a_dimension_that_does_not_divide_is_whole() -> None:
-    form = check(lambda x: lax.top_k(x, 2), ties("int32", (4, 7)), name="top_k")
-    assert form.uneven == {0}
+    local_rule = check(lambda x: lax.top_k(x, 2), ties("int32", (4, 7)), name="top_k")
+    assert local_rule.uneven == {0}
 
 
 def test_approx_top_k() -> None:

@@ -8,8 +8,8 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local.form import block_index, line
-from shardy_py.backends.local.once import once, remembering
+from shardy_py.backends.local.local_rule import affine, block_index
+from shardy_py.backends.local.trace_cache import once, remembering
 
 AXES = [("x", 2), ("y", 4)]
 
@@ -22,8 +22,8 @@ def primitives(function: Any, *args: Any) -> list[str]:
 
 def test_a_place_along_axes_is_traced_once() -> None:
     def local(x: Any) -> list[Any]:
-        start = lax.mul(x, line(block_index(("x", "y")), 4))
-        return [start, lax.sub(x, line(block_index(("x", "y")), 4)), lax.add(x, block_index(("x",)))]
+        start = lax.mul(x, affine(block_index(("x", "y")), 4))
+        return [start, lax.sub(x, affine(block_index(("x", "y")), 4)), lax.add(x, block_index(("x",)))]
 
     assert primitives(local, jnp.int32(3)) == ["axis_index", "axis_index", "mul", "add", "mul", "mul", "sub", "add"]
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardy_py.backends.local.table import FORMS
-from shardy_py.backends.local.walk import Reading
+from shardy_py.backends.local.interpreter import JaxprAnalysis
+from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.dialect import Mesh
 
 MESH = Mesh((("x", 2), ("y", 4)))
@@ -20,11 +20,11 @@ MESH = Mesh((("x", 2), ("y", 4)))
 
 def known_of(f: Any, *args: Any, mesh: Mesh = MESH) -> list[Any]:
     """What is known of each equation: the same object where it is the same."""
-    reading = Reading(FORMS, {}, mesh)
-    equations = [reading.equation(eqn) for eqn in jax.make_jaxpr(f)(*args).jaxpr.eqns]
+    analysis = JaxprAnalysis(LOCAL_RULES, {}, mesh)
+    equations = [analysis.equation(eqn) for eqn in jax.make_jaxpr(f)(*args).jaxpr.eqns]
     for equation in equations:
-        reading.form(equation)
-    return [equation.known for equation in equations]
+        analysis.local_rule(equation)
+    return [equation.cache for equation in equations]
 
 
 def test_a_program_that_is_read_again_finds_what_is_known() -> None:
@@ -33,7 +33,7 @@ def test_a_program_that_is_read_again_finds_what_is_known() -> None:
 
     x = jnp.ones((37, 37))
     first, again = known_of(f, x), known_of(lambda x: f(x), x)
-    assert all(a is b and a["form"] is not None for a, b in zip(first, again, strict=True))
+    assert all(a is b and a["local_rule"] is not None for a, b in zip(first, again, strict=True))
 
 
 def test_another_mesh_or_configuration_is_another_matter() -> None:
@@ -65,10 +65,10 @@ def reduced() -> tuple[Any, weakref.ref[Table]]:
 
 def test_what_equations_hold_is_not_kept() -> None:
     """A function among the parameters may hold arrays."""
-    f, held = reduced()
+    f, value = reduced()
     (known,) = known_of(f, jnp.ones(5))
-    assert known["form"] is not None
+    assert known["local_rule"] is not None
     del f, known
     jax.clear_caches()
     gc.collect()
-    assert held() is None
+    assert value() is None

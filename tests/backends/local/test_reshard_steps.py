@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.backends.local.emit import moved
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
-from shardy_py.backends.local.moves import STARTING, cost, move_bytes, moves, searched, straight
+from shardy_py.backends.local.reshard import reshard
+from shardy_py.backends.local.reshard_steps import (
+    COLLECTIVE_LAUNCH_BYTES,
+    direct_route,
+    reshard_cost,
+    reshard_steps,
+    searched_route,
+    step_bytes,
+)
 from shardy_py.dialect import AxisRef, Mesh
 
 MESH = Mesh((("a", 2), ("b", 2), ("c", 2)))
@@ -25,7 +32,7 @@ def at(*dims: str, partial: str = "") -> Layout:
 
 
 def kinds(source: Layout, target: Layout, shape: tuple[int, ...]) -> list[str]:
-    return [f"{move.kind} {''.join(axis.name for axis in move.axes)}" for move in moves(source, target, shape, MESH)]
+    return [f"{move.kind} {''.join(axis.name for axis in move.axes)}" for move in reshard_steps(source, target, shape, MESH)]
 
 
 @pytest.mark.parametrize(
@@ -53,14 +60,14 @@ def test_uneven_blocks_that_do_not_nest_are_gathered_and_cut_again() -> None:
 
 def test_cost_counts_the_padding_that_is_sent() -> None:
     # One element lies on the first of four devices; the others send an empty block of the same size.
-    assert cost(at("ab", ""), replicated(2), (1, 8), 32, MESH) == 3 * 32
-    (gather,) = moves(at("ab", ""), replicated(2), (1, 8), MESH)
-    assert move_bytes(gather, (1, 8), 32, MESH) == 3 * 32
+    assert reshard_cost(at("ab", ""), replicated(2), (1, 8), 32, MESH) == 3 * 32
+    (gather,) = reshard_steps(at("ab", ""), replicated(2), (1, 8), MESH)
+    assert step_bytes(gather, (1, 8), 32, MESH) == 3 * 32
 
 
 def test_a_sum_scattered_costs_half_of_one_kept_whole() -> None:
     source = at("", "", partial="a")
-    assert 2 * cost(source, at("a", ""), (8, 8), 32, MESH) == cost(source, replicated(2), (8, 8), 32, MESH)
+    assert 2 * reshard_cost(source, at("a", ""), (8, 8), 32, MESH) == reshard_cost(source, replicated(2), (8, 8), 32, MESH)
 
 
 def test_every_collective_that_is_started_counts() -> None:
@@ -71,7 +78,10 @@ def test_every_collective_that_is_started_counts() -> None:
         (at("", "", partial="ab"), at("a", ""), 2),
         (at("ab", ""), at("", "ab"), 4),  # a piece for each device of a group
     ):
-        assert cost(source, target, (8, 8), 32, MESH, STARTING) == cost(source, target, (8, 8), 32, MESH) + started * STARTING
+        assert (
+            reshard_cost(source, target, (8, 8), 32, MESH, COLLECTIVE_LAUNCH_BYTES)
+            == reshard_cost(source, target, (8, 8), 32, MESH) + started * COLLECTIVE_LAUNCH_BYTES
+        )
 
 
 @st.composite
@@ -89,8 +99,8 @@ def layouts(draw: st.DrawFn, rank: int = 2) -> Layout:
 def test_what_is_only_cut_further_or_gathered_moves_as_a_search_finds(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
     if source is target:
         return
-    found = straight(source, target, shape, MESH)
-    assert found is None or found == searched(source, target, shape, MESH)
+    found = direct_route(source, target, shape, MESH)
+    assert found is None or found == searched_route(source, target, shape, MESH)
 
 
 def cut(x: np.ndarray, of: Layout, place: dict[str, int]) -> np.ndarray:
@@ -112,7 +122,7 @@ def test_values_without_elements_are_made_and_not_moved() -> None:
     mesh = jax.make_mesh((2, 2, 2), NAMES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
 
     def local(x: jax.Array) -> jax.Array:
-        return moved(x, at("", "a"), at("b", ""), (4, 0), MESH, "cpu")
+        return reshard(x, at("", "a"), at("b", ""), (4, 0), MESH, "cpu")
 
     region = jax.shard_map(local, mesh=mesh, in_specs=P(None, "a"), out_specs=P("b"), check_vma=False)
     assert jax.jit(region)(jnp.zeros((4, 0))).shape == (4, 0)
@@ -128,7 +138,7 @@ def test_every_way_carries_the_right_blocks(source: Layout, target: Layout, shap
     mesh = jax.make_mesh((2, 2, 2), NAMES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
 
     def local(block: jax.Array) -> jax.Array:
-        return moved(block[0], source, target, shape, MESH, "cpu")[None]
+        return reshard(block[0], source, target, shape, MESH, "cpu")[None]
 
     made = np.asarray(jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(NAMES), out_specs=P(NAMES), check_vma=False))(before))
     for place, got in zip(places, made, strict=True):

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardy_py.backends.local import decide as module
-from shardy_py.backends.local.decide import Decision, Tensor, decide
-from shardy_py.backends.local.form import make_rule
+from shardy_py.backends.local import strategies as module
 from shardy_py.backends.local.layouts import Layout, layout
+from shardy_py.backends.local.local_rule import make_rule
+from shardy_py.backends.local.strategies import Strategy, TensorLayouts, strategies
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
 
 MESH = Mesh([("x", 2), ("y", 2), ("one", 1)])
@@ -25,12 +25,12 @@ RULES = {
 }
 
 
-def decided(rule: OpShardingRule, given: list[tuple[Layout, ...] | None], uneven: frozenset[int] = frozenset()) -> tuple[Decision, ...]:
+def decided(rule: OpShardingRule, given: list[tuple[Layout, ...] | None], uneven: frozenset[int] = frozenset()) -> tuple[Strategy, ...]:
     """The ways to run an equation whose operands are in the given layouts, and its results wanted in them."""
     shapes = [tuple(rule.factor_sizes[dim[0]] if len(dim) == 1 else 24 for dim in mapping) for mapping in rule.mappings]
-    tensors = [Tensor(shape, 32, versions) for shape, versions in zip(shapes, given, strict=True)]
+    tensors = [TensorLayouts(shape, 32, versions) for shape, versions in zip(shapes, given, strict=True)]
     count = len(rule.operand_mappings)
-    return decide(rule, tuple(tensors[:count]), tuple(tensors[count:]), MESH, "add", uneven, (), None, 0.05)
+    return strategies(rule, tuple(tensors[:count]), tuple(tensors[count:]), MESH, "add", uneven, (), None, 0.05)
 
 
 def test_nothing_moves_where_all_agree() -> None:

@@ -1,4 +1,4 @@
-"""What the equations of a body all compute from where a device stands, such as its place along an axis, is traced once for the body."""
+"""Memoization of traced scalars, such as a device's index along an axis, per traced body."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _VALUES = (int, str, tuple, np.dtype)
 
-_made: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("_made", default=None)
+_results: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("_made", default=None)
 
 
 @contextlib.contextmanager
 def remembering() -> Iterator[None]:
-    """Inside, functions that are traced `once` remember what they gave; all is forgotten at the end, as tracers do not outlive a trace.
+    """A context in which functions that are traced `once` keep their results, until its end: tracers do not outlive a trace.
 
     Every function that JAX traces by itself is decorated with it: the region's, and the bodies of loops and branches.
     """
-    token = _made.set({})
+    token = _results.set({})
     try:
         yield
     finally:
-        _made.reset(token)
+        _results.reset(token)
 
 
 def once(function: Function) -> Function:
-    """Makes a function give the same array again where it is called with the same arguments under the same trace.
+    """Memoizes a function per trace: the same arguments give the same traced array.
 
     Args:
         function: Of positional arguments: arrays of the trace, told apart by identity, and numbers, names, types or tuples of such.
@@ -41,14 +41,14 @@ def once(function: Function) -> Function:
 
     @functools.wraps(function)
     def remembered(*args: Any) -> Any:
-        known = _made.get()
-        if known is None:
+        results = _results.get()
+        if results is None:
             return function(*args)
         trace = current_trace()
         key = (function, id(trace), current_settings(), *(a if isinstance(a, _VALUES) else ("is", id(a)) for a in args))
-        found = known.get(key)
-        if found is None:
-            found = known[key] = function(*args), (trace, args)  # with whatever is known by its id, so that it lives
-        return found[0]
+        entry = results.get(key)
+        if entry is None:
+            entry = results[key] = function(*args), (trace, args)  # which keeps alive all that the key names by id
+        return entry[0]
 
     return remembered  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""Form: how one equation runs on local arrays."""
+"""LocalRule: the implementation of one equation on local arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather
-from shardy_py.backends.local.once import once
+from shardy_py.backends.local.trace_cache import once
 from shardy_py.dialect import OpShardingRule
 from shardy_py.frontends.context import axis_sizes, local_type, recorded
 
@@ -27,7 +27,7 @@ Combine = str
 
 
 class Equation:
-    """An equation with what forms ask of it at hand.
+    """An equation with the facts that local rules read.
 
     Attributes:
         eqn: The equation.
@@ -37,12 +37,12 @@ class Equation:
         dtypes: Their element types.
         result_shapes: Global shapes of its results.
         result_dtypes: Their element types.
-        used: Which of its results anything uses, as far as is known.
-        is_empty: Whether no result has elements, PRNG keys aside, and nothing else happens.
-        known: What was found out about it and its equals, for whoever reads them again.
+        used: Which of its results are used, as far as is known.
+        is_empty: Whether no result has elements, PRNG keys aside, and there are no effects.
+        cache: Facts that equal equations share: their local rule, strategies and recorded traces.
     """
 
-    __slots__ = ("dtypes", "eqn", "is_empty", "known", "name", "params", "result_dtypes", "result_shapes", "shapes", "used")
+    __slots__ = ("cache", "dtypes", "eqn", "is_empty", "name", "params", "result_dtypes", "result_shapes", "shapes", "used")
 
     def __init__(self, eqn: JaxprEqn, used: Sequence[bool] | None = None) -> None:
         self.eqn = eqn
@@ -52,7 +52,7 @@ class Equation:
         self.result_shapes, self.result_dtypes = _types(eqn.outvars)
         self.used: tuple[bool, ...] = (True,) * len(eqn.outvars) if used is None else tuple(used)
         self.is_empty = not (eqn.effects or any(map(math.prod, self.result_shapes)) or any(map(is_key, self.result_dtypes)))
-        self.known: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
 
 
 def _types(variables: Sequence[Any]) -> tuple[list[tuple[int, ...]], list[Any]]:
@@ -61,35 +61,35 @@ def _types(variables: Sequence[Any]) -> tuple[list[tuple[int, ...]], list[Any]]:
 
 
 @dataclass(frozen=True)
-class Form:
-    """How an equation runs on local arrays.
+class LocalRule:
+    """An implementation of an equation on local arrays.
 
     Attributes:
-        rule: Factors of its operands and results. Pass-through factors may be sharded freely; reduction factors may, and leave partial
-            results; factors that need replication may not; permutation factors may, where `run` itself sees to the exchange.
-        run: Given a `Local` and the local operands, laid out as the rule says under the chosen axes, the local results.
-        combine: How results that are partial along sharded reduction factors are combined.
-        uneven: Factors that may be cut unevenly; what lies behind the end of a dimension is arbitrary, and `run` masks it where it matters.
+        rule: The sharding rule. Pass-through factors may be sharded freely; reduction factors may be, and leave partial results; factors
+            that need replication may not be; permutation factors may be, if `run` exchanges the data itself.
+        run: Computes the local results of a `LocalContext` and the local operands, whose layouts follow from the rule and the axes.
+        combine: The reduction over sharded reduction factors.
+        uneven: Factors that may be sharded unevenly; padding has arbitrary contents, which `run` masks where they matter.
         linear: Groups of operands in which the results are linear: all of a group may be partial sums over the same axes while the others
             are not, and the results are partial sums then.
-        moved: Bytes that a device receives inside `run`, and `STARTING` for each collective that cannot go with another, given the
-            ways every factor is cut; for permutation factors.
-        alternatives: Other ways to run the equation, of which the cheapest is taken.
-        weight: How much one point of the iteration space costs, in bytes that could be sent meanwhile.
+        bytes_inside: Bytes that a device receives inside `run`, and `COLLECTIVE_LAUNCH_BYTES` for each collective that cannot be sent
+            together with another, given the number of shards of each factor; for permutation factors.
+        alternatives: Other implementations; the cheapest one is taken.
+        weight: Cost of one point of the iteration space, in bytes that could be sent meanwhile.
     """
 
     rule: OpShardingRule
-    run: Callable[[Local, list[Array]], list[Array]]
+    run: Callable[[LocalContext, list[Array]], list[Array]]
     combine: Combine = "add"
     uneven: frozenset[int] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
-    moved: Callable[[Sequence[int]], int] | None = None
+    bytes_inside: Callable[[Sequence[int]], int] | None = None
     weight: float = 0.05
-    alternatives: tuple[Form, ...] = ()
+    alternatives: tuple[LocalRule, ...] = ()
 
 
-Builder = Callable[[Equation], Form | None]
-"""Makes the form of an equation; None where it has to run whole."""
+Builder = Callable[[Equation], LocalRule | None]
+"""Builds the local rule of an equation; None if it has to run whole."""
 
 
 def make_rule(
@@ -112,8 +112,8 @@ def make_rule(
         permutation: Factors along which `run` exchanges data itself.
     """
 
-    def tensors(given: Sequence[Sequence[Dim]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return tuple([tuple([_factors(d) for d in dims]) for dims in given])
+    def tensors(tensor_dims: Sequence[Sequence[Dim]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple([tuple([_factors(d) for d in dims]) for dims in tensor_dims])
 
     return OpShardingRule(tuple(sizes), tensors(operands), tensors(results), tuple(reduction), tuple(whole), tuple(permutation))
 
@@ -124,27 +124,29 @@ def _factors(dim: Dim) -> tuple[int, ...]:
     return tuple(dim) if isinstance(dim, Sequence) else (int(dim),)
 
 
-class Local:
-    """One equation under chosen axes, as its form's `run` sees it.
+class LocalContext:
+    """An equation and the axes of its factors, for `LocalRule.run`.
 
     Attributes:
         equation: The equation.
-        form: Its form.
+        local_rule: Its local rule.
         axes: Names of the mesh axes of each factor, major to minor.
         sizes: Size of every mesh axis, in the order of the mesh.
-        platform: What is compiled for.
-        applied: How the equation's primitive was recorded, of what and what came of it.
+        platform: The platform to compile for.
+        records: Records of the equation's primitive, each with its operands and results.
     """
 
-    __slots__ = ("applied", "axes", "equation", "form", "platform", "sizes")
+    __slots__ = ("axes", "equation", "local_rule", "platform", "records", "sizes")
 
-    def __init__(self, equation: Equation, form: Form, axes: Sequence[tuple[str, ...]], sizes: dict[str, int], platform: str) -> None:
+    def __init__(
+        self, equation: Equation, local_rule: LocalRule, axes: Sequence[tuple[str, ...]], sizes: dict[str, int], platform: str
+    ) -> None:
         self.equation = equation
-        self.form = form
+        self.local_rule = local_rule
         self.axes = axes
         self.sizes = sizes
         self.platform = platform
-        self.applied: list[tuple[Recorded, Sequence[Array], list[Array]]] = []
+        self.records: list[tuple[Recorded, Sequence[Array], list[Array]]] = []
 
     @property
     def eqn(self) -> JaxprEqn:
@@ -159,27 +161,27 @@ class Local:
     @property
     def rule(self) -> OpShardingRule:
         """The rule."""
-        return self.form.rule
+        return self.local_rule.rule
 
     def names(self, factor: int) -> tuple[str, ...]:
-        """The mesh axes a factor is cut over, major to minor."""
+        """The mesh axes that a factor is sharded over, major to minor."""
         return self.axes[factor]
 
-    def ways(self, factor: int) -> int:
-        """Into how many blocks a factor is cut."""
+    def num_shards(self, factor: int) -> int:
+        """Number of blocks of a factor."""
         return math.prod(self.sizes[name] for name in self.axes[factor])
 
     def index(self, factor: int) -> Array:
-        """Which block this device has: an int32 scalar, or 0 where the factor is whole."""
+        """The index of this device's block: an int32 scalar, or 0 for an unsharded factor."""
         return block_index(self.axes[factor])
 
     def block(self, factor: int) -> int:
         """Elements in a block."""
-        return -(-self.rule.factor_sizes[factor] // self.ways(factor))
+        return -(-self.rule.factor_sizes[factor] // self.num_shards(factor))
 
     def is_padded(self, factor: int) -> bool:
         """Whether the last blocks hold fewer elements than they have room for."""
-        return self.rule.factor_sizes[factor] % self.ways(factor) != 0
+        return self.rule.factor_sizes[factor] % self.num_shards(factor) != 0
 
     def operand_shape(self, i: int) -> tuple[int, ...]:
         """The local shape of an operand."""
@@ -190,54 +192,58 @@ class Local:
         return self._shape(self.rule.result_mappings[i], self.equation.result_shapes[i])
 
     def _shape(self, mapping: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int, ...]:
-        return tuple(-(-n // math.prod(self.ways(f) for f in dim)) for n, dim in zip(shape, mapping, strict=True))
+        return tuple(-(-n // math.prod(self.num_shards(f) for f in dim)) for n, dim in zip(shape, mapping, strict=True))
 
     def mask(self, x: Array, dim: int, factor: int, fill: Any) -> Array:
-        """`x` with what lies behind the end of a dimension replaced, where there is such.
+        """Replaces the padding of a dimension, if it has any.
 
         Args:
             x: A local array, one of whose dimensions is the factor's.
             dim: That dimension.
             factor: The factor.
-            fill: What to put there.
+            fill: The new contents of the padding.
         """
         if not self.is_padded(factor):
             return x
-        position = positions(x.shape, dim, line(self.index(factor), x.shape[dim]))
-        return ops.select(before(position, self.rule.factor_sizes[factor]), x, ops.full(x.shape, fill, x.dtype))
+        position = positions(x.shape, dim, affine(self.index(factor), x.shape[dim]))
+        return ops.select(is_before(position, self.rule.factor_sizes[factor]), x, ops.full(x.shape, fill, x.dtype))
 
     def apply(self, *arrays: Array, **params: Any) -> list[Array]:
-        """The equation's primitive on its operands as they lie, with some parameters replaced; results lie as the rule says."""
-        known, key = self.equation.known, ("types", id(self.form), tuple(self.axes))
-        types = known.get(key)
+        """Applies the equation's primitive to its local operands, with some parameters replaced; the rule gives the types of results."""
+        cache, key = self.equation.cache, ("types", id(self.local_rule), tuple(self.axes))
+        types = cache.get(key)
         if types is None:
-            types = known[key] = [local_type(v.aval, self.result_shape(i)) for i, v in enumerate(self.eqn.outvars)]
-        way = Recorded(params, types)
-        made = way.run(self.eqn, arrays)
-        if made is None:
+            types = cache[key] = [local_type(v.aval, self.result_shape(i)) for i, v in enumerate(self.eqn.outvars)]
+        record = Recorded(params, types)
+        results = record.run(self.eqn, arrays)
+        if results is None:
             return self.bind(*arrays, **params)
-        self.applied.append((way, arrays, made))
-        return made
+        self.records.append((record, arrays, results))
+        return results
 
-    def only(self, arrays: Sequence[Array], made: list[Array]) -> Recorded | None:
-        """How the equation was recorded, where nothing else was done to arrays to make others of them."""
-        if len(self.applied) != 1:
+    def sole_record(self, arrays: Sequence[Array], results: list[Array]) -> Recorded | None:
+        """The record that alone led from operands to results, or None if more was computed."""
+        if len(self.records) != 1:
             return None
-        way, given, results = self.applied[0]
-        return way if results is made and len(given) == len(arrays) and all(x is y for x, y in zip(given, arrays)) else None
+        record, operands, recorded_results = self.records[0]
+        return (
+            record
+            if recorded_results is results and len(operands) == len(arrays) and all(x is y for x, y in zip(operands, arrays))
+            else None
+        )
 
     def bind(self, *arrays: Array, **params: Any) -> list[Array]:
-        """The equation's primitive on other arrays, with some parameters replaced."""
+        """Binds the equation's primitive on other arrays, with some parameters replaced."""
         return bind(self.eqn, arrays, {**self.params, **params} if params else self.params)
 
 
-def as_is(local: Local, arrays: list[Array]) -> list[Array]:
-    """The `run` of forms whose equations run on local arrays as they are."""
+def as_is(local: LocalContext, arrays: list[Array]) -> list[Array]:
+    """The `run` of equations that apply unchanged to local arrays."""
     return local.apply(*arrays)
 
 
 class Recorded(NamedTuple):
-    """An equation on local arrays that is its own primitive, on the operands as they lie.
+    """A trace of an equation as its own primitive on its local operands.
 
     Attributes:
         params: The parameters that are not the equation's.
@@ -248,32 +254,32 @@ class Recorded(NamedTuple):
     types: Sequence[Any]
 
     def run(self, eqn: JaxprEqn, arrays: Sequence[Array], source: Any = None) -> list[Array] | None:
-        """Records it; None where it cannot be, and has to be bound.
+        """Writes the equation into the current trace; None if JAX has to bind it.
 
         Args:
-            eqn: The equation, or one alike.
+            eqn: The equation, or an equal one.
             arrays: The local operands.
-            source: Its source info; that of here where nothing is said.
+            source: Its source info; by default the current one.
         """
-        params = _without_places({**eqn.params, **self.params} if self.params else eqn.params)
+        params = _without_shardings({**eqn.params, **self.params} if self.params else eqn.params)
         return recorded(eqn.primitive, arrays, params, self.types, source)
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list[Array]:
     """Binds an equation's primitive; always a list."""
-    made = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(_without_places(params)))
-    return list(made) if eqn.primitive.multiple_results else [made]
+    results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(_without_shardings(params)))
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _without_places(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as they are inside of a region, where there are no shardings of the global program."""
-    for name in _PLACES:
+def _without_shardings(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without shardings of the global program, which do not exist inside of a region."""
+    for name in _SHARDING_PARAMS:
         if params.get(name) is not None:
-            return {name: None if name in _PLACES else value for name, value in params.items()}
+            return {name: None if name in _SHARDING_PARAMS else value for name, value in params.items()}
     return params
 
 
-_PLACES = frozenset({"sharding", "out_sharding"})
+_SHARDING_PARAMS = frozenset({"sharding", "out_sharding"})
 """Parameters that name shardings of the global program."""
 
 
@@ -283,20 +289,20 @@ _PLACES = frozenset({"sharding", "out_sharding"})
 
 @once
 def block_index(names: tuple[str, ...]) -> Array:
-    """Which block of what is cut over axes, major to minor, this device has: an int32 scalar, or 0 where there are no axes."""
+    """The index of this device's block along axes, major to minor: an int32 scalar, or 0 without axes."""
     if not names:
         return 0
     last = lax.axis_index(names[-1])
-    return ops.add(line(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
+    return ops.add(affine(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
 
 
 @once
-def line(index: Array, step: int, start: int = 0) -> Array:
+def affine(index: Array, step: int, start: int = 0) -> Array:
     """`start + step * index`."""
     if isinstance(index, int):
         return start + step * index
     if start:
-        return ops.add(line(index, step), np.int32(start))
+        return ops.add(affine(index, step), np.int32(start))
     return index if step == 1 else ops.mul(index, np.int32(step))
 
 
@@ -305,7 +311,7 @@ _INT32 = np.dtype("int32")
 
 @once
 def positions(shape: tuple[int, ...], dim: int, start: Array = 0, dtype: Any = _INT32) -> Array:
-    """What stands where along a dimension whose first element stands at `start`, for an array of a shape."""
+    """Positions along a dimension whose first element has position `start`, as an array of a shape."""
     counted = ops.broadcasted_iota(dtype, shape, dim)
     if isinstance(start, int) and not start:
         return counted
@@ -313,7 +319,7 @@ def positions(shape: tuple[int, ...], dim: int, start: Array = 0, dtype: Any = _
 
 
 @once
-def before(position: Array, stop: Array) -> Array:
+def is_before(position: Array, stop: Array) -> Array:
     """`position < stop` for each of an array of positions, all int32."""
     return ops.lt(position, np.int32(stop) if isinstance(stop, int) else stop)
 
@@ -348,7 +354,7 @@ def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int, platf
 
 @functools.lru_cache(maxsize=4096)
 def identity_fill(combine: Combine, dtype: Any) -> Any:
-    """What leaves a reduction as it is: 0 for `add`, the lowest value for `max`, ..."""
+    """The identity of a reduction: 0 for `add`, the lowest value for `max`, ..."""
     dtype = jnp.dtype(dtype)
     if combine in ("add", "or", "xor"):
         return False if dtype == jnp.bool_ else 0
@@ -364,7 +370,7 @@ def identity_fill(combine: Combine, dtype: Any) -> Any:
 
 
 def zero_of_sums(dtype: Any) -> Any:
-    """What leaves every number as it is when it is added; a positive zero makes a negative one positive."""
+    """The identity of addition for every float: -0.0, as adding 0.0 turns -0.0 into 0.0."""
     return False if dtype == jnp.bool_ else -0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
 
 

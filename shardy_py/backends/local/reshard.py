@@ -1,4 +1,4 @@
-"""The collectives of `moves`, on local arrays."""
+"""Reshards of local arrays, and reductions over mesh axes: the steps of `reshard_steps` as JAX collectives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather, all_to_all, pmax, pmin, ppermute, psum, psum_scatter
-from shardy_py.backends.local.form import all_gathered, block_index, is_key, line, unsharded_along
-from shardy_py.backends.local.layouts import Axes, Layout, block, local_shape, names, ways
-from shardy_py.backends.local.moves import Move, moves
+from shardy_py.backends.local.layouts import Axes, Layout, block, local_shape, names, num_shards
+from shardy_py.backends.local.local_rule import affine, all_gathered, block_index, is_key, unsharded_along
+from shardy_py.backends.local.reshard_steps import ReshardStep, reshard_steps
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
 from shardy_py.frontends.all_reduces import product
@@ -25,26 +25,26 @@ from shardy_py.frontends.context import axis_sizes
 Array = Any
 
 
-def moved(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, platform: str) -> Array:
-    """A local array in another layout.
+def reshard(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, platform: str) -> Array:
+    """Reshards a local array.
 
     Args:
         x: This device's part.
         source: Its layout.
-        target: The layout wanted.
+        target: The new layout.
         shape: The global shape.
         mesh: The region's mesh.
         platform: What is compiled for.
     """
     if 0 in shape:
         return ops.reshape(x, local_shape(shape, target, mesh))
-    for move in moves(source, target, shape, mesh):
+    for move in reshard_steps(source, target, shape, mesh):
         x = _STEPS[move.kind](x, move, shape, mesh, platform)
     return x
 
 
 def padded(x: Array, dim: int, length: int) -> Array:
-    """`x` with a dimension lengthened; what is behind its end is arbitrary."""
+    """Pads a dimension to a length with arbitrary contents."""
     missing = length - x.shape[dim]
     if not missing:
         return x
@@ -53,38 +53,38 @@ def padded(x: Array, dim: int, length: int) -> Array:
     return ops.pad(x, np.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
 
 
-def _slice(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
-    k, d = ways(move.axes, mesh), move.dim
-    size = block(shape[d], ways(move.after.dims[d].axes, mesh))
+def _slice(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    k, d = num_shards(move.axes, mesh), move.dim
+    size = block(shape[d], num_shards(move.after.dims[d].axes, mesh))
     x = padded(x, d, k * size)
-    return ops.dynamic_slice_in_dim(x, line(block_index(names(move.axes)), size), size, axis=d)
+    return ops.dynamic_slice_in_dim(x, affine(block_index(names(move.axes)), size), size, axis=d)
 
 
-def _gather(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
-    size = block(shape[move.dim], ways(move.after.dims[move.dim].axes, mesh))
+def _gather(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    size = block(shape[move.dim], num_shards(move.after.dims[move.dim].axes, mesh))
     return as_bits(x, lambda y: unsharded_along(y, names(move.axes), move.dim, size, platform), platform)
 
 
-def _all_to_all(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
-    k, s, t = ways(move.axes, mesh), move.dim, move.to
-    x = padded(x, t, k * block(shape[t], ways(move.after.dims[t].axes, mesh)))
+def _all_to_all(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    k, s, t = num_shards(move.axes, mesh), move.dim, move.to
+    x = padded(x, t, k * block(shape[t], num_shards(move.after.dims[t].axes, mesh)))
     x = as_bits(x, lambda y: all_to_all(y, names(move.axes), t, s), platform)
-    length = block(shape[s], ways(move.after.dims[s].axes, mesh))
+    length = block(shape[s], num_shards(move.after.dims[s].axes, mesh))
     return ops.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
 
 
-def _permute(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+def _permute(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     pairs = permutation(move.before, move.after, mesh)
     return as_bits(x, lambda y: ppermute(y, mesh.axis_names, pairs), platform)
 
 
-def _reduce(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+def _reduce(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     return all_reduce(x, in_mesh_order(move.axes, mesh), "add", platform)
 
 
-def _scatter(x: Array, move: Move, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
-    k, d = ways(move.axes, mesh), move.dim
-    x = padded(x, d, k * block(shape[d], ways(move.after.dims[d].axes, mesh)))
+def _scatter(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
+    k, d = num_shards(move.axes, mesh), move.dim
+    x = padded(x, d, k * block(shape[d], num_shards(move.after.dims[d].axes, mesh)))
     wide, back = summable(x, platform)
     return back(psum_scatter(wide, names(move.axes), d))
 
@@ -108,24 +108,24 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
         combine: `add`, `max`, `min`, `mul`, `and`, `or` or `xor`.
         platform: What is compiled for.
     """
-    over = names(axes)
+    axis_names = names(axes)
     if x.dtype == jnp.bool_:
-        return _truth(x, over, combine)
+        return _reduce_bools(x, axis_names, combine)
     if combine == "add" or (combine == "mul" and (platform == "cpu" or x.dtype.kind != "c")):
         wide, back = summable(x, platform)
-        made = psum(wide, over) if combine == "add" else product(wide, over)
-        if made is not None:
-            return back(made)
+        total = psum(wide, axis_names) if combine == "add" else product(wide, axis_names)
+        if total is not None:
+            return back(total)
     if combine in ("max", "min") and x.dtype.kind != "c":
         reduce = pmax if combine == "max" else pmin
         if jnp.issubdtype(x.dtype, jnp.floating):
-            return from_ordered(reduce(as_ordered(x, combine == "max"), over), x.dtype)
-        return reduce(x, over)
-    return _folded(x, over, combine, platform)
+            return from_ordered(reduce(as_ordered(x, combine == "max"), axis_names), x.dtype)
+        return reduce(x, axis_names)
+    return _reduce_by_fold(x, axis_names, combine, platform)
 
 
-def _truth(x: Array, over: tuple[str, ...], combine: str) -> Array:
-    """Truth values combined in one byte each, all by the same reduction, so that they can be sent together."""
+def _reduce_bools(x: Array, over: tuple[str, ...], combine: str) -> Array:
+    """Combines booleans, one byte each, all by a maximum, so that several reductions can be sent together."""
     if combine == "xor":
         count = psum(ops.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
         return lax.eq(lax.bitwise_and(count, np.uint8(1)), np.uint8(1))
@@ -134,13 +134,13 @@ def _truth(x: Array, over: tuple[str, ...], combine: str) -> Array:
     return pmax(x, over)
 
 
-def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Array:
-    """What back ends have no all-reduce for: each device combines a part and sends the result around, or all of it where it is small."""
+def _reduce_by_fold(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Array:
+    """A reduction without an all-reduce in XLA: each device combines a part and gathers the others, or all of a small operand."""
     group = math.prod(axis_sizes(over))
     block = -(-x.size // group)
 
     def fold(parts: Array) -> Array:
-        start, combined = _FOLDS[combine](x.dtype)
+        start, combined = _FOLD_OPS[combine](x.dtype)
         return lax.reduce(parts, start, combined, (0,))
 
     if 2 * block >= x.size:
@@ -150,7 +150,7 @@ def _folded(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Arr
     return ops.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
 
 
-_FOLDS = {
+_FOLD_OPS = {
     "max": lambda dtype: (jnp.full((), -jnp.inf, dtype), lax.max),
     "min": lambda dtype: (jnp.full((), jnp.inf, dtype), lax.min),
     "mul": lambda dtype: (jnp.ones((), dtype), lax.mul),
@@ -161,26 +161,26 @@ _FOLDS = {
 
 
 def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
-    """Axes in the order of the mesh, in which reductions over the same axes are alike."""
+    """Axes in the order of the mesh, so that reductions over the same axes are equal."""
     return tuple(sorted(axes, key=lambda axis: mesh.axis_index(axis.name)))
 
 
 def summable(x: Array, platform: str) -> tuple[Array, Any]:
-    """What is sent in place of `x` where sums are formed, and the way back: XLA on CPU adds bfloat16 up in 32 bits and sends those."""
+    """The operand of a sum over devices, and the conversion of its result: XLA on CPU sums and sends bfloat16 as float32."""
     if platform == "cpu" and x.dtype == jnp.bfloat16:
         return ops.convert_element_type(x, jnp.float32), lambda y: ops.convert_element_type(y, x.dtype)
     return x, lambda y: y
 
 
 def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:
-    """Sends an array whose values nobody looks at on the way, where XLA on CPU would send small floats as larger ones."""
+    """Sends an array as integers where a collective does not compute and XLA on CPU would widen small floats."""
     widened = not is_key(x.dtype) and x.dtype.itemsize <= 2 and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != jnp.float16
     if platform != "cpu" or not widened:
         return send(x)
     return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")), x.dtype)
 
 
-def gathered(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:
+def all_gather_bits(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:
     """All blocks of a dimension one behind the other.
 
     Args:
@@ -194,7 +194,7 @@ def gathered(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:
 
 @functools.lru_cache(maxsize=4096)
 def permutation(before: Layout, after: Layout, mesh: Mesh) -> tuple[tuple[int, int], ...]:
-    """Who sends to whom so that every device gets its block: pairs of positions in the mesh.
+    """Pairs of source and target positions in the mesh that give every device its block.
 
     A device that has its block already keeps it.
     """

@@ -1,0 +1,678 @@
+"""Interprets a jaxpr of global shapes on local arrays, inside the trace of one region."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import itertools
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.source_info_util import current_name_stack, user_context
+
+from shardy_py.backends.local import ops
+from shardy_py.backends.local.layouts import Axes, Layout, local_shape, names, replicated
+from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, Recorded, as_is, bind, bits_of
+from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
+from shardy_py.backends.local.reshard_steps import reshard_steps
+from shardy_py.backends.local.runnable import layouts_under, runnable
+from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue
+from shardy_py.backends.local.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies
+from shardy_py.backends.rewriting import bodies
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
+from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.locations import locate
+from shardy_py.frontends.primitive_bodies import body_of
+from shardy_py.passes.propagation.factors import project
+from shardy_py.plan.checks.thresholds import graded
+from shardy_py.plan.findings import Finding, Severity
+from shardy_py.plan.movements import format_bytes
+
+Array = Any
+Handler = Callable[["Interpreter", JaxprEqn, int, list[ShardedValue], Scope | None], list[ShardedValue]]
+Builders = dict[str, Callable[[Equation], LocalRule | None]]
+Values = dict[int, dict[Var, ShardedValue]]
+"""Id of a scope -> values of its variables; scopes tell call sites of one jaxpr apart."""
+EquationSite = tuple[int, int]
+"""An equation at one call site: ids of the scope and of the equation."""
+
+
+class LayoutHint(enum.Enum):
+    """The goal of a strategy as long as the uses of its results are unknown."""
+
+    PLAN = "the fewest bytes between operands and planned results"
+    FORWARD = "the fewest bytes of operands"
+
+
+EquationCaches = dict[Any, dict[Any, Any]]
+"""Signature of an equation -> its local rule, strategies and recorded traces."""
+
+MAX_SHARED_CACHES = 1024
+"""Equation caches that outlive a region, the latest ones, per configuration of JAX and mesh."""
+
+
+@functools.lru_cache(maxsize=4)
+def _caches_under(context: Hashable, mesh: Mesh) -> EquationCaches:
+    """Caches of earlier regions; lowering a program again, as in a notebook, or a similar one starts from them."""
+    return {}
+
+
+def _is_plain(eqn: JaxprEqn) -> bool:
+    """Whether an equation has no functions or jaxprs as parameters, and so keeps no arrays alive."""
+    return not bodies(eqn) and not any(callable(value) and not isinstance(value, type) for value in eqn.params.values())
+
+
+class JaxprAnalysis:
+    """Facts about jaxprs that all interpreters of a region share: local rules of equations, live equations, use counts.
+
+    Args:
+        local_rules: Primitive -> builder of its form.
+        handlers: Primitive -> handler, for equations that hold jaxprs or name shardings.
+        mesh: The region's mesh.
+        whole: Primitives that run whole, even if JAX lowers them by a jaxpr.
+    """
+
+    def __init__(self, local_rules: Builders, handlers: dict[str, Handler], mesh: Mesh, whole: Container[str] = ()) -> None:
+        self.local_rules = local_rules
+        self.handlers = handlers
+        self._whole = whole
+        self._settings = current_settings()
+        self._equations: dict[int, Equation] = {}
+        self._caches: EquationCaches = {}
+        self._shared_caches = _caches_under(trace_context(), mesh)
+        self._bodies: dict[tuple[int, str], ClosedJaxpr | None] = {}
+        self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
+        self._used: dict[int, tuple[bool, ...]] = {}
+        self._live: dict[int, list[tuple[int, JaxprEqn]]] = {}
+        self._steps: dict[int, list[_Step]] = {}
+        self._scopes: dict[int, Scope] = {}
+
+    def settings_of(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+        """A context with the settings of JAX under which the equation was traced, where they differ from the current ones."""
+        return _NO_CONTEXT if settings(eqn) == self._settings else under_settings(eqn)
+
+    def equation(self, eqn: JaxprEqn) -> Equation:
+        """The `Equation` of an equation, made once."""
+        equation = self._equations.get(id(eqn))
+        if equation is None:
+            equation = self._equations[id(eqn)] = Equation(eqn, self._used.get(id(eqn)))
+        return equation
+
+    def local_rule(self, equation: Equation) -> LocalRule | None:
+        """The form of an equation, or None if it has to run whole."""
+        local_rule = equation.cache.get("local_rule", _MISSING)
+        if local_rule is _MISSING:
+            self._attach_cache(equation)
+            local_rule = equation.cache["local_rule"]
+        return local_rule
+
+    def _attach_cache(self, equation: Equation) -> None:
+        """Gives an equation the cache of its signature, which holds its form."""
+        build = self.local_rules.get(equation.name)
+        if build is None:
+            equation.cache["local_rule"] = None
+            return
+        eqn = equation.eqn
+        weak = tuple([getattr(v.aval, "weak_type", False) for v in eqn.outvars])
+        types = (*equation.shapes, *equation.dtypes, weak)
+        key = (build, equation.name, *equation.params.items(), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
+        try:
+            cache = self._shared_caches.get(key) or self._caches.get(key)
+        except TypeError as error:
+            if "hash" not in str(error):
+                raise
+            key, cache = None, None
+        if cache is None:
+            with self.settings_of(eqn):
+                cache = {"local_rule": build(equation)}
+            if key is not None:
+                shared = _is_plain(eqn)
+                if shared and len(self._shared_caches) >= MAX_SHARED_CACHES:
+                    self._shared_caches.pop(next(iter(self._shared_caches)), None)
+                (self._shared_caches if shared else self._caches)[key] = cache
+        equation.cache = cache
+
+    def body(self, eqn: JaxprEqn, platform: str) -> ClosedJaxpr | None:
+        """The jaxpr that JAX lowers an equation without a form by, such as a package's own primitive; None if it has to run whole."""
+        key = id(eqn), platform
+        if key not in self._bodies:
+            self._bodies[key] = None if eqn.effects or eqn.primitive.name in self._whole else body_of(eqn, platform)
+        return self._bodies[key]
+
+    def scope(self, jaxpr: Jaxpr) -> Scope:
+        """An empty scope for a jaxpr that was not planned, such as the body of a call with a rule; the same one for all interpreters."""
+        scope = self._scopes.get(id(jaxpr))
+        if scope is None:
+            scope = self._scopes[id(jaxpr)] = Scope(jaxpr, {})
+        return scope
+
+    def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
+        """Uses of each variable of a jaxpr by live equations and results."""
+        entry = self._uses.get(id(jaxpr))
+        if entry is None:
+            counts: dict[Var, int] = {}
+            live = [eqn for _, eqn in self.live(jaxpr)]
+            for eqn in live:
+                for v in eqn.invars:
+                    if not isinstance(v, Literal):
+                        counts[v] = counts.get(v, 0) + 1
+            for v in jaxpr.outvars:
+                if not isinstance(v, Literal):
+                    counts[v] = counts.get(v, 0) + 1
+            for eqn in live:
+                if len(eqn.outvars) > 1:
+                    self._used[id(eqn)] = tuple(v in counts for v in eqn.outvars)
+            entry = self._uses[id(jaxpr)] = (jaxpr, counts)
+        return entry[1]
+
+    def live(self, jaxpr: Jaxpr) -> list[tuple[int, JaxprEqn]]:
+        """The equations of a jaxpr that a result depends on or that have effects, with their positions."""
+        equations = self._live.get(id(jaxpr))
+        if equations is None:
+            used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+            equations = self._live[id(jaxpr)] = []
+            for index, eqn in zip(reversed(range(len(jaxpr.eqns))), reversed(jaxpr.eqns)):
+                if eqn.effects or not eqn.outvars or not used.isdisjoint(eqn.outvars):
+                    used.update([v for v in eqn.invars if not isinstance(v, Literal)])
+                    equations.append((index, eqn))
+            equations.reverse()
+        return equations
+
+    def steps(self, jaxpr: Jaxpr) -> list[_Step]:
+        """The live equations of a jaxpr as steps, made once."""
+        steps = self._steps.get(id(jaxpr))
+        if steps is None:
+            uses = self.uses(jaxpr)
+            steps = self._steps[id(jaxpr)] = []
+            for index, eqn in self.live(jaxpr):
+                equation = self.equation(eqn) if eqn.primitive.name not in self.handlers else None
+                literal = any(isinstance(v, Literal) for v in eqn.invars)
+                steps.append((index, eqn, equation, eqn.invars, literal, [(v, uses.get(v, 0)) for v in eqn.outvars]))
+        return steps
+
+
+_Step = tuple[int, JaxprEqn, Equation | None, Sequence[Any], bool, list[tuple[Var, int]]]
+"""Position, equation, its `Equation` (None where it has a handler), operands, whether any is a literal, results with their uses."""
+
+
+class Interpreter:
+    """Runs jaxprs on local arrays.
+
+    Args:
+        region: The axes and the platform.
+        layout_of: Converts the planned sharding of a value of a rank to a layout.
+        analysis: Facts about the jaxprs.
+        previous: An earlier dry run of the same jaxprs; its requests are the wanted layouts of this run.
+        hint: The goal of strategies where no wanted layout is known.
+        ranks: Equations that run by their second or third best strategy.
+        dry_run: The dry run of the same choices.
+
+    Attributes:
+        findings: Equations that had to run whole, with their price.
+        values: In a dry run, values of the results of equations and of the arguments of loop bodies.
+        charges: In a dry run, bytes that a device receives to run each equation.
+    """
+
+    def __init__(
+        self,
+        region: RegionContext,
+        layout_of: Callable[[TensorSharding | None, int], Layout],
+        analysis: JaxprAnalysis,
+        previous: Interpreter | None = None,
+        hint: LayoutHint = LayoutHint.PLAN,
+        ranks: Mapping[EquationSite, int] | None = None,
+        dry_run: Interpreter | None = None,
+    ) -> None:
+        self.ranks = ranks or {}
+        self.charges: dict[EquationSite, int] = {}
+        self.region = region
+        self.hint = hint
+        self.previous = previous
+        self.previous_values = previous.values if previous is not None else {}
+        self._requests = previous.requests if previous is not None else {}
+        self._dry_run = dry_run
+        self.values: Values = {}
+        self.layout_of = layout_of
+        self.analysis = analysis
+        self.findings: list[Finding] = []
+        self._sizes = dict(region.mesh.shape)
+        self._scalars: dict[tuple[Any, int], ShardedValue] = {}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The region's mesh."""
+        return self.region.mesh
+
+    @property
+    def layout_feedback(self) -> Hashable:
+        """All that the next run learns from this one: the first layout of every value, and the requested ones."""
+        first = [next(iter(value.copies), None) for values in self.values.values() for value in values.values()]
+        return tuple(first), tuple([tuple(requests.values()) for requests in self.requests.values()])
+
+    @functools.cached_property
+    def requests(self) -> dict[int, dict[Var, tuple[Layout, ...]]]:
+        """The requested layouts of every value, after the run."""
+        return {where: {v: tuple(value.requested) for v, value in values.items()} for where, values in self.values.items()}
+
+    def new_value(self, array: Array, at: Layout, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> ShardedValue:
+        """A value with this device's part in one layout."""
+        return ShardedValue(self.region, shape, dtype, at, array, uses=uses)
+
+    def constant(self, value: Any, aval: Any) -> ShardedValue:
+        """A replicated constant."""
+        shape = tuple(getattr(aval, "shape", ()))
+        return self.new_value(value, replicated(len(shape)), shape, getattr(aval, "dtype", None), uses=2)
+
+    def jaxpr(
+        self, jaxpr: Jaxpr, consts: Sequence[ShardedValue], arguments: Sequence[ShardedValue], scope: Scope | None
+    ) -> list[ShardedValue]:
+        """Runs a jaxpr; its results may have partial sums.
+
+        Args:
+            jaxpr: The jaxpr, of global shapes.
+            consts: Its constants.
+            arguments: Its arguments.
+            scope: Its values in the plan; None where it was not planned.
+        """
+        if scope is None:
+            scope = self.analysis.scope(jaxpr)
+        elif scope.jaxpr is not jaxpr and len(scope.jaxpr.invars) == len(jaxpr.invars):
+            jaxpr = scope.jaxpr
+        uses = self.analysis.uses(jaxpr)
+        env: dict[Any, ShardedValue] = {}
+        for v, value in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):
+            value.uses = uses.get(v, 0) if value.uses == 1 else max(value.uses, 2)
+            env[v] = value
+        count = len(env)
+        steps = self.analysis.steps(jaxpr)
+        if self.region.dry:
+            self._dry_run_steps(steps, env, scope)
+        else:
+            self._run_steps(steps, env, scope)
+        if self.region.dry:
+            self.values.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
+        return [self._literal(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def _run_steps(self, steps: Sequence[_Step], env: dict[Any, ShardedValue], scope: Scope | None) -> None:
+        """Traces equations."""
+        literals, prefix = self._literal, current_name_stack()
+        for index, eqn, equation, reads, literal, results in steps:
+            operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
+            outs = None if equation is None else self.replay(equation, operands, scope, prefix)
+            if outs is None:
+                with self.at_source(eqn):
+                    outs = self.run_handler(eqn, index, operands, scope) if equation is None else self.run_rule(equation, operands, scope)
+            for (v, used), value in zip(results, outs, strict=True):
+                if value.uses < 2:
+                    value.uses = used
+                env[v] = value
+
+    def _dry_run_steps(self, steps: Sequence[_Step], env: dict[Any, ShardedValue], scope: Scope | None) -> None:
+        """Tallies the costs of equations without tracing them."""
+        literals, region, best_strategy = self._literal, self.region, self.best_strategy
+        for index, eqn, equation, reads, literal, results in steps:
+            operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
+            local_rule = None if equation is None or equation.is_empty else equation.cache.get("local_rule")
+            best = None if equation is None or local_rule is None else best_strategy(equation, local_rule, operands, scope)
+            if equation is None or best is None:
+                outs = self.run_handler(eqn, index, operands, scope) if equation is None else self.run_rule(equation, operands, scope)
+                for (v, used), value in zip(results, outs, strict=True):
+                    if value.uses < 2:
+                        value.uses = used
+                    env[v] = value
+            else:
+                strategy = best[1]
+                self._tally(eqn, operands, strategy, scope)
+                for (v, used), at, shape, dtype in zip(results, strategy.results, equation.result_shapes, equation.result_dtypes):
+                    env[v] = ShardedValue(region, shape, dtype, at, uses=used)
+
+    def _tally(self, eqn: JaxprEqn, operands: Sequence[ShardedValue], strategy: Strategy, scope: Scope | None) -> None:
+        """Adds the cost of an equation to the tally of a dry run."""
+        region = self.region
+        spent = region.spent
+        for value, at in zip(operands, strategy.operands):
+            if at in value.copies:
+                value.requested[at] = None
+            else:
+                value.get(at)
+        trips = region.trips
+        region.work += strategy.work * trips
+        if strategy.inside:
+            region.spent += strategy.inside * trips
+        if region.spent > spent:
+            self.charges[id(scope), id(eqn)] = region.spent - spent
+
+    def record_value(self, v: Var, value: ShardedValue, scope: Scope | None) -> None:
+        """Records the argument of a body for later runs, in a dry run."""
+        if scope is not None and self.region.dry:
+            self.values.setdefault(id(scope), {})[v] = value
+
+    def previous_value(self, v: Any, scope: Scope | None) -> ShardedValue | None:
+        """The value of a variable in the previous dry run, if any."""
+        values = self.previous_values.get(id(scope))
+        return None if values is None else values.get(v)
+
+    def dry_run_value(self, v: Any, scope: Scope | None) -> ShardedValue | None:
+        """The value of a variable in the dry run of the same choices; None in dry runs."""
+        values = None if self._dry_run is None else self._dry_run.values.get(id(scope))
+        return None if values is None else values.get(v)
+
+    def _literal(self, v: Literal) -> ShardedValue:
+        if not self.region.dry or getattr(v.aval, "shape", ()):
+            return self.constant(_plain(v), v.aval)
+        key = (getattr(v.aval, "dtype", None), self.region.trips)
+        value = self._scalars.get(key)
+        if value is None:
+            value = self._scalars[key] = self.constant(None, v.aval)
+        return value
+
+    def at_source(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+        """A context that gives traced equations the source location of an equation."""
+        if self.region.dry:
+            return _NO_CONTEXT
+        return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
+
+    def run_handler(self, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+        """Runs an equation by its primitive's handler."""
+        handler = self.analysis.handlers[eqn.primitive.name]
+        if self.region.dry and not getattr(handler, "runs_dry", False):
+            return self.run_unsupported(eqn, operands, scope)
+        return handler(self, eqn, index, operands, scope)
+
+    def run_rule(
+        self, equation: Equation, operands: list[ShardedValue], scope: Scope | None, local_rule: LocalRule | None = None
+    ) -> list[ShardedValue]:
+        """Runs an equation by a form, by default its primitive's."""
+        eqn = equation.eqn
+        if equation.is_empty:
+            return [self.arbitrary(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
+        if local_rule is None:
+            local_rule = equation.cache.get("local_rule") or self.analysis.local_rule(equation)
+            if local_rule is None:
+                body = self.analysis.body(eqn, self.region.platform)
+                if body is None:
+                    return self.run_whole(equation, operands)
+                consts = [self.constant(c, v.aval) for c, v in zip(body.consts, body.jaxpr.constvars, strict=True)]
+                return self.jaxpr(body.jaxpr, consts, operands, None)
+        best = self.best_strategy(equation, local_rule, operands, scope)
+        if best is None:
+            return [self._rematerialized(equation, local_rule, operands, i) for i in range(len(eqn.outvars))]
+        local_rule, strategy = best
+        shapes, dtypes = equation.result_shapes, equation.result_dtypes
+        region = self.region
+        if region.dry:
+            self._tally(eqn, operands, strategy, scope)
+            return [ShardedValue(region, s, d, at) for at, s, d in zip(strategy.results, shapes, dtypes)]
+        if not any(strategy.axes) and any(local_rule.rule.factor_sizes[f] > 1 for f in local_rule.rule.need_replication):
+            why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
+            self.report_gathers(eqn, operands, "whole-dimension", *why, severity="info")
+        arrays = [value.get(at) for value, at in zip(operands, strategy.operands, strict=True)]
+        parts = self.apply_rule(equation, local_rule, id(strategy), strategy.axes, arrays)
+        if strategy.reduced:
+            parts = [all_reduce(x, in_mesh_order(strategy.reduced, self.mesh), local_rule.combine, region.platform) for x in parts]
+        return [self.new_value(x, at, s, d) for x, at, s, d in zip(parts, strategy.results, shapes, dtypes, strict=True)]
+
+    def replay(self, equation: Equation, operands: list[ShardedValue], scope: Scope | None, prefix: Any) -> list[ShardedValue] | None:
+        """Records an equation from the trace of an equal one; None where there is none yet, or an operand has to be moved.
+
+        Args:
+            equation: The equation.
+            operands: Its operands.
+            scope: The scope of its jaxpr.
+            prefix: The name stack of the jaxpr.
+        """
+        local_rule = equation.cache.get("local_rule")
+        best = None if local_rule is None or equation.is_empty else self.best_strategy(equation, local_rule, operands, scope)
+        if best is None or best[1].reduced:
+            return None
+        local_rule, strategy = best
+        recorded = equation.cache.get(("recorded", id(local_rule), id(strategy), self.region.platform)) or self._recorded_as_is(
+            equation, local_rule, strategy
+        )
+        if recorded is None:
+            return None
+        arrays = []
+        for value, at in zip(operands, strategy.operands):
+            if at not in value.copies:
+                return None
+            arrays.append(value.copies[at])
+        info = equation.eqn.source_info
+        parts = recorded.run(equation.eqn, arrays, info.replace(name_stack=prefix + info.name_stack) if len(prefix) else info)
+        if parts is None:
+            return None
+        shapes, dtypes, region = equation.result_shapes, equation.result_dtypes, self.region
+        return [ShardedValue(region, s, d, at, x) for x, at, s, d in zip(parts, strategy.results, shapes, dtypes)]
+
+    def _recorded_as_is(self, equation: Equation, local_rule: LocalRule, strategy: Strategy) -> Recorded | None:
+        """The record of an equation that runs unchanged on local arrays; None if it does not."""
+        if local_rule.run is not as_is or self.analysis.settings_of(equation.eqn) is not _NO_CONTEXT:
+            return None
+        avals, mesh = [v.aval for v in equation.eqn.outvars], self.mesh
+        types = [local_type(a, local_shape(s, at, mesh)) for a, s, at in zip(avals, equation.result_shapes, strategy.results)]
+        recorded = equation.cache["recorded", id(local_rule), id(strategy), self.region.platform] = Recorded({}, types)
+        return recorded
+
+    def apply_rule(
+        self, equation: Equation, local_rule: LocalRule, strategy_key: Hashable, axes: Sequence[Any], arrays: list[Array]
+    ) -> list[Array]:
+        """Runs a form under the axes of its factors.
+
+        Args:
+            equation: The equation.
+            local_rule: Its form.
+            strategy_key: Identifies the axes among those of this equation.
+            axes: The axes of each factor.
+            arrays: The operands.
+        """
+        key = ("recorded", id(local_rule), strategy_key, self.region.platform)
+        recorded = equation.cache.get(key)
+        parts = None if recorded is None else recorded.run(equation.eqn, arrays)
+        if parts is not None:
+            return parts
+        settings = self.analysis.settings_of(equation.eqn)
+        local = LocalContext(equation, local_rule, [names(a) for a in axes], self._sizes, self.region.platform)
+        with settings:
+            parts = local_rule.run(local, arrays)
+        own = local.sole_record(arrays, parts)
+        if settings is _NO_CONTEXT and own is not None:
+            equation.cache[key] = own
+        return parts
+
+    def best_strategy(
+        self, equation: Equation, local_rule: LocalRule, operands: Sequence[ShardedValue], scope: Scope | None
+    ) -> tuple[LocalRule, Strategy] | None:
+        """The form and the strategy by which an equation runs.
+
+        Args:
+            equation: The equation.
+            local_rule: Its form.
+            operands: Its operands.
+            scope: The scope of its jaxpr.
+
+        Returns:
+            The form, or one of its alternatives, and the strategy; None where all operands can be had in any layout, so that results are
+            computed in whatever layout is requested.
+        """
+        trips, anywhere = self.region.trips, True
+        key: list[Any] = [id(local_rule)]
+        for value in operands:
+            if value.rematerialize is None:
+                at = next(iter(value.copies))
+                if value.shape or at.unreduced:
+                    anywhere = False
+                key.append(at if len(value.copies) == 1 and not at.unreduced and trips == value.trips else value.layout_key)
+            else:
+                key.append(value.layout_key)
+        if anywhere and self._can_rematerialize(equation, local_rule):
+            return None
+        requests = self._requests.get(id(scope))
+        for v, used in zip(equation.eqn.outvars, equation.used):
+            if not used:
+                key.append(())
+            else:
+                known = None if requests is None else requests.get(v)
+                key.append(self.wanted_layouts(v, scope) if known is None else known)
+        ranked = equation.cache.get(tuple(key))
+        if ranked is None:
+            operand_layouts, result_layouts = [value.layout_key for value in operands], key[1 + len(operands) :]
+            ranked = equation.cache[tuple(key)] = self._strategies(equation, local_rule, operand_layouts, result_layouts)
+        return ranked[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(ranked) - 1)] if self.ranks else ranked[0]
+
+    def _strategies(
+        self, equation: Equation, local_rule: LocalRule, operand_layouts: Sequence[Any], result_layouts: Sequence[Any]
+    ) -> list[tuple[LocalRule, Strategy]]:
+        """Strategies for an equation, the cheapest first.
+
+        Args:
+            equation: The equation.
+            local_rule: Its form.
+            operand_layouts: `ShardedValue.layout_key` of its operands.
+            result_layouts: Wanted layouts of its results.
+        """
+        operands = tuple(
+            [TensorLayouts(s, bits_of(d), *key) for s, d, key in zip(equation.shapes, equation.dtypes, operand_layouts, strict=True)]
+        )
+        results = tuple(map(TensorLayouts, equation.result_shapes, map(bits_of, equation.result_dtypes), result_layouts))
+        ranked = [
+            (each, strategy)
+            for each in (local_rule, *local_rule.alternatives)
+            for strategy in strategies(
+                each.rule, operands, results, self.mesh, each.combine, each.uneven, each.linear, each.bytes_inside, each.weight
+            )
+        ]
+        return sorted(ranked, key=lambda pair: pair[1].cost)
+
+    def wanted_layouts(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
+        """The layouts in which a result will be used: requested ones of the previous run, or the planned one; `ANY_LAYOUT` if unknown."""
+        requests = self._requests.get(id(scope))
+        requested = None if requests is None else requests.get(v)
+        if requested is not None:
+            return requested
+        planned = None if self.hint is LayoutHint.FORWARD else self.planned(v, scope)
+        return ANY_LAYOUT if planned is None else (planned,)
+
+    def planned(self, v: Any, scope: Scope | None) -> Layout | None:
+        """The planned layout of a variable; None where there is none, and for literals."""
+        if scope is None or isinstance(v, Literal):
+            return None
+        value = scope.env.get(v)
+        if value is None:
+            return None
+        return self.layout_of(value.sharding, len(getattr(v.aval, "shape", ())))
+
+    def run_whole(self, equation: Equation, operands: Sequence[ShardedValue]) -> list[ShardedValue]:
+        """Runs an equation on whole operands on every device, and reports the gathers."""
+        eqn = equation.eqn
+        fix = "shard its operands otherwise, or call it on parts inside of sp.manual_computation"
+        self.report_gathers(eqn, operands, "runs-whole", f"{equation.name} runs whole on every device", fix)
+        arrays = [value.whole() for value in operands]
+        with self.analysis.settings_of(eqn):
+            parts = [None] * len(eqn.outvars) if self.region.dry else bind(eqn, arrays, eqn.params)
+        return [self.result(x, v) for x, v in zip(parts, eqn.outvars, strict=True)]
+
+    def report_gathers(
+        self, eqn: JaxprEqn, operands: Sequence[ShardedValue], kind: str, why: str, fix: str, severity: Severity | None = None
+    ) -> None:
+        """Adds a finding if whole operands have to be brought to every device; by default bytes decide on the severity."""
+        price = 0 if self.region.dry else sum(value.price(replicated(value.rank)) for value in operands)
+        if price:
+            message, where = f"{why}, which brings {format_bytes(price)} to each", locate(eqn.source_info)
+            self.findings.append(Finding(kind, message, "", "" if where is None else where.place, severity or graded(price), price, fix))
+
+    def run_unsupported(self, eqn: JaxprEqn, operands: Sequence[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+        """Dry run of an equation whose handler has none: whole operands, results in planned layouts."""
+        for value in operands:
+            value.whole()
+        results = []
+        for v in eqn.outvars:
+            shape = tuple(getattr(v.aval, "shape", ()))
+            at = self.planned(v, scope) or replicated(len(shape))
+            results.append(self.new_value(None, at, shape, getattr(v.aval, "dtype", None)))
+        return results
+
+    def result(self, array: Array, v: Any) -> ShardedValue:
+        """A replicated result."""
+        shape = tuple(getattr(v.aval, "shape", ()))
+        return self.new_value(array, replicated(len(shape)), shape, getattr(v.aval, "dtype", None))
+
+    def arbitrary(self, shape: tuple[int, ...], dtype: Any) -> ShardedValue:
+        """A value of arbitrary elements: it has none, or no result depends on them."""
+        value = ShardedValue(self.region, shape, dtype, uses=2)
+        value.rematerialize = lambda target: None if self.region.dry else ops.full(local_shape(shape, target, self.mesh), 0, dtype)
+        return value
+
+    def _can_rematerialize(self, equation: Equation, local_rule: LocalRule) -> bool:
+        """Whether an equation can compute its results in any layout, given operands in any layout."""
+        return not (
+            equation.eqn.effects or local_rule.rule.reduction or local_rule.bytes_inside is not None or not any(equation.result_shapes)
+        )
+
+    def _rematerialized(self, equation: Equation, local_rule: LocalRule, operands: Sequence[ShardedValue], i: int) -> ShardedValue:
+        """A result that is computed at each use, in the layout of that use."""
+        shape, dtype = equation.result_shapes[i], equation.result_dtypes[i]
+        value = ShardedValue(self.region, shape, dtype, uses=2)
+        eqn = equation.eqn
+
+        def rematerialize(target: Layout) -> Array:
+            key = ("remade", id(local_rule), i, target)
+            cached = equation.cache.get(key)
+            if cached is None:
+                axes = self._axes_for(local_rule, i, target, shape)
+                placed = layouts_under(local_rule.rule, axes)
+                cached = equation.cache[key] = placed[len(operands) + i], axes, placed[: len(operands)]
+            at, axes, layouts = cached
+            if self.region.dry:
+                for operand, where in zip(operands, layouts, strict=True):
+                    operand.get(where)
+                return None
+            with self.at_source(eqn):
+                arrays = [operand.get(where) for operand, where in zip(operands, layouts, strict=True)]
+                part = self.apply_rule(equation, local_rule, (i, target), axes, arrays)[i]
+                return part if at is target else reshard(part, at, target, shape, self.mesh, self.region.platform)
+
+        value.rematerialize = rematerialize
+        return value
+
+    def _axes_for(self, local_rule: LocalRule, i: int, target: Layout, shape: tuple[int, ...]) -> tuple[Axes, ...]:
+        """The axes of factors that give a result a layout, or one that only has to be sliced to it."""
+        rule, mesh = local_rule.rule, self.mesh
+        axes: list[Axes] = [()] * rule.num_factors
+        mapping = rule.result_mappings[i]
+        for factor, sharding in project(mapping, target, rule.factor_sizes, mesh, True).factors.items() if mapping else ():
+            if all(axis.is_full for axis in sharding.axes):
+                axes[factor] = sharding.axes
+        runnable_axes = runnable(rule, axes, mesh, local_rule.uneven, local_rule.bytes_inside is not None)
+        at = layouts_under(rule, runnable_axes)[len(rule.operand_mappings) + i]
+        is_sliced = all(move.kind == "all_slice" for move in reshard_steps(at, target, shape, mesh))
+        return runnable_axes if is_sliced else ((),) * rule.num_factors
+
+
+_MISSING = object()
+
+_NO_CONTEXT = contextlib.nullcontext()
+
+
+def _plain(v: Literal) -> Any:
+    """The value of a literal without the mesh it was traced under, from which JAX would cast it at every use."""
+    value, aval = v.val, cast(Any, v.aval)
+    if not isinstance(value, np.ndarray) and not hasattr(value, "__array__"):
+        return value
+    plain = np.asarray(value)
+    return value if aval.weak_type or plain.dtype != aval.dtype else plain
+
+
+def _literal(v: Any) -> Any:
+    """The value of a scalar literal, as a Python number where it is one; None for other atoms."""
+    if not isinstance(v, Literal) or getattr(v.aval, "shape", None) != ():
+        return None
+    return v.val.item() if hasattr(v.val, "item") else v.val
+
+
+def runs_dry(handler: Handler) -> Handler:
+    """Marks a handler that supports dry runs, in which arrays are None."""
+    handler.runs_dry = True  # type: ignore[attr-defined]
+    return handler
