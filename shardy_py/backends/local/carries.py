@@ -43,8 +43,8 @@ def _idle(body: Jaxpr, n_consts: int, n_carry: int, operands: Sequence[Atom]) ->
     while True:
         left = set()
         for i in idle:
-            made: Any = body.outvars[i]
-            place = None if isinstance(made, Literal) else places.get(made)
+            result: Any = body.outvars[i]
+            place = None if isinstance(result, Literal) else places.get(result)
             if place is None or (place >= n_consts and place - n_consts not in idle):
                 continue
             if place == n_consts + i or operands[place] is operands[n_consts + i]:
@@ -67,11 +67,11 @@ def _scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
 
         def step(*arrays: Any) -> list[Any]:
             carry = _merged(first, busy, arrays[: len(busy)])
-            made = eval_jaxpr(body, (), *consts, *carry, *arrays[len(busy) :])
-            return [*(made[i] for i in busy), *made[n_carry:]]
+            outputs = eval_jaxpr(body, (), *consts, *carry, *arrays[len(busy) :])
+            return [*(outputs[i] for i in busy), *outputs[n_carry:]]
 
-        made = scan(eqn, step, [*(first[i] for i in busy), *stacked], len(busy))
-        return [*_merged(first, busy, made[: len(busy)]), *made[len(busy) :]]
+        outputs = scan(eqn, step, [*(first[i] for i in busy), *stacked], len(busy))
+        return [*_merged(first, busy, outputs[: len(busy)]), *outputs[len(busy) :]]
 
     return retraced(run, eqn, sizes)
 
@@ -95,8 +95,8 @@ def _while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
             return eval_jaxpr(cond, (), *operands[:n_cond], *_merged(first, busy, state))[0]
 
         def step(state: Any) -> list[Any]:
-            made = eval_jaxpr(body, (), *operands[n_cond : n_cond + n_body], *_merged(first, busy, state))
-            return [made[i] for i in busy]
+            outputs = eval_jaxpr(body, (), *operands[n_cond : n_cond + n_body], *_merged(first, busy, state))
+            return [outputs[i] for i in busy]
 
         return _merged(first, busy, lax.while_loop(go_on, step, [first[i] for i in busy]))
 

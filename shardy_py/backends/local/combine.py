@@ -25,7 +25,7 @@ TOGETHER = 1 << 20
 _REDUCTIONS = ("pmax", "pmin", "pmul", "psum")
 
 
-def combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int = SMALL) -> Jaxpr:
+def pack_reductions(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int = SMALL) -> Jaxpr:
     """Packs small independent reductions of the same kind, type and axes into one.
 
     It stands where the last of them stood; what uses the others moves behind it, and so may wait longer than before. For small operands
@@ -90,7 +90,7 @@ def _groups(jaxpr: Jaxpr, small: int) -> list[list[JaxprEqn]]:
 def _packed(jaxpr: Jaxpr, groups: list[list[JaxprEqn]], sizes: Mapping[str, int]) -> Jaxpr:
     group_of = {id(eqn): group for group in groups for eqn in group}
     now: dict[Var, Atom] = {}
-    made: list[JaxprEqn] = []
+    packed: list[JaxprEqn] = []
     late: list[JaxprEqn] = []
     missing: set[Any] = set()
 
@@ -104,7 +104,7 @@ def _packed(jaxpr: Jaxpr, groups: list[list[JaxprEqn]], sizes: Mapping[str, int]
         """Appends an equation, or the group that it completes; says whether it did the latter."""
         group = group_of.get(id(eqn))
         if group is None:
-            made.append(eqn.replace(invars=[use(v) for v in eqn.invars]))
+            packed.append(eqn.replace(invars=[use(v) for v in eqn.invars]))
             missing.difference_update(eqn.outvars)
             return False
         arrived = seen.get(id(group), 0) + 1
@@ -114,7 +114,7 @@ def _packed(jaxpr: Jaxpr, groups: list[list[JaxprEqn]], sizes: Mapping[str, int]
             return False
         eqns, results = _as_one(group, [use(v) for e in group for v in e.invars], sizes)
         outs = [v for e in group for v in e.outvars]
-        made.extend(eqns)
+        packed.extend(eqns)
         now.update(zip(outs, results, strict=True))
         missing.difference_update(outs)
         return True
@@ -125,17 +125,17 @@ def _packed(jaxpr: Jaxpr, groups: list[list[JaxprEqn]], sizes: Mapping[str, int]
             late.append(eqn)
             missing.update(eqn.outvars)
             continue
-        again = run(eqn)
-        while again:
-            again, waiting, late = False, late, []
+        completes = run(eqn)
+        while completes:
+            completes, waiting, late = False, late, []
             for other in waiting:
                 if ready(other):
-                    again = run(other) or again
+                    completes = run(other) or completes
                 else:
                     late.append(other)
     if late:
         raise AssertionError("reductions that are packed wait for each other")
-    return jaxpr.replace(eqns=made, outvars=[use(v) for v in jaxpr.outvars])
+    return jaxpr.replace(eqns=packed, outvars=[use(v) for v in jaxpr.outvars])
 
 
 def _as_one(group: list[JaxprEqn], operands: list[Atom], sizes: Mapping[str, int]) -> Rewritten:

@@ -86,10 +86,10 @@ def dynamic_update_slice(equation: Equation) -> LocalRule | None:
     rank = range(len(shape))
     cuts = [d for d in rank if shape[d] != update[d]]
     sizes = list(shape)
-    given = list(rank)
+    update_dims = list(rank)
     for d in cuts:
         sizes.append(update[d])
-        given[d] = len(sizes) - 1
+        update_dims[d] = len(sizes) - 1
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, new, *starts = arrays
@@ -99,7 +99,7 @@ def dynamic_update_slice(equation: Equation) -> LocalRule | None:
         at = [clamped_start(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
         return [write_window(local, x, new, at, {d: d for d in split})]
 
-    rule = make_rule(sizes, [rank, given, *[()] * len(scalars)], [rank], whole=[given[d] for d in cuts])
+    rule = make_rule(sizes, [rank, update_dims, *[()] * len(scalars)], [rank], whole=[update_dims[d] for d in cuts])
     return LocalRule(rule, run, uneven=frozenset(rank), linear=((0, 1),), weight=0.0001)
 
 

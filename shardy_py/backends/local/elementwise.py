@@ -41,8 +41,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> LocalRule | None:
-    shapes = (*given, *made)
+def _form(operand_shapes: Shapes, result_shapes: Shapes, linear: tuple[tuple[int, ...], ...]) -> LocalRule | None:
+    shapes = (*operand_shapes, *result_shapes)
     rank = max(map(len, shapes))
     if any(len(shape) not in (0, rank) for shape in shapes):
         return None
@@ -61,7 +61,7 @@ def _form(given: Shapes, made: Shapes, linear: tuple[tuple[int, ...], ...]) -> L
                 out.append(len(sizes) - 1)
         return out
 
-    operands, results = [dims(s) for s in given], [dims(s) for s in made]
+    operands, results = [dims(s) for s in operand_shapes], [dims(s) for s in result_shapes]
     return LocalRule(make_rule(sizes, operands, results, whole=single), as_is, uneven=frozenset(range(rank)), linear=linear)
 
 

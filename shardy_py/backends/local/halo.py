@@ -235,7 +235,7 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: E
     return ops.slice_in_dim(out, 0, plan.length, axis=dim)
 
 
-def planned(n: int, num_shards: int, starts: Sequence[int], length: int) -> Exchange:
+def block_exchange(n: int, num_shards: int, starts: Sequence[int], length: int) -> Exchange:
     """The exchange of a dimension in blocks."""
     return exchange(blocks(n, num_shards), tuple(starts), length, -(-n // num_shards))
 
@@ -247,24 +247,24 @@ def of_device(values: Sequence[int | None], index: Array) -> Array:
         values: One for each device.
         index: Which device this is.
     """
-    given = [(i, v) for i, v in enumerate(values) if v is not None]
-    if not given:
+    numbers = [(i, v) for i, v in enumerate(values) if v is not None]
+    if not numbers:
         return 0
-    (i0, v0), (i1, v1) = given[0], given[-1]
-    if all(v == v0 for _, v in given):
+    (i0, v0), (i1, v1) = numbers[0], numbers[-1]
+    if all(v == v0 for _, v in numbers):
         return v0
     if isinstance(index, int):
         return values[index]
     step, rest = divmod(v1 - v0, i1 - i0)
-    if not rest and all(v == v0 + (i - i0) * step for i, v in given):
+    if not rest and all(v == v0 + (i - i0) * step for i, v in numbers):
         return affine(index, step, v0 - i0 * step)
     return _looked_up(tuple(v or 0 for v in values), index)
 
 
 @once
 def _looked_up(table: tuple[int, ...], index: Array) -> Array:
-    found = ops.dynamic_slice(jnp.asarray(np.array(table, np.int32)), (index,), (1,))
-    return ops.squeeze(found, 0)
+    entry = ops.dynamic_slice(jnp.asarray(np.array(table, np.int32)), (index,), (1,))
+    return ops.squeeze(entry, 0)
 
 
 def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:

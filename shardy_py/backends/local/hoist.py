@@ -42,7 +42,7 @@ _REARRANGING = ("bitcast_convert_type", "reshape", "transpose")
 """What follows a collective to put in order what was sent."""
 
 
-def hoisted(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+def hoist_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     """Moves collectives that depend only on constants of a loop in front of it, from the innermost loop outwards.
 
     Args:
@@ -58,25 +58,25 @@ def hoisted(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
 
 def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list[Var]]:
     """What of a body computes collectives of its constants, and the values that the rest needs of it."""
-    known: set[Any] = set(consts)
-    fixed = []
+    invariant: set[Any] = set(consts)
+    pure_eqns = []
     for eqn in body.eqns:
-        if is_pure(eqn) and all(isinstance(v, Literal) or v in known for v in eqn.invars):
-            known.update(eqn.outvars)
-            fixed.append(eqn)
-    sent: dict[Any, None] = {}
-    for eqn in fixed:
+        if is_pure(eqn) and all(isinstance(v, Literal) or v in invariant for v in eqn.invars):
+            invariant.update(eqn.outvars)
+            pure_eqns.append(eqn)
+    gathered: dict[Any, None] = {}
+    for eqn in pure_eqns:
         name = eqn.primitive.name
-        if name in COLLECTIVES or (name in _REARRANGING and not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in sent):
-            sent.update(dict.fromkeys(eqn.outvars))
-    hoisted_eqns = needed(fixed, list(sent), consts)
+        if name in COLLECTIVES or (name in _REARRANGING and not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in gathered):
+            gathered.update(dict.fromkeys(eqn.outvars))
+    hoisted_eqns = needed(pure_eqns, list(gathered), consts)
     if not hoisted_eqns:
         return [], []
-    here = {id(eqn) for eqn in hoisted_eqns}
-    made = {v for eqn in hoisted_eqns for v in eqn.outvars}
+    moved_ids = {id(eqn) for eqn in hoisted_eqns}
+    moved_results = {v for eqn in hoisted_eqns for v in eqn.outvars}
     used: dict[Var, None] = {}
-    for v in [v for eqn in body.eqns if id(eqn) not in here for v in eqn.invars] + list(body.outvars):
-        if not isinstance(v, Literal) and v in made:
+    for v in [v for eqn in body.eqns if id(eqn) not in moved_ids for v in eqn.invars] + list(body.outvars):
+        if not isinstance(v, Literal) and v in moved_results:
             used[v] = None
     return hoisted_eqns, list(used)
 
@@ -96,10 +96,10 @@ def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:
 def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     n_consts, n_carry = scan_counts(eqn)
     body = open_jaxpr(eqn.params["jaxpr"])
-    found = _split(body, body.invars[:n_consts])
-    if found is None:
+    split = _split(body, body.invars[:n_consts])
+    if split is None:
         return None
-    before, rest = found
+    before, rest = split
     placed = _in_place(eqn, n_consts, before, rest)
     if placed is not None:
         return placed
@@ -131,13 +131,13 @@ def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewri
     params = with_more_consts(eqn.params, new) if new else eqn.params
     if params is None:
         return None
-    hoisted_eqns, made = copied(before, eqn, eqn.invars[:n_consts])
+    hoisted_eqns, hoisted_results = copied(before, eqn, eqn.invars[:n_consts])
     operands = list(eqn.invars)
-    for i, value, now in zip(free, values[new:], made[new:]):
+    for i, value, now in zip(free, values[new:], hoisted_results[new:]):
         arguments[i], operands[i] = value, now
     body = part(rest, rest.eqns, [*values[:new], *arguments], rest.outvars)
     params = {**params, "jaxpr": as_body(body, eqn.params["jaxpr"])}
-    return [*hoisted_eqns, eqn.replace(invars=[*made[:new], *operands], params=params)], list(eqn.outvars)
+    return [*hoisted_eqns, eqn.replace(invars=[*hoisted_results[:new], *operands], params=params)], list(eqn.outvars)
 
 
 def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any], n_carry: int) -> list[Any]:
@@ -151,8 +151,8 @@ def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any],
     """
 
     def body(carry: Any, slices: Any) -> Any:
-        made = step(*carry, *slices)
-        return made[:n_carry], made[n_carry:]
+        outputs = step(*carry, *slices)
+        return outputs[:n_carry], outputs[n_carry:]
 
     params = eqn.params
     first, stacked = list(operands[:n_carry]), list(operands[n_carry:])
@@ -168,11 +168,11 @@ def _hoist_while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     if (in_cond is None and in_body is None) or cond.constvars or body.constvars:
         return None
 
-    def ready(found: tuple[Jaxpr, Jaxpr] | None, whole: Jaxpr, consts: Sequence[Any]) -> Callable[..., list[Any]]:
-        if found is None:
+    def ready(split_body: tuple[Jaxpr, Jaxpr] | None, whole: Jaxpr, consts: Sequence[Any]) -> Callable[..., list[Any]]:
+        if split_body is None:
             return lambda state: eval_jaxpr(whole, (), *consts, *state)
-        made = eval_jaxpr(found[0], (), *consts)
-        return lambda state: eval_jaxpr(found[1], (), *made, *consts, *state)
+        hoisted_results = eval_jaxpr(split_body[0], (), *consts)
+        return lambda state: eval_jaxpr(split_body[1], (), *hoisted_results, *consts, *state)
 
     def run(*operands: Any) -> list[Any]:
         go_on = ready(in_cond, cond, operands[:n_cond])
@@ -185,7 +185,7 @@ def _hoist_while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
 _HOIST: dict[str, Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]] = {"scan": _hoist_scan, "while": _hoist_while}
 
 
-def summed_late(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PARTIAL) -> Jaxpr:
+def defer_sums(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PARTIAL) -> Jaxpr:
     """Sums over devices that a scan adds to its carry are added up on each device, and over devices once, behind the scan.
 
     Sums that a scan stacks are taken behind it where they are small, and in loops, where an outer loop may add them up in turn: a scan
@@ -255,9 +255,9 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: floa
     loop = eqn.replace(invars=operands, outvars=results, params={**eqn.params, "jaxpr": as_body(inner, eqn.params["jaxpr"])})
     after: list[JaxprEqn] = []
     final: list[Atom] = list(results)
-    for i, tail, given in behind:
-        made, (final[i],) = retraced(lambda *xs, tail=tail: _applied(tail, xs), eqn, sizes, given)
-        after += made
+    for i, tail, tail_operands in behind:
+        tail_eqns, (final[i],) = retraced(lambda *xs, tail=tail: _applied(tail, xs), eqn, sizes, tail_operands)
+        after += tail_eqns
     return [*before, loop, *after], final
 
 
@@ -272,20 +272,20 @@ def _applied(jaxpr: Jaxpr, arrays: Sequence[Any]) -> list[Any]:
 
 def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
     """Sums that are stacked and used for nothing else."""
-    made, uses = _made(body), _uses(body)
-    found = []
+    producers, uses = _producers(body), _uses(body)
+    sums = []
     outs: list[Any] = body.outvars
     for i, out in enumerate(outs[n_carry:], n_carry):
         if isinstance(out, Literal) or uses[out] != 1:
             continue
-        partial = _partial(out, made, uses, out.aval.dtype)
+        partial = _partial(out, producers, uses, out.aval.dtype)
         if partial is None or partial.aval.shape != out.aval.shape or math.prod(out.aval.shape) * out.aval.dtype.itemsize > small:
             continue
-        found.append(_Sum(i, None, partial, needed(body.eqns, [out], [partial])))
-    return found
+        sums.append(_Sum(i, None, partial, needed(body.eqns, [out], [partial])))
+    return sums
 
 
-def _made(body: Jaxpr) -> dict[Var, JaxprEqn]:
+def _producers(body: Jaxpr) -> dict[Var, JaxprEqn]:
     return {v: eqn for eqn in body.eqns for v in eqn.outvars}
 
 
@@ -298,12 +298,12 @@ def _uses(body: Jaxpr) -> dict[Var, int]:
 
 
 def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
-    made, uses = _made(body), _uses(body)
+    producers, uses = _producers(body), _uses(body)
     arguments, outs = list[Any](body.invars), list[Any](body.outvars)
-    found = []
+    sums = []
     for i in range(n_carry):
         carried, out = arguments[n_consts + i], outs[i]
-        add = _maker(out, made)
+        add = _producer(out, producers)
         if add is None or add.primitive.name not in ("add", "add_any") or not jnp.issubdtype(out.aval.dtype, jnp.inexact):
             continue
         read = _read(carried, body, uses)  # as the addition reads it
@@ -312,35 +312,35 @@ def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
         term = next((v for v in add.invars if v is not read), None)
         if term is None or isinstance(term, Literal):
             continue
-        partial = _partial(term, made, uses, out.aval.dtype)
+        partial = _partial(term, producers, uses, out.aval.dtype)
         if partial is None:
             continue
         scattered = math.prod(partial.aval.shape) > math.prod(out.aval.shape)
         if scattered and math.prod(partial.aval.shape) * partial.aval.dtype.itemsize > largest:
             continue
-        found.append(_Sum(i, add, partial, needed(body.eqns, [out], [carried, partial])))
-    return found
+        sums.append(_Sum(i, add, partial, needed(body.eqns, [out], [carried, partial])))
+    return sums
 
 
-def _maker(v: Any, made: Mapping[Var, JaxprEqn]) -> Any:
-    return None if isinstance(v, Literal) else made.get(v)
+def _producer(v: Any, producers: Mapping[Var, JaxprEqn]) -> Any:
+    return None if isinstance(v, Literal) else producers.get(v)
 
 
 def _read(v: Any, body: Jaxpr, uses: Mapping[Var, int]) -> Any:
     """A variable behind a conversion to its own type, which only makes it no longer weak."""
     if uses.get(v) == 1:
         for eqn in body.eqns:
-            made = list[Any](eqn.outvars)
-            if eqn.primitive.name == "convert_element_type" and eqn.invars[0] is v and made[0].aval.dtype == v.aval.dtype:
-                return made[0]
+            results = list[Any](eqn.outvars)
+            if eqn.primitive.name == "convert_element_type" and eqn.invars[0] is v and results[0].aval.dtype == v.aval.dtype:
+                return results[0]
     return v
 
 
-def _partial(v: Any, made: Mapping[Var, JaxprEqn], uses: Mapping[Var, int], dtype: Any) -> Any:
+def _partial(v: Any, producers: Mapping[Var, JaxprEqn], uses: Mapping[Var, int], dtype: Any) -> Any:
     """What is summed over devices to make a value, in its type; None where it is no such sum, or used otherwise too."""
     summed = False
     while not summed or v.aval.dtype != dtype:
-        eqn = made.get(v)
+        eqn = producers.get(v)
         if eqn is None or (not summed and uses[v] != 1):
             return None
         name = eqn.primitive.name

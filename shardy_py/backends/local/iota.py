@@ -21,8 +21,8 @@ def iota(equation: Equation) -> LocalRule | None:
 
     def run(local: LocalContext, arrays: list) -> list:
         counter = dtype if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4 else jnp.dtype(jnp.int32)
-        made = positions(local.result_shape(0), dimension, affine(local.index(dimension), local.block(dimension)), counter)
-        return [ops.convert_element_type(made, dtype)]
+        counts = positions(local.result_shape(0), dimension, affine(local.index(dimension), local.block(dimension)), counter)
+        return [ops.convert_element_type(counts, dtype)]
 
     return LocalRule(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 

@@ -31,21 +31,21 @@ def _aval(x: Any) -> Any:
 
 
 def _written(primitive: Any, operands: Sequence[Any], params: dict[str, Any], like: Any, shape: Shape) -> Array | None:
-    made = recorded(primitive, operands, params, (local_type(like, shape),))
-    return None if made is None else made[0]
+    results = recorded(primitive, operands, params, (local_type(like, shape),))
+    return None if results is None else results[0]
 
 
 def slice(x: Array, starts: Shape, limits: Shape, strides: Shape | None = None) -> Array:
     """As `jax.lax.slice`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     if aval is not None:
         every = (1,) * len(starts) if strides is None else strides
         shape = tuple([max(0, -((start - limit) // step)) for start, limit, step in zip(starts, limits, every, strict=True)])
         if any(start < 0 or limit > n or start > limit for start, limit, n in zip(starts, limits, x.shape, strict=True)):
             return lax.slice(x, starts, limits, strides)
         params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": strides and tuple(strides)}
-        made = _written(lax.slice_p, (x,), params, aval, shape)
-    return lax.slice(x, starts, limits, strides) if made is None else made
+        result = _written(lax.slice_p, (x,), params, aval, shape)
+    return lax.slice(x, starts, limits, strides) if result is None else result
 
 
 def slice_in_dim(x: Array, start: int, limit: int, stride: int = 1, *, axis: int = 0) -> Array:
@@ -64,19 +64,19 @@ def index_in_dim(x: Array, index: int, axis: int = 0) -> Array:
 
 def squeeze(x: Array, axis: int) -> Array:
     """As `jax.lax.squeeze` of one dimension."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     if aval is not None and x.shape[axis] == 1:
-        made = _written(lax.squeeze_p, (x,), {"dimensions": (axis,)}, aval, (*x.shape[:axis], *x.shape[axis + 1 :]))
-    return lax.squeeze(x, (axis,)) if made is None else made
+        result = _written(lax.squeeze_p, (x,), {"dimensions": (axis,)}, aval, (*x.shape[:axis], *x.shape[axis + 1 :]))
+    return lax.squeeze(x, (axis,)) if result is None else result
 
 
 def dynamic_slice(x: Array, starts: Sequence[Any], sizes: Shape) -> Array:
     """As `jax.lax.dynamic_slice(allow_negative_indices=False)`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     begins = _starts(starts)
     if aval is not None and begins is not None:
-        made = _written(lax.dynamic_slice_p, (x, *begins), {"slice_sizes": tuple(sizes)}, aval, tuple(sizes))
-    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False) if made is None else made
+        result = _written(lax.dynamic_slice_p, (x, *begins), {"slice_sizes": tuple(sizes)}, aval, tuple(sizes))
+    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False) if result is None else result
 
 
 def dynamic_slice_in_dim(x: Array, start: Any, size: int, *, axis: int) -> Array:
@@ -87,11 +87,11 @@ def dynamic_slice_in_dim(x: Array, start: Any, size: int, *, axis: int) -> Array
 
 def dynamic_update_slice(x: Array, update: Array, starts: Sequence[Any]) -> Array:
     """As `jax.lax.dynamic_update_slice(allow_negative_indices=False)`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     begins = _starts(starts)
     if aval is not None and begins is not None and _aval(update) is not None and update.dtype == x.dtype:
-        made = _written(lax.dynamic_update_slice_p, (x, update, *begins), {}, aval, x.shape)
-    return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False) if made is None else made
+        result = _written(lax.dynamic_update_slice_p, (x, update, *begins), {}, aval, x.shape)
+    return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False) if result is None else result
 
 
 def dynamic_update_slice_in_dim(x: Array, update: Array, start: Any, *, axis: int) -> Array:
@@ -101,8 +101,8 @@ def dynamic_update_slice_in_dim(x: Array, update: Array, start: Any, *, axis: in
 
 def _starts(starts: Sequence[Any]) -> list[Any] | None:
     """Where a slice starts, as 32-bit integers; None where that is said in others."""
-    found = [np.int32(start) if type(start) is int else start for start in starts]
-    return found if all(start.dtype == _INT32 for start in found) else None
+    scalars = [np.int32(start) if type(start) is int else start for start in starts]
+    return scalars if all(start.dtype == _INT32 for start in scalars) else None
 
 
 _INT32 = np.dtype("int32")
@@ -110,34 +110,34 @@ _INT32 = np.dtype("int32")
 
 def transpose(x: Array, permutation: Shape) -> Array:
     """As `jax.lax.transpose`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     permutation = tuple(permutation)
     if aval is not None:
         if permutation == tuple(range(x.ndim)):
             return x
-        made = _written(lax.transpose_p, (x,), {"permutation": permutation}, aval, tuple([x.shape[d] for d in permutation]))
-    return lax.transpose(x, permutation) if made is None else made
+        result = _written(lax.transpose_p, (x,), {"permutation": permutation}, aval, tuple([x.shape[d] for d in permutation]))
+    return lax.transpose(x, permutation) if result is None else result
 
 
 def reshape(x: Array, shape: Shape) -> Array:
     """As `jax.lax.reshape`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     shape = tuple(shape)
     if aval is not None:
         if shape == aval.shape:
             return x
         if math.prod(shape) == aval.size:
-            made = _written(lax.reshape_p, (x,), {"new_sizes": shape, "dimensions": None, "sharding": None}, aval, shape)
-    return lax.reshape(x, shape) if made is None else made
+            result = _written(lax.reshape_p, (x,), {"new_sizes": shape, "dimensions": None, "sharding": None}, aval, shape)
+    return lax.reshape(x, shape) if result is None else result
 
 
 def broadcast_in_dim(x: Array, shape: Shape, dims: Shape) -> Array:
     """As `jax.lax.broadcast_in_dim`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     shape, dims = tuple(shape), tuple(dims)
     if aval is not None and shape != x.shape and all(n in (1, shape[d]) for n, d in zip(x.shape, dims, strict=True)):
-        made = _written(lax.broadcast_in_dim_p, (x,), _broadcast(shape, dims), aval, shape)
-    return lax.broadcast_in_dim(x, shape, dims) if made is None else made
+        result = _written(lax.broadcast_in_dim_p, (x,), _broadcast(shape, dims), aval, shape)
+    return lax.broadcast_in_dim(x, shape, dims) if result is None else result
 
 
 def _broadcast(shape: Shape, dims: Shape) -> dict[str, Any]:
@@ -154,31 +154,31 @@ def expand_dims(x: Array, axis: int) -> Array:
 
 def concatenate(xs: Sequence[Array], axis: int) -> Array:
     """As `jax.lax.concatenate`."""
-    avals, made = [_aval(x) for x in xs], None
+    avals, result = [_aval(x) for x in xs], None
     first = avals[0]
     if len(xs) > 1 and all(a is not None and a.dtype == first.dtype for a in avals):
         shape = (*first.shape[:axis], sum([a.shape[axis] for a in avals]), *first.shape[axis + 1 :])
         if all((*a.shape[:axis], *a.shape[axis + 1 :]) == (*shape[:axis], *shape[axis + 1 :]) for a in avals):
-            made = _written(lax.concatenate_p, xs, {"dimension": axis}, first, shape)
-    return lax.concatenate(xs, axis) if made is None else made
+            result = _written(lax.concatenate_p, xs, {"dimension": axis}, first, shape)
+    return lax.concatenate(xs, axis) if result is None else result
 
 
 def convert_element_type(x: Array, dtype: Any) -> Array:
     """As `jax.lax.convert_element_type`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     to = np.dtype(dtype)
     if aval is not None and to != aval.dtype and to == jax.dtypes.canonicalize_dtype(to) and (aval.dtype.kind != "c" or to.kind == "c"):
         params = {"new_dtype": to, "weak_type": False, "sharding": None}
-        made = _written(lax.convert_element_type_p, (x,), params, aval.update(dtype=to), x.shape)
-    return lax.convert_element_type(x, dtype) if made is None else made
+        result = _written(lax.convert_element_type_p, (x,), params, aval.update(dtype=to), x.shape)
+    return lax.convert_element_type(x, dtype) if result is None else result
 
 
 def select(which: Array, on_true: Array, on_false: Array) -> Array:
     """As `jax.lax.select`."""
-    aval, other, made = _aval(on_true), _aval(on_false), None
+    aval, other, result = _aval(on_true), _aval(on_false), None
     if aval is not None and aval == other and isinstance(which, Tracer) and which.dtype == np.bool_ and which.shape in ((), aval.shape):
-        made = _written(lax.select_n_p, (which, on_false, on_true), {}, aval, aval.shape)
-    return lax.select(which, on_true, on_false) if made is None else made
+        result = _written(lax.select_n_p, (which, on_false, on_true), {}, aval, aval.shape)
+    return lax.select(which, on_true, on_false) if result is None else result
 
 
 def add(x: Array, y: Any) -> Array:
@@ -198,11 +198,11 @@ def lt(x: Array, y: Any) -> Array:
 
 def _pointwise(primitive: Any, function: Any, x: Array, y: Any, dtype: Any = None) -> Array:
     """A function of two arrays of one type, or of an array and a scalar."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     like = isinstance(y, np.generic) or _aval(y) is not None
     if aval is not None and like and y.dtype == aval.dtype and y.shape in ((), aval.shape):
-        made = _written(primitive, (x, y), _params(function), aval if dtype is None else aval.update(dtype=dtype), aval.shape)
-    return function(x, y) if made is None else made
+        result = _written(primitive, (x, y), _params(function), aval if dtype is None else aval.update(dtype=dtype), aval.shape)
+    return function(x, y) if result is None else result
 
 
 @functools.cache
@@ -215,19 +215,19 @@ def _params(function: Any) -> dict[str, Any]:
 def broadcasted_iota(dtype: Any, shape: Shape, dim: int) -> Array:
     """As `jax.lax.broadcasted_iota`."""
     to, shape = np.dtype(dtype), tuple(shape)
-    made = None
+    result = None
     if to == jax.dtypes.canonicalize_dtype(to) and to.kind in "iuf":
-        made = recorded(lax.iota_p, (), {"dtype": to, "shape": shape, "dimension": dim, "sharding": None}, (_plain(to, shape),))
-    return lax.broadcasted_iota(dtype, shape, dim) if made is None else made[0]
+        result = recorded(lax.iota_p, (), {"dtype": to, "shape": shape, "dimension": dim, "sharding": None}, (_plain(to, shape),))
+    return lax.broadcasted_iota(dtype, shape, dim) if result is None else result[0]
 
 
 def full(shape: Shape, value: Any, dtype: Any) -> Array:
     """As `jax.lax.full`, of a number that stands in the program."""
-    made = None
+    result = None
     if shape and isinstance(value, int | float) and isinstance(dtype, np.dtype) and _holds(dtype, value):
         shape = tuple(shape)
-        made = recorded(lax.broadcast_in_dim_p, (np.array(value, dtype),), _broadcast(shape, ()), (_plain(dtype, shape),))
-    return lax.full(shape, value, dtype) if made is None else made[0]
+        result = recorded(lax.broadcast_in_dim_p, (np.array(value, dtype),), _broadcast(shape, ()), (_plain(dtype, shape),))
+    return lax.full(shape, value, dtype) if result is None else result[0]
 
 
 def _holds(dtype: Any, value: float) -> bool:
@@ -244,11 +244,11 @@ def full_like(x: Array, value: Any) -> Array:
 
 def pad(x: Array, value: Any, config: Sequence[tuple[int, int, int]]) -> Array:
     """As `jax.lax.pad`."""
-    aval, made = _aval(x), None
+    aval, result = _aval(x), None
     if aval is not None and value.dtype == aval.dtype and not any(low < 0 or high < 0 for low, high, _ in config):
         shape = tuple([low + n + max(n - 1, 0) * inner + high for n, (low, high, inner) in zip(x.shape, config, strict=True)])
-        made = _written(lax.pad_p, (x, value), {"padding_config": tuple(config)}, aval, shape)
-    return lax.pad(x, value, config) if made is None else made
+        result = _written(lax.pad_p, (x, value), {"padding_config": tuple(config)}, aval, shape)
+    return lax.pad(x, value, config) if result is None else result
 
 
 def _plain(dtype: Any, shape: Shape) -> Any:

@@ -26,8 +26,8 @@ def partial_sums(
     axes, *rest = dim_axes(planned) if planned is not None else ((), *(() for _ in value.shape))
     if num_shards(axes, region.mesh) != parts:
         axes = ()
-    waiting = max(([a for a in source.unreduced if a in axes] for source in value.copies), key=len, default=[])
-    at = layout(rest, waiting)
+    partial_axes = max(([a for a in source.unreduced if a in axes] for source in value.copies), key=len, default=[])
+    at = layout(rest, partial_axes)
     was_requested = at in value.requested
     x = value.get(at)
     if not was_requested:  # the next run may have more of the sums partial
@@ -35,7 +35,7 @@ def partial_sums(
         value.requested[layout(rest, axes)] = None
     result = ShardedValue(region, (parts, *value.shape), value.dtype)
     if not region.dry:
-        left = tuple(axis for axis in axes if axis not in waiting)
+        left = tuple(axis for axis in axes if axis not in partial_axes)
         if not axes:
             x = first_of(x, parts)
         else:

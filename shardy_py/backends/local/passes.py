@@ -8,8 +8,8 @@ import jax
 from jax.extend.core import Jaxpr
 
 from shardy_py.backends.local.carries import without_idle_carries
-from shardy_py.backends.local.combine import combined
-from shardy_py.backends.local.hoist import hoisted, summed_late
+from shardy_py.backends.local.combine import pack_reductions
+from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import out_of_place
 from shardy_py.backends.local.narrow_sums import narrow_sums
 from shardy_py.backends.local.scatters import scattered_by_axis
@@ -37,12 +37,12 @@ def improved(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spelling: Ma
     tidy = transposed_products(tidied(unrolled(jaxpr, sizes)))
     jaxpr = without_idle_carries(tidy, sizes)
     jaxpr = jaxpr if jaxpr is tidy else tidied(jaxpr)
-    improved_ = summed_late(hoisted(jaxpr, sizes), sizes)
+    improved_ = defer_sums(hoist_collectives(jaxpr, sizes), sizes)
     if platform == "cpu":
         improved_ = narrow_sums(improved_, sizes)
     elif platform == "tpu":
         improved_ = scattered_by_axis(improved_, sizes, spelling or {})
-    packed = combined(improved_ if improved_ is jaxpr else tidied(improved_), sizes, PACKED)
+    packed = pack_reductions(improved_ if improved_ is jaxpr else tidied(improved_), sizes, PACKED)
     return out_of_place(packed, sizes) if platform == "cpu" else packed
 
 

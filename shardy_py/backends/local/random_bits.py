@@ -147,9 +147,9 @@ def random_gamma(equation: Equation) -> LocalRule | None:
     def run(local: LocalContext, arrays: list) -> list:
         if draw is None or not any(local.names(f) for f in rank[len(keys) :]):
             return local.bind(*arrays)
-        given, alphas = arrays
+        keys_array, alphas = arrays
         one = draw
-        each = _keys(*_hashed(local, given, shape[len(keys) :], alphas.shape))
+        each = _keys(*_hashed(local, keys_array, shape[len(keys) :], alphas.shape))
         drawn = jax.vmap(lambda key, alpha: one(key, alpha, log))(each.reshape(-1), alphas.reshape(-1))
         return [drawn.reshape(alphas.shape)]
 

@@ -44,12 +44,12 @@ def read_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling 
 
 
 def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, around: str) -> Iterator[Collective]:
-    made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         kind = KINDS.get(name)
         if kind is not None:
-            yield from _entries(eqn, kind, trips, sizes, spelling, made, around)
+            yield from _entries(eqn, kind, trips, sizes, spelling, producers, around)
             continue
         within = trips
         if name == "scan":
@@ -62,7 +62,13 @@ def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: S
 
 
 def _entries(
-    eqn: JaxprEqn, kind: str, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, made: Mapping[Any, JaxprEqn], around: str
+    eqn: JaxprEqn,
+    kind: str,
+    trips: int | None,
+    sizes: Mapping[str, int],
+    spelling: Spelling,
+    producers: Mapping[Any, JaxprEqn],
+    around: str,
 ) -> Iterator[Collective]:
     axes = _axes(eqn)
     groups = eqn.params.get("axis_index_groups")
@@ -74,7 +80,7 @@ def _entries(
     module = _module(eqn, around)
     for v in eqn.invars:
         aval: Any = v.aval
-        producer = _producer(v, made)
+        producer = _producer(v, producers)
         yield Collective(
             kind,
             spelled(axes, spelling),
@@ -90,11 +96,11 @@ def _entries(
         )
 
 
-def _producer(v: Any, made: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
+def _producer(v: Any, producers: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
     """The equation that makes what is moved, which may be moved as bits of it, or behind a barrier; None of arguments."""
-    producer = None if isinstance(v, Literal) else made.get(v)
+    producer = None if isinstance(v, Literal) else producers.get(v)
     if producer is not None and producer.primitive.name in ("bitcast_convert_type", "optimization_barrier"):
-        return _producer(producer.invars[list[Any](producer.outvars).index(v)], made)
+        return _producer(producer.invars[list[Any](producer.outvars).index(v)], producers)
     return producer
 
 

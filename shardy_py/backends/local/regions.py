@@ -166,14 +166,14 @@ def _collective(interpreter: Interpreter, eqn: JaxprEqn, operands: list[ShardedV
     if touched is None:
         why = f"{name} rearranges all dimensions, so it takes operands that are whole along the axes that are not manual"
         interpreter.report_gathers(eqn, operands, "runs-whole", why, "make those axes manual too")
-        made = run(eqn, [value.whole() for value in operands])
-        return [interpreter.result(x, v) for x, v in zip(made, eqn.outvars, strict=True)]
+        parts = run(eqn, [value.whole() for value in operands])
+        return [interpreter.result(x, v) for x, v in zip(parts, eqn.outvars, strict=True)]
     at = [layout([() if d in touched else dim.axes for d, dim in enumerate(settled_layout(value).dims)]) for value in operands]
-    made = run(eqn, [value.get(where) for value, where in zip(operands, at)])
+    parts = run(eqn, [value.get(where) for value, where in zip(operands, at)])
     equation = interpreter.analysis.equation(eqn)
     return [
         interpreter.new_value(x, where, shape, dtype)
-        for x, where, shape, dtype in zip(made, at, equation.result_shapes, equation.result_dtypes, strict=True)
+        for x, where, shape, dtype in zip(parts, at, equation.result_shapes, equation.result_dtypes, strict=True)
     ]
 
 
@@ -190,8 +190,8 @@ def _nothing(eqn: JaxprEqn, arrays: list[Array]) -> list[Array]:
 
 def _renamed(axes: Any, rename: Rename) -> Any:
     names = _named(axes)
-    made = tuple(part for axis in names for part in (rename((axis,)) if isinstance(axis, str) else (axis,)))
-    return axes if made == names else made
+    renamed = tuple(part for axis in names for part in (rename((axis,)) if isinstance(axis, str) else (axis,)))
+    return axes if renamed == names else renamed
 
 
 def _touched(name: str, params: Mapping[str, Any]) -> tuple[int, ...] | None:

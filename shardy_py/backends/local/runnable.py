@@ -32,8 +32,8 @@ def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: fro
         ((), ())
     """
     left = list(axes)
-    for factor, (given, size, kind) in enumerate(zip(axes, rule.factor_sizes, rule.factor_types)):
-        if not given:
+    for factor, (factor_axes, size, kind) in enumerate(zip(axes, rule.factor_sizes, rule.factor_types)):
+        if not factor_axes:
             continue
         if kind is FactorType.NEED_REPLICATION or (kind is FactorType.PERMUTATION and not exchanges):
             left[factor] = ()
@@ -64,10 +64,10 @@ def _keep_contiguous(rule: OpShardingRule, left: list[Axes], mesh: Mesh) -> None
 
 def layouts_under(rule: OpShardingRule, axes: Sequence[Axes]) -> list[Layout]:
     """The layout of every operand, then of every result, under axes of the factors that are `runnable`."""
-    made: dict[Sequence[Sequence[int]], Layout] = {}
+    layouts: dict[Sequence[Sequence[int]], Layout] = {}
     compound = rule.has_compound_dims
     for mapping in rule.mappings:
-        if mapping not in made:
+        if mapping not in layouts:
             dims = [sum([axes[f] for f in dim], ()) for dim in mapping] if compound else [axes[factor] for (factor,) in mapping]
-            made[mapping] = layout(dims)
-    return [made[mapping] for mapping in rule.mappings]
+            layouts[mapping] = layout(dims)
+    return [layouts[mapping] for mapping in rule.mappings]

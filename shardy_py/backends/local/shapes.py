@@ -58,15 +58,15 @@ def reshape(equation: Equation) -> LocalRule | None:
     rule = rule_for(op)
     if rule is None:
         return None
-    (mapping,), (made,) = rule.operand_mappings, rule.result_mappings
-    before, after = ({f for dim in dims for f in dim} for dims in (mapping, made))
+    (mapping,), (result_mapping,) = rule.operand_mappings, rule.result_mappings
+    before, after = ({f for dim in dims for f in dim} for dims in (mapping, result_mapping))
     back = [mapping[order.index(d)] for d in range(len(shape))]
-    rule = make_rule(rule.factor_sizes, [back], [made], whole=sorted({*rule.need_replication, *(before ^ after)}))
+    rule = make_rule(rule.factor_sizes, [back], [result_mapping], whole=sorted({*rule.need_replication, *(before ^ after)}))
 
     def run(local: LocalContext, arrays: list) -> list:
-        (x,), made = arrays, local.result_shape(0)
+        (x,), shape = arrays, local.result_shape(0)
         x = ops.transpose(x, order)
-        return [x] if x.shape == made else local.apply(x, new_sizes=made, dimensions=None)
+        return [x] if x.shape == shape else local.apply(x, new_sizes=shape, dimensions=None)
 
     alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]
     shared = {f for mapping in rule.mappings for dim in mapping if len(dim) > 1 for f in dim}

@@ -59,7 +59,7 @@ def steps(size: int, start: int, stride: int, count: int, num_shards: int) -> St
     block, out = -(-size // num_shards), -(-count // num_shards)
     starts = tuple(t * out for t in range(num_shards))
     if stride == 1:
-        plan = halo.planned(size, num_shards, [start + s for s in starts], out)
+        plan = halo.block_exchange(size, num_shards, [start + s for s in starts], out)
         return Steps((0,) * num_shards, 1, block, plan)
     have, offsets = [], []
     for has in halo.blocks(size, num_shards):
@@ -106,21 +106,21 @@ def split(equation: Equation) -> LocalRule | None:
     return _sliced(equation, shape, results)
 
 
-def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part], given: bool = True) -> LocalRule:
+def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part], partial: bool = True) -> LocalRule:
     """A form of slices of one operand.
 
     Args:
         equation: The equation.
         shape: The operand's shape.
         results: The slices.
-        given: Whether, where the only slice takes a single element of a dimension, the one device that has it gives it and the others
+        partial: Whether, where the only slice takes a single element of a dimension, the one device that has it gives it and the others
             zeros: a sum that waits. The result can be cut along that dimension otherwise, which is the other way to run it.
     """
     rank = range(len(shape))
     cuts = [d for d in rank if any(out[d] != shape[d] for out, _, _ in results)]
     dtype = jnp.dtype(equation.dtypes[0])
     needed = [used and 0 not in out for used, (out, _, _) in zip(equation.used, results, strict=True)]
-    single = [d for d in cuts if given and len(results) == 1 and results[0][0][d] == 1]
+    single = [d for d in cuts if partial and len(results) == 1 and results[0][0][d] == 1]
     moving = [d for d in cuts if d not in single]
     sizes, dims = list(shape), list(rank)
     for d in single:
@@ -141,11 +141,11 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
         return total
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
-        made = []
+        slices = []
         for i, (out, starts, strides) in enumerate(results):
             (x,) = arrays
             if not needed[i]:
-                made.append(ops.full(local.result_shape(i), 0, dtype))
+                slices.append(ops.full(local.result_shape(i), 0, dtype))
                 continue
             begins, ends, every = [0] * len(shape), list(x.shape), [1] * len(shape)
             givers = []
@@ -162,12 +162,12 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
                     x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.num_shards(d)))
             if givers:
                 x = ops.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, ops.full_like(x, zero_of_sums(dtype)))
-            made.append(x)
-        return made
+            slices.append(x)
+        return slices
 
     rule = make_rule(sizes, [rank], [dims] * len(results), reduction=single, whole=[dims[d] for d in single], permutation=moving)
     combine = "or" if dtype == jnp.bool_ else "add"
-    others = (_sliced(equation, shape, results, given=False),) if single else ()
+    others = (_sliced(equation, shape, results, partial=False),) if single else ()
     return LocalRule(
         rule, run, combine, uneven=frozenset(rank), linear=((0,),), bytes_inside=bytes_inside if moving else None, alternatives=others
     )
@@ -305,17 +305,17 @@ def unstack(equation: Equation) -> LocalRule | None:
         if not local.names(axis):
             return local.bind(*arrays)
         (x,) = arrays
-        made = []
+        parts = []
         for i, used in enumerate(equation.used):
             giver, at = divmod(i, x.shape[axis])
             part = ops.index_in_dim(x, at, axis)
             here = lax.broadcast(lax.eq(local.index(axis), np.int32(giver)), part.shape)
-            made.append(ops.select(here, part, ops.full_like(part, zero_of_sums(part.dtype))) if used else ops.full_like(part, 0))
-        return made
+            parts.append(ops.select(here, part, ops.full_like(part, zero_of_sums(part.dtype))) if used else ops.full_like(part, 0))
+        return parts
 
     combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"
-    given = LocalRule(make_rule(shape, *tables, reduction=[axis]), run, combine, uneven=frozenset(range(len(shape))), linear=((0,),))
-    return LocalRule(make_rule(shape, *tables, whole=[axis]), run, uneven=frozenset(dims), linear=((0,),), alternatives=(given,))
+    partial_rule = LocalRule(make_rule(shape, *tables, reduction=[axis]), run, combine, uneven=frozenset(range(len(shape))), linear=((0,),))
+    return LocalRule(make_rule(shape, *tables, whole=[axis]), run, uneven=frozenset(dims), linear=((0,),), alternatives=(partial_rule,))
 
 
 def tile(equation: Equation) -> LocalRule | None:

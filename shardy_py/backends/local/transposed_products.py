@@ -49,8 +49,8 @@ def _swapped(jaxpr: Jaxpr) -> Jaxpr:
         out = Var(eqn.outvars[0].aval)
         return [product.replace(invars=product.invars[::-1], outvars=[out], params=params)], [out]
 
-    made = rewrite(jaxpr, replace)
-    return made if made is jaxpr else made.replace(eqns=[eqn for eqn in made.eqns if id(eqn) not in gone])
+    rewritten = rewrite(jaxpr, replace)
+    return rewritten if rewritten is jaxpr else rewritten.replace(eqns=[eqn for eqn in rewritten.eqns if id(eqn) not in gone])
 
 
 def _is_swap(product: JaxprEqn, permutation: tuple[int, ...]) -> bool:

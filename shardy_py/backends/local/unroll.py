@@ -50,8 +50,8 @@ def _unrolled(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
         eqns += [*cut, loop]
         parts.append(list(loop.outvars[n_carry:]))
     if rest:
-        made, carry, ys = _copies(eqn, range(rest) if reverse else range(length - rest, length), consts, carry, stacked, sizes)
-        eqns += made
+        tail, carry, ys = _copies(eqn, range(rest) if reverse else range(length - rest, length), consts, carry, stacked, sizes)
+        eqns += tail
         parts.insert(0 if reverse else 1, ys)
     if not trips:
         return eqns, [*carry, *parts[0]]
@@ -106,13 +106,13 @@ def _copies(
     """
     body, n_carry = open_jaxpr(eqn.params["jaxpr"]), len(carry)
     eqns, slices = retraced(lambda *xs: [ops.index_in_dim(x, i) for i in trips for x in xs], eqn, sizes, stacked)
-    made: list[list[Atom]] = [[] for _ in trips]
+    stacked_rows: list[list[Atom]] = [[] for _ in trips]
     for i in reversed(range(len(trips))) if eqn.params["reverse"] else range(len(trips)):
         here = slices[i * len(stacked) : (i + 1) * len(stacked)]
         new, results = copied(body, eqn, [*consts, *carry, *here])
         eqns += new
-        carry, made[i] = results[:n_carry], results[n_carry:]
-    joined, ys = _joined(eqn, made, sizes, lambda y, _: ops.expand_dims(y, 0))
+        carry, stacked_rows[i] = results[:n_carry], results[n_carry:]
+    joined, ys = _joined(eqn, stacked_rows, sizes, lambda y, _: ops.expand_dims(y, 0))
     return [*eqns, *joined], list(carry), ys
 
 

@@ -73,11 +73,11 @@ def cut(window: Window, num_shards: int) -> Cut:
     if len(leads) == 1:
         (lead,) = leads
         length = max(1, -(-(span - lead) // d))
-        plan = halo.planned(window.size, num_shards, [(f + lead) // d for f in first], length)
+        plan = halo.block_exchange(window.size, num_shards, [(f + lead) // d for f in first], length)
         return Cut(plan, (lead, span - lead - (length - 1) * d - 1), d, None, 1, span)
     shifts = tuple(f % d for f in first)
     length = (max(shifts) + span - 1) // d + 1
-    plan = halo.planned(window.size, num_shards, [f // d for f in first], length)
+    plan = halo.block_exchange(window.size, num_shards, [f // d for f in first], length)
     return Cut(plan, (0, 0), 1, shifts, d, span)
 
 
@@ -240,14 +240,14 @@ def select_and_scatter_add(equation: Equation) -> LocalRule | None:
         return total
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
-        given, x = arrays
-        now = list(pads)
+        updates, x = arrays
+        paddings = list(pads)
         plans = {d: touching(shape[d], source[d], kernel[d], strides[d], pads[d][0], local.num_shards(d)) for d in slid if local.names(d)}
         for d, plan in plans.items():
-            given = halo.run(given, d, local.names(d), local, plan.source, 0)
+            updates = halo.run(updates, d, local.names(d), local, plan.source, 0)
             x = halo.run(x, d, local.names(d), local, plan.operand, fill)
-            now[d] = (0, 0)
-        (out,) = local.bind(given, x, padding=tuple(now))
+            paddings[d] = (0, 0)
+        (out,) = local.bind(updates, x, padding=tuple(paddings))
         for d, plan in plans.items():
             out = halo.sliced(out, d, halo.of_device(plan.offsets, local.index(d)), local.block(d))
         return [out]
@@ -293,8 +293,8 @@ def touching(size: int, count: int, kernel: int, stride: int, low: int, num_shar
     ends = [max(b + (places - 1) * stride + kernel, (t + 1) * block) for t, b in enumerate(begins)]
     length = max(e - b for b, e in zip(begins, ends))
     return Touching(
-        halo.planned(count, num_shards, first, places),
-        halo.planned(size, num_shards, begins, length),
+        halo.block_exchange(count, num_shards, first, places),
+        halo.block_exchange(size, num_shards, begins, length),
         tuple(t * block - b for t, b in enumerate(begins)),
     )
 

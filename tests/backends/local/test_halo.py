@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardy_py.backends.local.halo import Exchange, Have, blocks, exchange, of_device, planned
+from shardy_py.backends.local.halo import Exchange, Have, block_exchange, blocks, exchange, of_device
 from shardy_py.backends.local.slicing import joined, mirror, steps
 from shardy_py.backends.local.windows import Window, cut
 
@@ -43,7 +43,7 @@ def test_any_ranges():
     for _ in range(300):
         num_shards, n = rng.randint(1, 8), rng.randint(1, 40)
         length = rng.randint(1, 20)
-        check(planned(n, num_shards, [rng.randint(-10, n + 5) for _ in range(num_shards)], length))
+        check(block_exchange(n, num_shards, [rng.randint(-10, n + 5) for _ in range(num_shards)], length))
 
 
 def test_slices_windows_concatenations():
@@ -59,7 +59,7 @@ def test_slices_windows_concatenations():
 
 
 @pytest.mark.parametrize(
-    ("n", "ways", "starts", "length", "rows"),
+    ("n", "num_shards", "starts", "length", "rows"),
     [
         (16, 4, (0, 4, 8, 12), 4, 0),  # their own blocks
         (16, 4, (-1, 3, 7, 11), 6, 2),  # one element from either side
@@ -71,7 +71,7 @@ def test_slices_windows_concatenations():
     ],
 )
 def test_received(n, num_shards, starts, length, rows):
-    assert planned(n, num_shards, starts, length).received == rows
+    assert block_exchange(n, num_shards, starts, length).received == rows
 
 
 def test_halves_of_a_concatenation_share_slots():

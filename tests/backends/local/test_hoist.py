@@ -13,8 +13,8 @@ from jax import numpy as jnp
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from shardy_py.backends.local.combine import combined
-from shardy_py.backends.local.hoist import hoisted, summed_late
+from shardy_py.backends.local.combine import pack_reductions
+from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.passes import improved
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.tidy import tidied
@@ -47,11 +47,11 @@ def check(local: Callable[..., Any], run: Pass, args: Any, specs: Any) -> list[s
 
 
 def late(body: Jaxpr) -> Jaxpr:
-    return tidied(summed_late(body, SIZES))
+    return tidied(defer_sums(body, SIZES))
 
 
 def early(body: Jaxpr) -> Jaxpr:
-    return tidied(hoisted(body, SIZES))
+    return tidied(hoist_collectives(body, SIZES))
 
 
 W = jnp.arange(64.0).reshape(16, 4) / 64
@@ -94,7 +94,7 @@ def test_what_is_gathered_takes_the_place_of_what_only_it_needs(needed_twice: bo
     given: list[Any] = []
 
     def run(body: Jaxpr) -> Jaxpr:
-        after = hoisted(body, SIZES)
+        after = hoist_collectives(body, SIZES)
         given.extend(v.aval.shape for eqn in after.eqns if eqn.primitive.name == "scan" for v in eqn.invars)
         return tidied(after)
 
@@ -176,7 +176,7 @@ def test_scattered_sum_is_taken_once_where_it_is_small() -> None:
         return [lax.all_gather(lax.scan(body, jnp.ones((2, 4)), xs)[0], "y", axis=1, tiled=True)]
 
     assert check(local, late, (XS,), (P(None, "x"),)) == ["reduce_scatter(y) x1", "all_gather(y) x1"]
-    kept = check(local, lambda body: tidied(summed_late(body, SIZES, largest=16)), (XS,), (P(None, "x"),))
+    kept = check(local, lambda body: tidied(defer_sums(body, SIZES, largest=16)), (XS,), (P(None, "x"),))
     assert kept == ["reduce_scatter(y) x5", "all_gather(y) x1"]
 
 
@@ -220,7 +220,7 @@ def test_small_sums_become_one() -> None:
         e = lax.pmax(w, "x")
         return [a, b, c, d, e, lax.psum(c[0], "y")]
 
-    listed = check(local, lambda body: combined(body, SIZES), (W, XS), (P("y"), P(None, "x")))
+    listed = check(local, lambda body: pack_reductions(body, SIZES), (W, XS), (P("y"), P(None, "x")))
     assert sorted(listed) == ["all_reduce(x) x1"] * 3 + ["all_reduce(y) x1"]
 
 
@@ -232,14 +232,14 @@ def test_groups_of_sums_that_need_each_other_are_not_tied_in_a_knot() -> None:
         d = lax.psum(c + 1, "x")
         return [a, b, c, d]
 
-    assert len(check(local, lambda body: combined(body, SIZES), (W,), (P("y"),))) == 3
+    assert len(check(local, lambda body: pack_reductions(body, SIZES), (W,), (P("y"),))) == 3
 
 
 def test_large_sums_stay_apart() -> None:
     def local(w: Any) -> Any:
         return [lax.psum(w, "x"), lax.psum(w + 1, "x")]
 
-    assert len(check(local, lambda body: combined(body, SIZES, small=32), (W,), (P("y"),))) == 2
+    assert len(check(local, lambda body: pack_reductions(body, SIZES, small=32), (W,), (P("y"),))) == 2
 
 
 def test_repeats_and_dead_collectives_go() -> None:
