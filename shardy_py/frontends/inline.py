@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from shardy_py.frontends.importer import Importer
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer
 
 
 class Inliner:

@@ -13,13 +13,13 @@ from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends import _jax
-from shardy_py.frontends.importer import Importer as Importer
+from shardy_py.frontends.equations import EquationImporter
+from shardy_py.frontends.importer import Importer
 from shardy_py.frontends.importer import Rules as Rules
 from shardy_py.frontends.importer import Scope as Scope
 from shardy_py.frontends.locations import calls, locate
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives.avals import type_of_aval
-from shardy_py.frontends.readers.common import EquationReader as RegionReader  # noqa: F401
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.plan.findings import Finding
 
@@ -75,7 +75,7 @@ def from_jaxpr(
     """
     closed_jaxpr = _jax.as_lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
-    importer = Importer(Meshes(mesh_name, mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
+    importer = EquationImporter(Meshes(mesh_name, mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
     known_in = list(in_shardings or [None] * len(jaxpr.invars))
@@ -123,7 +123,7 @@ def from_equations(
     defined = {v for eqn in eqns for v in eqn.outvars}
     read = [v for v in (*(v for eqn in eqns for v in eqn.invars), *results) if isinstance(v, Var) and v not in defined]
     arguments = list(dict.fromkeys(read))
-    importer = Importer(Meshes("mesh", Mesh([("device", 1)])), {}, platform)
+    importer = EquationImporter(Meshes("mesh", Mesh([("device", 1)])), {}, platform)
     block = Block([type_of_aval(v.aval) for v in arguments])
     main = Function("main", block, [type_of_aval(v.aval) for v in results])
     scope = Scope(jax.make_jaxpr(lambda: ())().jaxpr, dict(zip(arguments, block.arguments, strict=True)))

@@ -15,8 +15,9 @@ from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.frontends.jaxpr import Importer, Scope, from_jaxpr
+from shardy_py.dialect import Mesh, TensorSharding, parse_sharding
+from shardy_py.frontends.equations import EquationImporter
+from shardy_py.frontends.jaxpr import Scope, from_jaxpr
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.ir import Op, Value
 from shardy_py.rules.einsum import parse_einsum_rule
@@ -213,7 +214,7 @@ def test_meshes_of_one_device_are_named_after_it() -> None:
 
 
 def test_sharding_groups_are_numbered() -> None:
-    importer = Importer(Meshes("mesh", MESH), {}, "cpu")
+    importer = EquationImporter(Meshes("mesh", MESH), {}, "cpu")
     assert [importer.group_number(name) for name in ("a", None, "a", None, "b")] == [0, 1, 0, 2, 3]
 
 

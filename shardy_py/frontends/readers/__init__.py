@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from shardy_py.frontends import annotations as sdy_annotations
-from shardy_py.frontends.readers import calls, constraints, control_flow, manual, opaque, scans
+from shardy_py.frontends.readers import calls, constraints, control_flow, manual, opaque, scans, user_annotations
 from shardy_py.frontends.readers.common import ReaderTable
 from shardy_py.ir.tables import merge_tables
 
-TABLES = (calls.READERS, constraints.READERS, control_flow.READERS, manual.READERS, opaque.READERS, scans.READERS, sdy_annotations.READERS)
+TABLES = (calls.READERS, constraints.READERS, control_flow.READERS, manual.READERS, opaque.READERS, scans.READERS, user_annotations.READERS)
 
 READERS: ReaderTable = merge_tables(TABLES)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from shardy_py.frontends import _jax
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.inline import named_computation
 from shardy_py.frontends.locations import Within
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
 from shardy_py.ir import Block, Op, Value
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer, Scope
-
 
 Around = Callable[[Block, Sequence[Value], bool], Sequence[Value]]
 """Given a body, its values and whether they come in, the values with their constraints."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.ir import Block, Op, Value
 from shardy_py.rules import is_registered
 
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer, Scope
-
-EquationReader = Callable[["Importer", int, JaxprEqn, "Scope", Block], None]
+EquationReader = Callable[[Importer, int, JaxprEqn, Scope, Block], None]
 ReaderTable = dict[str, EquationReader]
 
 

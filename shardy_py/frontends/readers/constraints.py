@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding
 
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
 from shardy_py.ir import Block, Op
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer, Scope
 
 
 def optimization_barrier(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.extend.core import JaxprEqn
 
 from shardy_py.frontends import _jax
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, bind
 from shardy_py.ir import Block, Op, TensorType, Value
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer, Scope
 
 
 def cond(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, bind
 from shardy_py.ir import Block, Op, TensorType, Value
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer, Scope
 
 
 def shard_map(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

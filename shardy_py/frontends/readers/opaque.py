@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jax.extend.core import JaxprEqn
 
 from shardy_py.dialect import OpShardingRule
 from shardy_py.frontends import _jax
 from shardy_py.frontends.expansions import expansion_of
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.calls import inlined, inlined_jaxpr
 from shardy_py.frontends.readers.common import ReaderTable, bind, opaque
 from shardy_py.ir import Block, Op
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer, Scope
 
 
 def composite(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from jax.extend.core import JaxprEqn
 
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.inline import named_computation
 from shardy_py.frontends.loops import ScanStyle, scan_as_loop, scan_counts, scan_style
 from shardy_py.frontends.primitives.avals import is_extended, type_of_aval
 from shardy_py.frontends.readers.calls import call
 from shardy_py.frontends.readers.common import ReaderTable, bind
 from shardy_py.ir import Block, Op, TensorType, Type, Value
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.importer import Importer, Scope
 
 
 def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jax.extend.core import JaxprEqn
 
 from shardy_py.dialect import DimensionSharding, OpShardingRule, TensorSharding
+from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import type_of_aval
+from shardy_py.frontends.readers.common import ReaderTable
 from shardy_py.ir import Block, Op
-
-if TYPE_CHECKING:
-    from shardy_py.frontends.jaxpr import Importer, RegionReader, Scope
 
 
 def _constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -73,7 +70,7 @@ def _ruled_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
     scope.env.update(zip(eqn.outvars, results))
 
 
-READERS: dict[str, RegionReader] = {
+READERS: ReaderTable = {
     "sdy_sharding_constraint": _constraint,
     "sdy_sharding_group": _group,
     "sdy_propagation_barrier": _barrier,
