@@ -26,7 +26,7 @@ RULES = {
 
 
 def decided(rule: OpShardingRule, given: list[tuple[Layout, ...] | None], uneven: frozenset[int] = frozenset()) -> tuple[Strategy, ...]:
-    """The ways to run an equation whose operands are in the given layouts, and its results wanted in them."""
+    """The strategies of an equation, given layouts of operands and wanted layouts of results."""
     shapes = [tuple(rule.factor_sizes[dim[0]] if len(dim) == 1 else 24 for dim in mapping) for mapping in rule.mappings]
     tensors = [TensorLayouts(shape, 32, versions) for shape, versions in zip(shapes, given, strict=True)]
     count = len(rule.operand_mappings)
@@ -35,23 +35,23 @@ def decided(rule: OpShardingRule, given: list[tuple[Layout, ...] | None], uneven
 
 def test_nothing_moves_where_all_agree() -> None:
     cut = layout([AXES[1], AXES[2]])
-    (way,) = decided(RULES["add"], [(cut,), None, (cut,)])
-    assert way.operands == (cut, cut)
-    assert way.results == (cut,)
-    assert way.cost == way.work == 0.05 * 24 / 4
+    (strategy,) = decided(RULES["add"], [(cut,), None, (cut,)])
+    assert strategy.operands == (cut, cut)
+    assert strategy.results == (cut,)
+    assert strategy.cost == strategy.work == 0.05 * 24 / 4
 
 
 def test_an_operand_moves_where_it_is_alone() -> None:
     cut, other = layout([AXES[1], ()]), layout([(), AXES[1]])
-    way = decided(RULES["add"], [(cut,), (other,), (cut,)])[0]
-    assert way.operands == (cut, cut)
-    assert way.cost > way.work
+    strategy = decided(RULES["add"], [(cut,), (other,), (cut,)])[0]
+    assert strategy.operands == (cut, cut)
+    assert strategy.cost > strategy.work
 
 
 def test_no_axis_cuts_two_factors() -> None:
     cut = layout([AXES[1], ()])
-    way = decided(RULES["dot"], [(cut,), (layout([(), AXES[1]]),), None])[0]
-    assert not set(way.axes[M]) & set(way.axes[N])
+    strategy = decided(RULES["dot"], [(cut,), (layout([(), AXES[1]]),), None])[0]
+    assert not set(strategy.axes[M]) & set(strategy.axes[N])
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(RULES)), uneven=st.booleans())
@@ -76,5 +76,5 @@ def test_what_is_plain_is_what_proposals_give(data: st.DataObject, name: str, un
     cuttable = frozenset((M, N)) if uneven else frozenset()
     found = decided(rule, tensors, cuttable)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module._Setting, "agreed", lambda self: None)
+        patch.setattr(module._Setting, "agreement", lambda self: None)
         assert decided(rule, tensors, cuttable) == found
