@@ -124,9 +124,9 @@ def test_an_equation_is_recorded_again_as_it_was(name: str, monkeypatch: pytest.
         count += made is not None
         return made
 
-    monkeypatch.setattr(Interpreter, "again", lambda *_: None)
+    monkeypatch.setattr(Interpreter, "replay", lambda *_: None)
     first = region_of(name, monkeypatch)
-    monkeypatch.setattr(Interpreter, "again", counted)
+    monkeypatch.setattr(Interpreter, "replay", counted)
     with jax.enable_checks(True):
         assert first == region_of(name, monkeypatch) == region_of(name, monkeypatch)
     assert count
