@@ -13,9 +13,7 @@ from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.frontends.locations import locate
-
-CALLS = frozenset({"jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint", "custom_vmap_call"})
-"""Calls whose bodies take the call's place."""
+from shardy_py.ir.jax_calls import CALLS
 
 
 @dataclass(frozen=True)

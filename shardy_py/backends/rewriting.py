@@ -20,10 +20,9 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import types_enabled
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Op
+from shardy_py.ir.jax_calls import CALLS
 
-ENTERED = frozenset(
-    {"jit", "closed_call", "core_call", "scan", "while", "cond", "custom_jvp_call", "custom_vjp_call", "remat2", "custom_vmap_call"}
-)
+ENTERED = frozenset({*CALLS, "cond", "scan", "while"})
 """Primitives whose bodies are rewritten; the parameters `jvp_jaxpr_fun`, `fwd_jaxpr_thunk`, ... stay as they are."""
 
 Replacement = Callable[..., list[Any]]

@@ -35,13 +35,8 @@ WIDTH = 100
 """Sentences are broken at this column; tables are as wide as they are."""
 
 
-_LEFT_OUT = frozenset(
-    (
-        *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"),
-        *("broadcast_in_dim", "iota"),
-    )
-)
-"""Ops without lines of their own: results of calls are listed inside; XLA fuses broadcasts and iotas into their readers."""
+_LEFT_OUT = frozenset((*CALLS, "broadcast_in_dim", "iota"))
+"""Results of calls are listed inside of them; XLA fuses broadcasts and iotas into their readers."""
 
 
 Listed = tuple[PlannedValue, "Value"]

@@ -12,6 +12,7 @@ from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.sharded_value import ShardedValue
 from shardy_py.backends.rewriting import bodies, open_jaxpr, scopes_of
 from shardy_py.frontends.importer import Scope
+from shardy_py.ir.jax_calls import BODY_PARAMETERS
 
 
 def run_body(interpreter: Interpreter, body: Any, arguments: Sequence[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
@@ -36,11 +37,8 @@ def only_child(scope: Scope | None, index: int) -> Scope | None:
 @runs_dry
 def inlined(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """The first body, on the operands."""
-    body = next(eqn.params[name] for name in _BODIES if name in eqn.params)
+    body = next(eqn.params[name] for name in BODY_PARAMETERS if name in eqn.params)
     return run_body(interpreter, body, operands, only_child(scope, index))
-
-
-_BODIES = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 
 @runs_dry

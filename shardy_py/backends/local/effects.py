@@ -16,7 +16,7 @@ from jax import numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.annotations import identity
-from shardy_py.backends.local.calls import only_child, run_body
+from shardy_py.backends.local.calls import inlined, only_child, run_body
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.local_rule import Equation, bind, is_key
 from shardy_py.backends.local.loops import settled_layout
@@ -160,13 +160,6 @@ def ruled_call(
 
 
 @runs_dry
-def called(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
-    """The jaxpr of a call that compilers may replace by another one."""
-    body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
-    return run_body(interpreter, body, operands, only_child(scope, index))
-
-
-@runs_dry
 def kernel(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
     """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it.
 
@@ -200,9 +193,9 @@ def _placed(value: Any, context: Any) -> Any:
 
 
 HANDLERS: dict[str, Handler] = {
-    "composite": called,
+    "composite": inlined,
     "custom_fusion": kernel,
-    "custom_partitioning": called,
+    "custom_partitioning": inlined,
     "debug_callback": callback,
     "debug_print": callback,
     "device_put": device_put,

@@ -14,6 +14,7 @@ from shardy_py.frontends.locations import Within
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
 from shardy_py.ir import Block, Op, Value
+from shardy_py.ir.jax_calls import BODY_PARAMETERS
 
 Around = Callable[[Block, Sequence[Value], bool], Sequence[Value]]
 """Given a body, its values and whether they come in, the values with their constraints."""
@@ -89,12 +90,9 @@ def compute_on(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     bind(eqn, scope, [importer.append(op, block).result for op in placed])
 
 
-_JAXPR_PARAMETERS = ("call_jaxpr", "call", "callee", "fwd_jaxpr", "jaxpr")
-
-
 def inlined(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_custom_jvp_vjp_call_lowering` and primitives whose lowering evaluates their jaxpr: the ops stand in the caller."""
-    jaxpr = next(eqn.params[name] for name in _JAXPR_PARAMETERS if name in eqn.params)
+    jaxpr = next(eqn.params[name] for name in BODY_PARAMETERS if name in eqn.params)
     inlined_jaxpr(importer, index, jaxpr, eqn, scope, block)
 
 
