@@ -7,6 +7,7 @@ from collections.abc import Mapping
 PLAIN_CALLS: Mapping[str, str] = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",
     "jit": "jaxpr",
     "remat2": "jaxpr",
 }

@@ -10,10 +10,8 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
+from shardy_py.ir.jax_calls import PLAIN_CALLS
 from shardy_py.stages.jaxprs import Atom, closed, struct_of
-
-CALLS = {"jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
-"""Primitives that only call a jaxpr, and the parameter that holds it. None has a derivative rule of its own, which inlining would lose."""
 
 UNROLLED_AT_MOST = 512
 """Steps of a loop over layers that are taken apart."""
@@ -31,7 +29,7 @@ class Flattener(abc.ABC, Generic[Origin]):
         consts: Captured arrays by their variable.
     """
 
-    def __init__(self, calls: Mapping[str, str] = CALLS) -> None:
+    def __init__(self, calls: Mapping[str, str] = PLAIN_CALLS) -> None:
         self.calls = calls
         self.consts: dict[Var, Any] = {}
 

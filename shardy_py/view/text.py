@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardy_py.errors import ShardyError
+from shardy_py.ir.jax_calls import CALLS
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.accept import Alike, alike
 from shardy_py.plan.checks.table import findings_of

@@ -167,7 +167,7 @@ def function_with_rule(eqn: JaxprEqn) -> str | None:
     inner = next((each for each in eqn.params.values() if isinstance(each, ClosedJaxpr)), None)
     if inner is None or len(eqn.invars) != 1:
         return None
-    names = [each.params.get("name") for each in inner.jaxpr.eqns if each.primitive.name in ("jit", "pjit")]
+    names = [each.params.get("name") for each in inner.jaxpr.eqns if each.primitive.name == "jit"]
     for name in names or ["relu", "silu", "relu6"]:
         function = getattr(jax.nn, str(name), None)
         if function is None or not str(name).isidentifier():

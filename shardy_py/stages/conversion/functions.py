@@ -9,12 +9,11 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
+from shardy_py.ir.jax_calls import PLAIN_CALLS
 from shardy_py.stages.conversion import lines
 from shardy_py.stages.conversion.descriptions import ConversionError
 from shardy_py.stages.conversion.equations import called, function_with_rule, scalar, value
 from shardy_py.stages.conversion.lines import Code, statement
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
 
 
 class Writer:
@@ -85,12 +84,12 @@ class Writer:
 
     def _call(self, eqn: JaxprEqn, operands: list[str]) -> tuple[Code | str, bool]:
         name, params = eqn.primitive.name, eqn.params
-        if name in _CALLS:
-            inner = params.get("jaxpr") or params.get("call_jaxpr")
+        if name in PLAIN_CALLS:
+            inner = params[PLAIN_CALLS[name]]
             if not isinstance(inner, ClosedJaxpr | Jaxpr):
                 raise ConversionError(f"the primitive {name!r} cannot be written as code")
             function = self.function(inner, str(params.get("name", name)))
-            if name in ("remat", "remat2", "checkpoint"):
+            if name == "remat2":
                 if params.get("policy") is not None:
                     raise ConversionError("a checkpoint with a policy cannot be written as code")
                 function = f"jax.checkpoint({function})"

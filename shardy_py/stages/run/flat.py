@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from shardy_py.stages.flatten import CALLS, Flattener
+from shardy_py.ir.jax_calls import CALLS
+from shardy_py.stages.flatten import Flattener
 from shardy_py.stages.jaxprs import Atom, live, reads
-
-INLINED = {**CALLS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
-"""Derivatives have been taken when a step has been traced, so that rules for them can go, too."""
 
 MARKER = "pipeline_stage="
 _MARKED = re.compile(re.escape(MARKER) + r"([^/()]*)")
@@ -78,7 +76,7 @@ class _StepFlattener(Flattener[_Pass]):
     """
 
     def __init__(self) -> None:
-        super().__init__(INLINED)
+        super().__init__(CALLS)  # derivatives have been taken when a step has been traced, so that rules for them can go, too
         self.nodes: list[Node] = []
         self.varying: set[Var] = set()  # depend on the batch
         self.fixed: set[Var] = set()  # depend on inputs, and not on the batch
