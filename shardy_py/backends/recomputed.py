@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 
 from shardy_py.backends.inlining import without_calls
 from shardy_py.backends.local.hoist import scan
-from shardy_py.backends.local.tidy import Rewritten, everywhere, retraced, rewrite
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.loops import scan_counts
@@ -51,7 +51,7 @@ def _recomputed(closed: ClosedJaxpr) -> Recomputed | None:
             jaxpr = _without_residuals(jaxpr, pair)
         return jaxpr
 
-    jaxpr = everywhere(closed.jaxpr, run)
+    jaxpr = rewrite_bodies(closed.jaxpr, run)
     return Recomputed(ClosedJaxpr(jaxpr, closed.consts), tuple(dict.fromkeys(places))) if places else None
 
 

@@ -16,7 +16,7 @@ from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
 from shardy_py.backends.local.interpreter import EquationSite, Interpreter, JaxprAnalysis, LayoutHint
 from shardy_py.backends.local.layouts import Layout, layout, names, replicated
-from shardy_py.backends.local.passes import as_merged, improved
+from shardy_py.backends.local.passes import merged_as_by_xla, optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.sharded_value import RegionContext
 from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
@@ -55,7 +55,7 @@ class Partitioned:
     @functools.cached_property
     def collectives(self) -> tuple[Collective, ...]:
         """What data the devices exchange; read where it is asked for, as running does not need it."""
-        merged = _within(self.jaxpr, lambda body: as_merged(body, self.platform))
+        merged = _within(self.jaxpr, lambda body: merged_as_by_xla(body, self.platform))
         return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling)
 
     def as_call(self, used: Sequence[bool]) -> ClosedJaxpr:
@@ -198,7 +198,7 @@ def partitioned(
         list(map(spec, at_out)),
     )
     sizes = layouts.mesh.shape
-    traced = _within(traced, lambda body: improved(body, sizes, platform, layouts.spelling))
+    traced = _within(traced, lambda body: optimize_region(body, sizes, platform, layouts.spelling))
     whole = _with_consts(traced, len(at_consts), closed.consts)
     return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)))
 

@@ -13,8 +13,8 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local import ops
+from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite_bodies
 from shardy_py.backends.local.local_rule import bind
-from shardy_py.backends.local.tidy import Atom, Rewritten, everywhere, retraced
 
 SMALL = 64 << 10
 """Bytes of an operand up to which its reduction is packed with others."""
@@ -36,7 +36,7 @@ def pack_reductions(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int = SMALL) 
         sizes: The axes of the region.
         small: Bytes of an operand up to which it is packed.
     """
-    return everywhere(jaxpr, lambda body: _combined(body, sizes, small))
+    return rewrite_bodies(jaxpr, lambda body: _combined(body, sizes, small))
 
 
 def _combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int) -> Jaxpr:

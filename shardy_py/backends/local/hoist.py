@@ -1,4 +1,4 @@
-"""Collectives of what a loop does not change stand in front of the loop; sums that a loop carries are added up behind it.
+"""Hoists collectives of loop invariants in front of the loop, and defers reductions of carried sums behind it.
 
 XLA moves neither: an all-gather of a parameter that a scan uses runs on every trip, and gradients that are accumulated over microbatches
 are reduced once for each.
@@ -17,33 +17,33 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.combine import SMALL
-from shardy_py.backends.local.local_rule import bind
-from shardy_py.backends.local.tidy import (
+from shardy_py.backends.local.jaxpr_rewriting import (
     COLLECTIVES,
     Atom,
     Rewritten,
-    as_body,
-    copied,
-    everywhere,
+    copy_equations,
     is_pure,
-    needed,
-    part,
+    needed_equations,
     retraced,
     rewrite,
+    rewrite_bodies,
+    sub_jaxpr,
+    with_jaxpr,
 )
+from shardy_py.backends.local.local_rule import bind
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.loops import scan_counts, with_more_consts
 
 LARGEST_PARTIAL = 16 << 20
-"""Bytes that a sum may take on each device while its scattering waits for the end of a loop."""
+"""Bytes that a partial sum may take on each device while its reduce-scatter is deferred to the end of a loop."""
 
 
 _REARRANGING = ("bitcast_convert_type", "reshape", "transpose")
-"""What follows a collective to put in order what was sent."""
+"""Primitives that put the result of a collective in order."""
 
 
 def hoist_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
-    """Moves collectives that depend only on constants of a loop in front of it, from the innermost loop outwards.
+    """Hoists collectives that depend only on constants of a loop in front of it, from the innermost loop outwards.
 
     Args:
         jaxpr: The jaxpr of a region.
@@ -53,11 +53,11 @@ def hoist_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     def run(body: Jaxpr) -> Jaxpr:
         return rewrite(body, lambda eqn: _HOIST[eqn.primitive.name](eqn, sizes) if eqn.primitive.name in _HOIST else None)
 
-    return everywhere(jaxpr, run)
+    return rewrite_bodies(jaxpr, run)
 
 
 def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list[Var]]:
-    """What of a body computes collectives of its constants, and the values that the rest needs of it."""
+    """The equations of a body that compute collectives of its constants, and their results that other equations read."""
     invariant: set[Any] = set(consts)
     pure_eqns = []
     for eqn in body.eqns:
@@ -69,7 +69,7 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
         name = eqn.primitive.name
         if name in COLLECTIVES or (name in _REARRANGING and not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in gathered):
             gathered.update(dict.fromkeys(eqn.outvars))
-    hoisted_eqns = needed(pure_eqns, list(gathered), consts)
+    hoisted_eqns = needed_equations(pure_eqns, list(gathered), consts)
     if not hoisted_eqns:
         return [], []
     moved_ids = {id(eqn) for eqn in hoisted_eqns}
@@ -82,7 +82,7 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
 
 
 def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:
-    """The part of a body to run before the loop, and the rest, which takes the results of the first in front of its arguments."""
+    """The part of a body to run before the loop, and the rest, which takes the results of the former as its first arguments."""
     if body.constvars:
         return None
     hoisted_eqns, values = _invariant(body, consts)
@@ -90,7 +90,7 @@ def _split(body: Jaxpr, consts: Sequence[Var]) -> tuple[Jaxpr, Jaxpr] | None:
         return None
     here = {id(eqn) for eqn in hoisted_eqns}
     rest = [eqn for eqn in body.eqns if id(eqn) not in here]
-    return part(body, hoisted_eqns, consts, values), part(body, rest, [*values, *body.invars], body.outvars)
+    return sub_jaxpr(body, hoisted_eqns, consts, values), sub_jaxpr(body, rest, [*values, *body.invars], body.outvars)
 
 
 def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
@@ -113,15 +113,16 @@ def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
 
 
 def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewritten | None:
-    """A scan in which what was computed in front of it takes the places of constants that only that needs, as far as there are such.
-
-    So the rest of the body need not be traced again. None where constants would have to be added and cannot be.
+    """Reuses the scan's const slots that only the hoisted code read, so that the rest of the body need not be traced again.
 
     Args:
         eqn: The scan.
-        n_consts: How many constants it has.
-        before: What runs in front of it.
+        n_consts: Number of its constants.
+        before: The hoisted part of its body.
         rest: The rest of its body, as of `_split`.
+
+    Returns:
+        The replacement of the scan; None where constants would have to be added and cannot be.
     """
     values: list[Any] = rest.invars[: len(before.outvars)]
     arguments: list[Any] = rest.invars[len(values) :]
@@ -131,23 +132,23 @@ def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewri
     params = with_more_consts(eqn.params, new) if new else eqn.params
     if params is None:
         return None
-    hoisted_eqns, hoisted_results = copied(before, eqn, eqn.invars[:n_consts])
+    hoisted_eqns, hoisted_results = copy_equations(before, eqn, eqn.invars[:n_consts])
     operands = list(eqn.invars)
     for i, value, now in zip(free, values[new:], hoisted_results[new:]):
         arguments[i], operands[i] = value, now
-    body = part(rest, rest.eqns, [*values[:new], *arguments], rest.outvars)
-    params = {**params, "jaxpr": as_body(body, eqn.params["jaxpr"])}
+    body = sub_jaxpr(rest, rest.eqns, [*values[:new], *arguments], rest.outvars)
+    params = {**params, "jaxpr": with_jaxpr(body, eqn.params["jaxpr"])}
     return [*hoisted_eqns, eqn.replace(invars=[*hoisted_results[:new], *operands], params=params)], list(eqn.outvars)
 
 
 def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any], n_carry: int) -> list[Any]:
-    """A scan like another one, with another body.
+    """Runs a scan with another body.
 
     Args:
-        eqn: The other one.
-        step: Takes and gives the carry and the slices.
-        operands: The first carry and what is scanned.
-        n_carry: How many are carried.
+        eqn: The scan to copy length, direction and unrolling from.
+        step: The body, from carries and slices to carries and slices.
+        operands: The initial carries and the stacked operands.
+        n_carry: Number of carries.
     """
 
     def body(carry: Any, slices: Any) -> Any:
@@ -186,10 +187,10 @@ _HOIST: dict[str, Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]] = {
 
 
 def defer_sums(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PARTIAL) -> Jaxpr:
-    """Sums over devices that a scan adds to its carry are added up on each device, and over devices once, behind the scan.
+    """Accumulates partial sums in the carry of a scan, and reduces them over devices once, behind the scan.
 
-    Sums that a scan stacks are taken behind it where they are small, and in loops, where an outer loop may add them up in turn: a scan
-    over layers in one over microbatches reduces the gradients once.
+    Sums that a scan stacks are reduced behind it where they are small, and in nested loops, where an outer loop may accumulate them in
+    turn: a scan over layers in one over microbatches reduces the gradients once.
 
     Args:
         jaxpr: The jaxpr of a region.
@@ -200,7 +201,7 @@ def defer_sums(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PA
     def run(body: Jaxpr, small: float) -> Jaxpr:
         return rewrite(body, lambda eqn: _sum_late(eqn, sizes, largest, small) if eqn.primitive.name == "scan" else None)
 
-    return everywhere(jaxpr, lambda body: run(body, math.inf), lambda body: run(body, SMALL))
+    return rewrite_bodies(jaxpr, lambda body: run(body, math.inf), lambda body: run(body, SMALL))
 
 
 @dataclass(frozen=True)
@@ -208,10 +209,10 @@ class _Sum:
     """A sum over devices that a scan adds to its carry, or stacks.
 
     Attributes:
-        index: Its place among the results of the body.
-        add: The equation that adds; None where the sum is stacked.
-        partial: What is summed over devices.
-        rest: From `partial` to the new carry, or to what is stacked.
+        index: Its position among the results of the body.
+        add: The addition to the carry; None where the sum is stacked.
+        partial: The operand of the reduction over devices.
+        rest: The equations from `partial` to the new carry, or to the stacked value.
     """
 
     index: int
@@ -240,19 +241,19 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: floa
         if s.add is None:
             outs[s.index] = s.partial
             results[s.index] = Var(result.aval)
-            behind.append((s.index, part(body, s.rest, [s.partial], [body.outvars[s.index]]), [results[s.index]]))
+            behind.append((s.index, sub_jaxpr(body, s.rest, [s.partial], [body.outvars[s.index]]), [results[s.index]]))
             continue
         at = n_consts + s.index
         zeros, (start,) = retraced(lambda aval=aval: [jnp.zeros(aval.shape, aval.dtype)], eqn, sizes, [])
-        tail = part(body, s.rest, [body.invars[at], s.partial], [body.outvars[s.index]])
+        tail = sub_jaxpr(body, s.rest, [body.invars[at], s.partial], [body.outvars[s.index]])
         arguments[at], outs[s.index], results[s.index] = Var(aval), Var(aval), Var(aval)
         behind.append((s.index, tail, [operands[at], results[s.index]]))
         before += zeros
         operands[at] = start
         add = s.add.replace(invars=[arguments[at], s.partial], outvars=[outs[s.index]])
         eqns = [add if e is s.add else e for e in eqns]
-    inner = part(body, needed(eqns, outs, effects=True), arguments, outs)
-    loop = eqn.replace(invars=operands, outvars=results, params={**eqn.params, "jaxpr": as_body(inner, eqn.params["jaxpr"])})
+    inner = sub_jaxpr(body, needed_equations(eqns, outs, effects=True), arguments, outs)
+    loop = eqn.replace(invars=operands, outvars=results, params={**eqn.params, "jaxpr": with_jaxpr(inner, eqn.params["jaxpr"])})
     after: list[JaxprEqn] = []
     final: list[Atom] = list(results)
     for i, tail, tail_operands in behind:
@@ -262,7 +263,7 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: floa
 
 
 def _applied(jaxpr: Jaxpr, arrays: Sequence[Any]) -> list[Any]:
-    """The results of equations that work along no dimension, on arrays that may be stacked."""
+    """The results of equations that work along no dimension, so that arrays may be stacked."""
     env: dict[Any, Any] = dict(zip(jaxpr.invars, arrays, strict=True))
     for eqn in jaxpr.eqns:
         operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
@@ -271,7 +272,7 @@ def _applied(jaxpr: Jaxpr, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
-    """Sums that are stacked and used for nothing else."""
+    """Sums that are stacked and have no other use."""
     producers, uses = _producers(body), _uses(body)
     sums = []
     outs: list[Any] = body.outvars
@@ -281,7 +282,7 @@ def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
         partial = _partial(out, producers, uses, out.aval.dtype)
         if partial is None or partial.aval.shape != out.aval.shape or math.prod(out.aval.shape) * out.aval.dtype.itemsize > small:
             continue
-        sums.append(_Sum(i, None, partial, needed(body.eqns, [out], [partial])))
+        sums.append(_Sum(i, None, partial, needed_equations(body.eqns, [out], [partial])))
     return sums
 
 
@@ -318,7 +319,7 @@ def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
         scattered = math.prod(partial.aval.shape) > math.prod(out.aval.shape)
         if scattered and math.prod(partial.aval.shape) * partial.aval.dtype.itemsize > largest:
             continue
-        sums.append(_Sum(i, add, partial, needed(body.eqns, [out], [carried, partial])))
+        sums.append(_Sum(i, add, partial, needed_equations(body.eqns, [out], [carried, partial])))
     return sums
 
 
@@ -327,7 +328,7 @@ def _producer(v: Any, producers: Mapping[Var, JaxprEqn]) -> Any:
 
 
 def _read(v: Any, body: Jaxpr, uses: Mapping[Var, int]) -> Any:
-    """A variable behind a conversion to its own type, which only makes it no longer weak."""
+    """A variable, seen through a conversion that only makes its type strong."""
     if uses.get(v) == 1:
         for eqn in body.eqns:
             results = list[Any](eqn.outvars)
@@ -337,7 +338,7 @@ def _read(v: Any, body: Jaxpr, uses: Mapping[Var, int]) -> Any:
 
 
 def _partial(v: Any, producers: Mapping[Var, JaxprEqn], uses: Mapping[Var, int], dtype: Any) -> Any:
-    """What is summed over devices to make a value, in its type; None where it is no such sum, or used otherwise too."""
+    """The partial sum that a value is the reduction of, in its type; None if it is no reduction, or the partial sum has other uses."""
     summed = False
     while not summed or v.aval.dtype != dtype:
         eqn = producers.get(v)

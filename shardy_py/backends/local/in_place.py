@@ -16,15 +16,15 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.elementwise import LOCAL_RULES as ELEMENTWISE
+from shardy_py.backends.local.jaxpr_rewriting import COLLECTIVES, Atom, Rewritten, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.local.local_rule import is_key
-from shardy_py.backends.local.tidy import COLLECTIVES, Atom, Rewritten, everywhere, retraced, rewrite
 
 Array = Any
 Defining = Mapping[Any, JaxprEqn]
 """Variable -> the equation that makes it."""
 
 
-def out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+def update_out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     """The jaxpr of a region, in which no update that XLA runs in place reads what it writes.
 
     What stands around the region may be reshaped. What a loop carries is not, so that an update in a loop is left as it is, unless it is
@@ -34,7 +34,7 @@ def out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of the region.
         sizes: Its axes.
     """
-    return everywhere(jaxpr, lambda body: _out_of_place(body, sizes, False), lambda body: _out_of_place(body, sizes, True))
+    return rewrite_bodies(jaxpr, lambda body: _out_of_place(body, sizes, False), lambda body: _out_of_place(body, sizes, True))
 
 
 def _out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int], is_region: bool) -> Jaxpr:

@@ -18,9 +18,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather, all_to_all
+from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.local.reshard import as_bits, padded
 from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
-from shardy_py.backends.local.tidy import Atom, Rewritten, everywhere, retraced, rewrite
 from shardy_py.passes.export.collective_bytes import received
 
 _CONVERSION = "convert_element_type"
@@ -33,7 +33,7 @@ def narrow_sums(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of a region.
         sizes: The axes of the region.
     """
-    return everywhere(jaxpr, lambda body: _narrowed(body, sizes))
+    return rewrite_bodies(jaxpr, lambda body: _narrowed(body, sizes))
 
 
 def _narrowed(body: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:

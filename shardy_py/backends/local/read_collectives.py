@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from shardy_py.backends.local.tidy import BODIES
+from shardy_py.backends.local.jaxpr_rewriting import BODIES
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.plan.collectives import Collective

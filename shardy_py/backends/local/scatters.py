@@ -16,10 +16,10 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import psum_scatter
-from shardy_py.backends.local.tidy import Rewritten, everywhere, retraced, rewrite
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite, rewrite_bodies
 
 
-def scattered_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
+def scatter_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
     """The jaxpr of a region for TPUs, with a reduce-scatter of whole pieces for each of the user's axes.
 
     Args:
@@ -34,7 +34,7 @@ def scattered_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[
         runs = _runs(eqn.params["axis_name"], spelling)
         return retraced(lambda x: [_scattered(x, runs, eqn.params["scatter_dimension"], sizes)], eqn, sizes)
 
-    return everywhere(jaxpr, lambda body: rewrite(body, replace))
+    return rewrite_bodies(jaxpr, lambda body: rewrite(body, replace))
 
 
 def _runs(axes: Any, spelling: Mapping[str, str]) -> list[tuple[str, ...]]:

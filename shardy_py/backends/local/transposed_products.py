@@ -11,7 +11,7 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.local.tidy import Rewritten, everywhere, rewrite
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, rewrite, rewrite_bodies
 
 
 def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
@@ -20,7 +20,7 @@ def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
     Args:
         jaxpr: The jaxpr of a region.
     """
-    return everywhere(jaxpr, _swapped)
+    return rewrite_bodies(jaxpr, _swapped)
 
 
 def _swapped(jaxpr: Jaxpr) -> Jaxpr:

@@ -9,12 +9,21 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.source_info_util import new_name_stack
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.tidy import Atom, Rewritten, as_body, copied, everywhere, part, retraced, rewrite
+from shardy_py.backends.local.jaxpr_rewriting import (
+    Atom,
+    Rewritten,
+    copy_equations,
+    retraced,
+    rewrite,
+    rewrite_bodies,
+    sub_jaxpr,
+    with_jaxpr,
+)
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.loops import scan_counts
 
 
-def unrolled(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+def unroll_scans(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     """Writes the copies of the bodies of unrolled scans out; a scan of one trip is its body.
 
     See `_scan_impl` in JAX: what is left over by the unrolled trips runs behind the loop, and no loop is left where one trip does all.
@@ -27,7 +36,7 @@ def unrolled(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     def run(body: Jaxpr) -> Jaxpr:
         return rewrite(body, lambda eqn: _unrolled(eqn, sizes) if eqn.primitive.name == "scan" else None)
 
-    return everywhere(jaxpr, run)
+    return rewrite_bodies(jaxpr, run)
 
 
 def _unrolled(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
@@ -84,7 +93,7 @@ def _loop(eqn: JaxprEqn, trips: int, operands: Sequence[Atom], sizes: Mapping[st
     arguments += [Var(block.aval.update(shape=block.aval.shape[1:])) for block in operands[n_consts + n_carry :]]
     inside = eqn.replace(source_info=eqn.source_info.replace(name_stack=new_name_stack()))
     eqns, carry, ys = _copies(inside, range(count), *_divided(arguments, n_consts, n_carry), sizes)
-    jaxpr = as_body(part(body, eqns, arguments, [*carry, *ys]), eqn.params["jaxpr"])
+    jaxpr = with_jaxpr(sub_jaxpr(body, eqns, arguments, [*carry, *ys]), eqn.params["jaxpr"])
     types: list[Any] = [v.aval for v in eqn.outvars]
     types[n_carry:] = [aval.update(shape=(trips, count, *aval.shape[1:])) for aval in types[n_carry:]]
     params = {**eqn.params, "jaxpr": jaxpr, "length": trips, "unroll": 1}
@@ -109,7 +118,7 @@ def _copies(
     stacked_rows: list[list[Atom]] = [[] for _ in trips]
     for i in reversed(range(len(trips))) if eqn.params["reverse"] else range(len(trips)):
         here = slices[i * len(stacked) : (i + 1) * len(stacked)]
-        new, results = copied(body, eqn, [*consts, *carry, *here])
+        new, results = copy_equations(body, eqn, [*consts, *carry, *here])
         eqns += new
         carry, stacked_rows[i] = results[:n_carry], results[n_carry:]
     joined, ys = _joined(eqn, stacked_rows, sizes, lambda y, _: ops.expand_dims(y, 0))

@@ -15,9 +15,9 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from shardy_py.backends.local.combine import pack_reductions
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
-from shardy_py.backends.local.passes import improved
+from shardy_py.backends.local.passes import optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
-from shardy_py.backends.local.tidy import tidied
+from shardy_py.backends.local.simplify import simplify
 
 P = PartitionSpec
 SIZES = {"x": 2, "y": 4}
@@ -47,11 +47,11 @@ def check(local: Callable[..., Any], run: Pass, args: Any, specs: Any) -> list[s
 
 
 def late(body: Jaxpr) -> Jaxpr:
-    return tidied(defer_sums(body, SIZES))
+    return simplify(defer_sums(body, SIZES))
 
 
 def early(body: Jaxpr) -> Jaxpr:
-    return tidied(hoist_collectives(body, SIZES))
+    return simplify(hoist_collectives(body, SIZES))
 
 
 W = jnp.arange(64.0).reshape(16, 4) / 64
@@ -96,7 +96,7 @@ def test_what_is_gathered_takes_the_place_of_what_only_it_needs(needed_twice: bo
     def run(body: Jaxpr) -> Jaxpr:
         after = hoist_collectives(body, SIZES)
         given.extend(v.aval.shape for eqn in after.eqns if eqn.primitive.name == "scan" for v in eqn.invars)
-        return tidied(after)
+        return simplify(after)
 
     assert check(local, run, (W, XS), (P("y"), P(None, "x"))) == ["all_gather(y) x1"]
     assert given == [(16, 4), *([(4, 4)] if needed_twice else []), (2, 4), (5, 2, 16)]
@@ -176,7 +176,7 @@ def test_scattered_sum_is_taken_once_where_it_is_small() -> None:
         return [lax.all_gather(lax.scan(body, jnp.ones((2, 4)), xs)[0], "y", axis=1, tiled=True)]
 
     assert check(local, late, (XS,), (P(None, "x"),)) == ["reduce_scatter(y) x1", "all_gather(y) x1"]
-    kept = check(local, lambda body: tidied(defer_sums(body, SIZES, largest=16)), (XS,), (P(None, "x"),))
+    kept = check(local, lambda body: simplify(defer_sums(body, SIZES, largest=16)), (XS,), (P(None, "x"),))
     assert kept == ["reduce_scatter(y) x5", "all_gather(y) x1"]
 
 
@@ -206,7 +206,7 @@ def test_effects_of_a_loop_stay(capfd: pytest.CaptureFixture[str]) -> None:
 
         return [lax.scan(body, jnp.zeros((2, 16)), xs)[0]]
 
-    assert check(local, lambda body: improved(body, SIZES, "cpu"), (XS,), (P(None, "x"),)) == ["all_reduce(x) x1"]
+    assert check(local, lambda body: optimize_region(body, SIZES, "cpu"), (XS,), (P(None, "x"),)) == ["all_reduce(x) x1"]
     jax.effects_barrier()
     assert capfd.readouterr().out.count("trip") == 10
 
@@ -249,4 +249,4 @@ def test_repeats_and_dead_collectives_go() -> None:
         lax.psum(w, "x")
         return [full + 1, again * 2, lax.cond(full[0, 0] > 0, lambda v: lax.psum(v, "x"), lambda v: v, w)]
 
-    assert check(local, tidied, (W,), (P("y"),)) == ["all_gather(y) x1", "all_reduce(x) x1"]
+    assert check(local, simplify, (W,), (P("y"),)) == ["all_gather(y) x1", "all_reduce(x) x1"]

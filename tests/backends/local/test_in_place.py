@@ -16,7 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.local.in_place import out_of_place
+from shardy_py.backends.local.in_place import update_out_of_place
 
 MESH = {"x": 2, "y": 4}
 X = np.random.default_rng(0).integers(-4, 5, (8, 16)).astype(np.float32)
@@ -83,7 +83,7 @@ def test_a_result_that_is_reshaped_outside() -> None:
 def rewritten(function: Callable[..., Any], *args: Any) -> bool:
     """Whether an update of a region is not run in place; checks that its numbers stay."""
     traced = jax.make_jaxpr(function)(*args)
-    made = out_of_place(traced.jaxpr, {})
+    made = update_out_of_place(traced.jaxpr, {})
     want = jax.tree.leaves(function(*args))
     for a, b in zip(jaxpr_as_fun(traced.replace(jaxpr=made))(*args), want, strict=True):
         np.testing.assert_array_equal(a, b)

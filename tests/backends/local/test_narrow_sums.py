@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from shardy_py.backends.local import narrow_sums as module
 from shardy_py.backends.local.narrow_sums import narrow_sums
 from shardy_py.backends.local.read_collectives import read_collectives
-from shardy_py.backends.local.tidy import tidied
+from shardy_py.backends.local.simplify import simplify
 from tests.backends.local.test_hoist import SIZES, changed
 
 X = jnp.asarray(np.random.default_rng(0).integers(-8, 8, (40, 56)), jnp.bfloat16)  # whose sums are exact
@@ -54,7 +54,7 @@ def test_what_is_sent(case: str) -> None:
     bodies: list[Any] = []
 
     def run(body: Any) -> Any:
-        bodies.append(tidied(narrow_sums(body, SIZES)))
+        bodies.append(simplify(narrow_sums(body, SIZES)))
         return bodies[-1]
 
     _, before, after = changed(lambda x: [local(x)], run, (X,), (P(),))

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.local.passes import improved
+from shardy_py.backends.local.passes import optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
 from tests.backends.local.test_hoist import SIZES, changed
 
@@ -34,7 +34,7 @@ def test_one_axis_at_a_time(dim: int, over: Any, looped: bool) -> None:
     bodies: list[Any] = []
 
     def run(body: Any) -> Any:
-        bodies.append(improved(body, SIZES, "tpu"))
+        bodies.append(optimize_region(body, SIZES, "tpu"))
         return bodies[-1]
 
     _, before, after = changed(local, run, (X,), (P(),))

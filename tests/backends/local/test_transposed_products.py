@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from shardy_py.backends.local.tidy import tidied
+from shardy_py.backends.local.simplify import simplify
 from shardy_py.backends.local.transposed_products import transposed_products
 
 A = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -23,7 +23,7 @@ def names(closed: ClosedJaxpr) -> list[str]:
 
 def swapped(fun, *args) -> ClosedJaxpr:
     closed = jax.make_jaxpr(fun)(*args)
-    return ClosedJaxpr(tidied(transposed_products(closed.jaxpr)), closed.consts)
+    return ClosedJaxpr(simplify(transposed_products(closed.jaxpr)), closed.consts)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from shardy_py.backends.local.unroll import unrolled
+from shardy_py.backends.local.unroll import unroll_scans
 
 W = np.arange(3, dtype=np.float32)
 
@@ -45,7 +45,7 @@ def written_out(body, length: int, unroll: int, reverse: bool) -> tuple[ClosedJa
         return lax.scan(body, c, x, unroll=unroll, reverse=reverse)
 
     closed = jax.make_jaxpr(fun)(first, x)
-    made = ClosedJaxpr(unrolled(closed.jaxpr, {}), closed.consts)
+    made = ClosedJaxpr(unroll_scans(closed.jaxpr, {}), closed.consts)
     return made, jaxpr_as_fun(made)(*jax.tree.leaves((first, x))), jax.tree.leaves(fun(first, x))
 
 
@@ -72,7 +72,7 @@ def test_names_are_those_of_the_body() -> None:
         return lax.scan(body, c, x, unroll=2)
 
     closed = jax.make_jaxpr(fun)(1.0, np.ones(5, np.float32))
-    made = unrolled(closed.jaxpr, {})
+    made = unroll_scans(closed.jaxpr, {})
     (loop,) = [eqn for eqn in made.eqns if eqn.primitive.name == "scan"]
     inside = {str(eqn.source_info.name_stack) for eqn in loop.params["jaxpr"].jaxpr.eqns if eqn.primitive.name == "mul"}
     outside = {str(eqn.source_info.name_stack) for eqn in made.eqns if eqn.primitive.name == "mul"}

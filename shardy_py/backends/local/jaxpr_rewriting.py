@@ -1,0 +1,186 @@
+"""Tools of the passes over the jaxpr of a region: rewriting equations in all bodies, tracing replacements, cutting jaxprs apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.source_info_util import user_context
+
+from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.frontends.transforms import axes_bound, traced_locally
+
+Atom = Any
+Rewritten = tuple[list[JaxprEqn], list[Atom]]
+"""The equations that replace another one, and the atoms that replace its results."""
+
+BODIES: Mapping[str, tuple[str, ...]] = {
+    "closed_call": ("call_jaxpr",),
+    "cond": ("branches",),
+    "jit": ("jaxpr",),
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+}
+"""Primitive -> its parameters with jaxprs, for equations of a region that run them in place."""
+
+COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "pmul", "ppermute", "psum", "reduce_scatter"})
+"""Primitives in which devices exchange data."""
+
+Pass = Callable[[Jaxpr], Jaxpr]
+
+
+def rewrite_bodies(jaxpr: Jaxpr, run: Pass, last: Pass | None = None) -> Jaxpr:
+    """Runs a pass on the bodies of all loops, branches and calls, the innermost first, then on the jaxpr.
+
+    Args:
+        jaxpr: A jaxpr of local arrays.
+        run: The pass: returns a jaxpr with the same arguments and results, the same object if nothing changes.
+        last: The pass for the jaxpr itself; by default `run`.
+    """
+    if any(eqn.primitive.name in BODIES for eqn in jaxpr.eqns):
+        eqns = [_with_bodies(eqn, run) for eqn in jaxpr.eqns]
+        if any(new is not old for new, old in zip(eqns, jaxpr.eqns)):
+            jaxpr = jaxpr.replace(eqns=eqns)
+    return (last or run)(jaxpr)
+
+
+def _with_bodies(eqn: JaxprEqn, run: Pass) -> JaxprEqn:
+    changed: dict[str, Any] = {}
+    for name in BODIES.get(eqn.primitive.name, ()):
+        old = eqn.params[name]
+        new = tuple(_body(b, run) for b in old) if isinstance(old, tuple) else _body(old, run)
+        if isinstance(old, tuple) and all(a is b for a, b in zip(new, old)):
+            continue
+        if new is not old:
+            changed[name] = new
+    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+
+
+def _body(body: Any, run: Pass) -> Any:
+    jaxpr = open_jaxpr(body)
+    new = rewrite_bodies(jaxpr, run)
+    return body if new is jaxpr else with_jaxpr(new, body)
+
+
+def with_jaxpr(jaxpr: Jaxpr, like: Any) -> Any:
+    """Replaces the jaxpr of an equation's parameter, closed or not."""
+    return ClosedJaxpr(jaxpr, like.consts) if isinstance(like, ClosedJaxpr) else jaxpr
+
+
+def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Jaxpr:
+    """Replaces equations of a jaxpr.
+
+    Args:
+        jaxpr: The jaxpr.
+        replace: Returns the replacement of an equation, whose operands are replaced already; None to keep it.
+    """
+    renamed: dict[Var, Atom] = {}
+    eqns: list[JaxprEqn] = []
+    changed = False
+
+    def use(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else renamed.get(v, v)
+
+    for eqn in jaxpr.eqns:
+        if renamed and any(not isinstance(v, Literal) and v in renamed for v in eqn.invars):
+            eqn = eqn.replace(invars=[use(v) for v in eqn.invars])
+        replacement = replace(eqn)
+        if replacement is None:
+            eqns.append(eqn)
+            continue
+        changed = True
+        eqns += replacement[0]
+        renamed.update(zip(eqn.outvars, replacement[1], strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed else jaxpr
+
+
+def retraced(
+    function: Callable[..., list[Any]], like: JaxprEqn, sizes: Mapping[str, int], operands: Sequence[Atom] | None = None
+) -> Rewritten:
+    """Traces a function as the replacement of an equation.
+
+    Args:
+        function: Computes the results from the operands.
+        like: The equation that is replaced.
+        sizes: The axes of the region.
+        operands: The operands; by default those of the equation.
+    """
+    arguments: Sequence[Atom] = like.invars if operands is None else operands
+    with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
+        traced = traced_locally(function, [v.aval for v in arguments])
+    if traced.consts:
+        raise AssertionError(f"what stands for {like.primitive.name} has constants")
+    return _placed(traced.jaxpr, arguments, lambda source: source)
+
+
+def copy_equations(jaxpr: Jaxpr, like: JaxprEqn, operands: Sequence[Atom]) -> Rewritten:
+    """Inlines the body of an equation.
+
+    Args:
+        jaxpr: The body, without constants.
+        like: The equation; name stacks of the copies begin with its own.
+        operands: The arguments of the body.
+    """
+    stack = like.source_info.name_stack
+    return _placed(jaxpr, operands, lambda source: source.replace(name_stack=stack + source.name_stack))
+
+
+def _placed(jaxpr: Jaxpr, operands: Sequence[Atom], sourced: Callable[[Any], Any]) -> Rewritten:
+    """Copies a jaxpr's equations, with new variables."""
+    inner: dict[Any, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
+
+    def use(v: Any) -> Atom:
+        return v if isinstance(v, Literal) else inner[v]
+
+    eqns = []
+    for inner_eqn in jaxpr.eqns:
+        outs = [Var(v.aval) for v in inner_eqn.outvars]
+        eqns.append(inner_eqn.replace(invars=list(map(use, inner_eqn.invars)), outvars=outs, source_info=sourced(inner_eqn.source_info)))
+        inner.update(zip(inner_eqn.outvars, outs))
+    return eqns, list(map(use, jaxpr.outvars))
+
+
+def sub_jaxpr(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], arguments: Sequence[Var], results: Sequence[Atom]) -> Jaxpr:
+    """A jaxpr of some equations of another one."""
+    return jaxpr.replace(constvars=[], invars=list(arguments), outvars=list(results), eqns=list(eqns), debug_info=_unnamed(jaxpr))
+
+
+def _unnamed(jaxpr: Jaxpr) -> Any:
+    info = jaxpr.debug_info
+    return info._replace(arg_names=None, result_paths=None) if info is not None else None
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation has effects other than the use of an axis name."""
+    return bool(eqn.effects) and any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+UNEQUAL = frozenset({"ffi_call", "optimization_barrier", "pallas_call", "pure_callback", "rng_uniform"})
+"""Primitives that are never merged: they may give other results each time, or are there to keep values apart."""
+
+
+def is_pure(eqn: JaxprEqn) -> bool:
+    """Whether an equation only computes, the same from the same operands, without jaxprs of its own."""
+    return eqn.primitive.name not in UNEQUAL and not bodies(eqn) and not has_effects(eqn)
+
+
+def needed_equations(
+    eqns: Sequence[JaxprEqn], results: Iterable[Atom], leaves: Iterable[Var] = (), *, effects: bool = False
+) -> list[JaxprEqn]:
+    """The equations that results depend on, in order.
+
+    Args:
+        eqns: Where they stand.
+        results: The results.
+        leaves: Variables to stop at.
+        effects: Whether equations with effects are needed too.
+    """
+    stop = set(leaves)
+    wanted = {v for v in results if not isinstance(v, Literal) and v not in stop}
+    needed = []
+    for eqn in reversed(eqns):
+        if any(v in wanted for v in eqn.outvars) or (effects and has_effects(eqn)):
+            needed.append(eqn)
+            wanted.update(v for v in eqn.invars if not isinstance(v, Literal) and v not in stop)
+    return needed[::-1]

@@ -1,0 +1,161 @@
+"""Simplification of the jaxpr of a region: common subexpressions and dead code go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.interpreters import partial_eval
+
+from shardy_py.backends.local.jaxpr_rewriting import COLLECTIVES, UNEQUAL, Atom, Rewritten, has_effects, rewrite, rewrite_bodies
+from shardy_py.frontends.context import settings
+
+
+def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """Drops equations that no result depends on, in bodies too; effects stay."""
+    new, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return new
+
+
+def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
+    """Merges equal equations of a body, as XLA will, so that collectives of equal operands become one.
+
+    Equations behind an `optimization_barrier` have other operands than those before it, and are kept.
+
+    Args:
+        jaxpr: A body.
+        drop_barriers: Whether barriers of arguments, and of reshaped or exchanged arguments, count as their operands.
+    """
+    seen: dict[Any, list[Var]] = {}
+    aliases: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
+    available: set[Any] = {*jaxpr.invars, *jaxpr.constvars}
+    producers: dict[Any, JaxprEqn] = {}
+
+    def source(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else aliases.get(v, v)
+
+    def is_available(v: Atom) -> bool:
+        origin = source(v)
+        return isinstance(origin, Literal) or origin in available
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        name = eqn.primitive.name
+        if name in _STACKING:
+            producers[eqn.outvars[0]] = eqn
+        same = _same_as(eqn, producers) if name in _HANDING_ON else None
+        if same is not None:
+            (out,) = eqn.outvars
+            if name == "reshard" or _type(same) == _type(out):
+                return [], [same]
+            aliases[out] = source(same)
+            return None
+        if drop_barriers and name == "optimization_barrier":
+            aliases.update((out, source(v)) for v, out in zip(eqn.invars, eqn.outvars) if is_available(v))
+        if name in UNEQUAL or has_effects(eqn):
+            return None
+        if drop_barriers and (name in _SHAPING or name in COLLECTIVES) and all(map(is_available, eqn.invars)):
+            available.update(eqn.outvars)
+        operands = tuple([_key(source(v)) for v in eqn.invars])
+        key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(map(_type, eqn.outvars)), settings(eqn))
+        try:
+            earlier = seen.get(key)
+        except TypeError:  # a parameter that has no hash
+            return None
+        if earlier is None:
+            seen[key] = list(eqn.outvars)
+            return None
+        return [], earlier
+
+    return rewrite(jaxpr, replace)
+
+
+def _same_as(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:
+    """The operand that the result equals, if any; where all axes are manual, a `reshard` does nothing."""
+    name, operands = eqn.primitive.name, list[Any](eqn.invars)
+    if name in ("slice", "squeeze") and not isinstance(operands[0], Literal) and operands[0] in producers:
+        piece = _taken_back(eqn, producers[operands[0]])
+        if piece is not None:
+            return piece
+    if name == "reshard" or (name in _SHAPING and _keeps_shape(eqn)):
+        return operands[0]
+    if name == "dynamic_update_slice":
+        return operands[1] if _type(operands[1])[0] == _type(operands[0])[0] else None
+    if name in _NEUTRAL:
+        left, right = operands
+        for v, other in ((right, left), (left, right)) if name in ("add", "mul") else ((right, left),):
+            if isinstance(v, Literal) and not getattr(v.aval, "shape", ()) and v.val == _NEUTRAL[name] and _is_like(other, eqn):
+                return other
+    return None
+
+
+def _taken_back(eqn: JaxprEqn, before: JaxprEqn) -> Atom | None:
+    """The operand that a slice or squeeze of a stack gives back, if any."""
+    name, out = eqn.primitive.name, list[Any](eqn.outvars)[0].aval
+    if name == "squeeze" and before.primitive.name in ("broadcast_in_dim", "reshape"):
+        inner: Any = before.invars[0]
+        return inner if inner.aval.shape == out.shape and inner.aval.size == list[Any](before.outvars)[0].aval.size else None
+    if name != "slice" or before.primitive.name != "concatenate" or any(n != 1 for n in eqn.params["strides"] or ()):
+        return None
+    d, at = before.params["dimension"], 0
+    pieces: list[Any] = list(before.invars)
+    for piece in pieces:
+        if at == eqn.params["start_indices"][d] and _type(piece)[0] == out.shape:
+            return piece
+        at += piece.aval.shape[d]
+    return None
+
+
+def _is_like(v: Atom, eqn: JaxprEqn) -> bool:
+    out: Any = eqn.outvars[0].aval
+    return _type(v)[:2] == (out.shape, out.dtype) and (eqn.primitive.name in ("mul", "div") or out.dtype.kind in "iu")
+
+
+def _keeps_shape(eqn: JaxprEqn) -> bool:
+    name, params = eqn.primitive.name, eqn.params
+    before: Any = eqn.invars[0].aval
+    after: Any = eqn.outvars[0].aval
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    in_order = tuple(range(len(before.shape)))
+    if name == "pad":
+        return not any(low or high or inner for low, high, inner in params["padding_config"])
+    if name in ("transpose", "broadcast_in_dim"):
+        return tuple(params["permutation" if name == "transpose" else "broadcast_dimensions"]) == in_order
+    return name not in ("reshape", "rev") or not params["dimensions"]
+
+
+_SHAPING = frozenset("broadcast_in_dim concatenate convert_element_type copy dynamic_slice pad reshape rev slice squeeze transpose".split())
+"""Primitives that return the first operand if its shape stays."""
+
+_NEUTRAL: Mapping[str, int] = {"add": 0, "div": 1, "mul": 1, "sub": 0}
+"""Primitive -> its neutral operand; not for sums of floats, where -0.0 + 0.0 is 0.0."""
+
+_HANDING_ON = frozenset({"dynamic_update_slice", "reshard", *_SHAPING, *_NEUTRAL})
+"""Primitives whose result may equal an operand."""
+
+_STACKING = frozenset({"broadcast_in_dim", "concatenate", "reshape"})
+"""Primitives from whose result `slice` or `squeeze` may give an operand back."""
+
+
+def _type(v: Atom) -> Any:
+    """The type without the mesh that it was traced under."""
+    aval: Any = v.aval
+    return getattr(aval, "shape", aval), getattr(aval, "dtype", None), getattr(aval, "weak_type", False)
+
+
+def _key(v: Atom) -> Any:
+    """A key that is equal for atoms of equal values; 0.0 and -0.0 are not equal."""
+    if not isinstance(v, Literal):
+        return v
+    return v.val.tobytes() if hasattr(v.val, "tobytes") else repr(v.val), type(v.val), _type(v)
+
+
+def simplify(jaxpr: Jaxpr, *, drop_barriers: bool = False) -> Jaxpr:
+    """Merges equal equations, then drops dead code, in all bodies.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+        drop_barriers: See `merge_equal_equations`.
+    """
+    return drop_dead_code(rewrite_bodies(jaxpr, lambda body: merge_equal_equations(body, drop_barriers)))
