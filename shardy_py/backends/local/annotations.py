@@ -1,4 +1,4 @@
-"""Equations that say where a value lies, and compute nothing."""
+"""Sharding annotations: constraints, reshards, groups and barriers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardy_py.frontends.importer import Scope
 def constraint(
     interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
 ) -> list[ShardedValue]:
-    """The value, in the planned layout."""
+    """The value in its planned layout only."""
     (value,) = operands
     planned = interpreter.planned(eqn.outvars[0], scope)
     if planned is None or not value.shape:
@@ -24,7 +24,7 @@ def constraint(
 
 
 def alias(value: ShardedValue) -> ShardedValue:
-    """The same value under another name."""
+    """A second handle of a value, which shares its copies."""
     result = ShardedValue(value.region, value.shape, value.dtype, uses=value.uses if value.uses > 1 else 0)
     result.copies, result.rematerialize, result.requested = value.copies, value.rematerialize, value.requested
     return result
@@ -32,7 +32,7 @@ def alias(value: ShardedValue) -> ShardedValue:
 
 @runs_dry
 def identity(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
-    """The values as they are."""
+    """The operands themselves."""
     return [alias(value) for value in operands]
 
 

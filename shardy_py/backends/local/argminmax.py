@@ -1,4 +1,4 @@
-"""Where the largest or smallest element is."""
+"""argmax and argmin."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shardy_py.backends.local.reshard import all_gather_bits
 from shardy_py.backends.local.reshard_steps import gather_costs
 
 Pair = tuple[Any, Any]
-"""A value and where it stands."""
+"""A value and its position."""
 
 
 def argminmax(equation: Equation) -> LocalRule | None:
-    """Each shard sends its own extreme element and where it is; the first of the shards that have the extreme of all wins.
+    """Each shard sends its own extreme element and its position; the first shard with the global extreme wins.
 
     NaN is taken for the extreme, as on one device: the first NaN of a shard, of the first shard with one.
     """
@@ -53,7 +53,7 @@ def argminmax(equation: Equation) -> LocalRule | None:
 
 
 def _worst(combine: str, dtype: Any) -> Any:
-    """What no element is worse than."""
+    """The value that no element is worse than."""
     infinite = not jnp.issubdtype(dtype, jnp.floating) or not np.isnan(np.array(np.inf, dtype))
     return identity_fill(combine, dtype) if infinite else getattr(jnp.finfo(dtype), "min" if combine == "max" else "max")
 
@@ -72,4 +72,4 @@ _larger, _smaller = _better(lax.gt), _better(lax.lt)
 
 
 LOCAL_RULES: dict[str, Builder] = {"argmax": argminmax, "argmin": argminmax}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

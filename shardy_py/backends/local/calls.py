@@ -1,4 +1,4 @@
-"""Equations that call another jaxpr: it runs in the caller's place."""
+"""Calls of jaxprs: the body runs in place of the call."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def child(scope: Scope | None, index: int, eqn: JaxprEqn, body: int = 0) -> Scop
 
 
 def only_child(scope: Scope | None, index: int) -> Scope | None:
-    """The scope of the one body that was read of an equation."""
+    """The scope of the only body of an equation that was imported."""
     children = scope.children.get(index, ()) if scope is not None else ()
     return children[0] if len(children) == 1 else None
 
 
 @runs_dry
 def inlined(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
-    """The first body, on the operands."""
+    """Runs the body of a call on the operands."""
     body = next(eqn.params[name] for name in BODY_PARAMETERS if name in eqn.params)
     return run_body(interpreter, body, operands, only_child(scope, index))
 
 
 @runs_dry
 def remat(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
-    """Its body, behind a barrier where it is differentiated, so that it is computed again."""
+    """Runs the body; when differentiated, behind a barrier, so that it is recomputed."""
     guarded = eqn.params["prevent_cse"]
     if isinstance(guarded, bool):
         guarded = (guarded,) * len(operands)
@@ -56,7 +56,7 @@ def remat(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[Sh
 
 
 def barrier(interpreter: Interpreter, operands: Sequence[ShardedValue]) -> list[ShardedValue]:
-    """The same values, each as it is at hand, which no compiler looks behind."""
+    """The values behind an optimization barrier, each in the layout of its first copy."""
     layouts = [next(iter(value.copies), None) for value in operands]
     copied = [(value, at) for value, at in zip(operands, layouts) if at is not None and value.rematerialize is None]
     if not copied:
@@ -76,7 +76,7 @@ def barrier(interpreter: Interpreter, operands: Sequence[ShardedValue]) -> list[
 def optimization_barrier(
     interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
 ) -> list[ShardedValue]:
-    """A barrier for the local parts."""
+    """An optimization barrier of local parts."""
     return [_copy(value) for value in barrier(interpreter, operands)]
 
 
@@ -90,7 +90,7 @@ def _copy(value: ShardedValue) -> ShardedValue:
 def linear_solve(
     interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
 ) -> list[ShardedValue]:
-    """The solving jaxpr, on its own constants and the right-hand sides."""
+    """Runs the solving jaxpr, on its own constants and the right-hand sides."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     start = lengths.matvec + lengths.vecmat
     arguments = [*operands[start : start + lengths.solve], *operands[start + lengths.solve + lengths.transpose_solve :]]

@@ -66,7 +66,7 @@ def _scaled(shape: Sequence[int], dim: int, k: int) -> tuple[int, ...]:
 
 
 def _bound(x: Array, function: Callable[..., Array], names: Names, shape: Sequence[int], **params: Any) -> Array:
-    """What a function of `jax.lax` gives, whose result has a shape."""
+    """Applies a collective of `jax.lax` whose result has a known shape."""
     if not isinstance(x, Tracer):
         return function(x, names, **params)
     aval = jax.typeof(x)
@@ -87,4 +87,4 @@ def _bound(x: Array, function: Callable[..., Array], names: Names, shape: Sequen
 
 
 _EQUATIONS: dict[Any, tuple[Written, Any]] = {}
-"""What was called, and over what -> what it wrote, and the type that came out."""
+"""Collective, axes and operand type -> the equation that JAX wrote, and its result type."""

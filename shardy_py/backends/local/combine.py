@@ -1,4 +1,4 @@
-"""Small reductions over the same devices become one: what they cost is the rendezvous, not the bytes.
+"""Packs small reductions over the same devices into one, as their cost is the rendezvous, not the bytes.
 
 Eight reductions of 4 KiB over eight CPU devices take 1.6 ms one by one and 0.7 ms as one; from 1 MiB each on, packing costs more than it
 saves.
@@ -20,7 +20,7 @@ SMALL = 64 << 10
 """Bytes of an operand up to which its reduction is packed with others."""
 
 TOGETHER = 1 << 20
-"""Bytes that are packed into one reduction at most."""
+"""Most bytes of a packed reduction."""
 
 _REDUCTIONS = ("pmax", "pmin", "pmul", "psum")
 
@@ -47,7 +47,7 @@ def _combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int) -> Jaxpr:
 
 
 def _groups(jaxpr: Jaxpr, small: int) -> list[list[JaxprEqn]]:
-    """Reductions to run together, none of which needs another one's result, not even by way of other groups."""
+    """Groups of reductions to pack, none of which depends on another one of its group, directly or through other groups."""
     groups: list[list[JaxprEqn]] = []
     needs: list[int] = []  # per group a bit for each group that it needs
     alike: dict[Any, list[int]] = {}
@@ -101,7 +101,7 @@ def _packed(jaxpr: Jaxpr, groups: list[list[JaxprEqn]], sizes: Mapping[str, int]
         return not any(not isinstance(v, Literal) and v in missing for v in eqn.invars)
 
     def run(eqn: JaxprEqn) -> bool:
-        """Appends an equation, or the group that it completes; says whether it did the latter."""
+        """Appends an equation, or the group that it completes; returns whether it completed one."""
         group = group_of.get(id(eqn))
         if group is None:
             packed.append(eqn.replace(invars=[use(v) for v in eqn.invars]))
@@ -154,7 +154,7 @@ def _as_one(group: list[JaxprEqn], operands: list[Atom], sizes: Mapping[str, int
 
 
 def _key(eqn: JaxprEqn, small: int) -> Any:
-    """What reductions that can be packed have in common; None for everything else."""
+    """A key of reductions that can be packed together; None for other equations."""
     if eqn.primitive.name not in _REDUCTIONS or len(eqn.invars) != 1 or isinstance(eqn.invars[0], Literal):
         return None
     aval: Any = eqn.invars[0].aval

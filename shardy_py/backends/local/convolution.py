@@ -103,4 +103,4 @@ def conv_general_dilated(equation: Equation) -> LocalRule | None:
 
 
 LOCAL_RULES: dict[str, Builder] = {"conv_general_dilated": conv_general_dilated}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

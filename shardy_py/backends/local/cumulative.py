@@ -61,4 +61,4 @@ def cumulative(equation: Equation) -> LocalRule | None:
 
 
 LOCAL_RULES: dict[str, Builder] = dict.fromkeys(COMBINES, cumulative)
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

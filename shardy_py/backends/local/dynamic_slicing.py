@@ -79,7 +79,7 @@ def dynamic_slice(equation: Equation) -> LocalRule | None:
 
 
 def dynamic_update_slice(equation: Equation) -> LocalRule | None:
-    """Dimensions that are updated whole pass through; of the others each device updates what lies in its block, and nothing is sent."""
+    """Dimensions that are updated whole pass through; along the others each device updates its own block, and nothing is sent."""
     if refuses(equation) or any(n > _INT32 for n in equation.shapes[0]):
         return None
     shape, update, *scalars = equation.shapes
@@ -118,9 +118,9 @@ def write_window(
         local: The equation.
         x: The part.
         new: The window, whole along dimensions that are cut.
-        at: Where the window begins in each dimension, so that it lies within the operand.
+        at: Start of the window in each dimension, clamped to lie within the operand.
         cut: The dimensions that are cut, at least one, each with its factor.
-        combine: Makes what is written of the old elements and the new ones; None for the new ones.
+        combine: Computes the written elements from old and new ones; None writes the new ones.
         valid: Whether anything is written; None for always.
     """
     begins, lengths = list(at), list(new.shape)
@@ -144,14 +144,14 @@ def write_window(
 
 
 def _own(start: Array, first: Array, most: int) -> tuple[Array, Array]:
-    """Where in this device's part, which begins at `first`, a slice begins as far as it lies there, and how far that is from its start."""
+    """Start, in this device's block beginning at `first`, of the part of a slice inside it, and its distance from the slice's start."""
     mine = lax.sub(start, first)
     begin = _between(mine, most)
     return begin, lax.sub(begin, mine)
 
 
 def _within(shape: Sequence[int], dim: int, start: Array, stop: int) -> Array:
-    """What of a part of a slice, whose first element is the slice's at `start`, lies in the slice."""
+    """A mask of the elements of a block that lie in a slice, given the position of its first element."""
     position = positions(tuple(shape), dim, start)
     return lax.bitwise_and(lax.ge(position, np.int32(0)), is_before(position, stop))
 
@@ -163,4 +163,4 @@ def _between(x: Array, most: int) -> Array:
 _INT32 = (1 << 31) - 1
 
 LOCAL_RULES: dict[str, Builder] = {"dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

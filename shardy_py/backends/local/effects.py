@@ -1,4 +1,4 @@
-"""Equations that reach outside of the program: callbacks, and calls whose inside belongs to someone else.
+"""Callbacks, kernels and other equations with effects or an opaque implementation.
 
 A callback is called once with the full values, as under `jax.jit`: the first device of the region calls it, and the
 others wait for its results.
@@ -28,7 +28,7 @@ Array = Any
 
 @runs_dry
 def callback(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
-    """Calls once, and gives the results to every device; `partitioned` callbacks are called by every device with its part."""
+    """Calls back once, and sends the results to every device; for `partitioned` callbacks every device calls with its part."""
     partitioned = eqn.params.get("partitioned")
     if not partitioned:
         why = f"{eqn.primitive.name} is called once, with whole arrays", "give it less, such as a sum of them"
@@ -45,7 +45,7 @@ def once(interpreter: Interpreter, eqn: JaxprEqn, arrays: Sequence[Array]) -> li
     """Runs an equation on the first device of the region, and gives its results to all.
 
     Args:
-        interpreter: What runs it.
+        interpreter: The interpreter.
         eqn: The equation.
         arrays: Its operands, whole.
     """
@@ -65,7 +65,7 @@ def once(interpreter: Interpreter, eqn: JaxprEqn, arrays: Sequence[Array]) -> li
 
 
 def _as_bits(x: Array) -> Array:
-    """Integers that are zero where the others wait, so that adding them up changes nothing, not even a -0.0 or a NaN."""
+    """An array as integers, so that adding the zeros of waiting devices preserves every bit, of -0.0 and NaN too."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return _as_bits(jnp.stack([x.real, x.imag]))
     if x.dtype == jnp.bool_:
@@ -106,7 +106,7 @@ def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
 
 @runs_dry
 def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
-    """An equation that asks how a value lies in memory, on this device's part."""
+    """Applies a constraint on the memory layout to this device's part."""
     (value,) = operands
     planned = interpreter.planned(eqn.outvars[0], scope)
     at = settled_layout(value) if planned is None else planned
@@ -119,7 +119,7 @@ def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list
 def device_put(
     interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
 ) -> list[ShardedValue]:
-    """Nothing, as all devices of the region hold the value; another memory space is moved to, except on CPU."""
+    """Moves a value to another memory space, except on CPU; its devices are those of the region anyway."""
     results = []
     for value, device in zip(operands, eqn.params["devices"], strict=True):
         space = _space(device)
@@ -147,7 +147,7 @@ def _space(device: Any) -> Any:
 def ruled_call(
     interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
 ) -> list[ShardedValue]:
-    """The function that has a rule, its results as planned."""
+    """Runs a function with a user's rule, its results in planned layouts."""
     outputs = run_body(interpreter, eqn.params["call_jaxpr"], operands, None)
     results = []
     for value, v in zip(outputs, eqn.outvars, strict=True):
@@ -176,7 +176,7 @@ def kernel(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[S
 
 
 def _placed(value: Any, context: Any) -> Any:
-    """Jaxprs with another context in all equations; those in a grid's mapping too."""
+    """Replaces the context of all equations in jaxprs, those in a grid's mapping too."""
     if isinstance(value, ClosedJaxpr) and not isinstance(value, Jaxpr):
         return ClosedJaxpr(_placed(value.jaxpr, context), value.consts)
     if isinstance(value, Jaxpr):

@@ -11,7 +11,7 @@ from shardy_py.backends.local.local_rule import Builder, Equation, LocalRule, as
 
 
 def pointwise(equation: Equation) -> LocalRule | None:
-    """Operands and results of one shape; scalars, and dimensions of size 1 where others are larger, are on every device."""
+    """Dimensions pass through; scalars, and dimensions of size 1 where others are larger, are replicated."""
     return _form(tuple(equation.shapes), tuple(equation.result_shapes), _linear(equation))
 
 
@@ -75,4 +75,4 @@ POINTWISE = """
 """
 
 LOCAL_RULES: dict[str, Builder] = dict.fromkeys(POINTWISE.split(), pointwise)
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

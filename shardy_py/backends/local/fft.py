@@ -10,7 +10,7 @@ from shardy_py.backends.local.local_rule import Array, Builder, Equation, LocalC
 
 
 def fft(equation: Equation) -> LocalRule | None:
-    """Dimensions that are not transformed pass through; those that are, are whole."""
+    """Dimensions that are not transformed pass through; transformed ones are whole."""
     (shape,), (out,) = equation.shapes, equation.result_shapes
     count = len(shape) - len(equation.params["fft_lengths"])
     rank = range(count)
@@ -24,7 +24,7 @@ def fft(equation: Equation) -> LocalRule | None:
 
 
 def _run(local: LocalContext, arrays: list) -> list:
-    """The transform, on CPU of an array that lies in row-major order.
+    """The transform; on CPU, of an array in row-major order.
 
     XLA on CPU transforms no other order, and yet puts arrays in another one where a later dimension is gathered before or behind. Other
     compilers choose layouts that they can transform, and that for TPU takes no such wish of complex numbers.
@@ -37,9 +37,9 @@ def _run(local: LocalContext, arrays: list) -> list:
 
 
 def row_major(x: Array) -> Array:
-    """The array, in row-major order wherever XLA is asked."""
+    """The array, constrained to row-major order in memory."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
 
 
 LOCAL_RULES: dict[str, Builder] = {"fft": fft}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

@@ -1,4 +1,4 @@
-"""Ranges of a dimension that is cut over devices, brought to where they are needed.
+"""Halo exchanges: ranges of a sharded dimension, sent to the devices that need them.
 
 Every device says which range it wants. What it has itself is sliced; the rest comes in as few `ppermute`s as send the least: each
 device sends only what its receiver lacks. Where that would be as much as all of it, the dimension is gathered.
@@ -28,7 +28,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """A run of positions that a device has.
+    """A contiguous range of positions that a device has.
 
     Attributes:
         base: The position that the first element of its array would have.
@@ -47,7 +47,7 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of positions on its way.
+    """A contiguous range of positions that one device sends to another.
 
     Attributes:
         have: Who has it.
@@ -63,12 +63,12 @@ class Piece:
 
     @property
     def source(self) -> int:
-        """Who has it."""
+        """The device that has it."""
         return self.have.device
 
     @property
     def offset(self) -> int:
-        """Where it begins in the array of its source."""
+        """Its start in the array of its source."""
         return self.start - self.have.base
 
     @property
@@ -79,10 +79,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Pieces that travel together: at most one from each device, at most one to each.
+    """Pieces that are sent by one `ppermute`: at most one from each device, at most one to each.
 
     Attributes:
-        length: Elements that are sent, the most that a piece has.
+        length: Elements that are sent: the length of the longest piece.
         pieces: The pieces.
         is_own: Whether every device is its own source, so that nothing is sent.
     """
@@ -94,7 +94,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How devices get the ranges they want.
+    """The exchange that brings every device the range it needs.
 
     Attributes:
         have: Who has what.
@@ -125,7 +125,7 @@ class Exchange:
 
 
 def blocks(size: int, count: int) -> tuple[Have, ...]:
-    """What devices have of a dimension in blocks of ceil(size / count).
+    """The ranges of devices in a dimension of `count` blocks.
 
     Example:
         >>> blocks(5, 2)
@@ -137,7 +137,7 @@ def blocks(size: int, count: int) -> tuple[Have, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def exchange(have: tuple[Have, ...], starts: tuple[int, ...], length: int, block: int) -> Exchange:
-    """The cheapest way to bring everyone its range.
+    """The cheapest exchange that brings every device its range.
 
     Args:
         have: What devices have; together one range without gaps, every position once.
@@ -200,7 +200,7 @@ def _slot(pieces: Sequence[Piece]) -> Slot:
 
 
 def run(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: Exchange, fill: Any = None) -> Array:
-    """Everyone's range of a dimension.
+    """Runs an exchange: this device's range of a dimension.
 
     Args:
         x: This device's array.
@@ -236,12 +236,12 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: E
 
 
 def block_exchange(n: int, num_shards: int, starts: Sequence[int], length: int) -> Exchange:
-    """The exchange of a dimension in blocks."""
+    """The exchange from blocks of a dimension to ranges of one length."""
     return exchange(blocks(n, num_shards), tuple(starts), length, -(-n // num_shards))
 
 
 def of_device(values: Sequence[int | None], index: Array) -> Array:
-    """The number of this device; any where that is None.
+    """This device's entry of a table; arbitrary if it is None.
 
     Args:
         values: One for each device.
@@ -268,7 +268,7 @@ def _looked_up(table: tuple[int, ...], index: Array) -> Array:
 
 
 def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:
-    """More room at the ends of a dimension."""
+    """Pads both ends of a dimension."""
     if not low and not high:
         return x
     value = np.zeros((), x.dtype) if fill is None else ops.convert_element_type(fill, x.dtype)
@@ -276,7 +276,7 @@ def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:
 
 
 def sliced(x: Array, dim: int, start: Array, length: int) -> Array:
-    """A range of a dimension that lies within it."""
+    """Slices a range that lies within a dimension."""
     if isinstance(start, int):
         return ops.slice_in_dim(x, start, start + length, axis=dim) if (start, length) != (0, x.shape[dim]) else x
     return ops.dynamic_slice_in_dim(x, start, length, axis=dim)
@@ -288,7 +288,7 @@ def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
 
 
 def _sent(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: Exchange, slot: Slot, index: Array) -> Array:
-    """What arrives in a slot: the piece, from its first element on."""
+    """The piece of a slot that this device receives."""
     offsets: list[int | None] = [None] * len(plan.starts)
     for piece in slot.pieces:
         offsets[piece.source] = piece.offset
@@ -304,7 +304,7 @@ def _sent(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan:
 
 @functools.lru_cache(maxsize=1024)
 def _in_mesh_order(names: tuple[str, ...], sizes: tuple[int, ...], ordered: tuple[str, ...]) -> tuple[int, ...]:
-    """The number of each block's device as `ppermute` counts: along axes in the order of the mesh, in whatever order they are named."""
+    """The device number of each block as `ppermute` counts: along axes in the order of the mesh, in whatever order they are named."""
     of = dict(zip(names, sizes, strict=True))
     places = []
     for at in itertools.product(*map(range, sizes)):
@@ -317,7 +317,7 @@ def _in_mesh_order(names: tuple[str, ...], sizes: tuple[int, ...], ordered: tupl
 
 
 def _places(plan: Exchange) -> tuple[int, ...] | None:
-    """Where the pieces of each slot lie in the range, if that is the same for all devices and they follow each other without gaps."""
+    """Start of each slot's pieces in the range, if equal for all devices and contiguous; None otherwise."""
     places: list[int] = []
     end = 0
     for slot in plan.slots:
@@ -343,7 +343,7 @@ def _from_all(whole: Array, dim: int, plan: Exchange, index: Array) -> Array:
 
 
 def _masked(x: Array, dim: int, plan: Exchange, index: Array, fill: Any) -> Array:
-    """`fill` at the positions that nobody has."""
+    """Replaces positions that no device has by `fill`."""
     if fill is None:
         return x
     first, stop = min(h.start for h in plan.have), max(h.stop for h in plan.have)

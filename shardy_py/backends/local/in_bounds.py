@@ -1,4 +1,4 @@
-"""Windows whose place is brought into range before XLA sees it.
+"""Clamps starts of windows into range before XLA sees them.
 
 A dynamic slice moves a start that is out of range back, so that the slice fits. XLA makes one slice of a slice of a slice, adds the starts
 and moves only the sum back (openxla/xla#49122), so that other elements are read. A device's part of a value is such a slice, and a gather
@@ -22,11 +22,11 @@ Array = Any
 
 
 def clamped_start(start: Array, most: int) -> Array:
-    """A start as XLA takes it, so that the slice lies within the dimension: of a type that holds sums of starts, an int32 where it does.
+    """A start, clamped as XLA clamps it, in a type that holds sums of starts: int32 if it is wide enough.
 
     Args:
         start: The start along one dimension, of any integer type.
-        most: The last one with which the slice lies within it.
+        most: The largest start with which the slice lies within the dimension.
     """
     dtype, wide = lax.dtype(start), np.dtype(np.int32 if most <= _INT32 else np.int64)
     limit = min(most, jnp.iinfo(dtype).max)
@@ -39,13 +39,13 @@ _INT32 = (1 << 31) - 1
 
 
 def clamped_indices(indices: Array, bounds: Sequence[int]) -> Array:
-    """Index vectors whose numbers lie between zero and the bounds, of a type that holds sums of them."""
+    """Index vectors, clamped between zero and the bounds, in a type that holds sums of indices."""
     clamped = lax.clamp(np.zeros((), indices.dtype), indices, _limits(indices, bounds))
     return ops.convert_element_type(clamped, np.int64 if indices.dtype.itemsize == 8 else np.int32)
 
 
 def are_in_bounds(indices: Array, bounds: Sequence[int]) -> Array:
-    """Which index vectors lie between zero and the bounds."""
+    """Whether each index vector lies between zero and the bounds."""
     inside = lax.bitwise_and(lax.ge(indices, indices.dtype.type(0)), lax.le(indices, _limits(indices, bounds)))
     return lax.reduce_and(inside, (indices.ndim - 1,))
 
@@ -63,7 +63,7 @@ def is_single_window(indices: Array) -> bool:
 
 
 def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update: Array, params: Mapping[str, Any]) -> Array:
-    """A scatter of one window, whatever its kind: the window is read, combined with the update, and written back where it came from.
+    """A scatter of one window, of any kind: reads the window, combines it with the update and writes it back.
 
     Args:
         primitive: The primitive of the scatter.
@@ -95,12 +95,12 @@ def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update
 
 
 def combination(primitive: Primitive) -> Callable[[Array, Array], Array] | None:
-    """What a scatter computes of an element and its update; None where that is the update, or a function of the user's."""
+    """The function of a scatter that combines an element with its update; None for plain writes and the user's own functions."""
     return _COMBINATIONS.get(primitive.name)
 
 
 def writes_itself(primitive: Primitive, params: Mapping[str, Any]) -> bool:
-    """Whether a scatter writes its updates, or what `combination` makes of them, and not what a function of the user's does."""
+    """Whether a scatter writes its updates, or their `combination`, rather than the results of the user's own function."""
     body: Jaxpr | None = params["update_jaxpr"]
     return primitive.name in _COMBINATIONS or body is None or body.outvars[0] is body.invars[1]
 
@@ -112,4 +112,4 @@ _COMBINATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "scatter-mul": ops.mul,
     "scatter-sub": lax.sub,
 }
-"""Scatters -> what they compute of an element and its update."""
+"""Scatter primitive -> the function that combines an element with its update."""

@@ -1,4 +1,4 @@
-"""Updates that read, elsewhere, the array that they write: in a form that XLA on CPU does not run in place.
+"""Rewrites updates that read other elements of the array that they write, as XLA on CPU would run them in place.
 
 XLA computes an update where it writes it, in one loop over the updated window, and lets the result share the memory of the operand. Where
 the update is computed of other elements of the operand, it may not do both. On CPU it does, if the operand is reshaped before the update or
@@ -21,11 +21,11 @@ from shardy_py.backends.local.local_rule import is_key
 
 Array = Any
 Defining = Mapping[Any, JaxprEqn]
-"""Variable -> the equation that makes it."""
+"""Variable -> the equation that defines it."""
 
 
 def update_out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
-    """The jaxpr of a region, in which no update that XLA runs in place reads what it writes.
+    """Rewrites a region so that no update that XLA runs in place reads elements that it overwrites.
 
     What stands around the region may be reshaped. What a loop carries is not, so that an update in a loop is left as it is, unless it is
     reshaped there: its cost would be that of all of the array on every trip.
@@ -111,12 +111,12 @@ def _is_window(read: JaxprEqn, write: JaxprEqn) -> bool:
 
 
 def _number(start: Any) -> Any:
-    """A start that is a number, or the variable that it is."""
+    """A start as a number if it is constant, else its variable."""
     return int(start.val) if isinstance(start, Literal) else start
 
 
 def _buffer(v: Atom, defining: Defining) -> Atom:
-    """What a value is a view of."""
+    """The value that a value is a view of."""
     while not isinstance(v, Literal) and v in defining and _is_view(defining[v]):
         v = defining[v].invars[0]
     return v
@@ -137,7 +137,7 @@ def _reshapes(eqn: JaxprEqn) -> bool:
 _VIEWS = frozenset(
     {"broadcast_in_dim", "copy", "copy_p", "expand_dims", "optimization_barrier", "reshape", "reshard", "squeeze", "transpose"}
 )
-"""Primitives that may hand on the memory of their operand."""
+"""Primitives whose result may share the memory of their operand."""
 
 _STORED = frozenset(
     {*COLLECTIVES, "cond", "conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scan", "sort", "top_k", "while"}

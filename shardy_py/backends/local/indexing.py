@@ -1,4 +1,4 @@
-"""Gathers and scatters: each shard reads or writes what lies in its range of an indexed dimension."""
+"""Gathers and scatters: each shard reads or writes its range of an indexed dimension."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def gather(equation: Equation) -> LocalRule | None:
 
 
 def _is_summable(dtype: Any) -> bool:
-    """Whether partial results can be added up: not keys, nor types that collectives do not know."""
+    """Whether collectives can sum an element type; they cannot for keys and narrow integers."""
     return not is_key(dtype) and (
         dtype in (jnp.bool_, jnp.bfloat16) or (dtype.kind in "fciu" and jnp.dtype(dtype).itemsize * 8 == _bits(dtype))
     )
@@ -161,7 +161,7 @@ def _from(indices: Array, start: Array) -> Array:
 
 
 def _lies_in(indices: Array, length: int) -> Array:
-    """Which indices lie between zero and a length; without a sign, those below zero lie beyond it."""
+    """Whether indices lie between zero and a length, by an unsigned comparison, in which negative ones are large."""
     unsigned = ops.convert_element_type(indices, f"uint{8 * indices.dtype.itemsize}")
     return ops.lt(unsigned, unsigned.dtype.type(length))
 
@@ -172,7 +172,7 @@ def _side_by_side(columns: Sequence[Array]) -> Array:
 
 
 def _wide(indices: Array) -> Array:
-    """Indices from which an offset may be taken."""
+    """Indices in a signed type, so that an offset can be subtracted."""
     return ops.convert_element_type(indices, jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
@@ -353,4 +353,4 @@ COMBINES: dict[str, Combine] = {
 """Scatters whose updates may be made in any order -> how partial results are combined."""
 
 LOCAL_RULES: dict[str, Builder] = {"gather": gather, "scatter": scatter, **dict.fromkeys(COMBINES, scatter)}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

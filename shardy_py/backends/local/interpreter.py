@@ -70,7 +70,7 @@ class JaxprAnalysis:
     """Facts about jaxprs that all interpreters of a region share: local rules of equations, live equations, use counts.
 
     Args:
-        local_rules: Primitive -> builder of its form.
+        local_rules: Primitive -> builder of its local rule.
         handlers: Primitive -> handler, for equations that hold jaxprs or name shardings.
         mesh: The region's mesh.
         whole: Primitives that run whole, even if JAX lowers them by a jaxpr.
@@ -103,7 +103,7 @@ class JaxprAnalysis:
         return equation
 
     def local_rule(self, equation: Equation) -> LocalRule | None:
-        """The form of an equation, or None if it has to run whole."""
+        """The local rule of an equation, or None if it has to run whole."""
         local_rule = equation.cache.get("local_rule", _MISSING)
         if local_rule is _MISSING:
             self._attach_cache(equation)
@@ -111,7 +111,7 @@ class JaxprAnalysis:
         return local_rule
 
     def _attach_cache(self, equation: Equation) -> None:
-        """Gives an equation the cache of its signature, which holds its form."""
+        """Gives an equation the cache of its signature, which holds its local rule."""
         build = self.local_rules.get(equation.name)
         if build is None:
             equation.cache["local_rule"] = None
@@ -137,7 +137,7 @@ class JaxprAnalysis:
         equation.cache = cache
 
     def body(self, eqn: JaxprEqn, platform: str) -> ClosedJaxpr | None:
-        """The jaxpr that JAX lowers an equation without a form by, such as a package's own primitive; None if it has to run whole."""
+        """The jaxpr that JAX lowers an equation without a local rule by, such as a package's own primitive; None if it has to run whole."""
         key = id(eqn), platform
         if key not in self._bodies:
             self._bodies[key] = None if eqn.effects or eqn.primitive.name in self._whole else body_of(eqn, platform)
@@ -386,7 +386,7 @@ class Interpreter:
     def run_rule(
         self, equation: Equation, operands: list[ShardedValue], scope: Scope | None, local_rule: LocalRule | None = None
     ) -> list[ShardedValue]:
-        """Runs an equation by a form, by default its primitive's."""
+        """Runs an equation by a local rule, by default its primitive's."""
         eqn = equation.eqn
         if equation.is_empty:
             return [self.arbitrary(s, d) for s, d in zip(equation.result_shapes, equation.result_dtypes, strict=True)]
@@ -459,11 +459,11 @@ class Interpreter:
     def apply_rule(
         self, equation: Equation, local_rule: LocalRule, strategy_key: Hashable, axes: Sequence[Any], arrays: list[Array]
     ) -> list[Array]:
-        """Runs a form under the axes of its factors.
+        """Runs a local rule under the axes of its factors.
 
         Args:
             equation: The equation.
-            local_rule: Its form.
+            local_rule: Its local rule.
             strategy_key: Identifies the axes among those of this equation.
             axes: The axes of each factor.
             arrays: The operands.
@@ -485,17 +485,17 @@ class Interpreter:
     def best_strategy(
         self, equation: Equation, local_rule: LocalRule, operands: Sequence[ShardedValue], scope: Scope | None
     ) -> tuple[LocalRule, Strategy] | None:
-        """The form and the strategy by which an equation runs.
+        """The local rule and the strategy by which an equation runs.
 
         Args:
             equation: The equation.
-            local_rule: Its form.
+            local_rule: Its local rule.
             operands: Its operands.
             scope: The scope of its jaxpr.
 
         Returns:
-            The form, or one of its alternatives, and the strategy; None where all operands can be had in any layout, so that results are
-            computed in whatever layout is requested.
+            The local rule, or one of its alternatives, and the strategy; None where all operands are free in any layout, so that results
+            are computed in the layout of each use.
         """
         trips, anywhere = self.region.trips, True
         key: list[Any] = [id(local_rule)]
@@ -529,7 +529,7 @@ class Interpreter:
 
         Args:
             equation: The equation.
-            local_rule: Its form.
+            local_rule: Its local rule.
             operand_layouts: `ShardedValue.layout_key` of its operands.
             result_layouts: Wanted layouts of its results.
         """

@@ -1,4 +1,4 @@
-"""Arrays that count: each shard counts from where it starts."""
+"""Iotas: each shard counts from its offset."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def iota(equation: Equation) -> LocalRule | None:
 
 
 def linear_index(local: LocalContext, shape: tuple[int, ...], factors: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
-    """Positions in row-major order of a global array, as the high and the low half of 64 bits.
+    """Row-major positions in a global array, as high and low halves of 64 bits.
 
     Args:
-        local: Which part of it this device has.
+        local: The equation and its axes.
         shape: The global shape.
         factors: The factor of each dimension.
         result: The local shape.
@@ -74,4 +74,4 @@ def iota_2x32_shape(equation: Equation) -> LocalRule | None:
 
 
 LOCAL_RULES: dict[str, Builder] = {"iota": iota, "iota_2x32_shape": iota_2x32_shape}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

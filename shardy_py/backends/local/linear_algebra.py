@@ -42,11 +42,11 @@ _MATRICES: dict[str, tuple[int, ...]] = {
     "tridiagonal": (2,),
     "tridiagonal_solve": (1, 1, 1, 2),
 }
-"""Primitive -> of each operand, how many trailing dimensions are a matrix or a vector; those before them are a batch."""
+"""Primitive -> per operand, the trailing dimensions of a matrix (2) or vector (1); leading ones are batch dimensions."""
 
 
 def batched(equation: Equation) -> LocalRule | None:
-    """Batch dimensions pass through, and right-hand sides of solvers, each for itself; matrices are whole."""
+    """Batch dimensions and columns of right-hand sides pass through; matrices are whole."""
     shapes, outs = equation.shapes, equation.result_shapes
     cores = _MATRICES[equation.name]
     batch = shapes[0][: len(shapes[0]) - cores[0]]
@@ -79,7 +79,7 @@ def batched(equation: Equation) -> LocalRule | None:
 
 
 def _free(equation: Equation) -> int | None:
-    """Which of the two dimensions of the right-hand sides numbers them."""
+    """The dimension of a solver's right-hand sides along which they are independent."""
     if equation.name == "triangular_solve":
         return 1 if equation.params["left_side"] else 0
     return 1 if equation.name == "tridiagonal_solve" else None
@@ -161,7 +161,7 @@ def ragged_dot_general(equation: Equation) -> LocalRule | None:
 
 
 def _own_rows(local: LocalContext, sizes: Array, rows: int, experts: int) -> tuple[Array, Array]:
-    """How many of this device's rows belong to each of its groups, and which of its rows is the first of these, as int32."""
+    """Number of this device's rows in each of its groups, and the first of these rows, as int32."""
     room = local.block(rows)
     ends = lax.cumsum(ops.convert_element_type(sizes, np.int32))
     ends = lax.clamp(np.int32(0), lax.sub(ends, ops.convert_element_type(affine(local.index(rows), room), np.int32)), np.int32(room))
@@ -176,10 +176,10 @@ def _own_rows(local: LocalContext, sizes: Array, rows: int, experts: int) -> tup
 
 
 def _rotated(x: Array, dim: int, begin: Array) -> Array:
-    """An array whose elements along a dimension begin with those from `begin` on, followed by those before."""
+    """Rotates a dimension so that it begins with element `begin`."""
     starts = [begin if d == dim else np.int32(0) for d in range(x.ndim)]
     return ops.dynamic_slice(ops.concatenate([x, x], dim), starts, x.shape)
 
 
 LOCAL_RULES: dict[str, Builder] = {**dict.fromkeys(_MATRICES, batched), "ragged_dot_general": ragged_dot_general}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

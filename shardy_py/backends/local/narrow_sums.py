@@ -1,4 +1,4 @@
-"""Sums over devices of bfloat16 that are sent in two bytes an element, where XLA would send four.
+"""Sends sums of bfloat16 over devices in two bytes per element, where XLA would send four.
 
 XLA on CPU adds bfloat16 up in float32 and sends that. Here devices exchange the bits, and each adds up its part in float32, which gives
 the same sum for half the bytes.

@@ -44,4 +44,4 @@ def dot_general(equation: Equation) -> LocalRule | None:
 
 
 LOCAL_RULES: dict[str, Builder] = {"dot_general": dot_general}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

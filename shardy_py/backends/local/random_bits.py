@@ -26,12 +26,12 @@ def _is_threefry(dtype: Any) -> bool:
 
 
 def _is_partitionable() -> bool:
-    """Whether a number depends on its position only, not on how many are drawn."""
+    """Whether a random number depends on its position only, not on the shape."""
     return bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _is_batched(dtype: Any, *, draws: bool = False) -> bool:
-    """Whether each key of an array is used as if it were alone; `unsafe_rbg`, and drawing with `rbg`, mix them."""
+    """Whether keys of an array are used independently; `unsafe_rbg`, and drawing with `rbg`, mix them."""
     name = getattr(dtype, "name", "")
     return name in _HASHES or (name == "key<rbg>" and not draws)
 
@@ -52,7 +52,7 @@ def _hashed(local: LocalContext, keys: Array, shape: tuple[int, ...], result: tu
 
 
 def _drawn(equation: Equation, draws: Any) -> LocalRule | None:
-    """Dimensions of the keys and of what is drawn with each pass through."""
+    """Dimensions of keys and of the numbers drawn with each pass through."""
     (keys,), (dtype,) = equation.shapes, equation.dtypes
     (out,) = equation.result_shapes
     shape = tuple(equation.params["shape"])
@@ -122,7 +122,7 @@ def _run(local: LocalContext, arrays: list) -> list:
 
 
 def keyed(equation: Equation) -> LocalRule | None:
-    """Keys made of numbers, or the other way round: what one key is made of is whole."""
+    """Conversions between keys and numbers: the dimension of one key's numbers is whole."""
     (shape,), (out,) = equation.shapes, equation.result_shapes
     if equation.name == "random_seed" and getattr(equation.result_dtypes[0], "name", "") == "key<urbg>":
         return None
@@ -133,7 +133,7 @@ def keyed(equation: Equation) -> LocalRule | None:
 
 
 def random_gamma(equation: Equation) -> LocalRule | None:
-    """A key for every number is made of a key and the number's position; the dimensions of both pass through."""
+    """Draws each number with a key derived from a key and the number's position; dimensions of both pass through."""
     keys, shape = equation.shapes
     draw = gamma_draw()
     log = equation.params["log_space"]
@@ -166,4 +166,4 @@ LOCAL_RULES: dict[str, Builder] = {
     "random_unwrap": keyed,
     "random_wrap": keyed,
 }
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

@@ -1,4 +1,4 @@
-"""The collectives of a partitioned jaxpr, with how often each runs."""
+"""Reads the collectives of a partitioned jaxpr, with their trip counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: Mapping[str, str] = {
 """Primitive -> kind of collective."""
 
 Spelling = Mapping[str, str]
-"""Axis of the region's mesh -> how it is written for the user."""
+"""Axis of the region's mesh -> its notation in the user's mesh."""
 
 
 def read_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling | None = None) -> tuple[Collective, ...]:
@@ -97,7 +97,7 @@ def _entries(
 
 
 def _producer(v: Any, producers: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
-    """The equation that makes what is moved, which may be moved as bits of it, or behind a barrier; None of arguments."""
+    """The equation that computes an operand, seen through bitcasts and barriers; None for arguments."""
     producer = None if isinstance(v, Literal) else producers.get(v)
     if producer is not None and producer.primitive.name in ("bitcast_convert_type", "optimization_barrier"):
         return _producer(producer.invars[list[Any](producer.outvars).index(v)], producers)

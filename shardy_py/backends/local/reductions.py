@@ -16,7 +16,7 @@ COMBINES = {
 
 
 def reduction(equation: Equation) -> LocalRule | None:
-    """Reduced dimensions leave partial results."""
+    """Reduced dimensions may be sharded, and leave partial results."""
     (shape,) = equation.shapes
     axes = set(equation.params["axes"])
     combine = COMBINES[equation.name]
@@ -34,4 +34,4 @@ def reduction(equation: Equation) -> LocalRule | None:
 
 
 LOCAL_RULES: dict[str, Builder] = dict.fromkeys(COMBINES, reduction)
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

@@ -1,4 +1,4 @@
-"""The user's own `shard_map`s inside of the region: their bodies run as they are, on the axes that they leave over as planned."""
+"""The user's own `shard_map`s inside of the region: their bodies are manual over their axes, and planned over the others."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from shardy_py.frontends.locations import locate
 
 Array = Any
 Rename = Callable[[Sequence[str]], tuple[str, ...]]
-"""Given axes of the plan's mesh, those of the region's mesh that they are cut into."""
+"""Converts axes of the plan's mesh to the axes of the region's mesh that they are split into."""
 
 
 def handlers(rename: Rename) -> dict[str, Handler]:
-    """What runs shard_maps, and the equations that only their bodies hold.
+    """Handlers of shard_maps, and of equations that occur in their bodies only.
 
     Args:
         rename: Gives the parts of axes in the region.
@@ -72,7 +72,7 @@ def _named(axes: Any) -> tuple[str, ...]:
 def _shard_map(
     interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None, rename: Rename
 ) -> list[ShardedValue]:
-    """The body on blocks of the operands, with a walker whose region has only the axes that are left."""
+    """Runs the body on blocks of the operands, by an interpreter whose region has the remaining axes."""
     params, body, sizes = eqn.params, eqn.params["jaxpr"], interpreter.mesh.shape
     own_axes = [name for name in params["mesh"].axis_names if name in params["newly_manual_axes"]]
     manual = rename(own_axes)
@@ -111,7 +111,7 @@ def _shard_map(
 
 
 class _Inner(Interpreter):
-    """Runs a body. Arrays in it remember the mesh that it was traced under; their views do not."""
+    """Runs a body. Its constant arrays remember the mesh that they were traced under; their views do not."""
 
     def constant(self, value: Any, aval: Any) -> ShardedValue:
         """A value that every device has."""
@@ -119,14 +119,14 @@ class _Inner(Interpreter):
 
 
 def _free(planned: Layout | None, rank: int, left: Mesh) -> Layout:
-    """A layout over the axes that are left."""
+    """A layout restricted to the remaining axes."""
     if planned is None:
         return replicated(rank)
     return layout([tuple(axis for axis in dim.axes if axis.name in left.shape) for dim in planned.dims])
 
 
 def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Mesh) -> tuple[Layout, Layout]:
-    """A layout of blocks, and that of the whole value, as far as pieces of blocks are blocks of the value.
+    """The layouts of a whole value and of one of its blocks, as far as pieces of blocks are blocks of the value.
 
     Args:
         manual: The axes that each dimension is cut into blocks over.
@@ -147,7 +147,7 @@ def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Me
 
 
 def _collective(interpreter: Interpreter, eqn: JaxprEqn, operands: list[ShardedValue], rename: Rename) -> list[ShardedValue]:
-    """The user's collective over manual axes; dimensions that it does not rearrange may be cut over the others."""
+    """A user's collective over manual axes; dimensions that it does not rearrange may be sharded over the others."""
     name = eqn.primitive.name
     dims = tuple(axis for axis in _named(eqn.params.get("axes", ())) if isinstance(axis, int))
     if dims:  # of a named axis that jax.vmap has made a dimension of
@@ -179,7 +179,7 @@ def _collective(interpreter: Interpreter, eqn: JaxprEqn, operands: list[ShardedV
 
 @functools.lru_cache(maxsize=1024)
 def _reduction(name: str, dims: tuple[int, ...], types: tuple[tuple[tuple[int, ...], Any], ...]) -> ClosedJaxpr:
-    """What a reduction does along dimensions of its operands."""
+    """The jaxpr of a reduction along dimensions of its operands."""
     reduce = _REDUCTIONS[name]
     return jax.make_jaxpr(lambda *arrays: [reduce(x, dims) for x in arrays])(*itertools.starmap(jax.ShapeDtypeStruct, types))
 
@@ -195,7 +195,7 @@ def _renamed(axes: Any, rename: Rename) -> Any:
 
 
 def _touched(name: str, params: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The dimensions that a collective rearranges; None where it cannot run with any dimension cut."""
+    """The dimensions that a collective rearranges; None if it needs all of them whole."""
     if name in _ELEMENTWISE:
         return ()
     if not params.get("tiled"):
@@ -236,7 +236,7 @@ _REDUCTIONS = {
     **dict.fromkeys(("pmax", "unreduced_pmax"), lax.reduce_max),
     **dict.fromkeys(("pmin", "unreduced_pmin"), lax.reduce_min),
 }
-"""Collectives that may reduce dimensions too -> how they do."""
+"""Collective that may reduce dimensions too -> the reduction."""
 
 _ELEMENTWISE = frozenset({*_REDUCTIONS, "pbroadcast", "pbroadcast_dynamic", "ppermute"})
 
@@ -244,4 +244,4 @@ _COLLECTIVES = (*sorted(_ELEMENTWISE), "all_gather", "all_gather_invariant", "al
                 "reduce_scatter", "unreduced_reduce_scatter")  # fmt: skip
 
 _CASTS = ("preduced", "pvary", "reduced_vary_cast", "reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p")
-"""What only changes how a type speaks of manual axes; the names without `_p` are those of jax 0.12."""
+"""Casts that only change how a type names manual axes; the names without `_p` are those of jax 0.12."""

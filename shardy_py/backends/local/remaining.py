@@ -1,4 +1,4 @@
-"""Ops that belong to no family."""
+"""Primitives that belong to no other file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 
 
 def bitcast_convert_type(equation: Equation) -> LocalRule | None:
-    """Every dimension passes through but the last one, which elements of another width are cut into or put together from."""
+    """Every dimension passes through but the last one, along which elements change their width."""
     (shape,), (out,) = equation.shapes, equation.result_shapes
     longer = max(shape, out, key=len)
     common = min(len(shape), len(out))
@@ -29,7 +29,7 @@ def _run(local: LocalContext, arrays: list) -> list:
 
 
 def reduce(equation: Equation) -> LocalRule | None:
-    """A reduction with a computation of the user's: what is reduced is whole, as nothing is known of the computation."""
+    """A reduction by a user's own computation: reduced dimensions are whole, as nothing is known of it."""
     shape = equation.shapes[0]
     count = len(equation.shapes) // 2
     dimensions = equation.params["dimensions"]
@@ -55,7 +55,7 @@ def empty(equation: Equation) -> LocalRule | None:
 
 
 def rng_uniform(equation: Equation) -> LocalRule | None:
-    """Numbers that are others every time, and on every device: those of the first device are everybody's."""
+    """Random numbers that differ on every call and device: all devices get those of the first."""
     (shape,), (dtype,) = equation.result_shapes, equation.result_dtypes
     rank = range(len(shape))
 
@@ -80,4 +80,4 @@ LOCAL_RULES: dict[str, Builder] = {
     "rng_uniform": rng_uniform,
     "xla_metadata_value": pointwise,
 }
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

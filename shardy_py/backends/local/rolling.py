@@ -1,4 +1,4 @@
-"""Slices of a value that are put together again, as `jnp.roll` does: what blocks lack is fetched from the value itself."""
+"""Concatenations of slices of one value, as in `jnp.roll`: blocks fetch the elements they lack from the value itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shardy_py.frontends.importer import Scope
 
 Array = Any
 Runs = tuple[tuple[int, int], ...]
-"""Where each run begins in the value, and how long it is."""
+"""Start in the value and length of each run."""
 
 
 @runs_dry
 def sliced(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
-    """The slice; what it is one of is noted, where it takes neighbouring elements of one dimension."""
+    """The slice, with a note of its source if it takes contiguous elements of one dimension."""
     results = interpreter.run_rule(interpreter.analysis.equation(eqn), operands, scope)
     (value,), (whole,) = results, operands
     cuts = [d for d, (n, m) in enumerate(zip(whole.shape, value.shape, strict=True)) if n != m]
@@ -37,7 +37,7 @@ def sliced(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[S
 def concatenated(
     interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
 ) -> list[ShardedValue]:
-    """The operands behind each other; straight from what they are slices of, where that is one value, cut along the same dimension."""
+    """The concatenation, straight from the source if all operands are slices of one value along the same dimension."""
     equation = Equation(eqn)  # one of its own, for it gets other operands
     dim = eqn.params["dimension"]
     sources = [value.slice_of for value in operands]
@@ -74,12 +74,12 @@ def _form(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> LocalRule
 
 @functools.lru_cache(maxsize=4096)
 def picked(size: int, runs: Runs, num_shards: int) -> halo.Exchange:
-    """The way from blocks of a dimension to blocks of several runs of it behind each other.
+    """The exchange from blocks of a dimension to blocks of a concatenation of its runs.
 
     Args:
         size: The dimension's size.
         runs: The runs.
-        num_shards: Into how many blocks both are cut.
+        num_shards: Number of blocks of both.
 
     Example:
         >>> picked(16, ((15, 1), (0, 15)), 4).received

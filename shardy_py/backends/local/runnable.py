@@ -1,4 +1,4 @@
-"""Under which axes an equation can run on local arrays: those for which every operand and result has a layout."""
+"""The axes under which an equation can run on local arrays: every operand and result must have a layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 
 
 def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: frozenset[int], exchanges: bool) -> tuple[Axes, ...]:
-    """What is left of the axes of every factor when those go with which the equation cannot run.
+    """Trims the axes of every factor to those under which the equation can run.
 
     A device runs an equation on blocks of its operands, so a factor may be cut only where its blocks are blocks of every dimension that
     it is part of. Of a dimension with several factors a device has contiguous elements: a factor is cut only where all factors before it
@@ -20,10 +20,10 @@ def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: fro
         axes: The axes of each factor.
         mesh: The region's mesh.
         uneven: See `LocalRule`.
-        exchanges: Whether the form exchanges data along permutation factors.
+        exchanges: Whether the local rule exchanges data along permutation factors.
 
     Returns:
-        For each factor a prefix of its axes. The equation can run under the axes that were given if these are what is returned.
+        For each factor a prefix of its axes; the axes themselves if the equation can run under them.
 
     Example:
         >>> from shardy_py.dialect import AxisRef
@@ -46,7 +46,7 @@ def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: fro
 
 
 def _keep_contiguous(rule: OpShardingRule, left: list[Axes], mesh: Mesh) -> None:
-    """Takes axes away until every dimension with several factors lies in contiguous blocks."""
+    """Drops axes until every dimension with several factors lies in contiguous blocks."""
     compound = [dim for mapping in rule.mappings for dim in mapping if len(dim) > 1]
     changed = True
     while changed:
@@ -63,7 +63,7 @@ def _keep_contiguous(rule: OpShardingRule, left: list[Axes], mesh: Mesh) -> None
 
 
 def layouts_under(rule: OpShardingRule, axes: Sequence[Axes]) -> list[Layout]:
-    """The layout of every operand, then of every result, under axes of the factors that are `runnable`."""
+    """The layouts of operands, then of results, for `runnable` axes of factors."""
     layouts: dict[Sequence[Sequence[int]], Layout] = {}
     compound = rule.has_compound_dims
     for mapping in rule.mappings:

@@ -1,4 +1,4 @@
-"""Sums that are scattered over several axes of the mesh, one axis after the other.
+"""Splits reduce-scatters over several axes of the mesh into one per axis.
 
 The compiler for TPUs has no reduce-scatter over two dimensions of a torus at once: it makes an all-reduce of the whole, which sends twice
 as much and needs a buffer of that size, and slices. Over one axis after the other the same bytes arrive, and the same parts. Where the
@@ -25,7 +25,7 @@ def scatter_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[st
     Args:
         jaxpr: The jaxpr of a region.
         sizes: The axes of the region.
-        spelling: Those that are parts of the user's, and how they are written.
+        spelling: Parts of the user's axes -> their notation.
     """
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
@@ -38,7 +38,7 @@ def scatter_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[st
 
 
 def _runs(axes: Any, spelling: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Axes, major to minor, that follow each other and are parts of one axis of the user's."""
+    """Consecutive axes that are parts of one of the user's axes."""
     named = axes if isinstance(axes, tuple | list) else (axes,)
     return [tuple(run) for _, run in itertools.groupby(named, lambda axis: spelling.get(axis, axis).partition(":")[0])]
 

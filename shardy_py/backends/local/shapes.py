@@ -80,4 +80,4 @@ LOCAL_RULES: dict[str, Builder] = {
     "squeeze": squeeze,
     "transpose": transpose,
 }
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

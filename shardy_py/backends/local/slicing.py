@@ -1,4 +1,4 @@
-"""Slices, padding, concatenations: what blocks of the results need is fetched from where it is."""
+"""Slices, padding and concatenations along sharded dimensions, with exchanges of the elements that a device's block lacks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from shardy_py.backends.local.windows import Window, Windowed
 
 Array = Any
 Part = tuple[tuple[int, ...], Sequence[int], Sequence[int]]
-"""A slice: its shape, where it begins, and how far apart its elements are."""
+"""A slice: its shape, starts and strides."""
 
 
 def refuses(equation: Equation) -> bool:
-    """Whether something is empty, or a PRNG key."""
+    """Whether an operand or result is empty, or of PRNG keys."""
     return any(map(is_key, equation.dtypes)) or any(0 in shape for shape in (*equation.shapes, *equation.result_shapes))
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How devices get their blocks of every so many elements of a dimension.
+    """How devices get their blocks of a strided slice of a dimension.
 
     Attributes:
-        offsets: Where in its block each begins.
-        stride: How far apart the elements are that it takes from there.
-        count: How many it takes.
-        exchange: What is fetched of them.
+        offsets: Start of the slice in each device's block.
+        stride: Distance between elements in the block.
+        count: Number of elements that each block contributes.
+        exchange: The exchange of these elements.
     """
 
     offsets: tuple[int, ...]
@@ -47,14 +47,14 @@ class Steps:
 
 @functools.lru_cache(maxsize=4096)
 def steps(size: int, start: int, stride: int, count: int, num_shards: int) -> Steps:
-    """The way from blocks of a dimension to blocks of a slice of it.
+    """The steps from blocks of a dimension to blocks of a slice of it.
 
     Args:
         size: Size of the dimension.
         start: First element of the slice.
-        stride: How far apart its elements are.
-        count: How many there are.
-        num_shards: Into how many blocks both are cut.
+        stride: Distance between its elements.
+        count: Number of its elements.
+        num_shards: Number of blocks of both.
     """
     block, out = -(-size // num_shards), -(-count // num_shards)
     starts = tuple(t * out for t in range(num_shards))
@@ -83,7 +83,7 @@ def stepped(x: Array, dim: int, local: LocalContext, factor: int, at: Steps) -> 
 
 
 def slice_(equation: Equation) -> LocalRule | None:
-    """Dimensions that are taken whole pass through; of the others blocks fetch what they lack."""
+    """Unsliced dimensions pass through; blocks of sliced ones fetch the elements they lack."""
     if refuses(equation):
         return None
     (shape,), (out,) = equation.shapes, equation.result_shapes
@@ -93,7 +93,7 @@ def slice_(equation: Equation) -> LocalRule | None:
 
 
 def split(equation: Equation) -> LocalRule | None:
-    """Slices that follow each other."""
+    """Consecutive slices of one dimension."""
     (shape,) = equation.shapes
     if 0 in shape or any(map(is_key, equation.dtypes)):
         return None
@@ -107,14 +107,14 @@ def split(equation: Equation) -> LocalRule | None:
 
 
 def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part], partial: bool = True) -> LocalRule:
-    """A form of slices of one operand.
+    """The local rule of slices of one operand.
 
     Args:
         equation: The equation.
         shape: The operand's shape.
         results: The slices.
-        partial: Whether, where the only slice takes a single element of a dimension, the one device that has it gives it and the others
-            zeros: a sum that waits. The result can be cut along that dimension otherwise, which is the other way to run it.
+        partial: Whether a slice of one element of a dimension is a partial sum of the device that has the element and zeros of the
+            others. The alternative shards the result along that dimension.
     """
     rank = range(len(shape))
     cuts = [d for d in rank if any(out[d] != shape[d] for out, _, _ in results)]
@@ -174,7 +174,7 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
 
 
 def pad(equation: Equation) -> LocalRule | None:
-    """Dimensions without padding pass through; of the others blocks fetch what has moved into them."""
+    """Dimensions without padding pass through; blocks of padded ones fetch the elements that are shifted into them."""
     if refuses(equation):
         return None
     shape, (out,) = equation.shapes[0], equation.result_shapes
@@ -200,7 +200,7 @@ def pad(equation: Equation) -> LocalRule | None:
 
 
 def concatenate(equation: Equation) -> LocalRule | None:
-    """Other dimensions pass through; a block of the result is put together from the operands' blocks it lies on."""
+    """Other dimensions pass through; a block of the result is assembled from the blocks of operands that it overlaps."""
     (out,) = equation.result_shapes
     if 0 in out or any(map(is_key, equation.dtypes)):
         return None
@@ -232,11 +232,11 @@ def concatenate(equation: Equation) -> LocalRule | None:
 
 @functools.lru_cache(maxsize=4096)
 def joined(sizes: tuple[int, ...], num_shards: int) -> halo.Exchange:
-    """The way from blocks of several runs, which each device has one behind the other, to blocks of all of them.
+    """The exchange from concatenated blocks of several runs to blocks of the concatenation.
 
     Args:
         sizes: The lengths of the runs.
-        num_shards: Into how many blocks each is cut, and all of it.
+        num_shards: Number of blocks of each run, and of the concatenation.
     """
     have = []
     at = offset = 0
@@ -248,7 +248,7 @@ def joined(sizes: tuple[int, ...], num_shards: int) -> halo.Exchange:
 
 
 def rev(equation: Equation) -> LocalRule | None:
-    """Blocks change places, and are reversed."""
+    """Each block is reversed, and swapped with the one at its mirror position."""
     if refuses(equation):
         return None
     (shape,) = equation.shapes
@@ -274,7 +274,7 @@ def rev(equation: Equation) -> LocalRule | None:
 
 @functools.lru_cache(maxsize=4096)
 def mirror(size: int, num_shards: int) -> halo.Exchange:
-    """The way from blocks that are reversed in place to blocks of the reversed dimension."""
+    """The exchange from reversed blocks to blocks of the reversed dimension."""
     block = -(-size // num_shards)
     have = tuple(halo.Have(size - h.base - block, size - h.stop, size - h.start, h.device) for h in halo.blocks(size, num_shards))
     return halo.exchange(have, tuple(t * block for t in range(num_shards)), block, block)
@@ -293,7 +293,7 @@ def stack(equation: Equation) -> LocalRule | None:
 
 
 def unstack(equation: Equation) -> LocalRule | None:
-    """Dimensions of the results pass through; the other one is whole, or whoever has a result gives it: a sum that waits."""
+    """Dimensions of the results pass through; the other one is whole, or each result is a partial sum of the device that has it."""
     if refuses(equation):
         return None
     (shape,) = equation.shapes
@@ -319,7 +319,7 @@ def unstack(equation: Equation) -> LocalRule | None:
 
 
 def tile(equation: Equation) -> LocalRule | None:
-    """Dimensions that are not repeated pass through; a repeated one is cut where blocks hold whole repetitions."""
+    """Dimensions that are not repeated pass through; a repeated one is sharded into blocks of whole repetitions."""
     if refuses(equation):
         return None
     (shape,) = equation.shapes
@@ -358,4 +358,4 @@ LOCAL_RULES: dict[str, Builder] = {
     "tile": tile,
     "unstack": unstack,
 }
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

@@ -13,7 +13,7 @@ from shardy_py.backends.local.reshard_steps import gather_costs
 
 
 def sort(equation: Equation) -> LocalRule | None:
-    """Every dimension passes through but the one that is sorted, of which a device needs all."""
+    """Every dimension passes through but the sorted one, which is whole."""
     shape = equation.shapes[0]
     rank = range(len(shape))
     dimension = equation.params["dimension"] % len(shape)
@@ -26,7 +26,7 @@ def _run(local: LocalContext, arrays: list) -> list:
 
 
 def top_k(equation: Equation) -> LocalRule | None:
-    """Each shard sends its own largest elements; the largest of them are those of all.
+    """Each shard sends its own largest elements; the largest of them are the global ones.
 
     Shards come in order, and so do equal elements of a shard: of equal elements, the first ones are taken, as on one device.
     """
@@ -58,7 +58,7 @@ def top_k(equation: Equation) -> LocalRule | None:
 
 
 def approx_top_k(equation: Equation) -> LocalRule | None:
-    """Every dimension passes through but the one that is looked through."""
+    """Every dimension passes through but the searched one."""
     (shape,), (out, _) = equation.shapes, equation.result_shapes
     axis = equation.params["reduction_dimension"] % len(shape)
     rank = list(range(len(shape)))
@@ -68,4 +68,4 @@ def approx_top_k(equation: Equation) -> LocalRule | None:
 
 
 LOCAL_RULES: dict[str, Builder] = {"approx_top_k": approx_top_k, "sort": sort, "top_k": top_k}
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""

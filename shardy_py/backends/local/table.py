@@ -1,4 +1,4 @@
-"""The forms of all primitives."""
+"""The local rules and handlers of all primitives."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ LOCAL_RULES = merge_tables(
         windows.LOCAL_RULES,
     )
 )
-"""Primitive -> builder of its form."""
+"""Primitive -> builder of its local rule."""
 
 HANDLERS = merge_tables((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, rolling.HANDLERS))
-"""Primitive -> what runs it, for equations that hold jaxprs or speak of shardings."""
+"""Primitive -> handler, for equations that hold jaxprs or name shardings."""
 
 _WHOLE: Mapping[str, str] = {
     "is a sparse array's, whose entries lie in no dimension of it": """
@@ -92,4 +92,4 @@ def _reasons(groups: Mapping[str, str]) -> dict[str, str]:
 
 
 RUNS_WHOLE = _reasons(_WHOLE)
-"""Primitive without form -> why its operands are gathered and every device runs all of it; the reason follows the primitive's name."""
+"""Primitive without local rule -> why every device runs it on gathered operands; the reason follows the primitive's name."""

@@ -1,4 +1,4 @@
-"""Products that are made transposed: what reverse-mode differentiation writes as a product and a transposition is one product.
+"""Fuses transpositions into products: reverse-mode differentiation writes a product and a transposition where one product does.
 
 XLA folds the transposition into the product as well, but late: on CPU into one that none of its fast kernels takes.
 """
@@ -15,7 +15,7 @@ from shardy_py.backends.local.jaxpr_rewriting import Rewritten, rewrite, rewrite
 
 
 def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr, in bodies too, with `transpose(dot_general(a, b))` as `dot_general(b, a)` wherever that is the same.
+    """Rewrites `transpose(dot_general(a, b))` as `dot_general(b, a)` where they are equal, in bodies too.
 
     Args:
         jaxpr: The jaxpr of a region.

@@ -1,4 +1,4 @@
-"""Unrolls scans the way JAX's lowering does, so that XLA's view of what is computed twice, or for nothing, is the region's too."""
+"""Unrolls scans as JAX's lowering does, so that the region shows the equal and dead equations that XLA will see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardy_py.frontends.loops import scan_counts
 
 
 def unroll_scans(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
-    """Writes the copies of the bodies of unrolled scans out; a scan of one trip is its body.
+    """Unrolls scans as their `unroll` says; replaces a scan of one trip by its body.
 
     See `_scan_impl` in JAX: what is left over by the unrolled trips runs behind the loop, and no loop is left where one trip does all.
 
@@ -70,7 +70,7 @@ def _unrolled(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
 
 
 def _divided(values: Sequence[Atom], n_consts: int, n_carry: int) -> tuple[list[Atom], list[Atom], list[Atom]]:
-    """Constants, carries and what is scanned."""
+    """Constants, carries and scanned values."""
     return list(values[:n_consts]), list(values[n_consts : n_consts + n_carry]), list(values[n_consts + n_carry :])
 
 
@@ -79,12 +79,12 @@ def _blocks(x: Any, count: int) -> Any:
 
 
 def _loop(eqn: JaxprEqn, trips: int, operands: Sequence[Atom], sizes: Mapping[str, int]) -> JaxprEqn:
-    """The scan over blocks of slices, each trip of which is as many trips of a scan as a block has slices.
+    """A scan over blocks of slices, whose body is the unrolled trips over a block.
 
     Args:
         eqn: The scan.
-        trips: How many blocks there are.
-        operands: Its operands, with blocks in place of what is scanned.
+        trips: Number of blocks.
+        operands: Its operands, with blocks in place of scanned values.
         sizes: The axes of the region.
     """
     n_consts, n_carry = scan_counts(eqn)
@@ -103,14 +103,14 @@ def _loop(eqn: JaxprEqn, trips: int, operands: Sequence[Atom], sizes: Mapping[st
 def _copies(
     eqn: JaxprEqn, trips: range, consts: Sequence[Atom], carry: Sequence[Atom], stacked: Sequence[Atom], sizes: Mapping[str, int]
 ) -> tuple[list[JaxprEqn], list[Atom], list[Atom]]:
-    """Some trips of a scan written out: the equations, the last carry, and what is stacked of them.
+    """Unrolled trips of a scan: the equations, the last carry, and the stacked results.
 
     Args:
         eqn: The scan.
-        trips: Which trips.
+        trips: The trips.
         consts: Its constants.
-        carry: What the first of them starts from.
-        stacked: What slices are taken of.
+        carry: The initial carry.
+        stacked: The scanned values.
         sizes: The axes of the region.
     """
     body, n_carry = open_jaxpr(eqn.params["jaxpr"]), len(carry)
@@ -126,13 +126,13 @@ def _copies(
 
 
 def _joined(eqn: JaxprEqn, rows: Sequence[Sequence[Atom]], sizes: Mapping[str, int], shaped: Callable[[Any, int], Any]) -> Rewritten:
-    """The columns of rows of values: those in a column behind each other, once they are shaped.
+    """Concatenates each column of a table of values, after shaping them.
 
     Args:
         eqn: The scan.
-        rows: As many values in each.
+        rows: Rows of equal length.
         sizes: The axes of the region.
-        shaped: Given a value and the number of its row.
+        shaped: Shapes a value, given the number of its row.
     """
     count = len(rows[0])
 

@@ -1,4 +1,4 @@
-"""Windows that slide over dimensions: what a block of the results needs of the operand, and ops that reduce windows."""
+"""Sliding windows over sharded dimensions: the halo that a block of results needs, and ops that reduce windows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Window:
     Attributes:
         size: Size of the dimension.
         count: How many places the window takes.
-        stride: How far apart they are.
+        stride: Distance between positions of the window.
         low: How far before the first element the first begins.
-        footprint: How many positions it covers.
-        dilation: How far apart the elements of the dimension are.
+        footprint: Elements that the window spans.
+        dilation: Distance between elements of the dimension.
     """
 
     size: int
@@ -39,15 +39,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What devices need for their blocks of places.
+    """The exchange and padding by which devices get the operand of their blocks of window positions.
 
     Attributes:
-        exchange: The elements they fetch.
-        padding: Padding of what they fetched, low and high.
-        dilation: How far apart its elements are to be.
-        shifts: Where the first window begins in what was fetched and spread already; None where the op spreads it.
-        spread: How far apart the elements are put before that.
-        span: How many positions the windows of a block cover.
+        exchange: The exchange of elements.
+        padding: Low and high padding of the exchanged elements.
+        dilation: Dilation of the exchanged elements in the op.
+        shifts: Start of the first window in the elements that are dilated in front of the op; None where the op dilates them.
+        spread: Dilation in front of the op.
+        span: Elements that the windows of a block span.
     """
 
     exchange: halo.Exchange
@@ -60,11 +60,11 @@ class Cut:
 
 @functools.lru_cache(maxsize=4096)
 def cut(window: Window, num_shards: int) -> Cut:
-    """A window whose dimension and whose places are cut into blocks.
+    """Shards the dimension and the positions of a window.
 
     Args:
         window: The window.
-        num_shards: Into how many.
+        num_shards: Number of blocks of both.
     """
     block, d = -(-window.count // num_shards), window.dilation
     span = (block - 1) * window.stride + window.footprint
@@ -82,14 +82,14 @@ def cut(window: Window, num_shards: int) -> Cut:
 
 
 def spread_out(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -> Array:
-    """What was fetched of a dimension, with its elements apart, from where the first window of this device begins.
+    """Dilates exchanged elements, and slices them from the start of this device's first window.
 
     Args:
-        x: What was fetched.
+        x: The exchanged elements.
         dim: The dimension.
-        names: The axes it is cut over.
+        names: The axes it is sharded over.
         at: The cut.
-        fill: What stands outside of the dimension, and between its elements.
+        fill: The value of padding, and between elements.
     """
     if at.shifts is None:
         return x
@@ -101,7 +101,7 @@ def spread_out(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -
 
 @dataclass(frozen=True)
 class Windowed:
-    """An operand over which windows slide.
+    """An operand of sliding windows.
 
     Attributes:
         dims: The factors of its dimensions.
@@ -116,7 +116,7 @@ class Windowed:
     windows: tuple[tuple[int, Window], ...]
 
     def bytes_inside(self, num_shards: Sequence[int]) -> int:
-        """Bytes a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective, given the ways of every factor."""
+        """Bytes that a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective, given the number of shards of each factor."""
         local = [-(-n // math.prod(num_shards[f] for f in dim)) for n, dim in zip(self.shape, self.dims, strict=True)]
         total = 0
         for d, window in self.windows:
@@ -129,7 +129,7 @@ class Windowed:
         return total
 
     def opened(self, local: LocalContext, x: Array, fill: Any, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Opened:
-        """What a device needs of it, and how the op is to pad and dilate that.
+        """Exchanges the elements that a device needs, with the padding and dilation that remain for the op.
 
         Args:
             local: The equation.
@@ -154,7 +154,7 @@ class Windowed:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What an op works on.
+    """The local operand of a windowed op.
 
     Attributes:
         array: The array.
@@ -216,7 +216,7 @@ _REDUCERS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_win
 
 
 def select_and_scatter_add(equation: Equation) -> LocalRule | None:
-    """Each block gets the windows that touch it, and what they cover."""
+    """Each block fetches the windows that touch it, and the elements that these cover."""
     params = equation.params
     source, shape = equation.shapes
     if 0 in (*source, *shape):
@@ -259,12 +259,12 @@ def select_and_scatter_add(equation: Equation) -> LocalRule | None:
 
 @dataclass(frozen=True, slots=True)
 class Touching:
-    """The windows that touch blocks of a dimension.
+    """The exchanges of windows that touch blocks of a dimension.
 
     Attributes:
         source: The places of the windows.
-        operand: What they cover.
-        offsets: Where in that the block begins.
+        operand: The elements that they cover.
+        offsets: Start of the block in them.
     """
 
     source: halo.Exchange
@@ -274,15 +274,15 @@ class Touching:
 
 @functools.lru_cache(maxsize=4096)
 def touching(size: int, count: int, kernel: int, stride: int, low: int, num_shards: int) -> Touching:
-    """What blocks of a dimension need so that every window that touches them can be seen whole.
+    """The exchanges after which every block has whole all windows that touch it.
 
     Args:
         size: Size of the dimension.
         count: How many places the window takes.
-        kernel: How many positions it covers.
+        kernel: Elements that the window covers.
         stride: How far apart the places are.
         low: How far before the first element the first begins.
-        num_shards: Into how many blocks the dimension is cut, and the places.
+        num_shards: Number of blocks of the dimension and of window positions.
     """
     block = -(-size // num_shards)
     first = [-(-(t * block + low - kernel + 1) // stride) for t in range(num_shards)]
@@ -307,4 +307,4 @@ LOCAL_RULES: dict[str, Builder] = {
     "select_and_gather_add": reduce_window,
     "select_and_scatter_add": select_and_scatter_add,
 }
-"""Primitive -> form."""
+"""Primitive -> builder of its local rule."""
