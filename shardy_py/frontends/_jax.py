@@ -91,19 +91,19 @@ def lower_jaxpr(jaxpr: ClosedJaxpr, platform: str, *, devices: int = 2) -> ir.Mo
         "num_partitions": devices,
         "lowering_parameters": _mlir.LoweringParameters(),
     }
-    known = {name: value for name, value in arguments.items() if name in _LOWER_PARAMETERS}
-    return _mlir.lower_jaxpr_to_module("fragment", jaxpr, **known).module
+    supported = {name: value for name, value in arguments.items() if name in _LOWER_PARAMETERS}
+    return _mlir.lower_jaxpr_to_module("fragment", jaxpr, **supported).module
 
 
 def lowering_rules() -> Mapping[str, tuple[str, ...]]:
     """Name of every primitive that JAX can lower now -> the platforms with a rule of their own, "" for the common rule."""
-    found: dict[str, set[str]] = {}
+    platforms: dict[str, set[str]] = {}
     for primitive in _mlir._lowerings:
-        found.setdefault(primitive.name, set()).add("")
+        platforms.setdefault(primitive.name, set()).add("")
     for platform, rules in _mlir._platform_specific_lowerings.items():
         for primitive in rules:
-            found.setdefault(primitive.name, set()).add(platform)
-    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+            platforms.setdefault(primitive.name, set()).add(platform)
+    return {name: tuple(sorted(platforms[name])) for name in sorted(platforms)}
 
 
 def trace_context() -> Hashable:
@@ -204,10 +204,10 @@ def shard_map_equation(
 ) -> JaxprEqn:
     """The equation that `jax.shard_map(..., check_vma=False)` makes around a jaxpr of local arrays, whose types need not name a mesh."""
     like = _shard_map_example()
-    given = {"jaxpr": jaxpr, "mesh": mesh, "in_specs": tuple(in_specs), "out_specs": tuple(out_specs), "check_vma": False}
-    (manual,) = like.params.keys() - given.keys()
+    params = {"jaxpr": jaxpr, "mesh": mesh, "in_specs": tuple(in_specs), "out_specs": tuple(out_specs), "check_vma": False}
+    (manual,) = like.params.keys() - params.keys()
     effects = _core.filter_named_axis_effects(jaxpr.effects, axes)
-    return new_jaxpr_eqn(list(invars), list(outvars), like.primitive, {**given, manual: frozenset(axes)}, effects)
+    return new_jaxpr_eqn(list(invars), list(outvars), like.primitive, {**params, manual: frozenset(axes)}, effects)
 
 
 def axes_bound(sizes: Mapping[str, int]) -> AbstractContextManager[Any]:
@@ -382,12 +382,12 @@ def _tracer(trace: _partial_eval.DynamicJaxprTrace, x: Any, info: Any) -> _parti
     key = (type(x), getattr(x, "dtype", None), value, _config.enable_x64.value)
     literal = _LITERALS.get(key)
     if literal is None:
-        made = trace.to_jaxpr_tracer(_dtypes.canonicalize_value(x), info)
-        if isinstance(made.val, _core.Literal):
+        tracer = trace.to_jaxpr_tracer(_dtypes.canonicalize_value(x), info)
+        if isinstance(tracer.val, _core.Literal):
             if len(_LITERALS) > 4096:
                 _LITERALS.clear()
-            _LITERALS[key] = made.val
-        return made
+            _LITERALS[key] = tracer.val
+        return tracer
     return _partial_eval.DynamicJaxprTracer(trace, literal.aval, literal, info)
 
 
@@ -493,8 +493,8 @@ def custom_partitioning_rule(eqn: JaxprEqn, mesh: Any) -> str | None:
                 rule, factors = rule
         if isinstance(rule, str):
             rule = _sharding_rules.str_to_sdy_sharding_rule(rule, **factors)
-        made: Any = rule
-        return str(_sharding_rules.sdy_sharding_rule_to_mlir(made, operands, results))
+        sdy_rule: Any = rule
+        return str(_sharding_rules.sdy_sharding_rule_to_mlir(sdy_rule, operands, results))
 
 
 def lowering_function(primitive: Any, params: Mapping[str, Any], platform: str) -> tuple[Callable[..., Any] | None, bool]:
@@ -658,10 +658,10 @@ def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
     lower = getattr(_parallel, "_all_reduce_lowering", None) or getattr(_parallel, "_allreduce_lowering", None)
     if lower is None:
         return None
-    made = Primitive(name)
-    made.def_effectful_abstract_eval(lax.pmax_p.abstract_eval)
-    _mlir.register_lowering(made, functools.partial(lower, computation, None))
-    return made
+    primitive = Primitive(name)
+    primitive.def_effectful_abstract_eval(lax.pmax_p.abstract_eval)
+    _mlir.register_lowering(primitive, functools.partial(lower, computation, None))
+    return primitive
 
 
 def frames_of(source_info: Any) -> list[tuple[str, int]]:

@@ -80,11 +80,11 @@ class EquationImporter(Importer):
         return [self.constant(v, block) if type(v) is Literal else env[v] for v in jaxpr.outvars], scope
 
     def _constants(self, constvars: Sequence[Var], consts: Sequence[Any], env: dict[Any, Value], block: Block) -> None:
-        made: dict[int, Value] = {}
+        values_by_id: dict[int, Value] = {}
         for var, const in zip(constvars, consts, strict=True):
-            value = made.get(id(const))
+            value = values_by_id.get(id(const))
             if value is None:
-                value = made[id(const)] = self.array(const, type_of_aval(var.aval), block)
+                value = values_by_id[id(const)] = self.array(const, type_of_aval(var.aval), block)
             env[var] = value
 
     def equations(self, eqns: Sequence[JaxprEqn], scope: Scope, block: Block) -> None:
@@ -131,16 +131,16 @@ class EquationImporter(Importer):
                 self.fragment(eqn, scope, block)
                 continue
             location = eqn.source_info
-            for made in template.ops:
+            for op_template in template.ops:
                 # As Op(...), without the calls.
                 op = new_op(Op)
-                op.name = made.name
-                operands = op.operands = [values[s] for s in made.operands]
+                op.name = op_template.name
+                operands = op.operands = [values[s] for s in op_template.operands]
                 results = op.results = []
-                op.attributes = made.attributes if made.literal < 0 else {"value": invars[made.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
+                op.attributes = op_template.attributes if op_template.literal < 0 else {"value": invars[op_template.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
                 op.regions = ()
-                op.rule = made.rule
-                op.rule_known = made.rule_known
+                op.rule = op_template.rule
+                op.rule_known = op_template.rule_known
                 op.location = location
                 op.primitive = name
                 op.block = block
@@ -149,13 +149,13 @@ class EquationImporter(Importer):
                     operand.uses[op, i] = None
                     i += 1
                 i = 0
-                for result_type in made.result_types:
+                for result_type in op_template.result_types:
                     result = new_value(Value)
                     result.type = result_type
                     result.owner = op
                     result.index = i
                     result.uses = {}
-                    result.sharding = made.sharding
+                    result.sharding = op_template.sharding
                     result.name = None
                     results.append(result)
                     values.append(result)
@@ -187,11 +187,16 @@ class EquationImporter(Importer):
         except Unsupported:
             return _FRAGMENT
         types = list(builder.types)
-        for made in template.ops:
-            if made.name not in CONTEXT:
-                op = Op(made.name, Block([types[s] for s in made.operands]).arguments, made.result_types, made.attributes)
-                made.rule, made.rule_known = memoised_rule(op), True
-            types.extend(made.result_types)
+        for each in template.ops:
+            if each.name not in CONTEXT:
+                op = Op(
+                    each.name,
+                    Block([types[s] for s in each.operands]).arguments,
+                    each.result_types,
+                    each.attributes,
+                )
+                each.rule, each.rule_known = memoised_rule(op), True
+            types.extend(each.result_types)
         return template
 
     def fragment(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

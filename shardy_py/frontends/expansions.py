@@ -44,14 +44,14 @@ def expansion_of(eqn: JaxprEqn, platform: str) -> Expansion | None:
         _jax.trace_context(),
     )
     try:
-        found = _CACHE.get(key, _CACHE)
+        expansion = _CACHE.get(key, _CACHE)
     except TypeError:  # a parameter that has no hash
         return _expand(eqn, platform, object())
-    if found is _CACHE:
-        found = _CACHE[key] = _expand(eqn, platform, key)
+    if expansion is _CACHE:
+        expansion = _CACHE[key] = _expand(eqn, platform, key)
         if len(_CACHE) > _CACHE_SIZE:
             _CACHE.popitem(last=False)
-    return found  # pyright: ignore[reportReturnType]
+    return expansion  # pyright: ignore[reportReturnType]
 
 
 def _expand(eqn: JaxprEqn, platform: str, key: Hashable) -> Expansion | None:

@@ -154,8 +154,8 @@ class Importer(abc.ABC):
         if not _jax.is_specified(sharding) or not hasattr(aval, "dtype"):
             return value
         rank = value.type.rank
-        made = self.meshes.sharding(_jax.scoped_sharding(sharding, aval, rank, self.manual), rank)
-        return self._constraint(value, made, block, eqn)
+        constraint = self.meshes.sharding(_jax.scoped_sharding(sharding, aval, rank, self.manual), rank)
+        return self._constraint(value, constraint, block, eqn)
 
     def _constraint(self, value: Value, sharding: TensorSharding, block: Block, eqn: JaxprEqn | None) -> Value:
         location, primitive = (eqn.source_info, eqn.primitive.name) if eqn is not None else (None, None)
@@ -191,15 +191,15 @@ class Importer(abc.ABC):
 
     def symbol(self, key: Any, name: str) -> str:
         """The name that JAX gives the function of a jaxpr: one per jaxpr, made unique by a common counter."""
-        found = self._symbols.get(key)
-        if found is None:
-            found = name
-            while found in self._symbol_names:
-                found = f"{name}_{self._symbol_counter}"
+        symbol = self._symbols.get(key)
+        if symbol is None:
+            symbol = name
+            while symbol in self._symbol_names:
+                symbol = f"{name}_{self._symbol_counter}"
                 self._symbol_counter += 1
-            self._symbol_names.add(found)
-            self._symbols[key] = found
-        return found
+            self._symbol_names.add(symbol)
+            self._symbols[key] = symbol
+        return symbol
 
     def report(self, kind: str, eqn: JaxprEqn, message: str, fix: str) -> None:
         """Adds a finding about an equation, once per kind and primitive."""

@@ -53,9 +53,9 @@ class _Copy:
             if op.rule_decided:
                 copy.rule, copy.rule_decided = op.rule, True
             self.importer.append(copy, target)
-            for source, made in zip(op.regions, regions):
-                results = self.block(source, made.arguments, made)
-                made.append(Op(source.ops[-1].name, results, (), rule_decided=True, location=self.location))
+            for source, region in zip(op.regions, regions):
+                results = self.block(source, region.arguments, region)
+                region.append(Op(source.ops[-1].name, results, (), rule_known=True, location=self.location))
         for old, new in zip(op.results, copy.results):
             new.sharding = old.sharding
             self.values[old] = new

@@ -78,22 +78,22 @@ def from_jaxpr(
     importer = EquationImporter(Meshes(mesh_name, mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
-    known_in = list(in_shardings or [None] * len(jaxpr.invars))
-    known_out = list(out_shardings or [None] * len(jaxpr.outvars))
+    argument_shardings = list(in_shardings or [None] * len(jaxpr.invars))
+    result_shardings = list(out_shardings or [None] * len(jaxpr.outvars))
     if importer.typed:
-        known_in = [s or importer.argument_sharding(v.aval) for s, v in zip(known_in, jaxpr.invars, strict=True)]
-        known_out = [s or importer.argument_sharding(v.aval) for s, v in zip(known_out, jaxpr.outvars, strict=True)]
-    for argument, sharding in zip(block.arguments, known_in, strict=True):
+        argument_shardings = [s or importer.argument_sharding(v.aval) for s, v in zip(argument_shardings, jaxpr.invars, strict=True)]
+        result_shardings = [s or importer.argument_sharding(v.aval) for s, v in zip(result_shardings, jaxpr.outvars, strict=True)]
+    for argument, sharding in zip(block.arguments, argument_shardings, strict=True):
         argument.sharding = sharding
-    main.result_shardings = known_out
+    main.result_shardings = result_shardings
     for argument, name in zip(block.arguments, argument_names or ()):
         argument.name = name
     for attributes, name in zip(main.result_attributes, result_names or ()):
         attributes["jax.result_info"] = name
-    arguments = _keys_constrained(importer, jaxpr.invars, block.arguments, known_in, block)
+    arguments = _keys_constrained(importer, jaxpr.invars, block.arguments, argument_shardings, block)
     results, scope = importer.body(closed_jaxpr, arguments, block)
-    results = _keys_constrained(importer, jaxpr.outvars, results, known_out, block)
-    block.append(Op("func.return", results, (), rule_decided=True))
+    results = _keys_constrained(importer, jaxpr.outvars, results, result_shardings, block)
+    block.append(Op("func.return", results, (), rule_known=True))
     program = Program([main], importer.meshes.table())
     program.locate = locate
     program.calls = calls

@@ -10,10 +10,10 @@ from typing import Any, Concatenate, ParamSpec
 from jax.extend.core import ClosedJaxpr
 
 P = ParamSpec("P")
-Found = tuple[ClosedJaxpr, Any]
+JaxprResult = tuple[ClosedJaxpr, Any]
 
 
-def with_jaxpr(function: Callable[Concatenate[ClosedJaxpr, P], Found]) -> Callable[Concatenate[ClosedJaxpr, P], Found]:
+def with_jaxpr(function: Callable[Concatenate[ClosedJaxpr, P], JaxprResult]) -> Callable[Concatenate[ClosedJaxpr, P], JaxprResult]:
     """Caches a function of a jaxpr and values that can be hashed, whose first result is a jaxpr, that of the argument or another.
 
     An `lru_cache` would keep the jaxprs of functions that are long dropped.
@@ -24,7 +24,7 @@ def with_jaxpr(function: Callable[Concatenate[ClosedJaxpr, P], Found]) -> Callab
     results: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Hashable, tuple[ClosedJaxpr | None, Any]]] = weakref.WeakKeyDictionary()
 
     @functools.wraps(function)
-    def cached(jaxpr: ClosedJaxpr, *args: P.args, **kwargs: P.kwargs) -> Found:
+    def cached(jaxpr: ClosedJaxpr, *args: P.args, **kwargs: P.kwargs) -> JaxprResult:
         of_jaxpr = results.setdefault(jaxpr, {})
         entry = of_jaxpr.get(args)
         if entry is None:

@@ -18,20 +18,20 @@ class Loop(NamedTuple):
     """The jaxpr that the lowering of a scan is made from, and the source infos of its equations outside of the scan's body."""
 
     jaxpr: ClosedJaxpr
-    made: frozenset[int]
+    source_info_ids: frozenset[int]
 
 
 def scan_as_loop(eqn: JaxprEqn) -> Loop:
     """The while loop that a scan is lowered to."""
     key = (tuple(eqn.params.items()), tuple(v.aval for v in eqn.invars), eqn.ctx)
-    found = _LOOPS.get(key)
-    if found is None:
+    loop = _LOOPS.get(key)
+    if loop is None:
         jaxpr = traced_scan(eqn)
-        found = Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, eqn.params["jaxpr"].jaxpr)))
+        loop = Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, eqn.params["jaxpr"].jaxpr)))
         if len(_LOOPS) > 256:
             _LOOPS.clear()
-        _LOOPS[key] = found
-    return found
+        _LOOPS[key] = loop
+    return loop
 
 
 _LOOPS: dict[Any, Loop] = {}
@@ -74,11 +74,11 @@ def _scan_style() -> ScanStyle | None:
         return None
     (*_, eqn) = loop.eqns
     body = eqn.params["body_jaxpr"]
-    made = [e.primitive.name for e in getattr(body, "jaxpr", body).eqns]
-    if made not in _LOOP_BODY or eqn.params["body_nconsts"] != 2 or eqn.params["cond_nconsts"] != 0:
+    primitives = [e.primitive.name for e in getattr(body, "jaxpr", body).eqns]
+    if primitives not in _LOOP_BODY or eqn.params["body_nconsts"] != 2 or eqn.params["cond_nconsts"] != 0:
         return None
     counter: Any = eqn.outvars[0].aval
-    return ScanStyle(made[1] == "closed_call", str(counter.dtype))
+    return ScanStyle(primitives[1] == "closed_call", str(counter.dtype))
 
 
 def _source_infos(jaxpr: Jaxpr, without: Jaxpr) -> Iterator[int]:

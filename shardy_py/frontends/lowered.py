@@ -51,9 +51,9 @@ def lower_fragment(
     """
     types = tuple((aval.shape, aval.dtype, getattr(aval, "weak_type", False)) for aval in avals)
     key = (primitive, tuple(sorted(params.items())), types, platform, mesh, trace_context())
-    found = _CACHE.get(key)
-    if found is not None:
-        return found
+    program = _CACHE.get(key)
+    if program is not None:
+        return program
 
     def bind(*args: Any) -> Any:
         return primitive.bind(*args, **params)

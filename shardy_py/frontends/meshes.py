@@ -37,15 +37,15 @@ class Meshes:
 
     def name(self, mesh: Mesh) -> str:
         """The name of a mesh; a mesh not met before is given one."""
-        found = self._names.get(mesh)
-        if found is None:
+        name = self._names.get(mesh)
+        if name is None:
             taken = set(self._names.values())
             base = "empty_mesh" if mesh.is_empty else f"maximal_mesh_{mesh.device_ids[0]}" if mesh.is_maximal else "mesh"
-            found, n = base, 0
-            while found in taken:
-                found, n = f"{base}_{n}", n + 1
-            self._names[mesh] = found
-        return found
+            name, n = base, 0
+            while name in taken:
+                name, n = f"{base}_{n}", n + 1
+            self._names[mesh] = name
+        return name
 
     def one_device(self) -> TensorSharding:
         """On device 0 only."""

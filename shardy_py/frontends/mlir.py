@@ -135,9 +135,9 @@ class _Reader:
                 assert isinstance(mesh, Mesh)
                 name = plain(op.attributes["sym_name"])
                 program.meshes[name] = mesh
-                found = {key: self.attribute(key, op.attributes[key]) for key in op.attributes if key not in _OWN_MESH_ATTRIBUTES}
-                if found:
-                    program.mesh_attributes[name] = found
+                others = {key: self.attribute(key, op.attributes[key]) for key in op.attributes if key not in _OWN_MESH_ATTRIBUTES}
+                if others:
+                    program.mesh_attributes[name] = others
             elif self.keep:
                 text = AttributeText(op.get_asm(print_generic_op_form=True))
                 program.attributes[KEPT] = (*program.attributes.get(KEPT, ()), text)
@@ -164,12 +164,12 @@ class _Reader:
         if self.keep and visibility == "public" and "sym_visibility" in attributes:
             function.attributes["sym_visibility"] = visibility
         stated = self.dictionaries(attributes.get("arg_attrs"), len(function.arguments))
-        for argument, found in zip(function.arguments, stated, strict=True):
-            argument.sharding = found.pop(_SHARDING, None)
-            function.argument_attributes[argument.index] = found
-        for i, found in enumerate(self.dictionaries(attributes.get("res_attrs"), len(results))):
-            function.result_shardings[i] = found.pop(_SHARDING, None)
-            function.result_attributes[i] = found
+        for argument, own in zip(function.arguments, stated, strict=True):
+            argument.sharding = own.pop(_SHARDING, None)
+            function.argument_attributes[argument.index] = own
+        for i, own in enumerate(self.dictionaries(attributes.get("res_attrs"), len(results))):
+            function.result_shardings[i] = own.pop(_SHARDING, None)
+            function.result_attributes[i] = own
         return function
 
     def attribute(self, name: str, attribute: ir.Attribute) -> Any:
@@ -182,17 +182,17 @@ class _Reader:
             return [{} for _ in range(count)]
         if not self.keep:
             return plain(attribute)
-        found: list[dict[str, Any]] = []
+        result: list[dict[str, Any]] = []
         for dictionary in cast(ir.ArrayAttr, attribute):
             entries = [cast(ir.DictAttr, dictionary)[i] for i in range(len(cast(ir.DictAttr, dictionary)))]
-            found.append({entry.name: self.attribute(entry.name, entry.attr) for entry in entries})
-        return found
+            result.append({entry.name: self.attribute(entry.name, entry.attr) for entry in entries})
+        return result
 
     def type(self, type_: ir.Type) -> Type:
-        found = self.types.get(type_)
-        if found is None:
-            found = self.types[type_] = read_type(type_)
-        return found
+        result = self.types.get(type_)
+        if result is None:
+            result = self.types[type_] = read_type(type_)
+        return result
 
     def block(self, region: ir.Region, where: str, depth: int = 0) -> Block:
         blocks = list(region.blocks)
@@ -227,11 +227,11 @@ class _Reader:
             regions = [self.block(region, f"a region of '{name}'", depth + 1) for region in source.regions]
         operands = [self.values[operand] for operand in source.operands]
         try:
-            return self.made(view, operands, regions)
+            return self.new_op(view, operands, regions)
         except DialectError as error:
             raise error.at(_place(source)) from None
 
-    def made(self, view: ir.OpView, operands: list[Value], regions: list[Block]) -> Op:
+    def new_op(self, view: ir.OpView, operands: list[Value], regions: list[Block]) -> Op:
         source = view.operation
         name = source.name
         reader = READERS.get(name)
@@ -249,25 +249,25 @@ class _Reader:
         if named is not None and named in view.attributes:
             op.result.sharding = plain(view.attributes[named])
         if self.keep:
-            texts, found = attribute_texts(view)
+            texts, attributes = attribute_texts(view)
             unread = unread_attributes(op.name, texts)
             if unread:
                 op.attributes = {**op.attributes, KEPT: unread}
             self.has_resources |= any("dense_resource<" in text for text in texts.values())
         else:
-            found = discardable(view)
-        if not found:
+            attributes = discardable(view)
+        if not attributes:
             return
-        shardings = found.get(_SHARDING) if named is None else None  # the sharding that is an attribute of its own is the one that counts
+        shardings = attributes.get(_SHARDING) if named is None else None  # an attribute of its own takes precedence
         if isinstance(shardings, TensorShardingPerValue) and op.results and len(shardings.shardings) == len(op.results):
-            del found[_SHARDING]
+            del attributes[_SHARDING]
             for result, sharding in zip(op.results, shardings.shardings, strict=True):
                 result.sharding = sharding
-        if _RULE in found:
-            op.rule = found.pop(_RULE)
-            op.rule_decided = True
-        if found:
-            op.attributes = {**op.attributes, **found}
+        if _RULE in attributes:
+            op.rule = attributes.pop(_RULE)
+            op.rule_known = True
+        if attributes:
+            op.attributes = {**op.attributes, **attributes}
 
     def check_collectives(self, program: Program) -> None:
         """Checks the parts of axes that collectives move, which MLIR takes as they are."""

@@ -253,14 +253,14 @@ def _sort(op: ir.OpView) -> Attributes:
 
 
 def _computation(op: ir.OpView) -> Attributes:
-    found: Attributes = {}
+    attributes: Attributes = {}
     for name in ("in_shardings", "out_shardings"):
-        found[name] = plain(op.attributes[name]).shardings if name in op.attributes else None
+        attributes[name] = plain(op.attributes[name]).shardings if name in op.attributes else None
     if "name" in op.attributes:
-        found["name"] = plain(op.attributes["name"])
+        attributes["name"] = plain(op.attributes["name"])
     if "manual_axes" in op.attributes:
-        found["manual_axes"] = plain(op.attributes["manual_axes"]).axes
-    return found
+        attributes["manual_axes"] = plain(op.attributes["manual_axes"]).axes
+    return attributes
 
 
 def _reducing(axes: str) -> Reader:

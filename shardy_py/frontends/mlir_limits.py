@@ -82,14 +82,14 @@ def _check_encoding(text: str) -> None:
         raise ShardyError("the module is no Unicode text", where=place(text, error.start), why=error.reason) from None
     if "\\" not in text:
         return
-    for found in _NAME_OF_OP.finditer(text):
-        if found["op"] and "\\" in found[1]:
+    for match in _NAME_OF_OP.finditer(text):
+        if match["op"] and "\\" in match[1]:
             try:
-                _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()) if len(escape[1]) == 2 else b"?", found[1].encode()).decode()
+                _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()) if len(escape[1]) == 2 else b"?", match[1].encode()).decode()
             except UnicodeDecodeError:
                 raise ShardyError(
                     "the name of an op or function is not UTF-8",
-                    where=place(text, found.start()),
+                    where=place(text, match.start()),
                     why="jaxlib ends the process where it is read",
                 ) from None
 
@@ -120,20 +120,20 @@ def _position_at_depth(text: str, limit: int) -> int:
 
 def _aliases(text: str) -> dict[str, _Alias]:
     """Name of each alias, with the mark in front -> what it stands for."""
-    found: dict[str, _Alias] = {}
+    aliases: dict[str, _Alias] = {}
     for definition in _ALIAS.finditer(text):
         depth = deepest = size = 0
         first = ""
         for token in _tokens_of_value(text, definition.end()):
             first = first or token
-            inner = found.get(token)
+            inner = aliases.get(token)
             size += len(token) + (inner.size if inner else 0)
             depth += _step(token)
             deepest = max(deepest, depth + (inner.depth if inner else 0))
         if deepest > MAX_BRACKETS or size > MAX_ALIAS_TEXT:
             raise _too_long(text, definition.start(), definition[1])
-        found[definition[1]] = _Alias(definition.end(), deepest, size, first == "loc")
-    return found
+        aliases[definition[1]] = _Alias(definition.end(), deepest, size, first == "loc")
+    return aliases
 
 
 def _tokens_of_value(text: str, start: int) -> Iterator[str]:
@@ -169,17 +169,17 @@ def _too_long(text: str, position: int, name: str) -> ShardyError:
 
 
 def _check_affine(text: str) -> None:
-    for found in _AFFINE.finditer(text):
-        if len(found[0]) > MAX_AFFINE_TEXT:
+    for match in _AFFINE.finditer(text):
+        if len(match[0]) > MAX_AFFINE_TEXT:
             raise ShardyError(
                 f"an affine map or set has more than {MAX_AFFINE_TEXT:,} characters",
-                where=place(text, found.start()),
+                where=place(text, match.start()),
                 why="MLIR's parser calls itself for every term and would run out of stack",
             )
 
 
 def _check_manual_computations(text: str, aliases: Mapping[str, _Alias]) -> None:
-    meshes = {found[1] or found[2] for found in _MESHES_OF_ONE.finditer(text)}
+    meshes = {match[1] or match[2] for match in _MESHES_OF_ONE.finditer(text)}
     for stated in _STATED.finditer(text):
         waiting, seen = [stated.end()], set[str]()
         while waiting:

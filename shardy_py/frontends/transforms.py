@@ -78,23 +78,23 @@ def transpose_jaxpr(jaxpr: ClosedJaxpr, linear: Sequence[bool], nonzero: Sequenc
 def _transposed(
     jaxpr: ClosedJaxpr, linear: tuple[bool, ...], nonzero: tuple[bool, ...], context: Hashable
 ) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
-    made: list[tuple[bool, ...]] = []
+    nonzero_results: list[tuple[bool, ...]] = []
     # Without what nothing uses: loops are not transposed where a result of theirs is dropped.
     used, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals), instantiate=True)
     needed = ClosedJaxpr(used, jaxpr.consts)
 
     def transposed(rest: list[Any], cotangents: list[Any]) -> list[Any]:
-        given, known = iter(cotangents), iter(rest)
-        seeds = [next(given) if nz else ad.Zero(aval.to_ct_aval()) for aval, nz in zip(jaxpr.out_avals, nonzero)]
-        inputs = [ad.UndefinedPrimal(aval) if is_linear else next(known) for aval, is_linear in zip(jaxpr.in_avals, linear)]
+        cotangent, primal = iter(cotangents), iter(rest)
+        seeds = [next(cotangent) if nz else ad.Zero(aval.to_ct_aval()) for aval, nz in zip(jaxpr.out_avals, nonzero)]
+        inputs = [ad.UndefinedPrimal(aval) if is_linear else next(primal) for aval, is_linear in zip(jaxpr.in_avals, linear)]
         results = backward_pass(needed, inputs, seeds)
         results = [result for result, is_linear in zip(results, linear) if is_linear]
-        made.append(tuple(type(result) is not ad.Zero for result in results))
+        nonzero_results.append(tuple(type(result) is not ad.Zero for result in results))
         return [result for result in results if type(result) is not ad.Zero]
 
     rest = [abstract_argument(aval) for aval, is_linear in zip(jaxpr.in_avals, linear) if not is_linear]
     cotangents = [abstract_argument(aval.to_ct_aval()) for aval, nz in zip(jaxpr.out_avals, nonzero) if nz]
-    return jax.make_jaxpr(transposed)(rest, cotangents), made[-1]
+    return jax.make_jaxpr(transposed)(rest, cotangents), nonzero_results[-1]
 
 
 @_of_no_mesh
@@ -120,8 +120,8 @@ def checked_jaxpr(
     def run(leaves: Sequence[Any], args: Sequence[Any]) -> Any:
         return checked_call(context, tree.unflatten(leaves), enabled, args, call.params)
 
-    made, shape = jax.make_jaxpr(run, return_shape=True)(leaves, list(args))
-    return made, leaves, jax.tree.structure(shape)
+    traced, shape = jax.make_jaxpr(run, return_shape=True)(leaves, list(args))
+    return traced, leaves, jax.tree.structure(shape)
 
 
 @_of_no_mesh
@@ -137,8 +137,8 @@ def jet_jaxpr(jaxpr: ClosedJaxpr, primals: Sequence[Any], series: Sequence[Seque
     def run(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
         return jet.jet(jaxpr_as_fun(jaxpr), primals, series, factorial_scaled=False)
 
-    made, shape = jax.make_jaxpr(run, return_shape=True)(tuple(primals), tuple(map(list, series)))
-    return made, jax.tree.structure(shape)
+    traced, shape = jax.make_jaxpr(run, return_shape=True)(tuple(primals), tuple(map(list, series)))
+    return traced, jax.tree.structure(shape)
 
 
 @with_jaxpr
@@ -212,10 +212,10 @@ def _work_of(eqn: JaxprEqn) -> float:
     inner = [getattr(body, "jaxpr", body) for body in jaxprs_in_params(eqn.params)]
     if inner:
         return eqn.params.get("length", 1) * sum(map(_work, inner))
-    made = sum(map(_size, eqn.outvars))
+    result_size = sum(map(_size, eqn.outvars))
     if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
-        return made
-    return math.sqrt(math.prod(map(_size, eqn.invars)) * made)  # m k, k n and m n give m k n
+        return result_size
+    return math.sqrt(math.prod(map(_size, eqn.invars)) * result_size)  # m k, k n and m n give m k n
 
 
 def _size(atom: Any) -> int:

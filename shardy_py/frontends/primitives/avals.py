@@ -22,13 +22,13 @@ def physical_shape(aval: Any) -> tuple[int, ...]:
 
 def type_of_aval(aval: Any) -> Type:
     """The type of a value with this abstract value."""
-    found = _TYPES.get(aval)
-    if found is None:
+    type_ = _TYPES.get(aval)
+    if type_ is None:
         if not hasattr(aval, "shape"):
             return TOKEN
         physical = _jax.physical_aval(aval) if is_extended(aval) else aval
-        found = TensorType(tuple(int(n) for n in physical.shape), str(physical.dtype))
+        type_ = TensorType(tuple(int(n) for n in physical.shape), str(physical.dtype))
         if len(_TYPES) > 10_000:
             _TYPES.clear()
-        _TYPES[aval] = found
-    return found
+        _TYPES[aval] = type_
+    return type_

@@ -63,7 +63,7 @@ def _scatter(b: Builder) -> Template:
     if is_extended(b.out_avals[0]) or getattr(mode, "name", "") == "CLIP":
         raise Unsupported
     dnums = b.params["dimension_numbers"]
-    made = b.op(
+    scattered = b.op(
         "stablehlo.scatter",
         b.operands,
         b.out_type,
@@ -75,7 +75,7 @@ def _scatter(b: Builder) -> Template:
         index_vector_dim=b.type(1).rank - 1,
         body=_scatter_body(b),
     )
-    return b.build((made,))
+    return b.build((scattered,))
 
 
 def _scatter_body(b: Builder) -> str:

@@ -51,7 +51,7 @@ def _convolution(b: Builder) -> Template:
         raise Unsupported
     p = b.params
     lhs, rhs, out = p["dimension_numbers"]
-    made = b.op(
+    product = b.op(
         "stablehlo.convolution",
         (0, 1),
         b.out_type,
@@ -72,7 +72,7 @@ def _convolution(b: Builder) -> Template:
         feature_group_count=int(p["feature_group_count"]),
         batch_group_count=int(p["batch_group_count"]),
     )
-    return b.build((made,))
+    return b.build((product,))
 
 
 def _fft(b: Builder) -> Template:

@@ -68,9 +68,9 @@ def _top_k(b: Builder) -> Template:
     swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
     permutation = tuple(swapped)
     x = b.op("stablehlo.transpose", (x,), _permuted(b.type(x), permutation), permutation=permutation)
-    found = b.ops("chlo.top_k", (x,), [_permuted(t, permutation) for t in b.out_types], k=int(b.params["k"]))
-    found = [b.typed(s, a) for s, a in zip(found, b.out_avals)]
-    back = [b.op("stablehlo.transpose", (s,), t, permutation=permutation) for s, t in zip(found, b.out_types)]
+    parts = b.ops("chlo.top_k", (x,), [_permuted(t, permutation) for t in b.out_types], k=int(b.params["k"]))
+    parts = [b.typed(s, a) for s, a in zip(parts, b.out_avals)]
+    back = [b.op("stablehlo.transpose", (s,), t, permutation=permutation) for s, t in zip(parts, b.out_types)]
     return b.build(back, typed=False)
 
 

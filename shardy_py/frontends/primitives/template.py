@@ -139,8 +139,8 @@ class Builder:
         ops, values = expansion
         slots = dict(zip(arguments, operands))
         for op in ops:
-            made = self._append(op.name, [slots[v] for v in op.operands], [v.type for v in op.results], op.attributes)
-            slots.update(zip(op.results, made))
+            results_of_op = self._append(op.name, [slots[v] for v in op.operands], [v.type for v in op.results], op.attributes)
+            slots.update(zip(op.results, results_of_op))
         return tuple(slots[v] for v in values)
 
     def constant(self, shape: tuple[int, ...], dtype: str, value: object) -> int:
@@ -157,26 +157,26 @@ class Builder:
         source = self.type(slot)
         wanted = TensorType(shape, source.dtype)
         if source.rank == 0 and slot in self.literals:
-            made = self.op("sdy.constant", (), wanted)
+            constant = self.op("sdy.constant", (), wanted)
             self._ops[-1].literal = slot
-            return made
+            return constant
         return self.op("stablehlo.broadcast_in_dim", (slot,), wanted, broadcast_dimensions=tuple(int(d) for d in dimensions))
 
     def match(self, slots: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
         """As `mlir.multi_broadcast_in_dim`: every value of another shape is broadcast to `shape`, aligned right."""
         matched = []
         for slot in slots:
-            given = self.type(slot)
-            if given.shape != shape:
-                slot = self.typed(self.broadcast(slot, shape, range(len(shape) - given.rank, len(shape))))
+            type_ = self.type(slot)
+            if type_.shape != shape:
+                slot = self.typed(self.broadcast(slot, shape, range(len(shape) - type_.rank, len(shape))))
             elif self._sharding_of is not None and slot < len(self.avals) and not self._is_typed_as_result(slot):
                 slot = self.typed(slot)
             matched.append(slot)
         return tuple(matched)
 
     def _is_typed_as_result(self, slot: int) -> bool:
-        given = self.avals[slot].sharding
-        return bool(given.spec.unreduced or given.spec.reduced) or given == self.out_avals[0].sharding
+        sharding = self.avals[slot].sharding
+        return bool(sharding.spec.unreduced or sharding.spec.reduced) or sharding == self.out_avals[0].sharding
 
     def typed(self, slot: int, aval: Any = None) -> int:
         """As `mlir.lower_with_sharding_in_types`: the sharding in a type, that of the first result by default, as a constraint."""

@@ -73,8 +73,8 @@ def while_loop(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     new, body_scope = importer.body(body_jaxpr, [*y, *z], body_block)
     scope.children[index] = [cond_scope, body_scope]
     if predicate_aval.shape:
-        (predicate,), again = importer.body(cond_jaxpr, [*x, *z], body_block)
-        scope.children[index].append(again)
+        (predicate,), second_cond_scope = importer.body(cond_jaxpr, [*x, *z], body_block)
+        scope.children[index].append(second_cond_scope)
         new = [_masked(importer, predicate, a, b, body_block) for a, b in zip(new, z, strict=True)]
     body_block.append(Op("stablehlo.return", [*x, *y, *new], (), rule_decided=True))
     importer.bind(eqn, op.results[n_cond + n_body :], scope, block)

@@ -44,11 +44,11 @@ def _manual_computation(
     partial = len(names) < len(mesh.axis_names)
 
     def shardings(variables: Sequence[Any], specs: Sequence[Any]) -> tuple[Any, ...]:
-        found = []
+        result = []
         for v, spec in zip(variables, specs, strict=True):
             sharding = _jax.manual_sharding(mesh, spec, outer, v.aval)
-            found.append(importer.meshes.sharding(sharding, len(physical_shape(v.aval)), open_dimensions=partial))
-        return tuple(found)
+            result.append(importer.meshes.sharding(sharding, len(physical_shape(v.aval)), open_dimensions=partial))
+        return tuple(result)
 
     body = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     attributes = {

@@ -40,7 +40,7 @@ def _traced(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: 
     start = len(block.ops)
     results, loop = importer.body(traced.jaxpr, operands, block)
     for op in itertools.chain.from_iterable(op.walk() for op in block.ops[start:]):
-        if op.location is None or id(op.location) in traced.made:
+        if op.location is None or id(op.location) in traced.source_info_ids:
             op.location = eqn.source_info
     body = eqn.params["jaxpr"].jaxpr
     scope.children[index] = [s for s in _scopes(loop) if s.jaxpr is body] or [loop]
@@ -48,11 +48,11 @@ def _traced(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: 
 
 
 def _scopes(scope: Scope) -> list[Scope]:
-    found = [scope]
+    scopes = [scope]
     for children in scope.children.values():
         for child in children:
-            found.extend(_scopes(child))
-    return found
+            scopes.extend(_scopes(child))
+    return scopes
 
 
 class _Loop:
