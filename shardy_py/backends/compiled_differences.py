@@ -34,16 +34,16 @@ def differences(predicted: Iterable[Collective], compiled: Iterable[CompiledColl
             group = 0 if c.kind == "collective_permute" else c.group_size
             where = " ".join(part for part in (c.location.rpartition("/")[2], c.value, c.primitive) if part)
             planned.setdefault((c.kind, group, wire_bytes(c, platform), c.trips), []).append(where)
-    found: dict[_Key, list[str]] = {}
+    actual: dict[_Key, list[str]] = {}
     for op in compiled:
         if op.kind == "collective_permute" or op.group_size > 1:
             group = 0 if op.kind == "collective_permute" else op.group_size
             for piece in op.pieces:
                 where = " ".join(part for part in (op.location.rpartition("/")[2], op.op_name) if part)
-                found.setdefault((op.kind, group, piece, op.trips), []).append(where)
+                actual.setdefault((op.kind, group, piece, op.trips), []).append(where)
     lines: list[tuple[int, str]] = []
-    for key in dict.fromkeys((*planned, *found)):
-        ours, theirs = planned.get(key, []), found.get(key, [])
+    for key in dict.fromkeys((*planned, *actual)):
+        ours, theirs = planned.get(key, []), actual.get(key, [])
         if len(ours) != len(theirs):
             more, title = (ours, "planned, not compiled") if len(ours) > len(theirs) else (theirs, "compiled, not planned")
             lines.append((key[2], f"{title}: {_described(key, abs(len(ours) - len(theirs)))}{_places(more)}"))
@@ -77,8 +77,8 @@ def wire_bytes(c: Collective, platform: str = "cpu") -> int:
 def _described(key: _Key, count: int) -> str:
     kind, group, size, trips = key
     among = f" among {group}" if group else ""
-    often = ", trips unknown" if trips is None else f", {trips} trips" if trips != 1 else ""
-    return f"{count} {kind} of {size} B{among}{often}"
+    trips_text = ", trips unknown" if trips is None else f", {trips} trips" if trips != 1 else ""
+    return f"{count} {kind} of {size} B{among}{trips_text}"
 
 
 def _places(places: list[str]) -> str:

@@ -258,11 +258,11 @@ def _frames(head: list[str]) -> dict[int, str]:
         fields = dict(re.findall(r"(\w+)=(\d+)", text))
         name = files.get(int(fields.get("file_name_id", 0)), "")
         places[i] = f"{name}:{fields.get('line', 0)}" if name else ""
-    found: dict[int, str] = {}
+    locations: dict[int, str] = {}
     for i, text in tables.get("StackFrames", {}).items():
         match = re.search(r"file_location_id=(\d+)", text)
-        found[i] = "" if match is None else places.get(int(match[1]), "")
-    return found
+        locations[i] = "" if match is None else places.get(int(match[1]), "")
+    return locations
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,12 @@ def _pin(
     *,
     entering: bool,
 ) -> None:
-    given = free if entering else {*scope.jaxpr.invars, *scope.jaxpr.constvars, *free}
+    arguments = free if entering else {*scope.jaxpr.invars, *scope.jaxpr.constvars, *free}
     for index, eqn in enumerate(scope.jaxpr.eqns):
-        made = [v for v in eqn.outvars if v in scope.env]
-        if not (made and all(_is_dead(v, scope) for v in made)) and is_pinned(eqn, scope):
+        results = [v for v in eqn.outvars if v in scope.env]
+        if not (results and all(_is_dead(v, scope) for v in results)) and is_pinned(eqn, scope):
             for v in (*eqn.outvars, *eqn.invars):
-                if isinstance(v, Literal) or v not in scope.env or v in given or _is_dead(v, scope):
+                if isinstance(v, Literal) or v not in scope.env or v in arguments or _is_dead(v, scope):
                     continue
                 if all(shape := _shape(v)) and shape:
                     sharding = scope.env[v].sharding

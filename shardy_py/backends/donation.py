@@ -60,11 +60,11 @@ class Guard:
         return deleted or self.apart is False or (self._donates and len(set(map(id, leaves))) != len(leaves))
 
     def _any_deleted(self, leaves: Sequence[Any]) -> bool:
-        known = self._deleted
+        methods = self._deleted
         for leaf in leaves:
-            method = known.get(type(leaf))
+            method = methods.get(type(leaf))
             if method is None:
-                method = known[type(leaf)] = self._learn(leaf)
+                method = methods[type(leaf)] = self._learn(leaf)
             if method(leaf):
                 return True
         return False
@@ -183,11 +183,11 @@ def check_compiled(compiled: Any, plan: PlanRecord) -> list[str]:
         if donated.output is not None and donated.parameter is not None:
             parameter = donated.parameter if laid_out.leaves is None else laid_out.leaves.index(donated.input)
             wanted[place[donated.output]] = parameter, donated.path
-    found = {alias.output[0] if alias.output else 0: alias.parameter for alias in aliases_in(compiled.as_text()).pairs}
+    donors = {alias.output[0] if alias.output else 0: alias.parameter for alias in aliases_in(compiled.as_text()).pairs}
     differences = []
     for position, output in enumerate(order):
         parameter, path = wanted.get(position, (None, ""))
-        has = found.get(position)
+        has = donors.get(position)
         if has != parameter:
             planned = f"{path}, parameter {parameter}" if path else "no input"
             compiled_to = "that of no input" if has is None else f"that of parameter {has}"

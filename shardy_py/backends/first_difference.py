@@ -84,13 +84,13 @@ def observed_bytes(flat: Flat) -> int:
 
 def tolerances(flat: Flat) -> list[float]:
     """The relative tolerance of each output: that of the shortest float type its value passed through."""
-    known: dict[Any, float] = {}
+    inherited: dict[Any, float] = {}
     for eqn in flat.jaxpr.eqns:
         types = (tolerance_of(dtype) for dtype in element_types(eqn))
-        worst = max([*types, *(known.get(v, 0.0) for v in eqn.invars if not isinstance(v, Literal))], default=0.0)
-        known.update(dict.fromkeys(eqn.outvars, worst))
+        worst = max([*types, *(inherited.get(v, 0.0) for v in eqn.invars if not isinstance(v, Literal))], default=0.0)
+        inherited.update(dict.fromkeys(eqn.outvars, worst))
     own = [tolerance_of(v.aval.dtype) for v in flat.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
-    return [max(t, 0.0 if isinstance(v, Literal) else known.get(v, 0.0)) for t, v in zip(own, flat.jaxpr.outvars)]
+    return [max(t, 0.0 if isinstance(v, Literal) else inherited.get(v, 0.0)) for t, v in zip(own, flat.jaxpr.outvars)]
 
 
 class Search:
@@ -127,58 +127,58 @@ class Search:
                 eqn = flat.jaxpr.eqns[i]
                 for v in eqn.outvars:
                     if v in expected:
-                        found = compare(str(i), expected[v], got[v], rtol=self._rtol(eqn))
-                        if not found.agrees:
-                            return _described(flat, eqn, i, v, found, (), alone=False)
+                        comparison = compare(str(i), expected[v], got[v], rtol=self._rtol(eqn))
+                        if not comparison.agrees:
+                            return _described(flat, eqn, i, v, comparison, (), alone=False)
         return None
 
     def _walk(self, flat: Flat, inputs: Sequence[Any], trail: tuple[str, ...]) -> tuple[FirstDifference | None, list[Any]]:
         outs: list[Any] = []
         for portion in _portions(flat):
-            outs, known = self._values(flat, _variables(flat, portion), inputs)
-            known.update(zip(flat.jaxpr.invars, inputs))
-            known.update(zip(flat.jaxpr.constvars, map(fetch, flat.closed.consts)))
-            found = self._wrong(flat, portion, known, trail)
-            if found is not None:
-                return found, outs
+            outs, values = self._values(flat, _variables(flat, portion), inputs)
+            values.update(zip(flat.jaxpr.invars, inputs))
+            values.update(zip(flat.jaxpr.constvars, map(fetch, flat.closed.consts)))
+            difference = self._wrong(flat, portion, values, trail)
+            if difference is not None:
+                return difference, outs
         return None, outs
 
     def _values(self, flat: Flat, seen: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
         key = (id(flat.scope), tuple(seen))
         if key not in self._compiled:
             self._compiled[key] = flat, self.run(flat, seen)
-        made = [_fetched(x) for x in self._compiled[key][1](inputs)]
+        results = [_fetched(x) for x in self._compiled[key][1](inputs)]
         count = len(flat.jaxpr.outvars)
-        return made[:count], dict(zip(seen, made[count:]))
+        return results[:count], dict(zip(seen, results[count:]))
 
-    def _wrong(self, flat: Flat, portion: Sequence[int], known: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+    def _wrong(self, flat: Flat, portion: Sequence[int], values: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
         judged = [i for i in portion if not flat.jaxpr.eqns[i].effects and flat.jaxpr.eqns[i].primitive.name not in LEFT_OUT]
         alone = [single(flat.jaxpr.eqns[i], flat.jaxpr) for i in judged]
-        operands = [[known[v] for v in names] for _, names in alone]
+        operands = [[values[v] for v in names] for _, names in alone]
         whole = [k for k, xs in enumerate(operands) if not any(isinstance(x, Exception) for x in xs)]
         call = self.reference.remembered((flat.scope, tuple(judged[k] for k in whole)), lambda: [(alone[k][0], ()) for k in whole])
         results = call([operands[k] for k in whole])
         for k, expected in zip(whole, results):
             i, eqn = judged[k], flat.jaxpr.eqns[judged[k]]
             self.checked += 1
-            bad = self._differing(eqn, alone[k][0], operands[k], [fetch(x) for x in expected], known)
+            bad = self._differing(eqn, alone[k][0], operands[k], [fetch(x) for x in expected], values)
             if bad is not None:
-                inner = self._inside(flat, i, known, trail)
+                inner = self._inside(flat, i, values, trail)
                 return inner or _described(flat, eqn, i, *bad, trail)
         return None
 
     def _differing(
-        self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], known: dict[Any, Any]
+        self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], values: dict[Any, Any]
     ) -> tuple[Var, Comparison] | None:
         rtol = self._rtol(eqn)
-        seen = [(n, v, known[v]) for n, v in enumerate(eqn.outvars) if v in known]
+        seen = [(n, v, values[v]) for n, v in enumerate(eqn.outvars) if v in values]
         if all(compare("", expected[n], got, rtol=rtol).agrees for n, _, got in seen):
             return None
         allowed = self._allowances(eqn, alone, operands, expected, rtol)
         for n, v, got in seen:
-            found = compare(f"result {n}", expected[n], got, rtol=rtol, allowance=allowed[n])
-            if not found.agrees:
-                return v, found
+            comparison = compare(f"result {n}", expected[n], got, rtol=rtol, allowance=allowed[n])
+            if not comparison.agrees:
+                return v, comparison
         return None
 
     def _rtol(self, eqn: JaxprEqn) -> float:
@@ -192,15 +192,15 @@ class Search:
             return [rtol * np.abs(plain(fetch(y))) for y in call([sizes])[0]]
         return [AMPLE * d for d in spread(lambda xs: call([xs])[0], operands, expected)]
 
-    def _inside(self, flat: Flat, index: int, known: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+    def _inside(self, flat: Flat, index: int, env: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
         """Looks into a loop or a conditional: runs its body by itself, trip by trip."""
         eqn = flat.jaxpr.eqns[index]
         enter = _BODIES.get(eqn.primitive.name)
         if enter is None or flat.scope.children.get(index) is None:
             return None
-        found = bodies(eqn)
-        scopes = {(name, place): scope for (name, place, _), scope in zip(found, scopes_of(flat.scope, index, found))}
-        values = [np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else known[v] for v in eqn.invars]  # pyright: ignore[reportAttributeAccessIssue]
+        inner_bodies = bodies(eqn)
+        scopes = {(name, place): scope for (name, place, _), scope in zip(inner_bodies, scopes_of(flat.scope, index, inner_bodies))}
+        values = [np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else env[v] for v in eqn.invars]  # pyright: ignore[reportAttributeAccessIssue]
         steps = enter(self.reference, eqn, values)
         body = None
         step = next(steps, None)
@@ -289,23 +289,23 @@ def _portions(flat: Flat) -> Iterator[list[int]]:
 
 def _variables(flat: Flat, portion: Sequence[int]) -> list[Var]:
     """What has to be seen to judge equations: results that someone uses, and operands."""
-    given = {*flat.jaxpr.invars, *flat.jaxpr.constvars}
+    arguments = {*flat.jaxpr.invars, *flat.jaxpr.constvars}
     used = {v for eqn in flat.jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
     used.update(v for v in flat.jaxpr.outvars if not isinstance(v, Literal))
     seen: dict[Any, None] = {}
     for i in portion:
         eqn = flat.jaxpr.eqns[i]
-        seen.update(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal) and v not in given))
+        seen.update(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal) and v not in arguments))
         seen.update(dict.fromkeys(v for v in eqn.outvars if v in used and _is_seen(v)))
     return list(seen)
 
 
 def _described(
-    flat: Flat, eqn: JaxprEqn, index: int, v: Any, found: Comparison, trail: tuple[str, ...], *, alone: bool = True
+    flat: Flat, eqn: JaxprEqn, index: int, v: Any, comparison: Comparison, trail: tuple[str, ...], *, alone: bool = True
 ) -> FirstDifference:
     operands = tuple(_typed(x, flat.sharding(x)) for x in eqn.invars)
-    made = replace(found, path=f"{eqn.primitive.name} at {flat.locations[index]}")
-    return FirstDifference(eqn.primitive.name, flat.locations[index], made, _typed(v, flat.sharding(v)), operands, trail, alone)
+    located = replace(comparison, path=f"{eqn.primitive.name} at {flat.locations[index]}")
+    return FirstDifference(eqn.primitive.name, flat.locations[index], located, _typed(v, flat.sharding(v)), operands, trail, alone)
 
 
 def _typed(v: Any, sharding: TensorSharding | None) -> str:

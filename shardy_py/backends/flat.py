@@ -104,17 +104,17 @@ class _Row:
             if v is atom:
                 self._plan(v, v, scope)
         for v, const in zip(jaxpr.constvars, consts, strict=True):
-            made = now[v] = Var(v.aval)
-            self.constvars.append(made)
+            copy = now[v] = Var(v.aval)
+            self.constvars.append(copy)
             self.consts.append(const)
-            self._plan(made, v, scope)
+            self._plan(copy, v, scope)
 
         def use(v: Any) -> Any:
             return v if isinstance(v, Literal) else now[v]
 
         for index, eqn in enumerate(jaxpr.eqns):
-            found = locate(eqn.source_info)
-            line = location if found is None else f"{found.file}:{found.line}"
+            place = locate(eqn.source_info)
+            line = location if place is None else f"{place.file}:{place.line}"
             taken = [use(v) for v in eqn.invars]
             body = _callee(eqn, scope, index)
             if body is not None:
@@ -122,30 +122,30 @@ class _Row:
                 now.update(zip(eqn.outvars, self.walk(inner, values, taken, child, line)))
                 continue
             outs = [Var(v.aval) for v in eqn.outvars]
-            for v, made in zip(eqn.outvars, outs):
-                now[v] = made
-                self._plan(made, v, scope)
+            for v, copy in zip(eqn.outvars, outs):
+                now[v] = copy
+                self._plan(copy, v, scope)
             if index in scope.children:
                 self.children[len(self.eqns)] = scope.children[index]
             self.eqns.append(eqn.replace(invars=taken, outvars=outs))
             self.locations.append(line)
         return [use(v) for v in jaxpr.outvars]
 
-    def _plan(self, made: Var, v: Var, scope: Scope) -> None:
+    def _plan(self, copy: Var, v: Var, scope: Scope) -> None:
         value = scope.env.get(v)
         if value is not None:
-            self.env[made] = value
+            self.env[copy] = value
 
 
 def _callee(eqn: JaxprEqn, scope: Scope, index: int) -> tuple[Jaxpr, Sequence[Any], Scope] | None:
     """The body of a call with its constants and its planned values; None for what is no call, or has shardings of its own."""
     if eqn.primitive.name not in CALLS:
         return None
-    found, children = bodies(eqn), scope.children.get(index, ())
-    given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    if len(found) != 1 or len(children) != 1 or any(isinstance(s, jax.sharding.Sharding) for s in given):
+    inner_bodies, children = bodies(eqn), scope.children.get(index, ())
+    stated_shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if len(inner_bodies) != 1 or len(children) != 1 or any(isinstance(s, jax.sharding.Sharding) for s in stated_shardings):
         return None
-    body = found[0][2]
+    body = inner_bodies[0][2]
     inner = open_jaxpr(body)
     if children[0].jaxpr is not inner or len(inner.invars) != len(eqn.invars):
         return None

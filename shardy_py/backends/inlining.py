@@ -30,8 +30,8 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     def use(v: Any) -> Any:
         return v if isinstance(v, Literal) else now.get(v, v)
 
-    def run(made: Sequence[JaxprEqn]) -> None:
-        for eqn in made:
+    def run(inner_eqns: Sequence[JaxprEqn]) -> None:
+        for eqn in inner_eqns:
             invars = list(map(use, eqn.invars))
             outvars = [Var(v.aval) if v in defined else v for v in eqn.outvars]  # bodies that were copied of one share variables
             now.update((v, out) for v, out in zip(eqn.outvars, outvars) if v is not out)

@@ -224,12 +224,12 @@ class _Stage:
             raise AttributeError(name)
         if name == "out_tree":
             return self._outputs.tree
-        found = getattr(self._stage, name)
+        value = getattr(self._stage, name)
         if name in ("out_info", "output_shardings", "output_formats"):
-            return self._outputs.restored(found)
+            return self._outputs.restored(value)
         if name in ("args_info", "in_avals", "input_shardings", "input_formats"):
-            return self.in_tree.unflatten(self._inputs.unpacked(found[0]))
-        return found
+            return self.in_tree.unflatten(self._inputs.unpacked(value[0]))
+        return value
 
     def lower(self, **options: Any) -> _Stage:
         """As `jax.stages.Traced.lower`."""

@@ -87,8 +87,8 @@ class _Writer:
         self.lines.append(f"{head} {{")
         for name, mesh in program.meshes.items():
             text = f"sdy.mesh {_symbol(name)} = {mesh.text(short=True)}"
-            found = program.mesh_attributes.get(name)
-            self.lines.append(f"{text} {entries_text((k, attribute_text(v)) for k, v in found.items())}" if found else text)
+            extra = program.mesh_attributes.get(name)
+            self.lines.append(f"{text} {entries_text((k, attribute_text(v)) for k, v in extra.items())}" if extra else text)
         self.lines += attributes.get(KEPT, ())
         for function in program.functions:
             self.function(function)
@@ -97,10 +97,10 @@ class _Writer:
             self.lines.append(attributes[RESOURCES])
 
     def type(self, type_: Type) -> str:
-        found = self.types.get(type_)
-        if found is None:
-            found = self.types[type_] = type_text(type_)
-        return found
+        cached = self.types.get(type_)
+        if cached is None:
+            cached = self.types[type_] = type_text(type_)
+        return cached
 
     def function(self, function: Function) -> None:
         self.names, self.count = {}, 0
@@ -181,16 +181,16 @@ class _Writer:
     def annotate(self, op: Op, entries: list[str]) -> None:
         """Adds the shardings of the results; those that are missing beside others are open."""
         shardings = tuple([result.sharding for result in op.results])
-        known = next((sharding for sharding in shardings if sharding is not None), None)
-        if known is None:
+        stated = next((sharding for sharding in shardings if sharding is not None), None)
+        if stated is None:
             return
         own = SHARDING_ATTRIBUTE.get(op.name)
         if own is not None:
-            entries.append(f"{own} = {known}")
+            entries.append(f"{own} = {stated}")
             return
         text = self.shardings.get(shardings)
         if text is None:
-            text = _per_value([TensorSharding.open(known.mesh, v.type.rank) if s is None else s for v, s in zip(op.results, shardings)])
+            text = _per_value([TensorSharding.open(stated.mesh, v.type.rank) if s is None else s for v, s in zip(op.results, shardings)])
             if None not in shardings:
                 self.shardings[shardings] = text
         entries.append(f"{_SHARDING} = {text}")

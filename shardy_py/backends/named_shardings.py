@@ -30,7 +30,7 @@ class NamedShardings:
         self.mesh = mesh
         self.open_dims = open_dims
         self.replicated = NamedSharding(mesh, PartitionSpec())
-        self._made: dict[tuple[TensorSharding, int], NamedSharding] = {}
+        self._cache: dict[tuple[TensorSharding, int], NamedSharding] = {}
 
     def __call__(self, sharding: TensorSharding | None, rank: int) -> NamedSharding:
         """The sharding of a value of that rank; None is fully replicated.
@@ -40,10 +40,10 @@ class NamedShardings:
         if sharding is None:
             return self.replicated
         key = (sharding, rank)
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._make(sharding, rank)
-        return found
+        named = self._cache.get(key)
+        if named is None:
+            named = self._cache[key] = self._make(sharding, rank)
+        return named
 
     def _make(self, sharding: TensorSharding, rank: int) -> NamedSharding:
         cuts = cuts_of(axis for dim in sharding.dims for axis in dim.axes)

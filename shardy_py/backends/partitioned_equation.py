@@ -82,8 +82,8 @@ def _call_jaxpr(eqn: JaxprEqn, inputs: Sequence[Shape], outputs: Sequence[Shape]
     def run(*arrays: Any) -> list[Any]:
         rest = iter(arrays)
         operands = [_resized(next(rest), v.aval.shape) if _is_passed(v) else _constant(v) for v in invars]
-        made = eqn.primitive.bind(*operands, **eqn.params)
-        return [_resized(y, shape) for y, shape in zip(made if eqn.primitive.multiple_results else [made], outputs, strict=True)]
+        results = eqn.primitive.bind(*operands, **eqn.params)
+        return [_resized(y, shape) for y, shape in zip(results if eqn.primitive.multiple_results else [results], outputs, strict=True)]
 
     invars: list[Any] = eqn.invars
     avals = [v.aval for v in invars if _is_passed(v)]

@@ -31,10 +31,10 @@ def per_device(partitioned: Partitioned) -> tuple[ClosedJaxpr, ...] | None:
     Returns:
         One program per device, in the order of the mesh; one object for all where they do the same.
     """
-    found = _region(partitioned.jaxpr)
-    if found is None or partitioned.collectives:
+    region_eqn = _region(partitioned.jaxpr)
+    if region_eqn is None or partitioned.collectives:
         return None
-    body: Jaxpr = found.params["jaxpr"]
+    body: Jaxpr = region_eqn.params["jaxpr"]
     count = len(partitioned.jaxpr.consts)
     local = body.replace(constvars=body.invars[:count], invars=body.invars[count:])
     consts = partitioned.jaxpr.consts

@@ -52,10 +52,10 @@ class Reference:
 
     def remembered(self, key: tuple[Any, tuple[int, ...]], jaxprs: Callable[[], Sequence[tuple[Jaxpr, Sequence[Any]]]]) -> Program:
         """As `jitted`, once per key: an object and numbers."""
-        found = self._programs.get((id(key[0]), key[1]))
-        if found is None:
-            found = self._programs[id(key[0]), key[1]] = key[0], self.jitted(jaxprs())
-        return found[1]
+        cached = self._programs.get((id(key[0]), key[1]))
+        if cached is None:
+            cached = self._programs[id(key[0]), key[1]] = key[0], self.jitted(jaxprs())
+        return cached[1]
 
     def jitted(self, jaxprs: Sequence[tuple[Jaxpr, Sequence[Any]]]) -> Program:
         """One compiled program of several jaxprs, each with its constants."""

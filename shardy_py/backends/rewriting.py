@@ -67,15 +67,15 @@ class Copied:
 
 def bodies(eqn: JaxprEqn) -> list[tuple[str, int | None, Any]]:
     """The jaxprs among an equation's parameters: parameter name, place in a tuple, jaxpr."""
-    found: list[tuple[str, int | None, Any]] = []
+    result: list[tuple[str, int | None, Any]] = []
     for name, value in eqn.params.items():
         if name == "devices":  # of a partitioned call: it is never run
             continue
         if isinstance(value, (Jaxpr, ClosedJaxpr)):
-            found.append((name, None, value))
+            result.append((name, None, value))
         elif isinstance(value, tuple) and value and all(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
-            found += [(name, i, v) for i, v in enumerate(value)]
-    return found
+            result += [(name, i, v) for i, v in enumerate(value)]
+    return result
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
@@ -83,14 +83,14 @@ def open_jaxpr(jaxpr: Any) -> Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
-def scopes_of(scope: Scope | None, index: int, found: Sequence[tuple[str, int | None, Any]]) -> list[Scope | None]:
+def scopes_of(scope: Scope | None, index: int, inner_bodies: Sequence[tuple[str, int | None, Any]]) -> list[Scope | None]:
     """The scope of each body of an equation; None where the body was not read."""
     children = [] if scope is None else list(scope.children.get(index, ()))
-    out: list[Scope | None] = []
-    for _, _, jaxpr in found:
+    scopes: list[Scope | None] = []
+    for _, _, jaxpr in inner_bodies:
         at = next((k for k, child in enumerate(children) if child.jaxpr is open_jaxpr(jaxpr)), None)
-        out.append(None if at is None else children.pop(at))
-    return out
+        scopes.append(None if at is None else children.pop(at))
+    return scopes
 
 
 def op_of(eqn: JaxprEqn, scope: Scope, name: str) -> Op | None:
@@ -112,9 +112,9 @@ def op_of(eqn: JaxprEqn, scope: Scope, name: str) -> Op | None:
             continue
         if op.name == name:
             return op
-        found = next((inner for region in op.regions for inner in region.ops if inner.name == name), None)
-        if found is not None:
-            return found
+        inner_op = next((inner for region in op.regions for inner in region.ops if inner.name == name), None)
+        if inner_op is not None:
+            return inner_op
         pending += op.operands
     return None
 
@@ -138,20 +138,20 @@ class Copier:
     def copy(self, jaxpr: Jaxpr, pins: Pins, scope: Scope | None) -> Copied:
         """A copy with the pinned variables constrained where they are defined."""
         eqns: list[JaxprEqn] = []
-        now: dict[Var, Any] = {}
+        renamed: dict[Var, Any] = {}
         position: dict[int, int] = {}
         children: dict[tuple[int, int], Copied] = {}
 
         def use(v: Any) -> Any:
-            return v if isinstance(v, Literal) else now.get(v, v)
+            return v if isinstance(v, Literal) else renamed.get(v, v)
 
         def pin(variables: Sequence[Any], like: JaxprEqn) -> None:
             for v in variables:
                 wanted = pins.variables.get(v)
                 if wanted is not None:
-                    made = Var(v.aval)
-                    eqns.append(self.constraint(now.get(v, v), made, wanted, like))
-                    now[v] = made
+                    constrained = Var(v.aval)
+                    eqns.append(self.constraint(renamed.get(v, v), constrained, wanted, like))
+                    renamed[v] = constrained
 
         if jaxpr.eqns:
             pin([*jaxpr.constvars, *jaxpr.invars], jaxpr.eqns[0])
@@ -159,32 +159,32 @@ class Copier:
             operands = [use(v) for v in eqn.invars]
             replacement = self.replace(eqn, scope)
             if replacement is not None:
-                self.inline(replacement, eqn, operands, eqns, now)
+                self.inline(replacement, eqn, operands, eqns, renamed)
             else:
                 params = self.params(eqn, index, pins, scope, children)
                 position[index] = len(eqns)
                 eqns.append(eqn if params is eqn.params and operands == eqn.invars else eqn.replace(invars=operands, params=params))
             pin(eqn.outvars, eqn)
         changed = len(eqns) != len(jaxpr.eqns) or any(a is not b for a, b in zip(eqns, jaxpr.eqns))
-        copy = jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed or now else jaxpr
+        copy = jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed or renamed else jaxpr
         return Copied(copy, position, children)
 
     def params(self, eqn: JaxprEqn, index: int, pins: Pins, scope: Scope | None, children: dict[tuple[int, int], Copied]) -> dict[str, Any]:
         """The parameters with copied bodies; the same object where nothing changed."""
         if eqn.primitive.name not in ENTERED:
             return eqn.params
-        found = bodies(eqn)
+        inner_bodies = bodies(eqn)
         new: dict[str, Any] = {}
-        for k, ((name, place, old), inner) in enumerate(zip(found, scopes_of(scope, index, found))):
+        for k, ((name, place, old), inner) in enumerate(zip(inner_bodies, scopes_of(scope, index, inner_bodies))):
             copied = children[index, k] = self.copy(open_jaxpr(old), pins.children.get((index, k), Pins()), inner)
             if copied.jaxpr is open_jaxpr(old):
                 continue
-            made = ClosedJaxpr(copied.jaxpr, old.consts) if isinstance(old, ClosedJaxpr) else copied.jaxpr
+            new_body = ClosedJaxpr(copied.jaxpr, old.consts) if isinstance(old, ClosedJaxpr) else copied.jaxpr
             if place is None:
-                new[name] = made
+                new[name] = new_body
             else:
                 items = list(new.get(name, eqn.params[name]))
-                items[place] = made
+                items[place] = new_body
                 new[name] = tuple(items)
         return {**eqn.params, **new} if new else eqn.params
 
@@ -193,7 +193,7 @@ class Copier:
         params = constraint_params(self.named(sharding, old.aval.ndim))
         return new_jaxpr_eqn([old], [new], lax.sharding_constraint_p, params, no_effects, source_info=like.source_info, ctx=like.ctx)
 
-    def inline(self, replacement: Replacement, eqn: JaxprEqn, operands: list[Any], eqns: list[JaxprEqn], now: dict[Var, Any]) -> None:
+    def inline(self, replacement: Replacement, eqn: JaxprEqn, operands: list[Any], eqns: list[JaxprEqn], renamed: dict[Var, Any]) -> None:
         """Appends the equations of a replacement."""
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
         with eqn.ctx.manager, types_enabled(str(aval.dtype) for aval in avals):
@@ -205,12 +205,12 @@ class Copier:
         def use(v: Any) -> Any:
             return v if isinstance(v, Literal) else inner.get(v, v)
 
-        for made in traced.jaxpr.eqns:
-            outs = [Var(v.aval) for v in made.outvars]
-            eqns.append(made.replace(invars=[use(v) for v in made.invars], outvars=outs, source_info=eqn.source_info))
-            inner.update(zip(made.outvars, outs))
+        for inner_eqn in traced.jaxpr.eqns:
+            outs = [Var(v.aval) for v in inner_eqn.outvars]
+            eqns.append(inner_eqn.replace(invars=[use(v) for v in inner_eqn.invars], outvars=outs, source_info=eqn.source_info))
+            inner.update(zip(inner_eqn.outvars, outs))
         for v, result in zip(eqn.outvars, traced.jaxpr.outvars):
-            now[v] = use(result)
+            renamed[v] = use(result)
 
 
 def constraint_params(named: NamedSharding) -> dict[str, Any]:
