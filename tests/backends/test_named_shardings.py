@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.backends.named_shardings import NamedShardings, refine, ways
+from shardy_py.backends.named_shardings import NamedShardings, refine, num_shards
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 
 MESH = AbstractMesh((2, 8), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
@@ -51,4 +51,4 @@ def test_refined_mesh_keeps_devices_and_avoids_names():
 
 def test_ways():
     named = NamedShardings(MESH)(TensorSharding("mesh", [["y", "x"], []]), 2)
-    assert [ways(named, d) for d in range(2)] == [16, 1]
+    assert [num_shards(named, d) for d in range(2)] == [16, 1]
