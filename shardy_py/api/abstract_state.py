@@ -65,9 +65,9 @@ def abstract_state(
     if argument is None:
         if like is not None:
             return _like(structs, like, "the arguments", plan)
-        parts = [part.build(held) for part, held in zip(arguments, _split(structs, arguments))]
+        parts = [part.build(structs_of_argument) for part, structs_of_argument in zip(arguments, _split(structs, arguments))]
         args = tuple(parts[: len(positional)])
-        kwargs = {part.name: made for part, made in zip(keywords, parts[len(positional) :])}
+        kwargs = {part.name: tree for part, tree in zip(keywords, parts[len(positional) :])}
         return (args, kwargs) if kwargs else args
     names = [part.name for part in arguments]
     count = len(positional)
@@ -81,13 +81,13 @@ def abstract_state(
             why=f"its arguments are {', '.join(names) or 'none'}",
             fix=did_you_mean(str(argument), names),
         )
-    held = _split(structs, arguments)[number]
-    return arguments[number].build(held) if like is None else _like(held, like, arguments[number].name, plan)
+    structs_of_argument = _split(structs, arguments)[number]
+    return arguments[number].build(structs_of_argument) if like is None else _like(structs_of_argument, like, arguments[number].name, plan)
 
 
 def _split(leaves: Sequence[Any], arguments: Sequence[Argument]) -> list[list[Any]]:
-    given = iter(leaves)
-    return [list(itertools.islice(given, part.leaves)) for part in arguments]
+    leaf_iterator = iter(leaves)
+    return [list(itertools.islice(leaf_iterator, part.leaves)) for part in arguments]
 
 
 def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> named_shardings.AnyMesh:
@@ -110,7 +110,7 @@ def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> named_shardings.
             why="the shardings of a plan hold for its own axes and sizes",
             fix="plan for the new mesh, and use that plan",
         )
-    return view.runnable() if isinstance(mesh, Mapping) else view.given
+    return view.runnable() if isinstance(mesh, Mapping) else view.user_mesh
 
 
 def _dtype(value: PlannedValue) -> Any:

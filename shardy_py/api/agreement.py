@@ -270,10 +270,10 @@ def peers_of(devices: Iterable[Any]) -> Rendezvous | None:
     if len(processes) < 2 or own not in processes:
         return None
     tell_end()
-    known = _PEERS.get(processes)
-    if known is None or known[0] is not client:
-        known = _PEERS[processes] = client, Rendezvous(client, processes, own)
-    return known[1]
+    entry = _PEERS.get(processes)
+    if entry is None or entry[0] is not client:
+        entry = _PEERS[processes] = client, Rendezvous(client, processes, own)
+    return entry[1]
 
 
 @functools.cache

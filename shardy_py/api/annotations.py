@@ -78,8 +78,8 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
     context = jax.sharding.get_abstract_mesh()
     if context is not None and context.manual_axes:
         return _inside_manual(value, sharding, context, leaf)
-    mesh = view.given if isinstance(view.given, Mesh) and not view.explicit else view.twin
-    if view.explicit and isinstance(view.given, Mesh) and (context is None or context.empty):
+    mesh = view.user_mesh if isinstance(view.user_mesh, Mesh) and not view.explicit else view.twin
+    if view.explicit and isinstance(view.user_mesh, Mesh) and (context is None or context.empty):
         mesh = _auto(view)
     return constrain(value, sharding, NamedShardings(mesh, open_dims=True)(sharding, aval.ndim))
 
@@ -365,6 +365,6 @@ def _auto(view: MeshView) -> Mesh | AbstractMesh:
     """The mesh with all axes of type Auto, and with devices where it has some."""
     if view.from_mapping:
         return view.runnable()
-    if isinstance(view.given, Mesh) and view.explicit:
-        return view.given.update(axis_types=(AxisType.Auto,) * len(view.given.axis_names))
-    return view.given
+    if isinstance(view.user_mesh, Mesh) and view.explicit:
+        return view.user_mesh.update(axis_types=(AxisType.Auto,) * len(view.user_mesh.axis_names))
+    return view.user_mesh

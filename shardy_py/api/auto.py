@@ -90,15 +90,15 @@ class Traced:
             lowering_platforms: As in `jax.stages.Traced.lower`; with it, an `AbstractMesh` will do.
             _private_parameters: What `jax.export.export` passes. What it makes is called with leaves in the user's order.
         """
-        given = {"lowering_platforms": lowering_platforms and tuple(lowering_platforms), "_private_parameters": _private_parameters}
-        options = {name: value for name, value in given.items() if value is not None}
+        explicit = {"lowering_platforms": lowering_platforms and tuple(lowering_platforms), "_private_parameters": _private_parameters}
+        options = {name: value for name, value in explicit.items() if value is not None}
         entry = make_entry(self._planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
         return entry.lower(**options)
 
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
         """What every device does with its shards, where the plan runs as a region; None where devices exchange data, or have effects."""
-        made = self._planned.region
-        return None if made is None else per_device(made.made(self.plan()))
+        region = self._planned.region
+        return None if region is None else per_device(region.made(self.plan()))
 
 
 @dataclass(frozen=True)
@@ -189,17 +189,17 @@ class AutoSharded(Generic[P, R]):
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
-        asked = request(settings, view, layout, slots)
-        key = (settings.fun, asked.key)
+        plan_request = request(settings, view, layout, slots)
+        key = (settings.fun, plan_request.key)
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                alike = self._alike.setdefault(asked.signature, [])
-                found = next((entry for entry in alike if entry.serves(asked.shardings)), None)
-                entry = self._new_entry(asked) if found is None else found
+                alike = self._alike.setdefault(plan_request.signature, [])
+                serving = next((entry for entry in alike if entry.serves(plan_request.shardings)), None)
+                entry = self._new_entry(plan_request) if serving is None else serving
                 if entry.may_be_kept:
                     self._entries[key] = entry
-                    if found is None:
+                    if serving is None:
                         alike.append(entry)
             elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
                 raise tried[1]
@@ -209,9 +209,9 @@ class AutoSharded(Generic[P, R]):
         self._remember(entry, layout)  # only now: where a first call fails, the next one is a first call again
         return result
 
-    def _new_entry(self, asked: PlanRequest) -> Entry:
+    def _new_entry(self, plan_request: PlanRequest) -> Entry:
         self.plan_count += 1
-        return make_entry(make_plan(trace(asked)))
+        return make_entry(make_plan(trace(plan_request)))
 
     def _remember(self, entry: Entry, layout: Layout) -> None:
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""
@@ -237,8 +237,8 @@ class AutoSharded(Generic[P, R]):
         """
         settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
         layout = self._arguments.layout(len(args), kwargs)
-        asked = request(settings, view_of(self._decoration.mesh), layout, layout.slots(args, kwargs))
-        return Traced(trace(asked), self._arguments)
+        plan_request = request(settings, view_of(self._decoration.mesh), layout, layout.slots(args, kwargs))
+        return Traced(trace(plan_request), self._arguments)
 
     @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:

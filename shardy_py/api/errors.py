@@ -48,8 +48,8 @@ class NotAvailableError(UserError, NotImplementedError):
     """An option of the surface that this version does not have."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """`did you mean 'model'?` for a name close to a known one, else the list of known names."""
-    names = list(known)
+    names = list(candidates)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(map(repr, names))}" if names else ""

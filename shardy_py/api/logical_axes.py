@@ -223,7 +223,7 @@ def apply_axis_names(
         spec = spec_of(named, rules, view, owner, location)
         wanted, dropped = to_fitting_sharding(spec, view, owner, source, options.indivisible, location)
         if owner is not leaf and wanted is not None:
-            wanted, dropped = companion_sharding(leaf.shape, owner.shape, wanted, view.core), []
+            wanted, dropped = companion_sharding(leaf.shape, owner.shape, wanted, view.dialect_mesh), []
         if is_taken(wanted, source, out[i], sources[i], options, f"{leaf}, {location}"):
             out[i], sources[i] = wanted, source
             findings += dropped

@@ -34,14 +34,14 @@ class MeshView:
     """One mesh in the forms that planning, reporting and running need.
 
     Attributes:
-        given: What shardings in a plan refer to: the user's `Mesh`, or an `AbstractMesh`.
-        core: The mesh of the dialect: names and sizes.
+        user_mesh: What shardings in a plan refer to: the user's `Mesh`, or an `AbstractMesh`.
+        dialect_mesh: The mesh of the dialect: names and sizes.
         twin: The abstract mesh with the same axes, all of type Auto.
         explicit: Whether some axis of the user's mesh is of type Explicit.
     """
 
-    given: JaxMesh | AbstractMesh
-    core: Mesh
+    user_mesh: JaxMesh | AbstractMesh
+    dialect_mesh: Mesh
     twin: AbstractMesh
     explicit: bool
     from_mapping: bool = False
@@ -61,13 +61,13 @@ class MeshView:
         Raises:
             MeshError: The mesh is abstract, or there are too few devices.
         """
-        if isinstance(self.given, JaxMesh) or (not self.from_mapping and is_tracing()):
-            return self.given
+        if isinstance(self.user_mesh, JaxMesh) or (not self.from_mapping and is_tracing()):
+            return self.user_mesh
         need = math.prod(self.twin.axis_sizes)
         if not self.from_mapping:
             raise MeshError(
                 "an AbstractMesh can be planned for, not run on",
-                where=f"mesh={self.given}",
+                where=f"mesh={self.user_mesh}",
                 why="it names no devices",
                 fix="pass jax.make_mesh(...) or a mapping of axis names to sizes; `.plan(...)`, `.eval_shape(...)` and "
                 '`.trace(...).lower(lowering_platforms=("tpu",))` work as they are',
@@ -78,15 +78,15 @@ class MeshView:
     def expected(self) -> JaxMesh | AbstractMesh:
         """The mesh with the devices that a call will run on, as far as that is known without starting any."""
         need = math.prod(self.twin.axis_sizes)
-        known = self.from_mapping and devices_started() and len(jax.devices()) >= need
-        return _first_devices(self.twin, need) if known else self.given
+        devices_known = self.from_mapping and devices_started() and len(jax.devices()) >= need
+        return _first_devices(self.twin, need) if devices_known else self.user_mesh
 
     @property
     def auto(self) -> MeshView:
         """The same mesh with all axes of type Auto."""
         if not self.explicit:
             return self
-        return dataclasses.replace(self, given=self.given.update(axis_types=self.twin.axis_types), explicit=False)
+        return dataclasses.replace(self, user_mesh=self.user_mesh.update(axis_types=self.twin.axis_types), explicit=False)
 
     def context(self) -> AbstractContextManager[object]:
         """What `jax.set_mesh` does; under a trace, with the Auto twin."""
@@ -177,10 +177,10 @@ def _with_devices(abstract: AbstractMesh) -> MeshView:
     return _view(concrete if concrete.axis_types == abstract.axis_types else concrete.update(axis_types=abstract.axis_types))
 
 
-_NOT_GIVEN = "mesh= was not given and no mesh is set"
+_NO_MESH = "mesh= was not given and no mesh is set"
 _WITHOUT_MESH = {
-    "auto_shard": ("auto_shard(mesh=None)", _NOT_GIVEN, 'pass mesh={"data": 4, "model": 2}'),
-    "manual_computation": ("manual_computation(mesh=None)", _NOT_GIVEN, "use it in a function under auto_shard, pass mesh="),
+    "auto_shard": ("auto_shard(mesh=None)", _NO_MESH, 'pass mesh={"data": 4, "model": 2}'),
+    "manual_computation": ("manual_computation(mesh=None)", _NO_MESH, "use it in a function under auto_shard, pass mesh="),
     "with_sharding_constraint": (
         "with_sharding_constraint",
         "a PartitionSpec names axes of the mesh that is planned for or set, and there is none",
@@ -272,6 +272,6 @@ def same_axes(view: MeshView, mesh: JaxMesh | AbstractMesh) -> bool:
     """Whether a mesh has the view's axes, sizes and, where both have them, device order."""
     if tuple(mesh.axis_names) != view.twin.axis_names or tuple(mesh.shape[n] for n in mesh.axis_names) != view.twin.axis_sizes:
         return False
-    if isinstance(mesh, JaxMesh) and isinstance(view.given, JaxMesh):
-        return mesh.devices.tolist() == view.given.devices.tolist() if mesh.devices is not view.given.devices else True
+    if isinstance(mesh, JaxMesh) and isinstance(view.user_mesh, JaxMesh):
+        return mesh.devices.tolist() == view.user_mesh.devices.tolist() if mesh.devices is not view.user_mesh.devices else True
     return True

@@ -56,7 +56,7 @@ def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
     """
     if rules is None:
         return ()
-    made: list[tuple[str, object]] = []
+    checked: list[tuple[str, object]] = []
     pairs = (
         list(rules.items())
         if isinstance(rules, dict)
@@ -73,8 +73,8 @@ def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
                 fix='write rules=[("layers/*/kernel", P("fsdp", "tp"))]',
             )
         check_length(pair[0], f"rules[{i}]", SpecError)
-        made.append((pair[0], pair[1]))
-    return tuple(made)
+        checked.append((pair[0], pair[1]))
+    return tuple(checked)
 
 
 _ONLY_CHILD = "/<flat index 0>"
@@ -187,20 +187,20 @@ def is_taken(wanted: TensorSharding | None, source: str, have: TensorSharding | 
     return have is None or options.misplaced == "move"
 
 
-def refines(asked: TensorSharding, has: TensorSharding, mesh: Mesh) -> bool:
-    """Whether `has` keeps closed dimensions and only adds to open ones; an axis of one device cuts nothing, so that it does not count.
+def refines(stated: TensorSharding, actual: TensorSharding, mesh: Mesh) -> bool:
+    """Whether `actual` keeps closed dimensions and only adds to open ones; an axis of one device cuts nothing, so that it does not count.
 
     Args:
-        asked: A sharding that the user says.
-        has: That of the argument.
+        stated: A sharding that the user says.
+        actual: That of the argument.
         mesh: Their mesh.
     """
 
     def cutting(dim: DimensionSharding) -> tuple[AxisRef, ...]:
         return tuple(axis for axis in dim.axes if axis.size_in(mesh) > 1)
 
-    pairs = [(ask.is_closed, cutting(ask), cutting(have)) for ask, have in zip(asked.dims, has.dims)]
-    return all(have == ask if closed else have[: len(ask)] == ask for closed, ask, have in pairs)
+    pairs = [(wanted.is_closed, cutting(wanted), cutting(present)) for wanted, present in zip(stated.dims, actual.dims)]
+    return all(present == wanted if closed else present[: len(wanted)] == wanted for closed, wanted, present in pairs)
 
 
 def overruled(
@@ -216,7 +216,7 @@ def overruled(
         view: The mesh.
         location: `file:line` of the user's function.
     """
-    if wanted is None or have is None or refines(wanted, have, view.core):
+    if wanted is None or have is None or refines(wanted, have, view.dialect_mesh):
         return
     message = f"{source} says {sharding_text(wanted)}; the argument is committed to {sharding_text(have)}, which counts"
     fix = 'have it moved in each call, options=sp.Options(misplaced="move"), or put it there once, plan.place(args) of a plan of structs'
@@ -306,7 +306,7 @@ def _by_rule(
     if parameter is None:
         return to_fitting_sharding(spec, view, leaf, source, options.indivisible, location)
     cut, _ = to_fitting_sharding(spec, view, parameter, source, options.indivisible, location)
-    return None if cut is None else companion_sharding(leaf.shape, parameter.shape, cut, view.core), []
+    return None if cut is None else companion_sharding(leaf.shape, parameter.shape, cut, view.dialect_mesh), []
 
 
 def _parameter(pattern: str, number: int | None, leaves: Sequence[Leaf], paths: Sequence[str]) -> Leaf | None:

@@ -53,14 +53,14 @@ class Options:
     misplaced: Literal["raise", "move"] = "raise"
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
+        for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in known and not (name == "platform" and value is None):
+            if value not in choices and not (name == "platform" and value is None):
                 raise SpecError(
                     f"{name} is {value!r}",
                     where=f"Options({name}=...)",
-                    why=f"the {name} is one of {', '.join(map(repr, known))}",
-                    fix=did_you_mean(str(value), known),
+                    why=f"the {name} is one of {', '.join(map(repr, choices))}",
+                    fix=did_you_mean(str(value), choices),
                 )
         if self.peer_timeout is not None and not (isinstance(self.peer_timeout, int | float) and self.peer_timeout >= 0):
             raise SpecError(

@@ -87,8 +87,8 @@ class Partitioning:
             view, options = request.view, request.settings.options
             ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
-                platform, (_, used) = options.platform_of(view.given), self.needed
-                self._made = partitioned(self.closed, self.imported, view.twin, ins, outs, platform, view.given, self.context, used)
+                platform, (_, used) = options.platform_of(view.user_mesh), self.needed
+                self._made = partitioned(self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used)
         return self._made
 
     @functools.cached_property
@@ -275,11 +275,11 @@ class Partitions:
         if self.context is not None and not fits_inside(imported, self.context, ins, outs):
             return jaxpr
         closed = ClosedJaxpr(imported.scope.jaxpr, jaxpr.consts)
-        view, platform = self.view, self.options.platform_of(self.view.given)
+        view, platform = self.view, self.options.platform_of(self.view.user_mesh)
 
         @functools.cache
         def region() -> Partitioned:
-            return partitioned(closed, imported, view.twin, ins, outs, platform, view.given, self.context)
+            return partitioned(closed, imported, view.twin, ins, outs, platform, view.user_mesh, self.context)
 
         why = obstacle(region) if self.lowering == "auto" else None
         if why is None and self.lowering != "jit":

@@ -101,11 +101,11 @@ def decide(processes: Sequence[int], states: Mapping[int, State], values_of: Cal
             own = waiting[p]
             if own.ahead:
                 continue  # who lowers only, need not hear of those who do not
-            found = _left(program, own, absent) or _ended(absent) or _failed(p, own, absent, gone_on=True)
-            if found is not None:
-                certain[p] = found
-            elif (found := _failed(p, own, absent, gone_on=False) or _elsewhere(own, absent)) is not None:
-                likely[p] = found
+            reason = _left(program, own, absent) or _ended(absent) or _failed(p, own, absent, gone_on=True)
+            if reason is not None:
+                certain[p] = reason
+            elif (reason := _failed(p, own, absent, gone_on=False) or _elsewhere(own, absent)) is not None:
+                likely[p] = reason
     different = _different({p: state for p, state in waiting.items() if p not in certain})
     # Where all are here, nobody else can come; else late ones are waited for, so that they hear of it too.
     (certain if len(waiting) == len(processes) else likely).update(different)

@@ -90,7 +90,7 @@ class NamedTrees:
         args, kwargs = ([structure_of(outline) for _, outline in part] for part in (self.positional, self.keywords))
         inputs = ["tuple", [["tuple", args], ["dict", [name for name, _ in self.keywords], kwargs]]]
         names = tuple(name for name, _ in self.positional)
-        return Structure(inputs, structure_of(self.result), names, axis_types_of(self.view.given), devices_of(self.view.given))
+        return Structure(inputs, structure_of(self.result), names, axis_types_of(self.view.user_mesh), devices_of(self.view.user_mesh))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,12 @@ def make_plan(traced: TracedCall) -> Planned:
             options = request.settings.options
             how = Propagated(options.strategy, options.conservative, options.op_priority, options.provenance)
             plan = Plan(
-                request.name, request.view.core, *described, how, options.platform_of(request.view.given), TracedVariants(traced, make_plan)
+                request.name,
+                request.view.dialect_mesh,
+                *described,
+                how,
+                options.platform_of(request.view.user_mesh),
+                TracedVariants(traced, make_plan),
             )
     return Planned(plan, imported, traced, source)
 

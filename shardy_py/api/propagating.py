@@ -43,12 +43,12 @@ def propagated(
     with timings.step("read"):
         imported = from_jaxpr(
             jaxpr,
-            mesh=view.core,
+            mesh=view.dialect_mesh,
             in_shardings=[_physical(s, v.aval) for s, v in zip(inputs, jaxpr.jaxpr.invars, strict=True)],
             out_shardings=[_physical(s, v.aval) for s, v in zip(outputs, jaxpr.jaxpr.outvars, strict=True)],
             argument_names=names,
             rules=options.rule_table or None,
-            platform=options.platform_of(view.given),
+            platform=options.platform_of(view.user_mesh),
             devices=view.expected,
         )
     with timings.step("propagate"):

@@ -136,7 +136,7 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     location = location_of(settings.fun)
     view = view.holding(values)
     options = settings.options
-    said = _given(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
+    said = _argument_shardings(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
     names = axis_names((args, kwargs))
     said = apply_axis_names(settings.logical_axis_rules, leaves, names, said, view, options, location)
     said = apply_rules(settings.rules, leaves, said, view, options, location)
@@ -147,7 +147,7 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     return PlanRequest(settings, view, layout, *described, tuple(said.sources), key)
 
 
-def _given(
+def _argument_shardings(
     settings: Settings,
     view: MeshView,
     layout: Layout,
@@ -164,8 +164,8 @@ def _given(
     out: list[TensorSharding | None] = []
     findings: list[Finding] = []
     for value, spec, leaf in zip(values, specs, leaves):
-        asked, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", settings.options.indivisible, location)
-        out.append(_merged(asked, value, view, leaf, settings.options, location))
+        stated, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", settings.options.indivisible, location)
+        out.append(_merged(stated, value, view, leaf, settings.options, location))
         findings += dropped
     sources = ["" if sharding is None else OWN if spec is None else "in_shardings" for sharding, spec in zip(out, specs)]
     return Annotated(out, sources, findings)
@@ -199,14 +199,14 @@ def _by_parameter(specs: Any, layout: Layout, labels: list[str], kwargs: dict[st
     call. A dict names parameters; those it does not name are left to propagation.
     """
     if type(specs) is dict:
-        known = [*dict.fromkeys((*labels, *layout.parameters, *kwargs))]
+        names = [*dict.fromkeys((*labels, *layout.parameters, *kwargs))]
         for name in specs:
-            if name not in known:
+            if name not in names:
                 raise SpecError(
                     f"in_shardings names {name!r}, which is no argument",
                     where=f"in_shardings, {location}",
-                    why=f"the arguments are {', '.join(map(repr, known)) or 'none'}",
-                    fix=did_you_mean(str(name), known),
+                    why=f"the arguments are {', '.join(map(repr, names)) or 'none'}",
+                    fix=did_you_mean(str(name), names),
                 )
         return tuple(specs.get(label) for label in labels), specs
     if not isinstance(specs, tuple) or not len(labels) <= len(specs) <= len(layout.parameters):
@@ -214,13 +214,15 @@ def _by_parameter(specs: Any, layout: Layout, labels: list[str], kwargs: dict[st
     return specs[: len(labels)], dict(zip(layout.parameters, specs))
 
 
-def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, options: Options, location: str) -> TensorSharding | None:
+def _merged(
+    stated: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, options: Options, location: str
+) -> TensorSharding | None:
     """The sharding of a leaf by its spec and by its own sharding, which counts where it is committed to the mesh."""
     moves = options.misplaced == "move" and isinstance(value, jax.Array) and not isinstance(value, Tracer)
-    if moves and asked is not None:
-        return asked
+    if moves and stated is not None:
+        return stated
     own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
-    if isinstance(value, Tracer) and asked is None:
+    if isinstance(value, Tracer) and stated is None:
         own = explicit_sharding(value)
     if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.twin.axis_sizes) > 1 and not moves:
         raise SpecError(
@@ -231,10 +233,10 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
             f" uncommitted arrays, or {_MOVE}",
         )
     if not isinstance(own, NamedSharding) or own.mesh.empty:
-        return asked
+        return stated
     if not same_axes(view, own.mesh):
-        if asked is not None and own.is_fully_replicated:
-            return asked
+        if stated is not None and own.is_fully_replicated:
+            return stated
         if moves:
             return None
         raise SpecError(
@@ -243,7 +245,7 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
             why=f"its mesh has {', '.join(f'{n}={s}' for n, s in own.mesh.shape.items())}; the mesh of the function has {view.describe()}",
             fix=f"move it with jax.device_put, plan for its mesh, or {_MOVE}",
         )
-    if isinstance(value, jax.Array) and isinstance(view.given, Mesh) and not view.explicit and AxisType.Explicit in own.mesh.axis_types:
+    if isinstance(value, jax.Array) and isinstance(view.user_mesh, Mesh) and not view.explicit and AxisType.Explicit in own.mesh.axis_types:
         raise SpecError(
             "the argument lies on a mesh with Explicit axes",
             where=f"{leaf}, argument of {location}",
@@ -251,14 +253,14 @@ def _merged(asked: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf
             fix="pass the argument's mesh as mesh=, or make it with axis_types=(AxisType.Auto,) * number of axes",
         )
     has = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
-    if asked is None or has is None or asked is has:
+    if stated is None or has is None or stated is has:
         return has
-    if refines(asked, has, view.core):
-        return asked if refines(has, asked, view.core) else has
+    if refines(stated, has, view.dialect_mesh):
+        return stated if refines(has, stated, view.dialect_mesh) else has
     raise SpecError(
         "the argument has another sharding than in_shardings says",
         where=f"{leaf}, argument of {location}",
-        why=f"in_shardings says {sharding_text(asked)}, the argument has {sharding_text(has)}",
+        why=f"in_shardings says {sharding_text(stated)}, the argument has {sharding_text(has)}",
         fix="where a function of yours makes it, give its sharding there too, in out_shardings or rules (constants, such as zeros, come out"
         f" whole otherwise); or {_MOVE}; or pass None for it in in_shardings, or move it with jax.device_put",
     )

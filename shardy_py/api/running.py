@@ -218,7 +218,7 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
     traced = planned.traced
     request = traced.request
     view, layout, plan = request.view, request.layout, planned.plan
-    mesh = view.given if abstract else view.runnable()
+    mesh = view.user_mesh if abstract else view.runnable()
     _refuse_ordered(traced.jaxpr, view, request.location)
     _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
     _warn_of_refused(plan.donation, request.location)
@@ -259,14 +259,14 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
     sides = _closed(plan.inputs), _closed(plan.outputs)
     closed = ClosedJaxpr(planned.imported.scope.jaxpr, planned.traced.jaxpr.consts)
 
-    def again(copy: ClosedJaxpr) -> Imported:
+    def import_copy(copy: ClosedJaxpr) -> Imported:
         return propagated(copy, view, request.settings.options, *sides, plan.timings)
 
     with plan.timings.step("pin"), no_collection():
-        platform = request.settings.options.platform_of(view.given)
+        platform = request.settings.options.platform_of(view.user_mesh)
         partition = Partitions(view, request.settings.options, None, lambda: None)
         if as_run_of(plan).planned:
-            program = pinned(closed, planned.imported, view.twin, again, platform, partition)
+            program = pinned(closed, planned.imported, view.twin, import_copy, platform, partition)
         else:
             program = left_to_xla(closed, planned.imported, view.twin, platform, partition)
     whole = hoisted(closed)

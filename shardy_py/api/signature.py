@@ -112,12 +112,12 @@ class Arguments:
     def _resolved(self, what: str, numbers: tuple[int, ...] | None, names: tuple[str, ...] | None) -> tuple[frozenset[int], frozenset[str]]:
         positional = [p for p in self.parameters if p.kind in _POSITIONAL]
         variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self.parameters) or not self.parameters
-        known = [p.name for p in self.parameters]
+        parameters = [p.name for p in self.parameters]
         if names is not None and self.parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
             for name in names:
-                if name not in known:
+                if name not in parameters:
                     raise SpecError(f"{what}_argnames names {name!r}, which is no parameter", where=location_of(self.fun),
-                                    why=f"the parameters are {', '.join(map(repr, known)) or 'none'}", fix="name one of them")  # fmt: skip
+                                    why=f"the parameters are {', '.join(map(repr, parameters)) or 'none'}", fix="name one of them")  # fmt: skip
         count = len(positional)
         if numbers is not None and not variadic:
             for number in numbers:
@@ -138,14 +138,14 @@ class Arguments:
             ArgumentTypeError: The function takes other arguments.
         """
         key = (positional, tuple(sorted(keywords)))
-        found = self._layouts.get(key)
-        if found is None:
+        layout = self._layouts.get(key)
+        if layout is None:
             self._check(*key)
             labels = (*parameter_names(self.fun, positional), *key[1])
             static, donated = self._slots(self.static, *key), self._slots(self.donated, *key)
             self._refuse([labels[i] for i in donated if i in static])
-            found = self._layouts[key] = Layout(positional, key[1], labels, static, donated, self._dynamic_parameters())
-        return found
+            layout = self._layouts[key] = Layout(positional, key[1], labels, static, donated, self._dynamic_parameters())
+        return layout
 
     def _check(self, positional: int, keywords: tuple[str, ...]) -> None:
         if self.signature is None:
@@ -181,12 +181,12 @@ class Arguments:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if given is None else (given,) if isinstance(given, int) else tuple(given)
+def _numbers(argnums: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if argnums is None else (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
-def _names(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+def _names(argnames: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)
 
 
 def static_key(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any]) -> tuple[Any, ...]:

@@ -88,13 +88,15 @@ def to_fitting_sharding(
     sharding = to_tensor_sharding(spec, view, leaf, source, uneven=indivisible == "drop", location=location)
     if sharding is None or indivisible != "drop":
         return sharding, []
-    fitting = sharding.with_dims(map(functools.partial(_dividing, view.core), leaf.shape, sharding.dims))
+    fitting = sharding.with_dims(map(functools.partial(_dividing, view.dialect_mesh), leaf.shape, sharding.dims))
     if fitting is sharding:
         return sharding, []
-    size = local_bytes(TensorType(leaf.shape, leaf.dtype), fitting, {MESH_NAME: view.core})
-    cut = [(d, n, dim) for d, (n, dim) in enumerate(zip(leaf.shape, sharding.dims)) if n % dim.shards(view.core)]
-    message = "; ".join(f"dimension {d} of size {n} is no multiple of {dim.shards(view.core)} ({_sizes(dim, view)})" for d, n, dim in cut)
-    fix = ", ".join(f"make dimension {d} {nearest(n, dim.shards(view.core))}" for d, n, dim in cut)
+    size = local_bytes(TensorType(leaf.shape, leaf.dtype), fitting, {MESH_NAME: view.dialect_mesh})
+    cut = [(d, n, dim) for d, (n, dim) in enumerate(zip(leaf.shape, sharding.dims)) if n % dim.shards(view.dialect_mesh)]
+    message = "; ".join(
+        f"dimension {d} of size {n} is no multiple of {dim.shards(view.dialect_mesh)} ({_sizes(dim, view)})" for d, n, dim in cut
+    )
+    fix = ", ".join(f"make dimension {d} {nearest(n, dim.shards(view.dialect_mesh))}" for d, n, dim in cut)
     said = f"{source} says {sharding_text(sharding)}, and it is cut by {sharding_text(fitting)}: {message}"
     return fitting, [Finding("indivisible", said, leaf.path, location.partition(" (")[0], graded(size), size, fix)]
 
@@ -108,7 +110,7 @@ def _dividing(mesh: Mesh, size: int, dim: DimensionSharding) -> DimensionShardin
 @functools.lru_cache(maxsize=4096)
 def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool) -> TensorSharding:
     if isinstance(spec, PartitionSpec):
-        made = _from_partition_spec(spec, view, len(shape))
+        sharding = _from_partition_spec(spec, view, len(shape))
     elif isinstance(spec, NamedSharding):
         if not same_axes(view, spec.mesh):
             raise _Wrong(
@@ -122,9 +124,9 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
                 "a plan says which part of a value each device has, not in which memory; the kind would be lost",
                 "move the value with jax.device_put inside or outside of the function, and give the sharding without memory_kind",
             )
-        made = _from_partition_spec(spec.spec, view, len(shape))
+        sharding = _from_partition_spec(spec.spec, view, len(shape))
     elif isinstance(spec, TensorSharding):
-        made = _from_tensor_sharding(spec, view, shape)
+        sharding = _from_tensor_sharding(spec, view, shape)
     elif isinstance(spec, SingleDeviceSharding):
         raise _Wrong(
             "a sharding on a single device",
@@ -137,8 +139,8 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
             f"expected a PartitionSpec, NamedSharding, TensorSharding or None, found {type(spec).__name__}",
             "write P('axis', None), P() to replicate, or None to let propagation decide",
         )
-    _check_fit(made, view, shape, uneven)
-    return made
+    _check_fit(sharding, view, shape, uneven)
+    return sharding
 
 
 def has_rank(spec: object, rank: int) -> bool:
@@ -168,15 +170,15 @@ def mesh_of(specs: object) -> JaxMesh | AbstractMesh | None:
 
 
 def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> TensorSharding:
-    given = spec.partitions
-    if len(given) > rank:
+    entries = spec.partitions
+    if len(entries) > rank:
         raise _Wrong(
-            f"{_spec_text(spec)} has {len(given)} entries for a value of rank {rank}",
+            f"{_spec_text(spec)} has {len(entries)} entries for a value of rank {rank}",
             "a spec has at most one entry per dimension",
-            f"drop {len(given) - rank} of them" + (", or use None to let propagation decide" if rank == 0 else ""),
+            f"drop {len(entries) - rank} of them" + (", or use None to let propagation decide" if rank == 0 else ""),
         )
     dims = []
-    for entry in (*given, *(None for _ in range(rank - len(given)))):
+    for entry in (*entries, *(None for _ in range(rank - len(entries)))):
         if entry is PartitionSpec.UNCONSTRAINED:
             dims.append(DimensionSharding((), False))
             continue
@@ -196,7 +198,7 @@ def _from_tensor_sharding(spec: TensorSharding, view: MeshView, shape: tuple[int
                 "a maximal mesh puts the whole value on one device; it cannot be mixed with a mesh of several axes",
                 "use P() to replicate the value, or shard it over an axis",
             )
-        if spec.mesh.shape != view.core.shape:
+        if spec.mesh.shape != view.dialect_mesh.shape:
             raise _Wrong(
                 "the sharding is over another mesh",
                 f"it refers to {_axes(spec.mesh)}; the mesh of this function has {view.describe()}",
@@ -206,14 +208,14 @@ def _from_tensor_sharding(spec: TensorSharding, view: MeshView, shape: tuple[int
     for name in named:
         if name not in view.sizes:
             raise _unknown_axis(name, view)
-    made = TensorSharding(MESH_NAME, spec.dims, spec.replicated, spec.unreduced)
+    sharding = TensorSharding(MESH_NAME, spec.dims, spec.replicated, spec.unreduced)
     if len(spec.dims) != len(shape):
         raise _Wrong(
             f"a sharding of rank {len(spec.dims)} for a value of rank {len(shape)}",
             "a TensorSharding has one entry per dimension",
             f"write {len(shape)} dimensions",
         )
-    return made
+    return sharding
 
 
 def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...], uneven: bool) -> None:
@@ -228,27 +230,27 @@ def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...],
                 )
             if axis.pre_size is None:
                 seen.add(axis.name)
-        ways = dim.shards(view.core)
-        if shape[d] % ways and not uneven:
-            raise _indivisible(d, shape[d], ways, dim, view)
+        num_shards = dim.shards(view.dialect_mesh)
+        if shape[d] % num_shards and not uneven:
+            raise _indivisible(d, shape[d], num_shards, dim, view)
     try:
-        verify_sharding(sharding, shape, view.core)
+        verify_sharding(sharding, shape, view.dialect_mesh)
     except ShardyError as error:
         raise _Wrong(str(error), "the sharding breaks a rule of the dialect", "see TensorSharding") from None
 
 
-def _indivisible(d: int, size: int, ways: int, dim: DimensionSharding, view: MeshView) -> _Wrong:
+def _indivisible(d: int, size: int, num_shards: int, dim: DimensionSharding, view: MeshView) -> _Wrong:
     fits = [name for name, n in view.sizes.items() if n > 1 and size % n == 0]
     return _Wrong(
-        f"dimension {d} of size {size} is not divisible by {ways}",
-        f"it is sharded over {_sizes(dim, view)}, {ways} ways",
-        f"the nearest divisible sizes are {nearest(size, ways)}"
+        f"dimension {d} of size {size} is not divisible by {num_shards}",
+        f"it is sharded over {_sizes(dim, view)}, {num_shards} ways",
+        f"the nearest divisible sizes are {nearest(size, num_shards)}"
         + (f"; axes that divide {size}: {', '.join(map(repr, fits))}" if fits else ""),
     )
 
 
 def _sizes(dim: DimensionSharding, view: MeshView) -> str:
-    return " x ".join(f"{axis.name}={view.core.axis_size(axis)}" for axis in dim.axes)
+    return " x ".join(f"{axis.name}={view.dialect_mesh.axis_size(axis)}" for axis in dim.axes)
 
 
 def _unknown_axis(name: str, view: MeshView) -> _Wrong:

@@ -53,11 +53,11 @@ def content(value: Any) -> str | None:
     Returns:
         None where this process does not have all of it.
     """
-    known = host_value(value)
-    if known is None:
+    array = host_value(value)
+    if array is None:
         return None
     # Bytes, whatever the element type: bfloat16 and the like export no buffer.
-    flat = np.ascontiguousarray(known).reshape(-1)
+    flat = np.ascontiguousarray(array).reshape(-1)
     return hashlib.sha256(flat.view(np.uint8).data if flat.size else b"").hexdigest()[:16]
 
 
@@ -85,16 +85,16 @@ def passed_values(leaves: Sequence[Any]) -> list[str | None]:
     Returns:
         None for arrays over several processes, which JAX takes as they are, and for tracers that stand for no value.
     """
-    known = (known_value(leaf) for leaf in leaves)
-    return [None if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else content(leaf) for leaf in known]
+    values = (known_value(leaf) for leaf in leaves)
+    return [None if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else content(leaf) for leaf in values]
 
 
 def preview(value: Any) -> str:
     """`0.1257, -0.1321, 0.6404, ...`: what a message shows of an argument."""
-    known = host_value(value)
-    if known is None:
+    array = host_value(value)
+    if array is None:
         return "unknown"
-    flat = known.reshape(-1)
+    flat = array.reshape(-1)
     shown = [f"{x:.6g}" if np.issubdtype(flat.dtype, np.floating) else str(x) for x in flat[:4]]
     return ", ".join(shown) + (", ..." if flat.size > 4 else "")
 

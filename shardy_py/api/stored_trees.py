@@ -102,12 +102,12 @@ def tree_of(structure: Any, leaves: Iterator[Any]) -> Any:
     """
     if structure[0] == "leaf":
         return next(leaves)
-    made = [tree_of(child, leaves) for child in children_of(structure)]
+    children = [tree_of(child, leaves) for child in children_of(structure)]
     if structure[0] == "none":
         return None
     if structure[0] in ("list", "tuple"):
-        return made if structure[0] == "list" else tuple(made)
-    return dict(zip(structure[-2], made))
+        return children if structure[0] == "list" else tuple(children)
+    return dict(zip(structure[-2], children))
 
 
 def abstract_mesh(plan: PlanRecord, structure: Structure) -> AbstractMesh:

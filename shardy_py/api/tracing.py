@@ -107,10 +107,10 @@ def trace(request: PlanRequest) -> TracedCall:
 
 def _out_specs(request: PlanRequest, result: Any) -> list[object]:
     """What out_shardings says of each leaf of a result."""
-    given = request.settings.out_shardings
-    if given is None:
+    out_specs = request.settings.out_shardings
+    if out_specs is None:
         return [None] * jax.tree.structure(result).num_leaves
-    return broadcast_specs(given, result, "out_shardings", lambda path: "result" + path, request.location)
+    return broadcast_specs(out_specs, result, "out_shardings", lambda path: "result" + path, request.location)
 
 
 def _bound(fun: Callable[..., Any], request: PlanRequest) -> Callable[..., Any]:

@@ -51,13 +51,13 @@ class Request:
     plain_xla: bool = True
 
 
-def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verification:
+def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verification:
     """Compares a planned call with the unsharded one.
 
     Args:
         planned: The plan.
         slots: The call's arguments; they are not donated.
-        asked: What to compare.
+        options: What to compare.
     """
     planned = _keeping(planned)
     traced = planned.traced
@@ -72,12 +72,12 @@ def verify(planned: Planned, slots: Sequence[Any], asked: Request) -> Verificati
     inputs = _inputs(planned, slots)
     got = [_fetched(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
     with covering():  # the processes of the mesh have agreed on the whole
-        run, beside = _runs(planned, inputs, got, mesh, asked)
+        run, beside = _runs(planned, inputs, got, mesh, options)
     return Verification(request.name, request.location, request.view.describe(), run, beside)
 
 
 def _runs(
-    planned: Planned, inputs: list[Any], got: Sequence[Any], mesh: JaxMesh, asked: Request
+    planned: Planned, inputs: list[Any], got: Sequence[Any], mesh: JaxMesh, options: Request
 ) -> tuple[RunComparison, RunComparison | None]:
     """The planned run, and that by XLA alone where it is asked for, beside the unsharded run."""
     traced = planned.traced
@@ -86,10 +86,10 @@ def _runs(
     unsharded = reference.of(traced.jaxpr)
     expected = [fetch(x) for x in unsharded(inputs)]
     flat = _flat(planned)
-    comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, asked)
+    comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, options)
     run = comparer.compare(got, planned_run(planned), flat)
     beside = None
-    if asked.plain_xla:
+    if options.plain_xla:
         annotated = _annotated(planned, flat)
         alone = plain_run(mesh)
         try:
@@ -117,7 +117,7 @@ class _Comparer:
     inputs: list[Any]
     expected: list[Any]
     flat: Flat
-    asked: Request
+    options: Request
 
     def compare(self, got: Sequence[Any], run: Run, flat: Flat, *, described: bool = True) -> RunComparison:
         """Compares outputs, then ops where outputs differ or ops were asked for.
@@ -129,49 +129,49 @@ class _Comparer:
             described: Look for the op by which rounding grew, too.
         """
         paths = [leaf.path for leaf in result_leaves(self.planned.traced)]
-        asked = self.asked
-        found = [
-            compare(path, want, has, rtol=_tolerance(asked.rtol, wide, want), atol=asked.atol)
+        options = self.options
+        comparisons = [
+            compare(path, want, has, rtol=_tolerance(options.rtol, wide, want), atol=options.atol)
             for path, want, has, wide in zip(paths, self.expected, got, tolerances(self.flat))
         ]
-        agree = all(c.agrees for c in found)
+        agree = all(c.agrees for c in comparisons)
         total = observed_bytes(flat)
-        if asked.every_op is False and agree:
-            return RunComparison(tuple(found))
-        if asked.every_op is None and agree and total > PORTION:
+        if options.every_op is False and agree:
+            return RunComparison(tuple(comparisons))
+        if options.every_op is None and agree and total > PORTION:
             note = f"ops were not compared one by one: their results are {format_bytes(total)}; every_op=True compares them"
-            return RunComparison(tuple(found), notes=(note,))
+            return RunComparison(tuple(comparisons), notes=(note,))
         try:
-            return self._by_op(found, Search(self.reference, run, asked.rtol), flat, described)
+            return self._by_op(comparisons, Search(self.reference, run, options.rtol), flat, described)
         except Exception as error:  # such as XLA finding no program where intermediates are outputs
-            return RunComparison(tuple(found), notes=(f"ops could not be compared one by one: {first_line(error)}",))
+            return RunComparison(tuple(comparisons), notes=(f"ops could not be compared one by one: {first_line(error)}",))
 
-    def _by_op(self, found: list[Comparison], search: Search, flat: Flat, described: bool) -> RunComparison:
+    def _by_op(self, comparisons: list[Comparison], search: Search, flat: Flat, described: bool) -> RunComparison:
         first = search.first_wrong(flat, self.inputs)
-        if first is not None or all(c.agrees for c in found):
-            return RunComparison(tuple(found), first, search.checked)
-        found = self._explained(found)
-        if all(c.agrees or c.rounding is not None for c in found):
-            return RunComparison(tuple(found), search.first_apart(flat, self.inputs) if described else None, search.checked)
+        if first is not None or all(c.agrees for c in comparisons):
+            return RunComparison(tuple(comparisons), first, search.checked)
+        comparisons = self._explained(comparisons)
+        if all(c.agrees or c.rounding is not None for c in comparisons):
+            return RunComparison(tuple(comparisons), search.first_apart(flat, self.inputs) if described else None, search.checked)
         note = "no op is wrong on the operands it had when intermediates are outputs of the program, which XLA then fuses otherwise"
-        return RunComparison(tuple(found), search.first_apart(flat, self.inputs), search.checked, notes=(note,))
+        return RunComparison(tuple(comparisons), search.first_apart(flat, self.inputs), search.checked, notes=(note,))
 
     @functools.cached_property
     def _changed(self) -> list[np.ndarray]:
         return spread(self.unsharded, self.inputs, self.expected)
 
-    def _explained(self, found: list[Comparison]) -> list[Comparison]:
+    def _explained(self, comparisons: list[Comparison]) -> list[Comparison]:
         """Marks differences that a change of the arguments in their last digit makes as well; integers have to be equal."""
-        made = []
-        for c, d in zip(found, self._changed):
+        explained = []
+        for c, d in zip(comparisons, self._changed):
             most = float(d.max()) if d.size else 0.0
             rounding = not c.agrees and c.problem is None and c.rtol > 0 and c.max_abs <= EXPLAINS * most
-            made.append(replace(c, rounding=most) if rounding else c)
-        return made
+            explained.append(replace(c, rounding=most) if rounding else c)
+        return explained
 
 
-def _tolerance(asked: float | None, wide: float, expected: Any) -> float | None:
-    return asked if asked is not None or not tolerance_of(expected.dtype) else wide
+def _tolerance(options: float | None, wide: float, expected: Any) -> float | None:
+    return options if options is not None or not tolerance_of(expected.dtype) else wide
 
 
 def _identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -226,10 +226,10 @@ def _flat(planned: Planned) -> Flat:
 def _annotated(planned: Planned, flat: Flat) -> Flat:
     """The program with the shardings that the user gave, and no others; with no inputs sharded, those that were planned."""
     traced = planned.traced
-    given = traced.request.shardings
+    user_shardings = traced.request.shardings
     if jax.process_count() > 1:  # jax.jit takes whole arrays only where it is told how they are sharded
-        given = [plan if s is None else s for s, plan in zip(given, flat.in_shardings)]
-    named = given if any(s is not None for s in given) else flat.in_shardings
+        user_shardings = [plan if s is None else s for s, plan in zip(user_shardings, flat.in_shardings)]
+    named = user_shardings if any(s is not None for s in user_shardings) else flat.in_shardings
     ins = [plan if s is not None and any(d.is_open for d in s.dims) else s for s, plan in zip(named, flat.in_shardings)]
     return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(described_results(traced).shardings))
 
@@ -266,8 +266,10 @@ def planned_run(planned: Planned) -> Run:
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
         call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
         partitioning = None if plan.source is None else Partitioning(imported, call)
-        made = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning)
-        entry = make_entry(made)
+        part_plan = Planned(
+            replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning
+        )
+        entry = make_entry(part_plan)
         return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape)) for v in inputs]))
 
     return run

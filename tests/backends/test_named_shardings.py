@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.backends.named_shardings import NamedShardings, refine, num_shards
+from shardy_py.backends.named_shardings import NamedShardings, num_shards, refine
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 
 MESH = AbstractMesh((2, 8), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
