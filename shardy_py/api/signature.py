@@ -112,12 +112,12 @@ class Arguments:
     def _resolved(self, what: str, numbers: tuple[int, ...] | None, names: tuple[str, ...] | None) -> tuple[frozenset[int], frozenset[str]]:
         positional = [p for p in self.parameters if p.kind in _POSITIONAL]
         variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self.parameters) or not self.parameters
-        parameters = [p.name for p in self.parameters]
+        own = [p.name for p in self.parameters]
         if names is not None and self.parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
             for name in names:
-                if name not in parameters:
+                if name not in own:
                     raise SpecError(f"{what}_argnames names {name!r}, which is no parameter", where=location_of(self.fun),
-                                    why=f"the parameters are {', '.join(map(repr, parameters)) or 'none'}", fix="name one of them")  # fmt: skip
+                                    why=f"the parameters are {', '.join(map(repr, own)) or 'none'}", fix="name one of them")  # fmt: skip
         count = len(positional)
         if numbers is not None and not variadic:
             for number in numbers:

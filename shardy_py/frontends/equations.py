@@ -140,7 +140,7 @@ class EquationImporter(Importer):
                 op.attributes = op_template.attributes if op_template.literal < 0 else {"value": invars[op_template.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
                 op.regions = ()
                 op.rule = op_template.rule
-                op.rule_known = op_template.rule_known
+                op.rule_decided = op_template.rule_decided
                 op.location = location
                 op.primitive = name
                 op.block = block
@@ -195,7 +195,7 @@ class EquationImporter(Importer):
                     each.result_types,
                     each.attributes,
                 )
-                each.rule, each.rule_known = memoised_rule(op), True
+                each.rule, each.rule_decided = memoised_rule(op), True
             types.extend(each.result_types)
         return template
 
@@ -241,7 +241,7 @@ class EquationImporter(Importer):
         types = [type_of_aval(a) for a in expansion.jaxpr.out_avals]
         op = named_computation(self.symbol(expansion.key, name), arguments, types, body, eqn.source_info, name)
         block.append(op)
-        body.append(Op("sdy.return", self.body(expansion.jaxpr, body.arguments, body)[0], (), rule_known=True))
+        body.append(Op("sdy.return", self.body(expansion.jaxpr, body.arguments, body)[0], (), rule_decided=True))
         return op.results
 
 

@@ -55,7 +55,7 @@ class _Copy:
             self.importer.append(copy, target)
             for source, region in zip(op.regions, regions):
                 results = self.block(source, region.arguments, region)
-                region.append(Op(source.ops[-1].name, results, (), rule_known=True, location=self.location))
+                region.append(Op(source.ops[-1].name, results, (), rule_decided=True, location=self.location))
         for old, new in zip(op.results, copy.results):
             new.sharding = old.sharding
             self.values[old] = new

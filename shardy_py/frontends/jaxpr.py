@@ -93,7 +93,7 @@ def from_jaxpr(
     arguments = _keys_constrained(importer, jaxpr.invars, block.arguments, argument_shardings, block)
     results, scope = importer.body(closed_jaxpr, arguments, block)
     results = _keys_constrained(importer, jaxpr.outvars, results, result_shardings, block)
-    block.append(Op("func.return", results, (), rule_known=True))
+    block.append(Op("func.return", results, (), rule_decided=True))
     program = Program([main], importer.meshes.table())
     program.locate = locate
     program.calls = calls

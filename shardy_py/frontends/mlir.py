@@ -265,7 +265,7 @@ class _Reader:
                 result.sharding = sharding
         if _RULE in attributes:
             op.rule = attributes.pop(_RULE)
-            op.rule_known = True
+            op.rule_decided = True
         if attributes:
             op.attributes = {**op.attributes, **attributes}
 
