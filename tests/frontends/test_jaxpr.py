@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.dialect import Mesh, TensorSharding, parse_sharding
+from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.equations import EquationImporter
 from shardy_py.frontends.jaxpr import Scope, from_jaxpr
 from shardy_py.frontends.meshes import Meshes
