@@ -47,8 +47,6 @@ LATE = {("plan", "api")}
 CIRCLES = {
     "shardy_py.api.auto": (4, "the package exports what its modules use; nnx modules and caches are told from decorated functions"),
     "shardy_py.api.planning": (2, "variants of a plan are planned"),
-    "shardy_py.plan.memory_analysis": (2, "remedies compare memory analyses, which list them"),
-    "shardy_py.plan.memory_graph": (8, "expansions of ops add to the graph that expands them"),
 }
 
 LONGEST_FILE = 700
