@@ -149,6 +149,10 @@ class AxisRef(Interned):
         return self._text
 
 
+Axes = tuple[AxisRef, ...]
+"""Axes and parts of axes, major to minor."""
+
+
 def read_axes(scanner: Scanner, *, may_be_empty: bool) -> tuple[AxisRef, ...]:
     """Reads `{"x", "y":(1)2}` at the cursor."""
     return scanner.listed("{", "}", lambda: AxisRef.read(scanner), may_be_empty=may_be_empty)

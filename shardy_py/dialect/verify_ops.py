@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from shardy_py.dialect.axis import (
+    Axes,
     AxisRef,
     add_axis_or_merge,
     is_suffix_of,
@@ -25,8 +26,6 @@ from shardy_py.dialect.mesh import Mesh
 from shardy_py.dialect.sharding import TensorSharding
 from shardy_py.dialect.verify import Shape, verify_axis_lists, verify_manual_axes, verify_sharding, verify_shardings
 from shardy_py.errors import DialectError
-
-Axes = tuple[AxisRef, ...]
 
 
 def verify_collective(

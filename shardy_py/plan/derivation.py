@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import add_axis_or_merge
+from shardy_py.dialect.axis import Axes, add_axis_or_merge
+from shardy_py.dialect.projection import project
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.compatible import is_prefix
-from shardy_py.passes.propagation.factors import Axes, project, rule_tensors
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.step import common_mesh
@@ -216,7 +216,7 @@ def _propagated(
     rule = view.rule()
     if found is None or rule is None or len(rule.mappings) != len(before):
         raise _unfit(number, step)
-    mesh, sizes, mappings = found[1], rule.factor_sizes, rule_tensors(rule)
+    mesh, sizes, mappings = found[1], rule.factor_sizes, rule.mappings
     if any(s is not None and s.rank != len(m) for m, s in zip(mappings, before, strict=True)):
         raise _unfit(number, step)
     factors_of = [project(m, s, sizes, mesh).factors for m, s in zip(mappings, before, strict=True)]

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Iterable, Iterator
 
 from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
+from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.ir import Block, Function, Op, Value
 from shardy_py.passes import dataflow
-from shardy_py.passes.propagation.factors import Axes
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.walk import ops_of

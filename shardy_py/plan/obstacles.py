@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import contains, num_shards
+from shardy_py.dialect.axis import Axes, contains, num_shards
+from shardy_py.dialect.projection import TensorFactors, project
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.compatible import (
     BACKWARD,
@@ -17,7 +18,6 @@ from shardy_py.passes.propagation.compatible import (
     fit_within_factor,
     is_prefix,
 )
-from shardy_py.passes.propagation.factors import Axes, TensorFactors, project, rule_tensors
 from shardy_py.passes.propagation.step import FactorStrategy, common_mesh, propagate_step
 from shardy_py.plan.neighbours import Neighbours
 
@@ -77,7 +77,7 @@ def obstacle(
     found = common_mesh(seen, meshes)
     if found is None:
         return Obstacle("mesh", source)
-    mesh, sizes, mappings = found[1], rule.factor_sizes, rule_tensors(rule)
+    mesh, sizes, mappings = found[1], rule.factor_sizes, rule.mappings
     tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, seen, strict=True)]
     agreed = compatible_major_axes(tensors, operands, factor, direction)
     wanted = tensors[source].factors[factor].axes

@@ -23,11 +23,11 @@ from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue
 from shardy_py.backends.local.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies
 from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.projection import project
 from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.primitive_bodies import body_of
-from shardy_py.passes.propagation.factors import project
 from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes

@@ -11,8 +11,8 @@ from shardy_py.backends.local.layouts import Axes, Layout, local_shape, num_shar
 from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
 from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
+from shardy_py.dialect.projection import project
 from shardy_py.passes.export.collective_bytes import received
-from shardy_py.passes.propagation.factors import project
 
 ANY_LAYOUT = None
 """In place of the layouts of a tensor that is free in any layout."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import overlaps
+from shardy_py.dialect.axis import Axes, overlaps
+from shardy_py.dialect.projection import project
 from shardy_py.ir import Op, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.compatible import is_prefix
-from shardy_py.passes.propagation.factors import Axes, project, rule_tensors
 from shardy_py.passes.propagation.log import FunctionResult, Step
 from shardy_py.passes.propagation.step import common_mesh
 from shardy_py.rules import identity_rule
@@ -45,7 +45,7 @@ def new_axes(step: Step, meshes: Mapping[str, Mesh]) -> list[NewAxis]:
     owner = step.op.operands[0] if step.op is not None and step.op.name == dataflow.EDGE else None
     if rule is None:
         return []
-    mappings, sizes = rule_tensors(rule), rule.factor_sizes
+    mappings, sizes = rule.mappings, rule.factor_sizes
     place = step.place if step.place >= 0 else next(i for i, value in enumerate(step.tensors) if value is step.target)
     targets = tuple(i for i, value in enumerate(step.tensors) if value is step.target and mappings[i] == mappings[place])
     if owner is not None:

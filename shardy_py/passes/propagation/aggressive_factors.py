@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.axis import Axes, num_shards
+from shardy_py.dialect.projection import TensorFactors
 from shardy_py.passes.propagation.compatible import (
     compatible_major_axes,
     fit_across_factors,
@@ -14,7 +15,6 @@ from shardy_py.passes.propagation.compatible import (
     is_strict_prefix,
     truncate,
 )
-from shardy_py.passes.propagation.factors import Axes, TensorFactors, rule_tensors, tensor_size
 
 
 def propagate_factors(
@@ -42,7 +42,7 @@ def propagate_factors(
 def _sorted_factors(
     rule: OpShardingRule, tensors: Sequence[TensorFactors], axes_of: Sequence[Axes], order: Sequence[int], mesh: Mesh, elementwise: bool
 ) -> list[int]:
-    tensor_sizes = [tensor_size(mapping, rule.factor_sizes) for mapping in rule_tensors(rule)]
+    tensor_sizes = rule.tensor_sizes
     keys = {}
     for f in order:
         source, source_size = -1, -1

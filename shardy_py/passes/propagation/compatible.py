@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from math import gcd
 
 from shardy_py.dialect import AxisRef, Mesh, PropagationDirection
-from shardy_py.dialect.axis import contains, is_prefix_of, prefix_without_overlap
-from shardy_py.passes.propagation.factors import Axes, FactorSharding, TensorFactors
+from shardy_py.dialect.axis import Axes, contains, is_prefix_of, prefix_without_overlap
+from shardy_py.dialect.projection import FactorSharding, TensorFactors
 
 NONE, FORWARD, BACKWARD, BOTH = map(int, PropagationDirection)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.projection import project, unproject
 from shardy_py.passes.propagation import aggressive_factors, basic_factors
-from shardy_py.passes.propagation.factors import project, rule_tensors, unproject
 
 FactorStrategy = Literal["basic", "aggressive"]
 Strategy = Literal["basic", "aggressive", "basic-then-aggressive"]
@@ -64,7 +64,7 @@ def propagate_step(
         return ()
     mesh_name, mesh = named_mesh
     sizes = rule.factor_sizes
-    mappings = rule_tensors(rule)
+    mappings = rule.mappings
     tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, shardings, strict=True)]
     updated = _FACTOR_STRATEGIES[strategy](rule, tensors, directions, mesh, conservative, elementwise)
     changes = []

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import OpShardingRule, TensorSharding
+from shardy_py.dialect.projection import project
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.passes.propagation.factors import project
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.checks.view import PlanView

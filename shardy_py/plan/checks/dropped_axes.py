@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
+from shardy_py.dialect.projection import project
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
-from shardy_py.passes.propagation.factors import project, rule_tensors
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
@@ -71,7 +71,7 @@ def axis_lost_in_reshape(view: PlanView) -> Iterator[Finding]:
 def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding | None, view: PlanView) -> _Loss | None:
     kept = _ways(target, view)
     had = _ways(source, view)
-    before, after = rule_tensors(rule)
+    before, after = rule.mappings
     factors = project(before, source, rule.factor_sizes, view.mesh).factors
     for d, dim in enumerate(before):
         lost = tuple(axis for axis in source.dims[d].axes if kept.get(axis.name, 1) < had[axis.name])

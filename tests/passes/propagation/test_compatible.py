@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.dialect import AxisRef
+from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.projection import FactorSharding, TensorFactors
 from shardy_py.passes.propagation.compatible import (
     compatible_major_axes,
     fit_across_factors,
@@ -13,7 +15,6 @@ from shardy_py.passes.propagation.compatible import (
     is_strict_prefix,
     truncate,
 )
-from shardy_py.passes.propagation.factors import Axes, FactorSharding, TensorFactors
 from tests.passes.propagation.modules import BACKWARD, BOTH, FORWARD, MESH, NONE
 
 A, B, C, D = (AxisRef(name) for name in "abcd")

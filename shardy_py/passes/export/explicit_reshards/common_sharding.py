@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
-from shardy_py.dialect.axis import add_axis_or_merge, num_shards, truncate_by_removing_overlaps
+from shardy_py.dialect.axis import Axes, add_axis_or_merge, num_shards, truncate_by_removing_overlaps
 from shardy_py.passes.export.explicit_reshards.candidates import vote
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, FactorAxes, any_overlap
+from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, any_overlap
 
 
 def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import num_shards, set_difference, sort_and_merge
+from shardy_py.dialect.axis import Axes, num_shards, set_difference, sort_and_merge
+from shardy_py.dialect.projection import FactorSharding, TensorFactors, project, unproject
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Type
 from shardy_py.passes.export.collective_bytes import local_bytes, received, reshard_bytes
 from shardy_py.passes.export.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS, result_axes_of_dot
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor, factor_axes
+from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, factor_axes
 from shardy_py.passes.export.explicit_reshards.reshape_redistribution import redistribute
 from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
-from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, project, unproject
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import OpShardingRule
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, FactorAxes, overlap_between
+from shardy_py.dialect.axis import Axes
+from shardy_py.passes.export.explicit_reshards.factor_axes import FactorAxes, overlap_between
 
 DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
 

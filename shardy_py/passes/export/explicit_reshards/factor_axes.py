@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardy_py.dialect import AxisRef
-from shardy_py.dialect.axis import is_prefix_of, is_strict_prefix_of, overlaps
-from shardy_py.passes.propagation.factors import TensorFactors
-
-Axes = tuple[AxisRef, ...]
+from shardy_py.dialect.axis import Axes, is_prefix_of, is_strict_prefix_of, overlaps
+from shardy_py.dialect.projection import TensorFactors
 
 FactorAxes = Mapping[int, Axes]
 """Factor -> its axes in one tensor; factors that the tensor does not have, or that an overflow hides, are left out."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import gcd
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import common_prefix_of_lists, num_shards
-from shardy_py.passes.export.explicit_reshards.factor_axes import Axes, AxesPerFactor
-from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, merged, project, unproject
+from shardy_py.dialect.axis import Axes, common_prefix_of_lists, num_shards
+from shardy_py.dialect.projection import FactorSharding, TensorFactors, merged, project, unproject
+from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor
 
 
 def redistribute(rule: OpShardingRule, tensors: Sequence[TensorFactors], mesh_name: str | Mesh, mesh: Mesh) -> AxesPerFactor:

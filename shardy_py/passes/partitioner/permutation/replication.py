@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.projection import FactorSharding, TensorFactors, project, unproject
 from shardy_py.ir import Op
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export.explicit_reshards.decision import Decision, matching_meshes
-from shardy_py.passes.propagation.factors import FactorSharding, TensorFactors, project, unproject
 
 _SLICE = "stablehlo.slice"
 

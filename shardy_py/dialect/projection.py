@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import add_axis_or_merge, num_shards
+from shardy_py.dialect.axis import Axes, AxisRef, add_axis_or_merge, num_shards
+from shardy_py.dialect.mesh import Mesh
+from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 
-Axes = tuple[AxisRef, ...]
 _NO_OVERFLOW: Axes = ()
 
 
@@ -156,17 +156,3 @@ def unproject(
     if old is None:
         return TensorSharding(mesh_name, tuple(dims))
     return TensorSharding(mesh_name, tuple(dims), old.replicated, old.unreduced)
-
-
-def tensor_size(mapping: Sequence[Sequence[int]], sizes: Sequence[int]) -> int:
-    """Product of the sizes of a tensor's factors."""
-    size = 1
-    for dim in mapping:
-        for f in dim:
-            size *= sizes[f]
-    return size
-
-
-def rule_tensors(rule: OpShardingRule) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Mappings of operands, then results."""
-    return rule.operand_mappings + rule.result_mappings

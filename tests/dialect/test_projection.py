@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
-from shardy_py.passes.propagation.factors import TensorFactors, merged, project, rule_tensors, tensor_size, unproject
+from shardy_py.dialect.projection import TensorFactors, merged, project, unproject
 from tests.passes.propagation.modules import MESH, dims, rule, sharding
 
 
@@ -93,8 +93,8 @@ def test_merged() -> None:
 
 def test_sizes() -> None:
     bound = rule("([ij], [j])->([i]) {i=2, j=4}")
-    assert rule_tensors(bound) == (((0, 1),), ((1,),), ((0,),))
-    assert [tensor_size(mapping, bound.factor_sizes) for mapping in rule_tensors(bound)] == [8, 4, 2]
+    assert bound.mappings == (((0, 1),), ((1,),), ((0,),))
+    assert bound.tensor_sizes == (8, 4, 2)
 
 
 @hypothesis.given(
