@@ -1,4 +1,4 @@
-"""Names as MLIR writes them."""
+"""Names in MLIR's syntax."""
 
 from __future__ import annotations
 

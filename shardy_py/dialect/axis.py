@@ -272,12 +272,12 @@ def greatest_common_prefix(axis: AxisRef, other: AxisRef) -> AxisRef | None:
 
 
 def can_merge(axis: AxisRef, other: AxisRef) -> bool:
-    """Whether they are neighbouring parts of one axis, `axis` the major one."""
+    """Whether two parts of an axis are neighbours, `axis` the major one."""
     return axis.name == other.name and axis.next_pre_size is not None and axis.next_pre_size == other.pre_size
 
 
 def merge(axis: AxisRef, other: AxisRef, mesh: Mesh) -> AxisRef:
-    """Both as one reference, the full axis where they make it up; requires `can_merge`."""
+    """Merges neighbouring parts, to the full axis where these are all of it; requires `can_merge`."""
     if axis.pre_size is None or axis.size is None or other.size is None:
         raise ValueError(f"{axis} and {other} cannot be merged")
     return normalized(AxisRef(axis.name, axis.pre_size, axis.size * other.size), mesh)

@@ -63,7 +63,7 @@ def project(
         sharding: Its sharding; a missing one is open (closed with `closed_if_missing`).
         sizes: Size of every factor.
         mesh: The mesh of the op.
-        closed_if_missing: What a missing sharding stands for.
+        closed_if_missing: Whether a missing sharding counts as closed instead of open.
     """
     factors: dict[int, FactorSharding] = {}
     if sharding is None:

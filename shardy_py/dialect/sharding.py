@@ -77,7 +77,7 @@ class DimensionSharding(Interned):
         return DimensionSharding((*self.axes, *axis_refs((axis,))), self.is_closed, self.priority)
 
     def with_axes(self, axes: Iterable[AxisRef | str]) -> DimensionSharding:
-        """With other axes, as open and as urgent as before."""
+        """Returns the dimension with other axes; closedness and priority stay."""
         return DimensionSharding(axes, self.is_closed, self.priority)
 
     def closed(self) -> DimensionSharding:

@@ -68,7 +68,7 @@ def verify_shardings(
         shapes: One shape per value, None for a value without one.
         mesh: As in `verify_sharding`.
         manual_axes: As in `verify_sharding`.
-        what: What the values are, for the message.
+        what: The name of the values, for the message.
 
     Raises:
         DialectError: The numbers differ, or one of the shardings does not suit its value.

@@ -1,4 +1,4 @@
-"""Attributes and constants as MLIR writes them, as far as a `Program` keeps them."""
+"""MLIR text of the attributes and constants that a `Program` keeps."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _number(value: Any, dtype: str) -> str:
 
 
 def _float(value: float, dtype: str) -> str:
-    """Six digits where these are enough, else as many as it takes."""
+    """Six digits where these round-trip, else as many as the element type needs."""
     if not cmath.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     short = f"{value:.6e}"

@@ -135,7 +135,7 @@ class Op:
         self.operands.append(value)
 
     def drop_uses(self) -> None:
-        """Forgets its operands' uses, those of nested ops included, as the first half of erasing it."""
+        """Drops the uses of its operands, nested ops included: the first half of erasing an op."""
         for op in self.walk():
             for i, operand in enumerate(op.operands):
                 del operand.uses[op, i]

@@ -11,7 +11,7 @@ _WHILE = "stablehlo.while"
 
 
 class Names:
-    """Names of the values of one function, or of one op and what is in it.
+    """Names of the values of a function, or of an op and its regions.
 
     As in MLIR, numbers go through a block first and then through the regions in it, each of which goes on from where the
     block ended, so that regions beside each other use the same names.

@@ -231,7 +231,7 @@ class _Printer:
         return self.extra(op, None, sharding=sharding)
 
     def extra(self, op: Op, written: frozenset[str] | None, *, sharding: bool = True) -> str:
-        """As `discardable`; with `written`, all attributes but those."""
+        """Like `discardable`; with `written`, all attributes except these."""
         stated = self.per_value(op) if sharding else ""
         entries = [
             (name, attribute_text(value))

@@ -1,4 +1,4 @@
-"""Types as MLIR writes them, and what the text of a type that is not a static tensor says about its shape."""
+"""MLIR text of types, and the shape that the text of a type without a static shape implies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNKNOWN = -1
 
 
 def type_text(type_: Type) -> str:
-    """A type as MLIR writes it.
+    """The MLIR text of a type.
 
     Example:
         >>> type_text(TensorType((8, 16), "float32"))

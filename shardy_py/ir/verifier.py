@@ -29,14 +29,14 @@ _MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
 class Problem:
-    """One rule that a program breaks.
+    """A broken rule of the IR.
 
     Attributes:
-        what: What is wrong; where MLIR or Shardy checks it too, in their words.
+        what: The broken rule, in the words of MLIR or Shardy where these check it too.
         op: The op it is found at, or None.
         function: The function that op is in, or None.
         why: The rule.
-        fix: What to do about it.
+        fix: The remedy.
         notes: Facts attached, one line each.
     """
 
@@ -147,7 +147,7 @@ class _Verifier:
             raise _Full
 
     def attempt(self, op: Op | None, check: Callable[..., None], *args: Any, prefix: str = "") -> bool:
-        """Makes a check that raises, and reports what it raises."""
+        """Runs a check, and reports the error that it raises."""
         try:
             check(*args)
         except ShardyError as error:
@@ -340,7 +340,7 @@ class _Verifier:
         self.attempt(op, verify_shardings, shardings, shapes, self.program.meshes, manual)
 
     def check_edges(self, op: Op, name: str, edges: Any) -> None:
-        """Checks that what says how axes have propagated is such an attribute, which is kept as text, or a list of them."""
+        """Checks the type of debug attributes: attribute text, or a list of it."""
         if name == _EDGES[0]:
             if not str(edges).startswith(_EDGES_TEXT):
                 self.report(f"should have a propagation edges attribute of type PropagationEdgesAttr for attr named '{name}'", op)

@@ -1,1 +1,1 @@
-"""Passes over a program: what they are called, they are called in Shardy, and they do what they do there."""
+"""Passes over a program, named after Shardy's and equal to them."""

@@ -52,10 +52,10 @@ class Option(NamedTuple):
         return " or ".join(self.choices)
 
     def read(self, value: str) -> bool | int | str | tuple[str, ...]:
-        """The value that a text stands for.
+        """Reads a value from its text.
 
         Raises:
-            ValueError: If it stands for none.
+            ValueError: If the text is no value of the option.
         """
         if isinstance(self.default, bool):
             if value.lower() not in _BOOLEANS:

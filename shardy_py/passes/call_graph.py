@@ -90,7 +90,7 @@ def check_copies(program: Program) -> None:
 
 
 def ops_per_call(program: Program) -> dict[str, int]:
-    """Name of each function -> its ops with those of the functions that it calls, call by call."""
+    """Name of each function -> its number of ops with all calls inlined."""
     own = {function.name: _size(function) for function in program.functions}
     return _per_call(program, own, lambda function, ops, calls: ops[function.name] + sum(ops[call.attributes[_CALLEE]] for call in calls))
 

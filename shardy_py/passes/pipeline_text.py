@@ -23,7 +23,7 @@ class PipelineError(ParseError):
 
 
 class PassCall(NamedTuple):
-    """One pass of a pipeline as it is written.
+    """A pass in the text of a pipeline.
 
     Attributes:
         name: Its name.

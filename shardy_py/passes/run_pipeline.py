@@ -22,7 +22,7 @@ def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) 
 
     Raises:
         PipelineError: If the pipeline is malformed, or names what does not exist; nothing has run then.
-        ShardyError: What a pass or the verifier finds wrong with the program.
+        ShardyError: If a pass or the verifier rejects the program.
     """
     passes = [bind(call, pipeline) for call in parse_pipeline(pipeline)]
     with no_collection():

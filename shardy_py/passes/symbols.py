@@ -25,5 +25,5 @@ class SymbolNames:
 
 
 def original_name(function: Function) -> str:
-    """The name of the function that this one is a copy of, else its own."""
+    """The name of the original of a copied function, else its own."""
     return function.attributes.get(ORIGINAL_NAME, function.name)

@@ -1,4 +1,4 @@
-"""Ways through a program that passes share: blocks, ops in order, calls."""
+"""Walks over the blocks, ops and calls of a program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARDING = "sdy.sharding"
 
 
 def blocks_in(block: Block) -> list[Block]:
-    """A block and all blocks nested in it, an outer one first."""
+    """A block and all blocks nested in it, in pre-order."""
     blocks = [block]
     for current in blocks:
         for op in current.ops:
@@ -23,7 +23,7 @@ def blocks_in(block: Block) -> list[Block]:
 
 
 def blocks_of(program: Program) -> list[Block]:
-    """All blocks, function by function, an outer one before those it holds."""
+    """All blocks, function by function, in pre-order."""
     return [block for function in program.functions for block in blocks_in(function.body)]
 
 

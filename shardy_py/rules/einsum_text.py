@@ -33,7 +33,7 @@ class Dim(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One operand or result: its dimensions, after those that an ellipsis stands for.
+    """An operand or result: an optional ellipsis, then named dimensions.
 
     Args:
         dims: The dimensions that are named.

@@ -35,7 +35,7 @@ class RuleTable(Mapping[str, RuleSpec]):
         self._hash = hash(frozenset(table.items()))
 
     def with_rule(self, name: str, spec: RuleSpec, *, replace: bool = False) -> RuleTable:
-        """A table that also has this rule; this one stays as it is.
+        """Returns a copy of the table with one more rule.
 
         Args:
             name: Name of the op, primitive or call target.

@@ -72,7 +72,7 @@ def is_elementwise(op_name: str) -> bool:
 
 
 def is_pure(op: Op) -> bool:
-    """Whether nothing but its results would be missed, so that it is erased once these are unused."""
+    """Whether the op has no effect besides its results, so that it is dead once these are unused."""
     name = op.name
     if name == "stablehlo.custom_call":
         return not op.attributes.get("has_side_effect", False)

@@ -69,7 +69,7 @@ def write_edges(program: Program, log: list[Step]) -> None:
 
     Args:
         program: Changed in place.
-        log: What a pass did, in order.
+        log: The steps of a pass, in order.
     """
     attributes: dict[Op | None, EdgesOfOp] = {}
     last = -1

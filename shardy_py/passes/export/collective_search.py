@@ -71,7 +71,7 @@ class Search:
         self._emit(self, kind, per_dim, move)
 
     def add(self, dim: int, part: Part) -> None:
-        """Cuts a dimension along one more axis that does not stay there."""
+        """Cuts a dimension along one more axis, which the target does not have there."""
         self.source[dim].append(part)
         self.current[dim].append(part)
         self.present.add(part)

@@ -298,7 +298,7 @@ class _Copies:
 
 
 def _unshared(value: Value) -> list[Op] | None:
-    """The ops of an expression, where it and all its parts have one user only and it can stay as it is; else None."""
+    """The ops of an expression that needs no copy, because it and all its parts have one user; else None."""
     ops: list[Op] = []
     waiting = [value]
     while waiting:

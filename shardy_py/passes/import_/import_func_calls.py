@@ -108,7 +108,7 @@ def _computation(call: Op, callee: Function, body: Block, program: Program) -> O
 
 
 def _check_results(call: Op, callee: Function, body: Block, program: Program) -> None:
-    """Checks that a function returns what its call has as results."""
+    """Checks that a function returns the results of its call."""
     if body.ops and [value.type for value in body.terminator.operands] == [result.type for result in call.results]:
         return
     raise ShardyError(

@@ -19,7 +19,7 @@ class RemoveSizeOneAxes(Pass):
     name = "sdy-remove-size-one-axes"
 
     def run(self, program: Program, log: Log | None = None) -> None:
-        """Removes axes that do not cut anything, so that they cannot make two shardings differ; meshes stay as they are.
+        """Removes axes of size 1, which cut nothing but would make shardings differ; meshes stay.
 
         Source: Shardy's remove_size_one_axes.cc.
         """

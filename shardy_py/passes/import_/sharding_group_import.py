@@ -1,4 +1,4 @@
-"""Checks sharding groups, joins those that share a value, and numbers them from 0."""
+"""Checks sharding groups, joins groups that share a value, and numbers them from 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes of ops that were read from MLIR: they hold the text of all that MLIR knows, which changes with them."""
+"""Attributes of ops read from MLIR: the attribute text that MLIR keeps is edited along with them."""
 
 from __future__ import annotations
 

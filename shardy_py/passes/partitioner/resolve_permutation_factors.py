@@ -62,7 +62,7 @@ class _Resolver:
                 self.resolve(op)
 
     def resolve(self, op: Op) -> None:
-        """Inserts what one op needs."""
+        """Inserts the reshards of one op."""
         rule = op.rule if op.rule_decided else rule_for(op)
         if rule is None or rule.is_custom or not rule.permutation:
             return

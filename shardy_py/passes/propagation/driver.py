@@ -24,7 +24,7 @@ Shardings = tuple[TensorSharding | None, ...]
 
 
 class Propagation:
-    """One propagation over one program; keeps the log.
+    """A propagation over a program, with its log.
 
     Args:
         program: Changed in place: shardings of values and function results.

@@ -23,7 +23,7 @@ KEPT = EDGES | {"sdy.sharding_constraint"}
 
 
 class Node:
-    """One op as the propagation sees it.
+    """An op in the propagation graph.
 
     Attributes:
         op: The op; None for the pair of a returned value and its function result.
@@ -149,7 +149,7 @@ class PropagationGraph:
         self.node_of[op] = node
 
     def _rule(self, op: Op, conservative: bool) -> OpShardingRule | None:
-        """The rule of an op, remembered under all that it depends on; where attributes were kept as text, that stands for them."""
+        """The rule of an op, memoised by its inputs; the kept attribute text stands for attributes read from MLIR."""
         if not op.operands or not op.results:
             return None
         attributes = op.attributes

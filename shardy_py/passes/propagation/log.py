@@ -22,7 +22,7 @@ class FunctionResult:
 
 
 class Step(NamedTuple):
-    """One change of one sharding.
+    """A change of a sharding.
 
     Attributes:
         target: The value (or function result) whose sharding changed.

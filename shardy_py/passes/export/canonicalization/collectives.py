@@ -1,4 +1,4 @@
-"""Patterns for collectives, labelled `sdy-collective`: those that do nothing, undo each other, or make one together."""
+"""Patterns for collectives, labelled `sdy-collective`: redundant ones, inverse pairs, and pairs that fuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _per_dim(op: Op) -> list[tuple[AxisRef, ...]]:
 
 
 def _defined_by(op: Op, name: str) -> Op | None:
-    """The op that made the only operand, if it has that name."""
+    """The defining op of the only operand, if it has that name."""
     definition = op.operands[0].defining_op
     return definition if definition is not None and definition.name == name else None
 

@@ -20,7 +20,7 @@ class Candidate:
 
     Attributes:
         factor: The factor.
-        axes: What may still be had of the axes proposed.
+        axes: The proposed axes that are still free.
         total: Sizes of all tensors that have these axes on the factor, or more behind them.
         precedence: The kind of the factor: what costs less communication when sharded comes first.
         shards: Into how many parts the axes cut the factor beyond what it has been given.
@@ -47,7 +47,7 @@ def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequ
     Args:
         rule: The op's rule.
         tensors: Axes of operands, then results.
-        tensor_sizes: What they count: their numbers of elements, or whatever else is compared.
+        tensor_sizes: Weight of each tensor: its number of elements, or its bytes.
         mesh: The mesh of the op.
 
     Returns:

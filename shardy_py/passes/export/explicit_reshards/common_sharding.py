@@ -11,7 +11,7 @@ from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor,
 
 
 def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
-    """The axes under which an op runs: those its tensors agree on, else those that cost least.
+    """The axes under which an op runs: the common ones where its tensors agree, else the cheapest.
 
     Cost is estimated by the sizes of the tensors that need not move. Of two tensors the preferred one wins; of more,
     the factors are settled by `vote`. What factors that need replication would have had goes to the batching factors.
@@ -19,7 +19,7 @@ def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor
     Args:
         rule: The op's rule.
         tensors: Axes of operands, then results.
-        tensor_sizes: What they count: their numbers of elements, or whatever else is compared.
+        tensor_sizes: Weight of each tensor: its number of elements, or its bytes.
         mesh: The mesh of the op.
 
     Returns:
@@ -77,7 +77,7 @@ def _axes_of_preferred(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
 
 
 def _give_to_batching_factors(rule: OpShardingRule, axes: Axes, chosen: AxesPerFactor, mesh: Mesh) -> None:
-    """Appends axes, as long as they divide, to the batching factors, in order."""
+    """Appends axes to the batching factors in order, as long as they divide."""
     rest = list(axes)
     for factor in rule.batching_factors:
         size = rule.factor_sizes[factor]

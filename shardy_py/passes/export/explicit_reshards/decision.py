@@ -78,7 +78,7 @@ def decide(
     full: bool,
     choice: Choice = BY_ELEMENTS,
 ) -> Decision | None:
-    """Chooses the axes under which an op runs, and what that asks of its operands and results.
+    """Chooses the axes under which an op runs, and the reshards that these imply.
 
     Args:
         op_name: Its name; reshapes and dots have rules of their own.

@@ -12,7 +12,7 @@ DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
 
 
 def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> tuple[int, Axes] | None:
-    """The factor that the result of a dot must have as its operand has it, so that only the result is resharded.
+    """The factor to shard in the result of a dot as in its operand, so that only the result is resharded.
 
     A result that is to be sharded by the very axes along which the dot sums, on a factor where the operand has others,
     is made with the operand's axes: its all-reduce and the reshard behind become one reduce-scatter, and no operand moves.
@@ -24,10 +24,10 @@ def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
     Args:
         rule: The rule of the dot.
         tensors: Axes of left side, right side and result.
-        tensor_sizes: What they count: their numbers of elements, or whatever else is compared.
+        tensor_sizes: Weight of each tensor: its number of elements, or its bytes.
 
     Returns:
-        `(factor, axes)`, or None where this is not the case at hand.
+        `(factor, axes)`, or None where the op is no such dot.
     """
     lhs, rhs, result = tensors
     if any(axes != rhs[factor] for factor, axes in lhs.items() if factor in rhs):

@@ -34,6 +34,7 @@ def is_strict_prefix(axes: Axes, others: Axes) -> bool:
     """Whether `others` begins with `axes` and has more; the last of `axes` may be the major part of its mate.
 
     Example:
+        >>> from shardy_py import AxisRef
         >>> is_strict_prefix((AxisRef("x", 1, 2),), (AxisRef("x"),))
         True
     """

@@ -53,7 +53,7 @@ def _on_whole_dims(op: Op, program: Program, edits: Edits) -> None:
 
 
 def _cut_as_operands(op: Op, edits: Edits) -> None:
-    """Gives an elementwise op without a sharding that of its operands, and slices those that are whole."""
+    """Shards an elementwise op without a sharding as its operands, and slices the operands that are whole."""
     result = op.results[0]
     if get_sharding(result) is not None:
         return

@@ -1,4 +1,4 @@
-"""Manual computations, which become part of what is around them, and calls."""
+"""Manual computations, which are inlined, and calls."""
 
 from __future__ import annotations
 

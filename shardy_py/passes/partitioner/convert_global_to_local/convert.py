@@ -1,4 +1,4 @@
-"""The pass itself: goes through the program and lets the table convert op by op."""
+"""The pass: walks the program and converts each op by the table."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _convert(op: Op, world: World) -> list[Op] | None:
 
 
 def _check_cut_alike(op: Op, world: World) -> None:
-    """Sees to it that an elementwise op has parts of the same shape wherever it has wholes of the same shape."""
+    """Checks that tensors of one shape have one local shape in an elementwise op."""
     facts = world.facts[op]
     local_shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
     for tensor in (*facts.operands, *facts.results):
@@ -115,7 +115,7 @@ def _check_cut_alike(op: Op, world: World) -> None:
 
 
 def _check_returned(function: Function, world: World) -> None:
-    """Sees to it that the values that a function returns are cut as its results are."""
+    """Checks that returned values are sharded as the results of their function."""
     returned = function.body.ops[-1].operands if function.body.ops else ()
     for i, (value, type_) in enumerate(zip(returned, function.result_types, strict=False)):
         if value.type != type_:

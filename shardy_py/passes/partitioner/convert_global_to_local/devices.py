@@ -78,7 +78,7 @@ def emit_part(out: Emitter, value: Value, axes: Sequence[Sequence[AxisRef]], mes
 
     Args:
         out: Where ops are added.
-        value: What is sliced.
+        value: The value to slice.
         axes: Per dimension, the axes that cut it.
         mesh: The mesh of the axes.
         sizes: Shape of the part.

@@ -76,7 +76,7 @@ def slice_(op: Op, out: Emitter) -> Sequence[Value]:
 
 
 def concatenate(op: Op, out: Emitter) -> None:
-    """Stays as it is, unless the dimension is cut along which it joins."""
+    """Keeps a concatenation, unless its dimension is sharded."""
     dim = op.attributes["dimension"]
     if out.facts.results[0].axes(dim):
         raise out.error(f"dimension {dim} is sharded but the concatenation is on this dimension.", fix=_FIX)
@@ -109,7 +109,7 @@ def dynamic_slice(op: Op, out: Emitter) -> Sequence[Value]:
 
 
 def dynamic_update_slice(op: Op, out: Emitter) -> None:
-    """Stays as it is, unless it updates less than all of a dimension that is cut."""
+    """Keeps an update, unless it covers a part of a sharded dimension."""
     source, update = out.facts.operands[:2]
     for dim in range(source.rank):
         if source.axes(dim) and source.type.shape[dim] != update.type.shape[dim]:

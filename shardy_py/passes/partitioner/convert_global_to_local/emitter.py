@@ -18,7 +18,7 @@ class Emitter:
         world: The program that is converted.
         op: The op to replace; its operands are converted already.
         facts: Its operands and results before the conversion.
-        ops: What has been made so far.
+        ops: The ops added so far.
     """
 
     def __init__(self, world: World, op: Op) -> None:

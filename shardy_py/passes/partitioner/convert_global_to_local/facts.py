@@ -32,7 +32,7 @@ class Options(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A value as it was before the conversion.
+    """Type, local type and sharding of a value before the conversion.
 
     Attributes:
         type: Its type as a whole.

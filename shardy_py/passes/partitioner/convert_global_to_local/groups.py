@@ -67,7 +67,7 @@ def collective_attributes(out: Emitter, axes: Sequence[AxisRef], sharding: Tenso
 
 
 def channel(out: Emitter) -> AttributeText:
-    """A channel that no other collective has."""
+    """A fresh channel."""
     return AttributeText(f"#stablehlo.channel_handle<handle = {out.world.next_channel()}, type = 1>")
 
 

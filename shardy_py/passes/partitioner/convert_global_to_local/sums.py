@@ -24,8 +24,8 @@ def check_summed(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding
         out: The op.
         axes: The axes that cut what the op sums over.
         sharding: Over the mesh of the axes.
-        subject: What the op is, for the error.
-        dims: What the axes cut, for the error.
+        subject: The name of the op, for the error.
+        dims: The dimensions that the axes cut, for the error.
 
     Raises:
         ShardyError: If something else uses the result, or the sum is over other axes.

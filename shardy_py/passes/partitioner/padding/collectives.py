@@ -1,4 +1,4 @@
-"""Collectives on padded values: those that shard dimensions pad before, those that gather them slice afterwards."""
+"""Collectives on padded values: sharding ones pad before, gathering ones slice afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exchange(padder: Padder, op: Op) -> None:
 
 
 def keep(padder: Padder, op: Op) -> None:
-    """A collective that leaves every dimension as large as it is."""
+    """Keeps a collective that changes no dimension size."""
     operand, result = op.operands[0], op.result
     padder.resize(result, operand.type.shape)
     if operand in padder.zero:

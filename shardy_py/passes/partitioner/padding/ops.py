@@ -100,7 +100,7 @@ def reshape(padder: Padder, op: Op) -> None:
 
 
 def sized(padder: Padder, op: Op) -> None:
-    """An op that states how much of its operand it takes: of a dimension that it takes whole it takes the padding too."""
+    """Updates the sizes that an op states of its operand: a dimension taken whole includes the padding."""
     sizes = tuple(op.attributes["slice_sizes"])
     before, after = padder.before(op.operands[0]), op.operands[0].type.shape
     taken = tuple(new if size == old else size for size, old, new in zip(sizes, before, after, strict=True))

@@ -69,9 +69,9 @@ def moved_factors(op: Op, rule: OpShardingRule, meshes: Mapping[str, Mesh]) -> f
 
 
 def is_local_slice(op: Op, dim: int, meshes: Mapping[str, Mesh]) -> bool:
-    """Whether each device makes its part of a slice from its part of the operand, as far as one dimension is concerned.
+    """Whether a slice is local along one dimension: each device makes its part from its part of the operand.
 
-    That is so where only the end is cut off, and no more than the last device has more than it needs.
+    This holds where only the end is cut off, and no more of it than lies beyond the needs of the last device.
     """
     source, target = get_sharding(op.operands[0]), get_sharding(op.result)
     if source is None or target is None or source.mesh != target.mesh or source.dims[dim].axes != target.dims[dim].axes:
