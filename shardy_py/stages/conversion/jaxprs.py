@@ -15,6 +15,7 @@ from shardy_py.stages.conversion import lines
 from shardy_py.stages.conversion.configs import read_ranks, write_configs
 from shardy_py.stages.conversion.converting import Package, check_name, write_files
 from shardy_py.stages.conversion.descriptions import ConversionError
+from shardy_py.stages.conversion.equations import scalar
 from shardy_py.stages.conversion.functions import Writer, argument_names
 from shardy_py.stages.conversion.lines import Code, comment, statement
 from shardy_py.stages.conversion.writing import MARK
@@ -212,8 +213,6 @@ def _init(parts: Sequence[_Part], names: Mapping[Var, str], results: Sequence[st
 
 def _result(atom: Any, names: Mapping[Var, str], closed: ClosedJaxpr) -> str:
     if isinstance(atom, Literal):
-        from shardy_py.stages.conversion.equations import scalar
-
         return scalar(atom)
     if atom not in names:
         raise ConversionError("a result of the program is a constant", fix="leave it out of the program")

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from shardy_py.api import nnx_modules
+from shardy_py.api.trees import parameter_names
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.frontends.context import api_boundary
@@ -317,7 +318,7 @@ class Pipelined(Generic[P]):
         return built
 
     def _signature(self, args: tuple[Any, ...]) -> Signature:
-        names = _names(self._options.fun, len(args))
+        names = parameter_names(self._options.fun, len(args))
         paths, structs, argument = [], [], []
         for number, (name, arg) in enumerate(zip(names, args)):
             for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
@@ -388,9 +389,3 @@ def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             fix="make it a positional parameter, or close over it",
         )  # fmt: skip
     return bound.args
-
-
-def _names(fun: Callable[..., Any], count: int) -> list[str]:
-    from shardy_py.api.trees import parameter_names
-
-    return parameter_names(fun, count)

@@ -224,15 +224,15 @@ def _windows(
     """For each spatial dimension: window, step, padding before, padding behind, dilation."""
     kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
     stride = kernel if stride is None else pair(stride)
-    found = []
+    windows = []
     for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation):
         room = size + 2 * p - d * (k - 1) - 1
         count = (-(-room // s) if ceil else room // s) + 1
         # A window that starts in the padding behind the array is not one.
         if ceil and (count - 1) * s >= size + p:
             count -= 1
-        found.append([k, s, p, max((count - 1) * s + d * (k - 1) + 1 - size - p, 0), d])
-    return found
+        windows.append([k, s, p, max((count - 1) * s + d * (k - 1) + 1 - size - p, 0), d])
+    return windows
 
 
 def _reduce(

@@ -137,13 +137,15 @@ class BahdanauAttention(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Attended keys, [t_q, batch, key_size], and scores, [batch, t_q, t_k]."""
         query, keys = jnp.swapaxes(query, 0, 1), jnp.swapaxes(keys, 0, 1)
-        asked = layers.Linear(self.query_size, self.num_units, use_bias=False, name="linear_q")(
+        queries = layers.Linear(self.query_size, self.num_units, use_bias=False, name="linear_q")(
             query
         )
-        known = layers.Linear(self.key_size, self.num_units, use_bias=False, name="linear_k")(keys)
+        projected = layers.Linear(self.key_size, self.num_units, use_bias=False, name="linear_k")(
+            keys
+        )
         init = layers.uniform(1 / math.sqrt(self.num_units))
         vector = self.param("linear_att", init, (self.num_units,))
-        total = asked[:, :, None] + known[:, None]
+        total = queries[:, :, None] + projected[:, None]
         if self.normalize:
             scale = self.param(
                 "normalize_scalar", nn.initializers.constant(1 / math.sqrt(self.num_units)), (1,)
