@@ -8,27 +8,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from jax.extend.source_info_util import register_exclusion
-from jax.sharding import AbstractMesh, Mesh
 
-from shardy_py.api.agreement import tell_end
 from shardy_py.api.annotations import manual_computation as manual_computation
 from shardy_py.api.annotations import named_computation as named_computation
 from shardy_py.api.annotations import propagation_barrier as propagation_barrier
 from shardy_py.api.annotations import sharding_group as sharding_group
 from shardy_py.api.annotations import with_sharding_constraint as with_sharding_constraint
 from shardy_py.api.auto import AutoSharded as AutoSharded
-from shardy_py.api.auto import Decoration
 from shardy_py.api.auto import Traced as Traced
+from shardy_py.api.auto import decorate
 from shardy_py.api.caches import clear_caches as clear_caches
 from shardy_py.api.custom_rules import sharding_rule as sharding_rule
-from shardy_py.api.errors import ArgumentTypeError, NotAvailableError, SpecError
-from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
-from shardy_py.api.lowering import LOWERINGS
-from shardy_py.api.meshes import AnyMesh, view_of
-from shardy_py.api.name_rules import NameRules, check_rules
+from shardy_py.api.logical_axes import LogicalAxisRules
+from shardy_py.api.meshes import AnyMesh
+from shardy_py.api.name_rules import NameRules
 from shardy_py.api.options import Options as Options
-from shardy_py.api.request import JitKeywords, Settings
-from shardy_py.api.specs import mesh_of
+from shardy_py.api.request import JitKeywords
 from shardy_py.api.verification import DifferenceError as DifferenceError
 from shardy_py.api.verification import Verification as Verification
 from shardy_py.backends import host_threads
@@ -180,45 +175,20 @@ def auto_shard(
             inline=inline,
             compiler_options=compiler_options,
         )
-    _check(fun, options, planner, lowering)
-    host_threads.provide()
-    tell_end()
-    if mesh is None:
-        mesh = mesh_of((in_shardings, out_shardings))
-    if mesh is not None:
-        view_of(mesh)
     jit = JitKeywords(keep_unused, inline, None if compiler_options is None else dict(compiler_options))
-    by_name, by_axis = check_rules(rules), check_logical_rules(logical_axis_rules)
-    settings = Settings(fun, in_shardings, out_shardings, by_name, options or Options(), str(lowering), jit, by_axis)
-    return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
-
-
-def _check(fun: object, options: object, planner: object, lowering: object) -> None:
-    if not callable(fun) or isinstance(fun, (Mesh, AbstractMesh)):
-        raise ArgumentTypeError(
-            f"auto_shard got a {type(fun).__name__}, no function",
-            where="auto_shard(fun, ...)",
-            why="the only positional argument is the function; everything else is a keyword",
-            fix="write @auto_shard(mesh=..., in_shardings=...)",
-        )
-    if options is not None and not isinstance(options, Options):
-        raise ArgumentTypeError(
-            f"options is a {type(options).__name__}",
-            where="auto_shard(options=...)",
-            why="options are an Options",
-            fix="pass sp.Options(...)",
-        )
-    if planner is not None:
-        raise NotAvailableError(
-            f"planner={planner!r}: there is no planner yet",
-            where="auto_shard(planner=...)",
-            why="this version propagates the annotations it is given and does not search for others",
-            fix="leave planner out",
-        )
-    if lowering not in LOWERINGS:
-        raise SpecError(
-            f"lowering is {lowering!r}",
-            where="auto_shard(lowering=...)",
-            why="there are two ways of running a plan, and the choice between them",
-            fix='use lowering="auto", lowering="jit" or lowering="shard_map"',
-        )
+    return decorate(
+        fun,
+        mesh=mesh,
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        rules=rules,
+        logical_axis_rules=logical_axis_rules,
+        options=options,
+        planner=planner,
+        lowering=lowering,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        jit=jit,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 import types
@@ -12,22 +11,28 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api import nnx_modules
-from shardy_py.api.agreement import failures_told
+from shardy_py.api.agreement import failures_told, tell_end
 from shardy_py.api.caches import FUNCTIONS
-from shardy_py.api.errors import MeshError
+from shardy_py.api.errors import ArgumentTypeError, MeshError, NotAvailableError, SpecError
 from shardy_py.api.inside import run_inside
+from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
+from shardy_py.api.lowering import LOWERINGS
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
+from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options
 from shardy_py.api.planning import Planned, make_plan
-from shardy_py.api.request import PlanRequest, Settings, request
+from shardy_py.api.request import JitKeywords, PlanRequest, Settings, request
 from shardy_py.api.running import Entry, check_buffers, make_entry
 from shardy_py.api.signature import Arguments, Layout
+from shardy_py.api.specs import mesh_of
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.trees import location_of
 from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
+from shardy_py.backends import host_threads
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
 from shardy_py.facade import Plan
@@ -169,7 +174,7 @@ class AutoSharded(Generic[P, R]):
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
         if nnx_modules.present(args, kwargs):
-            return nnx_modules.call(self, args, kwargs)
+            return nnx_modules.call(self._settings, self._run, args, kwargs)
         return self._run(self._settings, args, kwargs, tried)
 
     def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
@@ -321,10 +326,8 @@ class AutoSharded(Generic[P, R]):
             >>> print(step.replace(mesh={"data": 1024}).plan(jax.ShapeDtypeStruct((4096,), jnp.float32)).mesh)
             #sdy.mesh<["data"=1024]>
         """
-        from shardy_py.api import auto_shard  # which makes what this is
-
         settings, decoration = self._settings, self._decoration
-        return auto_shard(
+        return decorate(
             settings.fun,
             mesh=decoration.mesh if mesh is None else mesh,
             in_shardings=settings.in_shardings,
@@ -337,7 +340,8 @@ class AutoSharded(Generic[P, R]):
             static_argnames=decoration.static_argnames,
             donate_argnums=decoration.donate_argnums,
             donate_argnames=decoration.donate_argnames,
-            **dataclasses.asdict(settings.jit),
+            planner=None,
+            jit=settings.jit,
         )
 
     def clear_cache(self) -> None:
@@ -436,3 +440,64 @@ def _is_manual(view: MeshView, name: str) -> bool:
             fix=f"call {name} on the whole arrays, without jax.pmap, or map {name}.__wrapped__",
         )
     return True
+
+
+def decorate(
+    fun: Callable[P, R],
+    *,
+    mesh: AnyMesh | None,
+    in_shardings: Any,
+    out_shardings: Any,
+    rules: NameRules | None,
+    logical_axis_rules: LogicalAxisRules | None,
+    options: Options | None,
+    planner: object,
+    lowering: str,
+    static_argnums: int | Sequence[int] | None,
+    static_argnames: str | Iterable[str] | None,
+    donate_argnums: int | Sequence[int] | None,
+    donate_argnames: str | Iterable[str] | None,
+    jit: JitKeywords,
+) -> AutoSharded[P, R]:
+    """Checks the arguments of `auto_shard` and decorates a function; see there."""
+    _check(fun, options, planner, lowering)
+    host_threads.provide()
+    tell_end()
+    if mesh is None:
+        mesh = mesh_of((in_shardings, out_shardings))
+    if mesh is not None:
+        view_of(mesh)
+    by_name, by_axis = check_rules(rules), check_logical_rules(logical_axis_rules)
+    settings = Settings(fun, in_shardings, out_shardings, by_name, options or Options(), str(lowering), jit, by_axis)
+    return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
+
+
+def _check(fun: object, options: object, planner: object, lowering: object) -> None:
+    if not callable(fun) or isinstance(fun, (Mesh, AbstractMesh)):
+        raise ArgumentTypeError(
+            f"auto_shard got a {type(fun).__name__}, no function",
+            where="auto_shard(fun, ...)",
+            why="the only positional argument is the function; everything else is a keyword",
+            fix="write @auto_shard(mesh=..., in_shardings=...)",
+        )
+    if options is not None and not isinstance(options, Options):
+        raise ArgumentTypeError(
+            f"options is a {type(options).__name__}",
+            where="auto_shard(options=...)",
+            why="options are an Options",
+            fix="pass sp.Options(...)",
+        )
+    if planner is not None:
+        raise NotAvailableError(
+            f"planner={planner!r}: there is no planner yet",
+            where="auto_shard(planner=...)",
+            why="this version propagates the annotations it is given and does not search for others",
+            fix="leave planner out",
+        )
+    if lowering not in LOWERINGS:
+        raise SpecError(
+            f"lowering is {lowering!r}",
+            where="auto_shard(lowering=...)",
+            why="there are two ways of running a plan, and the choice between them",
+            fix='use lowering="auto", lowering="jit" or lowering="shard_map"',
+        )

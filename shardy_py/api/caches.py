@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from shardy_py.api.auto import AutoSharded
 
-FUNCTIONS: weakref.WeakSet[AutoSharded[..., Any]] = weakref.WeakSet()
+class _Cached(Protocol):
+    def clear_cache(self) -> None: ...
+
+
+FUNCTIONS: weakref.WeakSet[_Cached] = weakref.WeakSet()
 """All decorated functions."""
 
 

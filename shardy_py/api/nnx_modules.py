@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +18,6 @@ from shardy_py.api.errors import UserError
 from shardy_py.api.trees import location_of
 
 if TYPE_CHECKING:
-    from shardy_py.api.auto import AutoSharded
     from shardy_py.api.request import Settings
 
 
@@ -113,11 +113,17 @@ def _pure_settings(settings: Settings, split: _Split) -> Settings:
     )
 
 
-def call(function: AutoSharded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a function on modules and writes back what it changed."""
+def call(settings: Settings, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a function on modules and writes back their new states.
+
+    Args:
+        settings: The settings of the function.
+        run: Runs it by other settings, given positional and keyword arguments and no failed attempt.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
     split = _split(args, kwargs)
-    settings = _pure_settings(function._settings, split)
-    result, state = function._run(settings, split.args, split.kwargs, None)
+    result, state = run(_pure_settings(settings, split), split.args, split.kwargs, None)
     _nnx().update(split.objects, state)
     return result
 
