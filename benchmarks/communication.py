@@ -6,6 +6,9 @@ moved, and what counts is whether the plans are ranked as the compiled programs 
 
     python benchmarks/communication.py
     python benchmarks/communication.py --lowerings=jit --scanned --plans=10 --collectives
+    python benchmarks/communication.py --lowerings=jit --stored
+
+The last compares with figures that were stored by `--write`, so that nothing is compiled.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 import functools
+import json
+import pathlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -39,6 +44,9 @@ WIDTH = flags.DEFINE_integer("model_width", 128, "A multiple of 128.", lower_bou
 SCANNED = flags.DEFINE_bool("scanned", False, "One scan over stacked layers in place of a list of layers.")
 FIRST = flags.DEFINE_integer("first", 0, "Number of the first annotation.", lower_bound=0)
 COLLECTIVES = flags.DEFINE_bool("collectives", False, "List what is predicted and what is compiled, by kind.")
+STORED = flags.DEFINE_bool("stored", False, "Compare with the stored bytes of compiled programs, of the model as it is by default.")
+WRITE = flags.DEFINE_bool("write", False, "Store the bytes of compiled programs.")
+FIGURES = pathlib.Path(__file__).resolve().parent / "compiled_bytes.json"
 
 AXES = {"data": 2, "model": 4}
 MEGATRON = {
@@ -123,9 +131,23 @@ def both(number: int, lowering: str, mesh: Mesh) -> tuple[str, int, int, Counter
     for one in traced.plan().collectives:
         predicted[one.kind] += one.total_bytes or one.received_bytes
     compiled: Counter[str] = Counter()
+    if STORED.value:
+        compiled["in all"] = json.loads(FIGURES.read_text(encoding="utf-8"))[_layers()][name]
+        return name, predicted.total(), compiled.total(), predicted, compiled
     for two in collectives_in(traced.lower().compile().as_text()):
         compiled[two.kind] += two.total_bytes or two.received_bytes
     return name, predicted.total(), compiled.total(), predicted, compiled
+
+
+def _layers() -> str:
+    return "scanned" if SCANNED.value else "unrolled"
+
+
+def store(compiled: dict[str, int]) -> None:
+    """Writes the bytes of compiled programs."""
+    figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    figures |= {"jax": jax.__version__, _layers(): compiled}
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8", newline="\n")
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -149,15 +171,19 @@ def main(argv: list[str]) -> None:
     for lowering in LOWERINGS.value:
         print(f"lowering={lowering!r}")
         pairs: list[tuple[int, int]] = []
+        figures: dict[str, int] = {}
         for number in range(FIRST.value, FIRST.value + PLANS.value):
             name, ours, theirs, predicted, compiled = both(number, lowering, mesh)
             pairs.append((ours, theirs))
+            figures[name] = theirs
             print(
                 f"  {name:26s} predicted {ours:>10d} B  compiled {theirs:>10d} B  ratio {ours / theirs if theirs else 1:5.2f}", flush=True
             )
             if COLLECTIVES.value:
                 for kind in sorted({*predicted, *compiled}):
                     print(f"    {kind:20s} {predicted[kind]:>10d}   {compiled[kind]:>10d}")
+        if WRITE.value and lowering == "jit":
+            store(figures)
         correlation = spearman(*zip(*pairs, strict=True))
         within = sum(abs(a - b) <= 0.1 * b for a, b in pairs)
         print(f"  rank correlation {correlation:.3f}; {within} of {len(pairs)} within 10 %, {sum(a == b for a, b in pairs)} exact")

@@ -75,7 +75,7 @@ def seconds(series: str, size: int) -> dict[str, float]:
     run("values", lambda: plan.values)
     run("findings", lambda: plan.findings)
     run("collectives", lambda: plan.collectives)
-    run("reshards", lambda: plan.reshards)
+    run("reshards", lambda: plan.shardy_reshards)
     run("cost", lambda: plan.cost_analysis("v5p").as_text())
     run("memory", lambda: plan.memory_analysis(hardware="v5p"))
     run("text", plan.as_text)

@@ -77,7 +77,7 @@ def one(scanned: bool) -> bool:
     stages.run("values", lambda: plan.values)
     stages.run("findings", lambda: plan.findings)
     stages.run("collectives", lambda: plan.collectives)
-    stages.run("reshards", lambda: plan.reshards)
+    stages.run("reshards", lambda: plan.shardy_reshards)
     cost = stages.run("cost", lambda: _read(plan.cost_analysis(HARDWARE.value)))
     memory = None
     if hasattr(plan, "memory_analysis"):

@@ -106,7 +106,7 @@ def took(name: str, act: Callable[[], Any]) -> Any:
 def main(argv: list[str]) -> None:
     del argv
     plan = took("plan", lambda: planned(LAYERS.value))
-    took("reshards and findings", lambda: (plan.reshards, plan.collectives, plan.findings))
+    took("reshards and findings", lambda: (plan.shardy_reshards, plan.collectives, plan.findings))
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "plan.html"
         took("write the page", lambda: plan.save_html(path, hardware=HARDWARE.value))

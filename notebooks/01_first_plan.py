@@ -82,7 +82,7 @@ plan.input_shardings[0]["first"]["down"].spec
 plan.explain("params['first']['down']")
 
 # %%
-print(*plan.reshards, sep="\n")
+print(*plan.shardy_reshards, sep="\n")
 
 # %% [markdown]
 # ## Run it

@@ -104,7 +104,7 @@ for share in cost.by_axis:
 # Far too much over `fsdp`, which should carry weights only. The largest reshards say what it is:
 
 # %%
-for reshard in sorted(plan.reshards, key=lambda r: -r.total_bytes_per_device)[:4]:
+for reshard in sorted(plan.shardy_reshards, key=lambda r: -r.total_bytes_per_device)[:4]:
     print(reshard)
 
 # %% [markdown]

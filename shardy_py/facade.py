@@ -18,12 +18,14 @@ from shardy_py.plan.collectives import Collective
 from shardy_py.plan.cost_analysis import CostAnalysis
 from shardy_py.plan.diff import PlanDiff, diff_plans
 from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.explain import Explanation
 from shardy_py.plan.explained import explained
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.memory.report import MemoryAnalysis
 from shardy_py.plan.record import PlanError, PlanRecord
+from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.store.document import read_plan, write_plan
 from shardy_py.plan.store.files import load_plan, save_text
 from shardy_py.plan.timings import Timings
@@ -76,6 +78,15 @@ class Plan(PlanRecord):
         reduce-scatter; benchmarks/README.md says how far that is from what it makes.
         """
         return collectives_of(self)
+
+    @property
+    def reshards(self) -> tuple[Reshard, ...]:
+        """Where data moves in a call, in program order: the collectives of one movement together, with what asks for it.
+
+        Together they are `collectives`. Under `lowering="shard_map"` each is of the arrays of one device. `shardy_reshards` are those
+        that Shardy makes explicit for the plan's shardings, whatever runs.
+        """
+        return reshards_of(self)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -169,8 +180,9 @@ class Plan(PlanRecord):
     ) -> str:
         """The plan as text; the same plan gives the same text in every process.
 
-        Inputs and outputs come by path, intermediates by module and source line, each with its bytes on one device; then what moves, which
-        is `reshards`, or under `lowering="shard_map"` `collectives`, and what was found. Layers that are alike are one (`[0..23]`). A part
+        Under `lowering="jit"` the head says so, and whether conflicts of shardings are left to XLA. Inputs and outputs come by path,
+        intermediates by module and source line, each with its bytes on one device; then what moves, which is `reshards`, or under
+        `lowering="shard_map"` `collectives`, and what was found. Layers that are alike are one (`[0..23]`). A part
         with more lines than `limit` is cut to the values with the most bytes, replicated ones first among equals, and says what it leaves
         out. Broadcasts and iotas, which XLA makes inside of what reads them, are shown only where asked for.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -66,6 +67,16 @@ def test_communication_benchmark() -> None:
     printed = run(ROOT / "benchmarks" / "communication.py", "--lowerings=jit", "--plans=3", "--depth=1")
     assert "rank correlation" in printed
     assert printed.count("ratio  1.00") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "least"), [("scanned", 29), ("noscanned", 26)])
+def test_predictions_beside_stored_bytes_of_compiled_programs(layers: str, least: int) -> None:
+    printed = run(ROOT / "benchmarks" / "communication.py", "--lowerings=jit", "--stored", f"--{layers}").splitlines()[-1]
+    figures = re.fullmatch(r" *rank correlation (.*); (\d+) of 30 within 10 %, .*", printed)
+    assert figures is not None
+    assert float(figures[1]) >= 0.988
+    assert int(figures[2]) >= least
 
 
 def test_llama_benchmark() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shardy_py.dialect import AxisRef
 from shardy_py.dialect.format import format_axis
@@ -27,11 +27,25 @@ def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str,
     """
     if not collective.axes:
         return [(axis, size) for axis, size in sizes.items() if size > 1]
-    spelled = {format_axis(AxisRef(axis)): axis for axis in sizes}
-    found: dict[str, int] = {}
+    devices: dict[str, int] = {}
+    for axis in axis_refs_of(collective, sizes):
+        if axis.name in sizes:
+            devices[axis.name] = devices.get(axis.name, 1) * (axis.size or sizes[axis.name])
+    return list(devices.items())
+
+
+def axis_refs_of(collective: Collective, axes: Iterable[str]) -> tuple[AxisRef, ...]:
+    """The mesh axes that a collective is over, and parts of axes.
+
+    Args:
+        collective: Its axes as a plan writes them.
+        axes: The names of the axes of the mesh.
+    """
+    spelled = {format_axis(AxisRef(axis)): axis for axis in axes}
+    refs: list[AxisRef] = []
     for written in collective.axes:
         part = None if written in spelled else _PART.fullmatch(written)
-        axis = spelled.get(written if part is None else part[1], written if part is None else part[1])
-        if axis in sizes:
-            found[axis] = found.get(axis, 1) * (sizes[axis] if part is None else int(part[3]))
-    return list(found.items())
+        name = written if part is None else part[1]
+        axis = spelled.get(name, name)
+        refs.append(AxisRef(axis) if part is None else AxisRef(axis, int(part[2]), int(part[3])))
+    return tuple(refs)

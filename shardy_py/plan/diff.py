@@ -223,7 +223,7 @@ def _size(value: PlannedValue | None, plan: PlanRecord) -> int:
 
 
 def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -> Iterable[ReshardChange]:
-    left, right = list(before.reshards), list(after.reshards)
+    left, right = list(before.shardy_reshards), list(after.shardy_reshards)
     pairs: list[tuple[Reshard | None, Reshard | None]] = []
     keys: tuple[Callable[[Reshard, str], Hashable], ...] = (
         lambda r, name: (name, _plain(r.reason), r.type, _done(r)),

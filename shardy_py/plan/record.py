@@ -173,11 +173,10 @@ class PlanRecord:
         return (*self.inputs, *(planned for _, planned in self.intermediates), *self.outputs)
 
     @functools.cached_property
-    def reshards(self) -> tuple[Reshard, ...]:
-        """Where data moves, in program order: values that change their sharding, and sums over devices.
+    def shardy_reshards(self) -> tuple[Reshard, ...]:
+        """The reshards that Shardy makes explicit for the plan's shardings, in program order: values that change their sharding, and sums.
 
-        Found when first asked for. They are what Shardy makes explicit for the plan's shardings; under `lowering="jit"` XLA's
-        partitioner may move data otherwise.
+        Found when first asked for. What runs may move data otherwise; see `Plan.reshards`.
         """
         return find_reshards(self.program, self.names, tuple(output.path for output in self.outputs))
 

@@ -82,7 +82,8 @@ class Reshard:
         steps = ", ".join(map(str, self.collectives))
         often = "  each trip" if self.trips is None else f" x{self.trips}" if self.trips != 1 else ""
         where = self.location.rpartition("/")[2]
-        head = f"{value or self.value} {typed(self.type, self.source)} -> {typed(self.type, self.target)}: {steps}"
+        before, after = typed(self.type, self.source), typed(self.type, self.target)
+        head = f"{value or self.value} {before if before == after else f'{before} -> {after}'}: {steps}".lstrip()
         return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + often, where, self.reason) if part)
 
 
@@ -127,7 +128,7 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
         while by is not None and by in made:
             by = by.operands[0].defining_op
         location = location_of(copy, by) if by is not None else location_of(copy, cause)
-        origins.append((op, _Origin(namer.of(value, made), reason, location, _primitive(cause))))
+        origins.append((op, _Origin(namer.of(value, made), reason, location, primitive_of(cause))))
     for op, origin in origins:
         op.location = origin
     _merge([op for op, _ in origins], copy)
@@ -198,7 +199,8 @@ def _entry(origin: _Origin, found: _Found, program: Program) -> Reshard:
     )
 
 
-def _primitive(op: Op) -> str:
+def primitive_of(op: Op) -> str:
+    """The JAX primitive that asks for what moves for an op; empty for results of the function."""
     if op.name == "func.return":
         return ""
     if op.name in _RETURNS and op.block is not None and isinstance(op.block.parent, Op):
@@ -208,23 +210,34 @@ def _primitive(op: Op) -> str:
 
 def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:
     """Why an op was inserted, in the words of JAX."""
-    if cause.name == "func.return":
-        index = next((i for user, i in _final_uses(op) if user is cause), None)
-        return "function result" + (f" {results[index]}" if index is not None and index < len(results) else "")
-    name = _primitive(cause)
-    if op.name == "sdy.all_reduce":
+    name = primitive_of(cause)
+    if cause.name != "func.return" and op.name == "sdy.all_reduce":
         return f"reduction in {name}"
-    if cause.name in _RETURNS:
-        parent = cause.block.parent if cause.block is not None else None
+    if why.endswith("makes it otherwise") and cause.name not in _RETURNS and cause.name != WHILE and cause.name not in COMPUTATIONS:
+        return f"result of {name}"
+    index = next((i for user, i in _final_uses(op) if user is cause), None)
+    return reason_of(cause, results[index] if index is not None and index < len(results) else "")
+
+
+def reason_of(op: Op, result: str) -> str:
+    """Why an operand of an op is moved, in the words of JAX.
+
+    Args:
+        op: The op that reads it.
+        result: Path of the function's result that the operand is, where the op returns results of the function.
+    """
+    name = primitive_of(op)
+    if op.name == "func.return":
+        return f"function result {result}".rstrip()
+    if op.name in _RETURNS:
+        parent = op.block.parent if op.block is not None else None
         if isinstance(parent, Op) and parent.name == WHILE:
             return f"next trip of {name}"
         return f"result of {_title(parent, name)}"
-    if cause.name == WHILE:
+    if op.name == WHILE:
         return f"entry of {name}"
-    if cause.name in COMPUTATIONS:
-        return f"argument of {_title(cause, name)}"
-    if why.endswith("makes it otherwise"):
-        return f"result of {name}"
+    if op.name in COMPUTATIONS:
+        return f"argument of {_title(op, name)}"
     return f"operand of {name}"
 
 

@@ -93,7 +93,7 @@ def pinned(plan: Plan, *, intermediates: bool = False) -> dict[str, Any]:
 def _reshards(plan: Plan) -> dict[str, Any]:
     entries: dict[str, dict[str, int]] = {}
     inputs = {value.path for value in plan.inputs}
-    for reshard in plan.reshards:
+    for reshard in plan.shardy_reshards:
         entry = entries.setdefault(_described(reshard, inputs), {"count": 0, "bytes": 0})
         entry["count"] += 1
         entry["bytes"] += reshard.bytes_per_device * (1 if reshard.trips is None else reshard.trips)

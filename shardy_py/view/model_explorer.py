@@ -45,7 +45,7 @@ class _Nodes:
         self.meshes = plan.program.meshes
         self.from_where: dict[Value, tuple[str, str]] = {}
         self.moves: dict[str, list[str]] = {}
-        for reshard in plan.reshards:
+        for reshard in plan.shardy_reshards:
             self.moves.setdefault(reshard.value, []).append(str(reshard))
 
     def all(self) -> list[dict[str, Any]]:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.checks.accept import Alike, alike
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.checks.view import is_replicated
 from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.pairing import components_of
 from shardy_py.plan.record import PlanRecord
@@ -68,7 +70,9 @@ def plan_text(
         listed = [value for value in listed if shown.value(value)]
         parts.append(_by_module(plan, listed, depth, limit))
     if plan.source is None:
-        parts.append(reshards([reshard for reshard in plan.reshards if shown.reshard(reshard)], limit))
+        if where is None:
+            lines.append(f'lowering "jit": XLA partitions it, and reshards are predicted{_conflicts(plan)}')
+        parts.append(reshards([reshard for reshard in reshards_of(plan) if shown.reshard(reshard)], limit))
     else:
         parts.append(collectives([c for c in collectives_of(plan) if shown.moved(c.value, c.primitive, c.location, c.module)], limit))
     parts.append(_findings([finding for finding in findings_of(plan) if shown.finding(finding)], limit, width))
@@ -77,6 +81,10 @@ def plan_text(
     for title, part in zip(("inputs", "outputs"), parts):
         lines += part or ([title] if where is None else [])
     return "\n".join([*lines, *(line for part in parts[2:] for line in part)])
+
+
+def _conflicts(plan: PlanRecord) -> str:
+    return "" if as_run_of(plan).planned else "; where shardings conflict, XLA decides, not the plan"
 
 
 def _leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = None) -> Node:

@@ -61,6 +61,7 @@ def test_conflicts_are_left_to_xla_where_that_moves_less(mesh: jax.sharding.Mesh
     alone = jax.jit(train, in_shardings=named(SPECS), out_shardings=named(SPECS[0]))
     plan = step.plan(WEIGHTS, TOKENS)
     assert not as_run_of(plan).planned
+    assert str(plan).splitlines()[1].endswith("; where shardings conflict, XLA decides, not the plan")
     assert "sharding_constraint" not in step.lower(WEIGHTS, TOKENS).as_text()
     assert sent(step, WEIGHTS, TOKENS) == sent(alone, WEIGHTS, TOKENS)
     assert predicted(plan) < sum(t.collective.received_bytes for t in partition(plan.program, str).transfers)

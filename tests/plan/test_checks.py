@@ -324,7 +324,7 @@ def fully_sharded(spec=None) -> Plan:
 
 
 def moved(plan: Plan) -> int:
-    return sum(r.bytes_per_device * (r.trips or 1) for r in plan.reshards)
+    return sum(r.bytes_per_device * (r.trips or 1) for r in plan.shardy_reshards)
 
 
 def test_a_batch_that_gives_way_to_parameters() -> None:

@@ -38,7 +38,7 @@ def planned(fun, *args, shardings, **options) -> Plan:
 
 def shown(plan: Plan) -> list[str]:
     """The reshards as text, lines counted from the `def` of the test's function."""
-    return [str(reshard) for reshard in plan.reshards]
+    return [str(reshard) for reshard in plan.shardy_reshards]
 
 
 def line(fun, offset=1) -> str:
@@ -47,7 +47,7 @@ def line(fun, offset=1) -> str:
 
 def test_nothing_moves() -> None:
     plan = planned(lambda w, x: jnp.tanh(x @ w), W, X, shardings=(P(None, "model"), P("data")))
-    assert plan.reshards == ()
+    assert plan.shardy_reshards == ()
     assert "\nreshards" not in plan.as_text()
 
 
@@ -55,7 +55,7 @@ def test_a_sharded_contraction_is_an_all_reduce() -> None:
     def dot(w, x):
         return x @ w
 
-    (found,) = planned(dot, W, X, shardings=(P("model"), P("data", "model"))).reshards
+    (found,) = planned(dot, W, X, shardings=(P("model"), P("data", "model"))).shardy_reshards
     assert str(found) == (
         "%0 float32[8@data,32]{U:model} -> float32[8@data,32]: all_reduce(model)  768 B  "
         + line(dot)
@@ -71,7 +71,7 @@ def test_conflicts_are_gathers_and_all_to_alls() -> None:
     def add(x, y):
         return x + y
 
-    gathered = planned(add, X, X, shardings=(P("data"), P("model")), out_shardings=P("data")).reshards
+    gathered = planned(add, X, X, shardings=(P("data"), P("model")), out_shardings=P("data")).shardy_reshards
     assert [r.value for r in gathered] == ["y"]
     assert gathered[0].reason == "operand of add"
     exchanged = planned(add, X, X, shardings=(P("data"), P(None, "data")), out_shardings=P("data"))
@@ -95,7 +95,7 @@ def test_a_constraint_of_the_user() -> None:
         h = sp.with_sharding_constraint(h, P("data", "model"))
         return sp.with_sharding_constraint(h, P("data", None))
 
-    (found,) = planned(constrained, W, X, shardings=(P(None, "model"), P("data"))).reshards
+    (found,) = planned(constrained, W, X, shardings=(P(None, "model"), P("data"))).shardy_reshards
     assert (found.reason, found.primitive) == ("sharding constraint", "sharding_constraint")
     assert found.location.endswith(line(constrained, 3))
     assert [str(step) for step in found.collectives] == ["all_gather(model)"]
@@ -106,7 +106,7 @@ def test_slices_cost_nothing() -> None:
     def cut(x):
         return sp.with_sharding_constraint(x, P("data", "model"))
 
-    (found,) = planned(cut, X, shardings=(P("data"),)).reshards
+    (found,) = planned(cut, X, shardings=(P("data"),)).shardy_reshards
     assert str(found) == f"x float32[8@data,32] -> float32[8@data,32@model]: all_slice(model)  0 B  {line(cut)}  sharding constraint"
 
 
@@ -117,7 +117,7 @@ def test_a_body_of_a_scan_counts_every_trip() -> None:
 
         return lax.scan(body, x, w)[0]
 
-    (found,) = planned(scanned, f32(6, 32, 32), X, shardings=(P(None, "model"), P("data", "model"))).reshards[-1:]
+    (found,) = planned(scanned, f32(6, 32, 32), X, shardings=(P(None, "model"), P("data", "model"))).shardy_reshards[-1:]
     assert found.location.endswith(line(scanned, 2))
     assert (found.trips, found.depth > 0) == (6, True)
     assert found.total_bytes_per_device == 6 * found.bytes_per_device > 0
@@ -132,8 +132,8 @@ def test_loops_inside_loops_and_loops_without_a_count() -> None:
         return lax.while_loop(lambda c: c.sum() < 10, lambda c: jnp.sin(c @ w), x)
 
     shardings = (P("model"), P("data", "model"))
-    assert {r.trips for r in planned(nested, W, X, shardings=shardings).reshards if r.primitive == "dot_general"} == {15}
-    found = [r for r in planned(until, W, X, shardings=shardings).reshards if r.primitive == "dot_general"]
+    assert {r.trips for r in planned(nested, W, X, shardings=shardings).shardy_reshards if r.primitive == "dot_general"} == {15}
+    found = [r for r in planned(until, W, X, shardings=shardings).shardy_reshards if r.primitive == "dot_general"]
     assert found
     assert all(r.trips is None and r.total_bytes_per_device is None and " each trip" in str(r) for r in found)
 
@@ -147,7 +147,7 @@ def test_parameters_that_are_sharded_over_the_data_axis() -> None:
         gradient = jax.grad(loss)(w)
         return w - sp.with_sharding_constraint(gradient, P("data"))
 
-    found = planned(step, W, X, shardings=(P("data"), P("data"))).reshards
+    found = planned(step, W, X, shardings=(P("data"), P("data"))).shardy_reshards
     gather = next(r for r in found if r.value == "w")
     assert [str(s) for s in gather.collectives] == ["all_gather(data)"]
     assert gather.bytes_per_device == 32 * 32 * 4 // 2
@@ -161,7 +161,7 @@ def test_a_sum_that_is_only_sliced_is_a_reduce_scatter() -> None:
     def scattered(x, y):
         return sp.with_sharding_constraint(jnp.einsum("bi,bo->io", x, y), P("data", None))
 
-    (found,) = planned(scattered, f32(64, 32), f32(64, 32), shardings=(P("data"), P("data"))).reshards
+    (found,) = planned(scattered, f32(64, 32), f32(64, 32), shardings=(P("data"), P("data"))).shardy_reshards
     assert str(found) == (
         "%0 float32[32,32]{U:data} -> float32[32@data,32]: reduce_scatter(data)  2 KiB  "
         f"{line(scattered)}  reduction in dot_general over data"
@@ -174,7 +174,7 @@ def test_a_shard_map_takes_its_arguments_as_it_says() -> None:
     def mapped(x):
         return jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=P(None, "data"), out_specs=P(None, "data"))(x)
 
-    found = sp.auto_shard(mapped, mesh=mesh, in_shardings=(P("data"),)).plan(X).reshards
+    found = sp.auto_shard(mapped, mesh=mesh, in_shardings=(P("data"),)).plan(X).shardy_reshards
     assert [(r.value, r.reason) for r in found][:1] == [("x", "argument of shard_map")]
 
 
@@ -183,7 +183,7 @@ def test_calls_are_named() -> None:
         inner = jax.jit(lambda y: sp.with_sharding_constraint(jnp.tanh(y), P(None, "data")))
         return inner(x)
 
-    (found,) = planned(outer, X, shardings=(P("data"),)).reshards
+    (found,) = planned(outer, X, shardings=(P("data"),)).shardy_reshards
     assert found.depth == 1
     assert found.location.endswith(line(outer, 1))
 
@@ -191,10 +191,10 @@ def test_calls_are_named() -> None:
 def test_the_program_of_the_plan_stays_as_it_is() -> None:
     plan = planned(lambda w, x: x @ w, W, X, shardings=(P("model"), P("data", "model")))
     before = str(plan.program)
-    assert plan.reshards is plan.reshards
+    assert plan.shardy_reshards is plan.shardy_reshards
     assert str(plan.program) == before
-    copied: Reshard = pickle.loads(pickle.dumps(plan.reshards[0]))
-    assert copied == plan.reshards[0]
+    copied: Reshard = pickle.loads(pickle.dumps(plan.shardy_reshards[0]))
+    assert copied == plan.shardy_reshards[0]
 
 
 def test_text_puts_the_largest_first_and_counts_the_rest() -> None:
@@ -236,7 +236,7 @@ def test_every_layer_of_a_large_model() -> None:
         return x
 
     plan = planned(model, [W] * 8, X, shardings=([P("model")] * 8, P("data", "model")))
-    assert len(plan.reshards) >= 24 * 8
+    assert len(plan.shardy_reshards) >= 24 * 8
 
 
 # What jaxlib inserts and makes of it. It keeps functions apart, so a reshard of an argument and one inside do not become one.
@@ -333,7 +333,7 @@ SHARDINGS = (
 
 def moved(fun, shardings) -> Counter:
     plan = sp.auto_shard(fun, mesh=_mesh(), in_shardings=shardings).plan(W, X)
-    return Counter(_key(step, reshard.type) for reshard in plan.reshards for step in reshard.collectives)
+    return Counter(_key(step, reshard.type) for reshard in plan.shardy_reshards for step in reshard.collectives)
 
 
 @NEEDS_SAME_SHARDY

@@ -39,7 +39,7 @@ LOSSES: dict[str, Callable[[Any], Any]] = {
 def test_residuals_of_a_loss_that_is_linear_in_the_last_carry_stay(name: str) -> None:
     gradient = jax.grad(LOSSES[name])
     plan = sp.auto_shard(gradient, mesh={"data": 4, "model": 2}, in_shardings=P("data")).plan(X)
-    assert plan.reshards == ()
+    assert plan.shardy_reshards == ()
     assert plan.output_shardings.spec == P("data")
     assert "in_shardings of x" in str(plan.explain("result"))
 

@@ -38,7 +38,7 @@ def costly_reshard(view: PlanView) -> Iterator[Finding]:
         return
     planned = {value.path: value.sharding for value in view.plan.values}
     groups: dict[tuple[object, ...], list[Reshard]] = {}
-    for reshard in view.plan.reshards:
+    for reshard in view.plan.shardy_reshards:
         key = (reshard.type, reshard.source, reshard.target, reshard.location, reshard.reason, reshard.trips)
         groups.setdefault(key, []).append(reshard)
     costly: list[tuple[int, bool, list[Reshard]]] = []

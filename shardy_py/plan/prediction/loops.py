@@ -72,12 +72,13 @@ class Copier:
         self.pinned = pinned
         self.loops = loops
         self.names: dict[Value, Value] = {}
+        self.inside: dict[Value, Value] = {}
         self.origins: dict[Op, Op] = {}
 
     def lineage(self) -> Lineage:
         """The ops and values that those of the copy come from."""
         values: dict[Value, Value] = {}
-        for old, new in self.names.items():
+        for old, new in (*self.names.items(), *self.inside.items()):
             values.setdefault(new, old)
         return Lineage(self.given, self.origins, values)
 
@@ -197,6 +198,7 @@ class Copier:
             self.origins[made.append(_again(end, [inside[v] for v in operands], ()))] = end
             regions.append(made)
         made = _again(op, [names[op.operands[i]] for i in changed], [op.results[i].type for i in changed], regions)
+        self.inside.update((old, new) for old, new in inside.items() if old not in names)
         self.origins[into.append(made)] = op
         for i, new in zip(changed, made.results):
             new.name = op.results[i].name

@@ -10,6 +10,7 @@ from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import summary
 from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
@@ -53,8 +54,8 @@ def card(plan: PlanRecord) -> str:
         _values("inputs", plan, plan.inputs),
         _values("outputs", plan, plan.outputs),
     ]
-    if plan.partitioner is None or "reshards" in plan.__dict__:
-        parts.append(_moves(plan.reshards))
+    if plan.partitioner is None or reshards_of.is_computed(plan):
+        parts.append(_moves(reshards_of(plan)))
     if findings:
         ordered = sorted(findings, key=lambda f: _GRAVITY[f.severity])
         rows = [f"<tr><td {_CELL}>{escape(str(f))}</td></tr>" for f in ordered[:FINDINGS_SHOWN]]

@@ -51,7 +51,7 @@ class _Reader:
     def read(self) -> dict[str, Any]:
         plan, tables = self.plan, self.tables
         values = self._values()
-        moves = [self._reshard(r) for r in plan.reshards]
+        moves = [self._reshard(r) for r in plan.shardy_reshards]
         collectives = [self._collective(c) for c in collectives_of(plan)]
         findings = [self._finding(f) for f in findings_of(plan)]
         data = {

@@ -1,0 +1,112 @@
+"""One explicit program per plan: texts, reshards, collectives, cost and memory speak of the same collectives."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.cost.liveness.graph import Region
+from shardy_py.plan.executed import executed
+from shardy_py.plan.memory.graph import local_graph
+from shardy_py.plan.movements import format_bytes
+
+MESH = {"x": 2, "y": 4}
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def mlp(up: Any, down: Any, x: Any) -> Any:
+    return jnp.mean((jax.nn.relu(x @ up) @ down) ** 2)
+
+
+def layers(x: Any, stack: Any, shared: Any) -> Any:
+    return lax.scan(lambda c, w: (jnp.tanh(c @ w @ shared), None), x, stack)[0].sum()
+
+
+def until(a: Any, x: Any) -> Any:
+    return lax.while_loop(lambda x: jnp.linalg.norm(a @ x) > 1e-3, lambda x: x - 0.01 * (a @ x), x)
+
+
+def either(x: Any, w: Any) -> Any:
+    return lax.cond(x.sum() > 0, lambda x: x @ w, lambda x: jnp.sin(x @ w), x)
+
+
+def joined(a: Any, b: Any) -> Any:
+    return jnp.concatenate([jnp.sin(a), jnp.cos(b)]) * 2
+
+
+def by_hand(x: Any) -> Any:
+    def body(y: Any) -> Any:
+        return lax.psum_scatter(lax.all_gather(y, "y", axis=1, tiled=True), "y", scatter_dimension=1, tiled=True)
+
+    return sp.manual_computation(body, in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=False)(x) @ x.T
+
+
+def called(x: Any) -> Any:
+    return jax.pure_callback(np.sin, f32(16, 16), x) @ x
+
+
+def convolved(image: Any, kernel: Any) -> Any:
+    return lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "products": (jax.grad(mlp, (0, 1)), (f32(32, 64), f32(64, 32), f32(16, 32)), (P("x", "y"), P("y"), P("x"))),
+    "scan": (jax.grad(layers, (1, 2)), (f32(16, 32), f32(5, 32, 32), f32(32, 32)), (P("x", "y"), P(None, "y"), P(None, "y"))),
+    "while": (until, (f32(64, 64), f32(64, 16)), (P(None, "y"), P("y"))),
+    "cond": (either, (f32(16, 32), f32(32, 32)), (P("x", "y"), P("y"))),
+    "concatenate": (joined, (f32(64, 64), f32(64, 64)), (P("y"), P("y"))),
+    "shard_map": (by_hand, (f32(8, 8),), (P("x", "y"),)),
+    "callback": (called, (f32(16, 16),), (P("x", "y"),)),
+    "windows": (convolved, (f32(4, 16, 16, 8), f32(3, 3, 8, 8)), (P("x", "y"), P())),
+}
+
+
+def nodes(region: Region) -> Any:
+    for node in region.nodes:
+        yield node
+        for inner in node.regions:
+            yield from nodes(inner)
+
+
+def total(figures: Any) -> int:
+    return sum(size * (1 if trips is None else trips) for size, trips in figures)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_surfaces_agree(name: str, lowering: Any) -> None:
+    function, args, specs = PROGRAMS[name]
+    plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering=lowering).plan(*args)
+    received = total((c.received_bytes, c.trips) for c in plan.collectives)
+    assert plan.collectives
+
+    steps = Counter((step.kind, step.group, step.bytes_per_device, r.trips) for r in plan.reshards for step in r.collectives)
+    assert steps == Counter((c.kind, c.group_size, c.received_bytes, c.trips) for c in plan.collectives)
+    assert total((r.bytes_per_device, r.trips) for r in plan.reshards) == received
+
+    (line,) = re.findall(r"^(?:reshards|collectives)  .*, which brings? (?:at least )?(.*) to each device in a call$", str(plan), re.M)
+    assert line == format_bytes(received)
+
+    cost = plan.cost_analysis()
+    assert [c.collective for c in cost.collectives] == list(plan.collectives)
+    assert cost.communicated_bytes == received
+    timed = [c.collective for c in plan.cost_analysis("h100").collectives]
+    assert [(c.operand_bytes, c.trips) for c in timed] == [(c.operand_bytes, c.trips) for c in plan.collectives]
+
+    in_memory = {node.source for node in nodes(local_graph(plan)[0].main)}
+    transfers = executed(plan).transfers
+    assert [t.collective for t in transfers] == list(plan.collectives)
+    assert all(t.step in in_memory for t in transfers if t.step is not None)
