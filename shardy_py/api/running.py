@@ -38,6 +38,7 @@ from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
+from shardy_py.passes.propagation.log import only_grows
 from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
 from shardy_py.plan.values import PlannedValue
@@ -266,7 +267,8 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
         platform = request.settings.options.platform_of(view.user_mesh)
         partition = Partitions(view, request.settings.options, None, lambda: None)
         if as_run_of(plan).planned:
-            program = pinned(closed, planned.imported, view.twin, import_copy, platform, partition)
+            grows = bool(plan.log) and only_grows(plan.log)
+            program = pinned(closed, planned.imported, view.twin, import_copy, platform, partition, grows)
         else:
             program = left_to_xla(closed, planned.imported, view.twin, platform, partition)
     whole = hoisted(closed)

@@ -2,8 +2,9 @@
 
 Inputs and outputs are pinned by `in_shardings` and `out_shardings`. What propagation makes of the rest is known, for it is the same
 propagation that XLA runs: the copy is propagated again, and only values that come out otherwise than planned are constrained, besides
-those around conflicts (`conflicts`), which depend on the form and the order of ops. Where XLA's own way out of the conflicts moves less
-than the plan (`plan/as_run`), only what the user annotated is constrained.
+those around conflicts (`conflicts`), which depend on the form and the order of ops. Where there are none, and shardings only grew, the
+copy cannot come out otherwise: its inputs and results start from the fixed point that the plan has reached. Where XLA's own way out of
+the conflicts moves less than the plan (`plan/as_run`), only what the user annotated is constrained.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def pinned(
     propagate: Callable[[ClosedJaxpr], Imported],
     platform: str,
     partition: Partition,
+    only_grows: bool = False,
 ) -> Pinned:
     """The copy of a traced jaxpr that pins a plan.
 
@@ -60,11 +62,25 @@ def pinned(
         propagate: Propagates a copy whose inputs and outputs are as planned.
         platform: What is compiled for.
         partition: Partitions equations that XLA may get wrong.
+        only_grows: Whether the propagation of the plan only added axes (`passes.propagation.log.only_grows`).
     """
     target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, is_held=True)
-    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, twin, _ANNOTATIONS) or workaround(eqn, scope, target))
+    annotations: set[str] = set()
+
+    def replace(eqn: JaxprEqn, scope: Scope | None) -> Replacement | None:
+        replacement = _annotation(eqn, scope, twin, _ANNOTATIONS)
+        if replacement is None:
+            return workaround(eqn, scope, target)
+        annotations.add(eqn.primitive.name)
+        return replacement
+
+    copier = Copier(target.named, replace)
     pins = Pins()
     pin_conflicts(planned.scope, pins, planned.program.meshes)
+    if only_grows and not pins.count():
+        copy = ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts)
+        if annotations <= _KEPT:
+            return Pinned(copy, 0, True)
     for per_region in PER_REGION:
         copied = _copied(copier, closed, pins, planned, twin)
         copy = ClosedJaxpr(copied.jaxpr, closed.consts)
@@ -223,6 +239,9 @@ _ANNOTATIONS: dict[str, _Annotation] = {
     "sdy_propagation_barrier": _same,
     "sdy_ruled_call": _ruled_call,
 }
+
+_KEPT = frozenset({"sdy_sharding_constraint"})
+"""Annotations that say to XLA's propagation what they say to the plan's; it never sees the others."""
 
 _HELD = {**_ANNOTATIONS, "sdy_sharding_group": _as_planned, "sdy_propagation_barrier": _as_planned}
 """What stands for annotations where nothing else is held to the plan."""

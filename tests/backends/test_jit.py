@@ -13,8 +13,11 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.api import running
 from shardy_py.api.running import make_entry
+from shardy_py.backends import jit
 from shardy_py.plan import as_run
+from tests.random_programs import load, program_of_seed
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,42 @@ def test_nothing_to_pin(mesh):
     step = sp.auto_shard(lambda a, b: jnp.tanh(a @ b).sum(), mesh=mesh, in_shardings=(P("x"), P(None, "y")), lowering="jit")
     pinned = entry(step, A, A).pinned
     assert (pinned.constraints, pinned.exact) == (0, True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_that_are_not_propagated_anew_need_no_pins(seed, monkeypatch, run_plans):
+    skipped, constraints = [], []
+
+    def compared(closed, planned, twin, propagate, platform, partition, only_grows=False):
+        runs = []
+        quick = jit.pinned(closed, planned, twin, lambda copy: runs.append(copy) or propagate(copy), platform, partition, only_grows)
+        if not runs:
+            skipped.append(seed)
+            anew = jit.pinned(closed, planned, twin, propagate, platform, partition)
+            constraints.append((anew.constraints, anew.exact))
+        return quick
+
+    monkeypatch.setattr(running, "pinned", compared)
+    loaded = load(program_of_seed(seed))
+    step = sp.auto_shard(
+        loaded.program, mesh=loaded.mesh, in_shardings=loaded.in_shardings, out_shardings=loaded.out_shardings, lowering="jit"
+    )
+    step.lower(*loaded.arguments)
+    assert constraints == [(0, True)] * len(skipped)
+
+
+def test_plans_without_conflicts_are_propagated_once(mesh, monkeypatch):
+    monkeypatch.setattr(running, "propagated", None)
+    step = sp.auto_shard(lambda a, b: jnp.tanh(a @ b).sum(), mesh=mesh, in_shardings=(P("x"), P(None, "y")), lowering="jit")
+    assert entry(step, A, A).pinned.exact
+
+
+def test_barriers_are_propagated_anew(mesh):
+    def f(a):
+        return jnp.sin(sp.propagation_barrier(jnp.tanh(a)))
+
+    step = sp.auto_shard(f, mesh=mesh, in_shardings=P("x"), lowering="jit")
+    assert entry(step, A).pinned.constraints
 
 
 def conflict(a, b):

@@ -9,7 +9,7 @@ from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import EDGE, MANUAL_COMPUTATION, edge_of, get_sharding, set_sharding, shardable_value
 from shardy_py.passes.debug.recording import PROPAGATION_EDGES, SHARDING_ORIGINS, recording
-from shardy_py.passes.propagation.log import Log, Step
+from shardy_py.passes.propagation.log import CONSTRAINTS, Log, Step
 from shardy_py.passes.walk import ops_of
 from shardy_py.rules import rule_for
 
@@ -75,7 +75,7 @@ def _stated(user: Op, i: int) -> TensorSharding | None:
 
 
 def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log | None) -> None:
-    why = "a closed sharding constraint" if op.name == CONSTRAINT else "the in sharding of a manual computation"
+    why = CONSTRAINTS[op.name]
     is_edge = isinstance(x.owner, Op) and x.owner.name == EDGE
     if not is_edge and edge_of(x) is None:
         set_sharding(x, sharding)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from shardy_py.dialect import TensorSharding
     from shardy_py.ir import Op, Value
+
+
+CONSTRAINTS = {
+    "sdy.sharding_constraint": "a closed sharding constraint",
+    "sdy.manual_computation": "the in sharding of a manual computation",
+}
+"""Ops that state the sharding of an operand -> the reason in the log where that is set before the propagation."""
 
 
 class FunctionResult:
@@ -69,3 +77,13 @@ class Step(NamedTuple):
 
 Log = list[Step]
 """All changes of a run, in order; passes append to it."""
+
+_GROWTH = frozenset({"annotation", "propagate", *CONSTRAINTS.values()})
+
+
+def only_grows(log: Iterable[Step]) -> bool:
+    """Whether annotations and rules of ops brought all axes, and nothing took any away or held it back.
+
+    Then the order of the steps decides nothing unless shardings conflict: each step brings axes towards the same fixed point.
+    """
+    return all(step.reason in _GROWTH for step in log)
