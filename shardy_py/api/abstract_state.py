@@ -18,7 +18,7 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
 
 _KEYS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
-"""How PRNG implementations are called in types, and in `jax.random.key`."""
+"""Names of PRNG implementations in types, and in `jax.random.key`."""
 
 
 @dataclass(frozen=True)

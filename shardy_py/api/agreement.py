@@ -237,7 +237,7 @@ def agreement_of(planned: Planned, mesh: Mesh) -> Agreement | None:
 
 class _Covered(threading.local):
     programs = 0
-    """How many programs are lowered that were agreed on; what is lowered then is part of them."""
+    """Number of agreed programs being lowered; programs lowered meanwhile are part of them."""
 
 
 _COVERED = _Covered()
@@ -245,7 +245,7 @@ _COVERED = _Covered()
 
 @contextmanager
 def covering() -> Iterator[None]:
-    """What is called or lowered inside is not compared: it is part of what was, or will be."""
+    """A context without comparisons: calls and lowerings in it are part of a program that was compared, or will be."""
     _COVERED.programs += 1
     try:
         yield
@@ -258,7 +258,7 @@ _PEERS: dict[tuple[int, ...], tuple[Any, Rendezvous]] = {}
 
 
 def peers_of(devices: Iterable[Any]) -> Rendezvous | None:
-    """Where the processes of a mesh meet; None where there is one, or this is none of them.
+    """The rendezvous of the processes of a mesh; None in a single process, or one outside the mesh.
 
     Args:
         devices: The devices of the mesh.

@@ -101,7 +101,7 @@ class Traced:
         return entry.lower(**options)
 
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
-        """What every device does with its shards, where the plan runs as a region; None where devices exchange data, or have effects."""
+        """The function of one device on its shards, if the plan is a region without collectives and effects; else None."""
         region = self._planned.region
         return None if region is None else per_device(region.made(self.plan()))
 
@@ -119,7 +119,7 @@ class Decoration:
 
 
 class AutoSharded(Generic[P, R]):
-    """What `auto_shard` returns. Call it as the function itself.
+    """A function decorated by `auto_shard`, to be called as the function itself.
 
     Attributes:
         plan_count: How many plans calls of this function have made.
@@ -304,7 +304,7 @@ class AutoSharded(Generic[P, R]):
 
     @property
     def options(self) -> Options:
-        """How shardings propagate."""
+        """The options of propagation."""
         return self._settings.options
 
     @api_boundary

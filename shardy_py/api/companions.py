@@ -9,7 +9,7 @@ from shardy_py.api.trees import Leaf
 from shardy_py.dialect import DimensionSharding, Mesh, TensorSharding
 
 _PARAMETERS = ("params", "model", "weights")
-"""What the part of a state is called that holds the parameters themselves."""
+"""Names of the part of a state that holds the parameters."""
 
 
 def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | None]:
@@ -56,7 +56,7 @@ def _depths(parts: Sequence[str]) -> list[int]:
 
 
 def companion_sharding(shape: Sequence[int], parameter: Sequence[int], sharding: TensorSharding, mesh: Mesh) -> TensorSharding | None:
-    """What a parameter's sharding says of a companion of it; None where that is nothing.
+    """The sharding of a parameter's companion, such as its moments; None if it follows nothing.
 
     Args:
         shape: The shape of the companion.

@@ -35,7 +35,7 @@ def direct(jitted: Rearranged) -> Dispatch:
 
 
 def dispatched(jitted: Rearranged, mesh: Mesh | AbstractMesh, agreement: Agreement | None) -> Dispatch:
-    """What the mesh needs: `direct` in one process, with as many threads as its devices need.
+    """The way to dispatch on a mesh: `direct` in one process, with as many threads as its devices need.
 
     Args:
         jitted: What runs.

@@ -37,7 +37,7 @@ ARGUMENT = "logical_axis_rules"
 
 @dataclass(frozen=True)
 class AxisNames:
-    """What an array says of its dimensions.
+    """The logical axes of an array's dimensions.
 
     Attributes:
         dims: The names of each dimension; None of one that is to stay whole, `P.UNCONSTRAINED` of one that is left open.
@@ -110,7 +110,7 @@ def check_axes_exist(rules: Sequence[LogicalRule], view: MeshView, location: str
 
 
 def axis_names(tree: object) -> list[AxisNames | None]:
-    """What each leaf of a tree says of its dimensions.
+    """The logical axes of each leaf of a tree.
 
     Args:
         tree: Arguments or results, with the boxes and variables around arrays.

@@ -89,7 +89,7 @@ class MeshView:
         return dataclasses.replace(self, user_mesh=self.user_mesh.update(axis_types=self.twin.axis_types), explicit=False)
 
     def context(self) -> AbstractContextManager[object]:
-        """What `jax.set_mesh` does; under a trace, with the Auto twin."""
+        """A context like `jax.set_mesh`; under a trace, with the Auto twin."""
         mesh = self.runnable()
         return jax.set_mesh(mesh) if isinstance(mesh, JaxMesh) and not is_tracing() else jax.sharding.use_abstract_mesh(self.twin)
 
@@ -241,7 +241,7 @@ _planned: contextvars.ContextVar[MeshView | None] = contextvars.ContextVar("plan
 
 @contextlib.contextmanager
 def planning(view: MeshView) -> Iterator[None]:
-    """What is traced inside is planned for this mesh."""
+    """A context in which functions are planned for this mesh."""
     token = _planned.set(view)
     try:
         yield

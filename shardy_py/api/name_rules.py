@@ -30,12 +30,12 @@ from shardy_py.plan.patterns import check_length, matches, slash_path
 NameRules = Sequence[tuple[str, object]]
 
 OWN = "the sharding of the argument"
-"""What says the sharding of an argument of which the user says nothing."""
+"""The source of shardings of arguments without one of the user's."""
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """What is said of the leaves of arguments or results.
+    """Shardings of the leaves of arguments or results, and their sources.
 
     Attributes:
         shardings: The sharding of each.
@@ -81,7 +81,7 @@ _ONLY_CHILD = "/<flat index 0>"
 
 
 def rule_paths(leaves: Sequence[Leaf]) -> list[str]:
-    """What rules see of each leaf: its `slash_path`, without what JAX calls the only array of a class that names none.
+    """The path of each leaf that rules match: its `slash_path`, without JAX's name for the only array of an unnamed class.
 
     Args:
         leaves: The leaves of the arguments.
@@ -302,7 +302,7 @@ def _first_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:
 def _by_rule(
     spec: object, leaf: Leaf, parameter: Leaf | None, view: MeshView, source: str, options: Options, location: str
 ) -> tuple[TensorSharding | None, list[Finding]]:
-    """What a rule says of a leaf; of one that belongs to a parameter of another shape what follows from that of the parameter."""
+    """The sharding of a leaf by a rule; for a leaf that belongs to a parameter of another shape, the one that follows from it."""
     if parameter is None:
         return to_fitting_sharding(spec, view, leaf, source, options.indivisible, location)
     cut, _ = to_fitting_sharding(spec, view, parameter, source, options.indivisible, location)

@@ -14,7 +14,7 @@ from shardy_py.rules.rule_table import RuleTable
 
 @dataclass(frozen=True)
 class Options:
-    """How a plan is made; the defaults are those of Shardy inside JAX.
+    """Options of planning; the defaults are those of Shardy inside JAX.
 
     Attributes:
         conservative: Never split a mesh axis, and never shard a dimension that its axes do not divide.

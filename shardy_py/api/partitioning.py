@@ -93,7 +93,7 @@ class Partitioning:
 
     @functools.cached_property
     def closed(self) -> ClosedJaxpr:
-        """What was traced; without references where there were any."""
+        """The traced jaxpr, without references."""
         return ClosedJaxpr(self.imported.scope.jaxpr, self.traced.jaxpr.consts)
 
     @functools.cached_property

@@ -49,7 +49,7 @@ Kind = Literal["agreed", "programs", "values", "left", "failed", "ended", "elsew
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a waiting process is told.
+    """The verdict for a waiting process.
 
     Attributes:
         kind: `agreed`: all come with this program. `programs`: they come with different ones. `values`: they pass different values to it.
@@ -77,7 +77,7 @@ Values = Sequence[str | None]
 
 
 def decide(processes: Sequence[int], states: Mapping[int, State], values_of: Callable[[int], Values]) -> tuple[dict[int, Verdict], bool]:
-    """What waiting processes are to be told.
+    """The verdicts for waiting processes.
 
     Args:
         processes: Those of the mesh, in order.

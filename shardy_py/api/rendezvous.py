@@ -43,7 +43,7 @@ _FOLLOWER = 1.0
 """The same for the others, in the beginning: they are told, and look only in case nobody decides."""
 
 _REASONS = 8
-"""How many failures of a process are kept."""
+"""Number of failures of a process that are kept."""
 
 _CHUNK = 1 << 20
 _ENDED = "shardy_py/ended/"

@@ -1,4 +1,4 @@
-"""What the first run of a plan says: one line of log, and one warning of what deserves a look."""
+"""The report at the first run of a plan: one line of log, and one warning of findings that deserve a look."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from shardy_py.plan.findings import Finding
 
 @dataclass(frozen=True)
 class JitKeywords:
-    """What is handed on to `jax.jit` as it is."""
+    """Keywords that are passed to `jax.jit`."""
 
     keep_unused: bool = False
     inline: bool = False
@@ -38,7 +38,7 @@ class JitKeywords:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the decorator was given."""
+    """The arguments of the decorator."""
 
     fun: Callable[..., Any]
     in_shardings: Any
@@ -159,7 +159,7 @@ def _argument_shardings(
     structs: list[jax.ShapeDtypeStruct],
     location: str,
 ) -> Annotated:
-    """What `in_shardings` and the arguments say of each leaf."""
+    """The sharding of each leaf from `in_shardings` and the arguments."""
     specs = called(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
     out: list[TensorSharding | None] = []
     findings: list[Finding] = []

@@ -121,7 +121,7 @@ class Entry:
 
     @property
     def pinned(self) -> Pinned:
-        """What runs."""
+        """The program that runs."""
         if self._pinned is not None:
             return self._pinned
         assert self.planned.region is not None
@@ -277,7 +277,7 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:
-    """What `in_shardings` and `out_shardings` of the jitted function say: the plan, every dimension closed."""
+    """The `in_shardings` and `out_shardings` of the jitted function: the plan, every dimension closed."""
     return [decided(value.sharding, len(value.shape)) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""What a process is about to run, as text, and the values it passes: equal in every process that runs the same."""
+"""The text of a program and of the values passed to it, equal in all processes that run the same."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class _Child:
 
 
 def _keys(outline: Outline) -> list[Any]:
-    """What the children of a node are called; by their number where names are missing or not distinct."""
+    """Names of the children of a node; numbers where names are missing or not distinct."""
     keys = [None if key is None else _key(key) for key, _ in outline.children()]
     if None in keys:  # Only the node itself can say what it calls a child without leaves.
         try:

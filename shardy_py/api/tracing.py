@@ -106,7 +106,7 @@ def trace(request: PlanRequest) -> TracedCall:
 
 
 def _out_specs(request: PlanRequest, result: Any) -> list[object]:
-    """What out_shardings says of each leaf of a result."""
+    """The entry of out_shardings for each leaf of a result."""
     out_specs = request.settings.out_shardings
     if out_specs is None:
         return [None] * jax.tree.structure(result).num_leaves

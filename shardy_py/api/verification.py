@@ -1,4 +1,4 @@
-"""What `verify` found: a call as planned, and by XLA alone, beside one device."""
+"""Results of `verify`: a call as planned, and by XLA alone, against one device."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RunComparison:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `AutoSharded.verify` found.
+    """The result of `AutoSharded.verify`.
 
     Attributes:
         name: The function's name.

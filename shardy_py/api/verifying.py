@@ -43,7 +43,7 @@ EXPLAINS = 10.0
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare, and how closely."""
+    """Comparisons to make, and their tolerances."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -311,7 +311,7 @@ def _value(kind: Any, number: int, v: Any, sharding: TensorSharding | None, mesh
 
 
 def _usable(sharding: TensorSharding | None, shape: Sequence[int], mesh: Mesh) -> TensorSharding:
-    """What `in_shardings` may say: dimensions that axes do not divide are whole, and nothing is a sum still to be taken."""
+    """The closest sharding that `in_shardings` accepts: indivisible dimensions whole, and no partial sums."""
     if sharding is None:
         return TensorSharding.closed(MESH_NAME, len(shape))
     closed = sharding.with_dims(sharding.dims[: len(shape)]).closed_like()

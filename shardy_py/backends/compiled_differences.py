@@ -15,7 +15,7 @@ _PACKED = ("int4", "uint4", "int2", "uint2")
 
 
 def differences(predicted: Iterable[Collective], compiled: Iterable[CompiledCollective], *, platform: str = "cpu") -> list[str]:
-    """What is planned and not compiled, and the other way round; nothing where both are the same.
+    """Compares planned with compiled collectives; no lines where both are the same.
 
     Both are taken as multisets of kind, devices per group, bytes of the operand and trips. An op that XLA makes of several all-reduces
     counts as one per operand. Collectives within one device move nothing and are left out.

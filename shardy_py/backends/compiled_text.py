@@ -40,7 +40,7 @@ class CompiledCollective:
 
     @property
     def group_size(self) -> int:
-        """How many devices exchange data with each other."""
+        """Number of devices that exchange data with each other."""
         return max(map(len, self.groups), default=1)
 
     @property
@@ -284,7 +284,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Aliases:
-    """What a compiled program does with donated buffers.
+    """The donated buffers that a compiled program reuses.
 
     Attributes:
         pairs: Outputs that lie in buffers of parameters.

@@ -148,7 +148,7 @@ def _carried_tuple(loop: CompiledOp, around: Computation) -> list[str] | None:
 
 
 def trips_of(loop: CompiledOp, around: Computation, find: Callable[[str], Computation], constants: Constants) -> int | None:
-    """How often the body of a loop runs; None where that depends on data, or is not seen.
+    """Trip count of a loop; None if it depends on data, or cannot be derived from the text.
 
     Args:
         loop: A `while` op.
@@ -185,7 +185,7 @@ def trips_of(loop: CompiledOp, around: Computation, find: Callable[[str], Comput
 
 
 def _count(start: int, step: int, bound: int, relation: str) -> int | None:
-    """How many terms of `start, start + step, ...` come before the first that is not in a relation to a bound."""
+    """Number of terms of `start, start + step, ...` before the first that is not in a relation to a bound."""
     if relation in ("GT", "GE"):
         start, step, bound, relation = -start, -step, -bound, _MIRRORED[relation]
     if relation == "LE":

@@ -1,4 +1,4 @@
-"""Where a plan had to choose, so that the form of the program and the order in which ops are visited decide.
+"""Detects conflicts in a plan, in which the shape of the program and the order of visits decide.
 
 XLA propagates through another form of a program than the one that JAX makes. Where shardings do not conflict, that gives the same result;
 where they do, another. So the values around a conflict are constrained to a plan that is worth it (`plan/as_run`).
@@ -102,7 +102,7 @@ def only_results(eqn: JaxprEqn, body: Jaxpr) -> frozenset[Var]:
 
 
 def wanted(scope: Scope, v: Var) -> TensorSharding:
-    """What a variable is constrained to."""
+    """The sharding that a variable is constrained to."""
     sharding = scope.env[v].sharding
     rank = len(_shape(v))
     return TensorSharding.closed("mesh", rank) if sharding is None else sharding.with_dims(sharding.dims[:rank])

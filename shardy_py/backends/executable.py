@@ -24,7 +24,7 @@ class SignatureChanged(Exception):
 
 @dataclass(frozen=True)
 class Signature:
-    """What an executable was made for.
+    """The signature that an executable was compiled for.
 
     Attributes:
         in_tree: Structure of `(args, kwargs)` without static arguments.

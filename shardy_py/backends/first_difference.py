@@ -78,7 +78,7 @@ class FirstDifference:
 
 
 def observed_bytes(flat: Flat) -> int:
-    """How large all intermediates are together."""
+    """Bytes of all intermediates together."""
     return sum(_bytes(v) for i in flat.live() for v in flat.jaxpr.eqns[i].outvars if _is_seen(v))
 
 
@@ -185,7 +185,7 @@ class Search:
         return max(self.rtol, *map(tolerance_of, element_types(eqn)), 0.0)
 
     def _allowances(self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], rtol: float) -> list[Any]:
-        """What rounding may change in each result: for sums of products, what it changes in the sum of the terms' sizes."""
+        """The change by rounding that each result is allowed; for sums of products, relative to the sum of the terms' sizes."""
         call = self.reference.remembered((alone, ()), lambda: [(alone, ())])
         if eqn.primitive.name in SUMS:
             sizes = [x if _is_exact(x) else np.abs(x) for x in operands]
@@ -223,7 +223,7 @@ class Search:
 
 
 def spread(call: Callable[[list[Any]], Sequence[Any]], operands: Sequence[Any], expected: Sequence[Any]) -> list[np.ndarray]:
-    """How much each element of the results changes when operands change in their last digit; the mean over the array at least."""
+    """The change of each element of the results under changes of operands in their last digit; at least the array's mean."""
     generator = np.random.default_rng(0)
     most = [np.zeros(plain(y).shape) for y in expected]
     for _ in range(TRIALS):
@@ -288,7 +288,7 @@ def _portions(flat: Flat) -> Iterator[list[int]]:
 
 
 def _variables(flat: Flat, portion: Sequence[int]) -> list[Var]:
-    """What has to be seen to judge equations: results that someone uses, and operands."""
+    """The variables needed to judge equations: used results, and operands."""
     arguments = {*flat.jaxpr.invars, *flat.jaxpr.constvars}
     used = {v for eqn in flat.jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
     used.update(v for v in flat.jaxpr.outvars if not isinstance(v, Literal))

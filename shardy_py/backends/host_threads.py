@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _NAMES = ("PJRT_NPROC", "NPROC")
-"""Where jaxlib looks for the number of threads, in this order."""
+"""Environment variables from which jaxlib takes the number of threads, in this order."""
 
 SWITCH = "SHARDY_PY_SET_NPROC"
 """Set to 0, the environment of the process and of its children stays; calls that would need more threads wait for their results."""

@@ -76,7 +76,7 @@ def parts_of(axes: Iterable[AxisRef], parts: dict[str, list[tuple[int, int, str]
 
 
 def cuts_of(axes: Iterable[AxisRef]) -> dict[str, tuple[int, ...]] | None:
-    """Where axes have to be cut so that every part used is an axis of its own; None where all are used whole."""
+    """The cuts of axes after which every part in use is an axis of its own; None if all are used whole."""
     cuts: dict[str, set[int]] = {}
     for axis in axes:
         if axis.pre_size is not None and axis.size is not None:

@@ -1,4 +1,4 @@
-"""What a program gives without sharding: `jax.jit` on one device, annotations left out."""
+"""Reference results: the program under `jax.jit` on one device, without annotations."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def op_of(eqn: JaxprEqn, scope: Scope, name: str) -> Op | None:
 
 
 _OPS_OF_ONE = 8
-"""How many values an equation that is read as several ops is searched through."""
+"""Values that `op_of` searches behind an equation that was imported as several ops."""
 
 
 class Copier:

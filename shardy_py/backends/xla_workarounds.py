@@ -45,7 +45,7 @@ ShardingOf = Callable[[Any], TensorSharding | None]
 
 @dataclass(frozen=True)
 class Target:
-    """What equations are rewritten for.
+    """The platform and shardings for which equations are rewritten.
 
     Attributes:
         named: Gives the `NamedSharding` of a constraint.
@@ -63,7 +63,7 @@ class Target:
 
 
 def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement | None:
-    """What to emit instead of an equation, or None where XLA is right.
+    """The replacement of an equation, or None if XLA handles it correctly.
 
     Args:
         eqn: The equation.

@@ -174,7 +174,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def api_boundary(function: Function) -> Function:
-    """What an exception passes on its way out of this function is shown without the frames of JAX, and of what is `hide_frames`."""
+    """Hides frames of JAX, and of `hide_frames`, from tracebacks of exceptions that leave this function."""
     return _traceback_util.api_boundary(function)
 
 
@@ -289,7 +289,7 @@ def manual_sharding(mesh: Any, spec: Any, outer: ManualContext | None, aval: Any
 
 
 Settings = tuple[str | None, bool, tuple[tuple[str, Any], ...]]
-"""What an equation is to be lowered with: `compute_on`, `jax.threefry_partitionable`, `set_xla_metadata`."""
+"""Settings that an equation is lowered with: `compute_on`, `jax.threefry_partitionable`, `set_xla_metadata`."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -298,17 +298,17 @@ def _settings(context: Any) -> Settings:
 
 
 def settings(eqn: JaxprEqn) -> Settings:
-    """What was set by context managers where an equation was traced, the mesh aside."""
+    """The settings of context managers under which an equation was traced, other than the mesh."""
     return _settings(eqn.ctx)
 
 
 def current_settings() -> Settings:
-    """What is set here."""
+    """The current settings."""
     return _settings(_core.JaxprEqnContext())
 
 
 def current_trace() -> object:
-    """What equations are recorded by here."""
+    """The current trace."""
     return _core.trace_ctx.trace
 
 
@@ -320,7 +320,7 @@ def recorded(
     source: Any = None,
     effects: Any = _core.no_effects,
 ) -> list[Any] | None:
-    """What `primitive.bind` gives under a trace that records a jaxpr, where the types of the results are known.
+    """Records an equation as `primitive.bind` does in a trace of a jaxpr, given the types of the results.
 
     The equation is written down as it is: nothing is derived, checked or looked for, which takes most of the time of `bind`.
 
@@ -408,7 +408,7 @@ def _array_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, memory_spac
 
 @contextmanager
 def under_settings(eqn: JaxprEqn) -> Iterator[None]:
-    """What is traced inside is lowered as the equation is to be, on the mesh of here."""
+    """A context with the settings that an equation was traced under, on the current mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
         yield
@@ -426,7 +426,7 @@ def with_more_consts(params: Mapping[str, Any], count: int) -> dict[str, Any] | 
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many operands of a scan are constants and how many are carried."""
+    """Numbers of constants and carries among the operands of a scan."""
     params = eqn.params
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -560,7 +560,7 @@ def random_split(eqn: JaxprEqn) -> Callable[..., Any]:
 
 
 def gamma_draw() -> Callable[..., Any] | None:
-    """What `random_gamma` calls with a key, a shape parameter and whether it wants the logarithm, for each number."""
+    """The function by which `random_gamma` draws each number, of a key, a shape parameter and whether to return the logarithm."""
     return getattr(_random, "_gamma_one", None)
 
 
@@ -582,7 +582,7 @@ def jvp_jaxpr(jaxpr: ClosedJaxpr, nonzero: Sequence[bool]) -> tuple[ClosedJaxpr,
 
 
 def split_jaxpr(jaxpr: ClosedJaxpr, unknown: Sequence[bool]) -> tuple[ClosedJaxpr, ClosedJaxpr, Sequence[bool], Sequence[int | None]]:
-    """What can be computed of a jaxpr before some of its inputs are known, and the rest.
+    """Splits a jaxpr into the part that depends on known inputs only, and the rest.
 
     Args:
         jaxpr: Without constants.
@@ -619,7 +619,7 @@ CheckRule = Callable[[tuple[Any, ...], Any, Any, Sequence[Any], dict[str, Any]],
 
 
 def _own_arguments(rule: Callable[..., Any]) -> int:
-    """How many arguments of a rule of checkify come before the error."""
+    """Number of leading arguments of a rule of checkify, in front of the error."""
     return list(inspect.signature(rule).parameters).index("enabled_errors") - 1
 
 
@@ -640,7 +640,7 @@ def checked_call(context: tuple[Any, ...], error: Any, enabled: Any, operands: S
 
 
 def checkpoint_rule(update: Callable[..., tuple[dict[str, Any], dict[str, Any]]]) -> Callable[..., Any]:
-    """How `jax.checkpoint` divides a primitive that calls its parameter `jaxpr`: as the jaxpr itself, equation by equation.
+    """The rule by which `jax.checkpoint` splits a primitive that calls its parameter `jaxpr`, equation by equation.
 
     Args:
         update: Completes the parameters of the two calls, as the `ParamsUpdater2` of JAX's own call primitives.
@@ -671,7 +671,7 @@ def frames_of(source_info: Any) -> list[tuple[str, int]]:
 
 
 def put_shards(like: jax.Array, sharding: jax.sharding.Sharding, shards: Sequence[jax.Array], devices: Sequence[Any]) -> jax.Array:
-    """What `jax.device_put` does once it knows its arguments: an array of copies of shards, each on a device.
+    """Builds an array of copies of shards on devices, as `jax.device_put` does.
 
     Args:
         like: An array of the shape, type and mesh axes of the one to make; no keys.

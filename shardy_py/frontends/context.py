@@ -1,4 +1,4 @@
-"""Where code runs: under which trace, on which mesh."""
+"""The context in which code runs: trace, mesh and settings of JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers of equations see of an import: the program being built, its meshes and findings, and how bodies are read."""
+"""The importer as readers of equations see it: the program under construction, its meshes, findings and bodies."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from shardy_py.plan.findings import Finding
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Imported:
-    """What `from_jaxpr` gives.
+    """The program of a jaxpr, with its variables' values and findings.
 
     Attributes:
         program: One function, `main`, whose arguments and results are those of the jaxpr.

@@ -1,4 +1,4 @@
-"""Where in the user's code an equation was written."""
+"""Source locations of equations in the user's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How JAX lowers scans: as while loops."""
+"""JAX's lowering of scans to while loops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOOPS: dict[Any, Loop] = {}
 
 
 class ScanStyle(NamedTuple):
-    """How this version of JAX lowers scans that are not unrolled.
+    """The style in which this version of JAX lowers scans that are not unrolled.
 
     Attributes:
         called: Whether the body is a function of its own.

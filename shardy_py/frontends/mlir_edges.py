@@ -20,7 +20,7 @@ _TOKEN = re.compile(
 
 
 class _Definition(NamedTuple):
-    """Where an op that jaxlib does not know makes values."""
+    """The position in a text of an op that jaxlib does not know, and its name."""
 
     op: str
     position: int

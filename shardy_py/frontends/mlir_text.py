@@ -1,4 +1,4 @@
-"""What a `Program` has no form for, kept as the text MLIR prints for it.
+"""Parts of a module without a representation in a `Program`, kept as MLIR's text.
 
 An op keeps the attributes that no pass sets as one text under `ir.attribute_text.KEPT`, so that copies of the op share it; a
 program keeps its top-level ops that are neither function nor mesh there. `MODELLED` says

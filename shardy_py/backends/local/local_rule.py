@@ -23,7 +23,7 @@ from shardy_py.frontends.context import axis_sizes, local_type, recorded
 Array = Any
 Dim = int | Sequence[int]
 Combine = str
-"""How partial results are combined: `add`, `max`, `min`, `mul`, `and`, `or`, `xor`."""
+"""The reduction of partial results: `add`, `max`, `min`, `mul`, `and`, `or`, `xor`."""
 
 
 class Equation:

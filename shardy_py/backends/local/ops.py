@@ -100,7 +100,7 @@ def dynamic_update_slice_in_dim(x: Array, update: Array, start: Any, *, axis: in
 
 
 def _starts(starts: Sequence[Any]) -> list[Any] | None:
-    """Where a slice starts, as 32-bit integers; None where that is said in others."""
+    """Starts of a slice as 32-bit integers; None if they are of another type."""
     scalars = [np.int32(start) if type(start) is int else start for start in starts]
     return scalars if all(start.dtype == _INT32 for start in scalars) else None
 

@@ -30,7 +30,7 @@ def refuses(equation: Equation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How devices get their blocks of a strided slice of a dimension.
+    """Exchange that brings devices their blocks of a strided slice of a dimension.
 
     Attributes:
         offsets: Start of the slice in each device's block.

@@ -1,4 +1,4 @@
-"""How each JAX primitive is read: the table of all of them, so that none is passed over in silence."""
+"""The table of all JAX primitives and how they are imported, so that none is passed over in silence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """How the equations of a primitive become ops."""
+    """Ways in which equations of a primitive become ops."""
 
     NATIVE = "a template in this package writes the ops"
     REGION = "a module of `frontends/readers` reads it: it holds other jaxprs, or says something about shardings"

@@ -1,4 +1,4 @@
-"""What the readers of equations share."""
+"""Helpers of the readers of equations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def barrier(importer: Importer, values: Sequence[Value], eqn: JaxprEqn, block: B
 
 
 RULE_FIX = 'say how it propagates: @sp.sharding_rule("b i, i o -> b o"), or like= a function of JAX'
-"""What to do about an op without a rule."""
+"""The advice for an op without a rule."""
 
 
 def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: JaxprEqn, scope: Scope, block: Block, reason: str = "") -> None:
