@@ -514,8 +514,8 @@ class Interpreter:
             if not used:
                 key.append(())
             else:
-                known = None if requests is None else requests.get(v)
-                key.append(self.wanted_layouts(v, scope) if known is None else known)
+                requested = None if requests is None else requests.get(v)
+                key.append(self.wanted_layouts(v, scope) if requested is None else requested)
         ranked = equation.cache.get(tuple(key))
         if ranked is None:
             operand_layouts, result_layouts = [value.layout_key for value in operands], key[1 + len(operands) :]
