@@ -2,8 +2,9 @@
 
 Pointwise ops, broadcasts, slices and the like are computed where their result is used. A value lies in memory where it is an argument,
 where a loop carries it, where an op makes or reads it that is not fused (a matrix product, a sort, a scatter, a collective), and where it
-is returned. An op reads those of its operands that lie in memory and writes those of its results that do. Slices read what they take,
-updates write what they change: the rest stays in place. A transpose beside a product is part of it.
+is returned. A constant is part of the op that reads it; an iota is made by each op that reads it and is not fused. An op reads those of its
+operands that lie in memory and writes those of its results that do. Slices read what they take, updates write what they change: the rest
+stays in place. A transpose beside a product is part of it.
 Memory keeps up with what collectives send, so they are charged for their links alone (`cost/collectives`). Which values lie in memory does
 not depend on shardings, so that costs of layouts are sums over ops and moves.
 """
@@ -99,14 +100,18 @@ class Fusion:
     def __init__(self, block: Block) -> None:
         self._origins: dict[Value, Value] = dict(zip(block.arguments, block.arguments))
         self._kept: set[Value] = set()
+        self._handed_on: set[Value] = set()
         if block.ops:
             self._kept.update(map(self.origin, block.terminator.operands))
+            self._handed_on |= self._kept
         for op in block.walk():
             name = op.name
             if name in FUSED or name in FORWARDED or name in _READS_FUSED or name in COMPUTATIONS or name == "sdy.return":
                 continue
-            for operand in op.operands:
-                self._kept.add(self.origin(operand))
+            origins = [*map(self.origin, op.operands)]
+            self._kept.update(origins)
+            if op.regions or name.endswith(".return"):
+                self._handed_on.update(origins)
 
     def origin(self, value: Value) -> Value:
         """The value that this one is under another name."""
@@ -127,6 +132,8 @@ class Fusion:
         op = value.defining_op
         if op is None or op.name not in FUSED:
             return True
+        if op.name == "stablehlo.iota":
+            return value in self._handed_on
         return value in self._kept and op.name not in _CONSTANTS
 
     def accesses(self, op: Op) -> tuple[Access, ...]:
@@ -147,7 +154,12 @@ class Fusion:
         for i, operand in enumerate(op.operands):
             numbers.setdefault(self.origin(operand), i)
         taken = count if name in _SLICES else None
-        reads = [Access(i, taken=None if i else taken) for origin, i in numbers.items() if self.in_memory(origin)]
+        reads: list[Access] = []
+        for origin, i in numbers.items():
+            if self.in_memory(origin):
+                reads.append(Access(i, taken=None if i else taken))
+            elif origin.defining_op is not None and origin.defining_op.name == "stablehlo.iota" and name not in FUSED | _READS_FUSED:
+                reads.append(Access(i, 2))  # made for this op, in the layout that it reads
         return (*reads, *(Access(i) for i, result in enumerate(op.results, count) if self.in_memory(result)))
 
 

@@ -36,3 +36,18 @@ def xla(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
 
 POLICIES: Mapping[str, Policy] = {"xla": xla}
 """Name -> policy."""
+
+
+def policy_named(name: str) -> Policy:
+    """A policy by name.
+
+    Args:
+        name: One of `POLICIES`.
+
+    Raises:
+        ValueError: There is no such policy.
+    """
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ValueError(f"unknown policy {name!r}; there are {', '.join(POLICIES)}")
+    return policy

@@ -22,7 +22,7 @@ from shardy_py.ir import Type
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Axes, Layout, local_shape
 from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import POLICIES
+from shardy_py.partition.policies import policy_named
 from shardy_py.partition.routes import Move, moves, settled
 
 
@@ -163,7 +163,7 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
         memory: Its reads and writes; see `Fusion.accesses`.
     """
     mesh, count, types = machine.mesh, len(op.operands), op.types
-    run = POLICIES[policy](op, layouts, mesh)
+    run = policy_named(policy)(op, layouts, mesh)
     brought = tuple(
         NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read)
         for tensor, layout, read in zip(op.operands, layouts, run.reads)

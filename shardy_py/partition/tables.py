@@ -22,7 +22,7 @@ from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
 from shardy_py.partition.layouts import Axes, Layout, joined, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK
 from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import HANDED_ON, POLICIES, Policy
+from shardy_py.partition.policies import HANDED_ON, Policy, policy_named, xla
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
@@ -306,7 +306,7 @@ class _Decider:
         """Strategies for joint layouts: on arrays where the policy can, else one by one."""
         op, count = self.op, index.shape[1]
         if policy != "xla" or op.name in HANDED_ON:
-            return self.one_by_one(POLICIES[policy], index)
+            return self.one_by_one(policy_named(policy), index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
         runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
         for where, run in ((at_risk, self.apart), (~at_risk, self.handled if op.name in HANDLERS else self.by_xla)):
@@ -339,7 +339,7 @@ class _Decider:
         """Those of an op that XLA has a handler for."""
         if self.op.name == "stablehlo.sort" and self.op.primitive != "top_k":
             return self.by_xla(index)
-        return self.one_by_one(POLICIES["xla"], index)
+        return self.one_by_one(xla, index)
 
     def by_xla(self, index: Array) -> _Runs:
         """Those of XLA's partitioner."""

@@ -19,6 +19,8 @@ from shardy_py.ir import Program, Value
 from shardy_py.partition.layouts import Layout, layout_of
 from shardy_py.partition.op import CHEAP, spec_of
 from shardy_py.partition.price import Communication, Machine, price
+from shardy_py.plan.cost_walk import trips_within
+from shardy_py.plan.prediction.loops import as_xla_propagates
 
 MESH = {"x": 2, "y": 4}
 
@@ -53,6 +55,11 @@ def rows(x: jax.Array, at: jax.Array, update: jax.Array) -> Any:
     return added, lax.slice(joined, (2, 0), (66, 16)) @ update.T, lax.reduce_window(x, 0.0, lax.add, (3, 1), (1, 1), "SAME")
 
 
+def ordered(x: jax.Array) -> Any:
+    places = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return lax.sort((x, places), dimension=0, num_keys=1), jnp.tanh(x) * places
+
+
 PARAMS = {"in": f32(64, 128), "out": f32(128, 64)}
 MEGATRON = {"in": P(None, "y"), "out": P("y")}
 SHARDED = {"in": P(("x", "y")), "out": P(("x", "y"))}
@@ -67,6 +74,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "height and features": (image, (f32(8, 16, 16, 8), f32(3, 3, 8, 16)), (P("x", "y"), P(None, None, None, "x"))),
     "channels": (image, (f32(8, 16, 16, 8), f32(3, 3, 8, 16)), (P("x", None, None, "y"), P(None, None, "y"))),
     "rows": (rows, ROWS, (P("y"), None, P("x"))),
+    "order": (ordered, (f32(64, 16),), (P("x", "y"),)),
     "uneven rows": (rows, ROWS, (P(None, "y"), P("x"), P("y"))),
 }
 
@@ -116,6 +124,25 @@ def test_prices_add_up_to_the_cost_of_a_plan(case: str, on: str) -> None:
     assert flops == pytest.approx(cost.flops, rel=1e-12)
     assert traffic == cost.bytes_accessed
     assert seconds == pytest.approx(cost.step_seconds.high, rel=1e-9)
+
+
+def test_ops_of_a_loop_count_as_often_as_it_runs() -> None:
+    def layers(x: jax.Array, ws: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w) @ w.T, None), x, ws)[0]
+
+    specs = (P("x"), P(None, None, "y"))
+    plan = sp.auto_shard(layers, mesh=MESH, in_shardings=specs, lowering="jit").plan(f32(32, 64), f32(6, 64, 128))
+    program, machine = as_xla_propagates(plan.program)[0], Machine(plan.mesh, hardware("h100"))
+    fusion, flops, traffic = Fusion(program.main.body), 0.0, 0.0
+    for op, trips in trips_within(program.main.body):
+        if op.results and not op.regions and op.name not in CHEAP:
+            assert trips is not None
+            layouts = [layout_of(v.sharding, v.type.rank, plan.mesh) for v in (*op.operands, *op.results)]
+            one = price("xla", spec_of(op), layouts, machine, fusion.accesses(op))
+            flops, traffic = flops + one.work.flops * trips, traffic + one.traffic * trips
+    cost = plan.cost_analysis("h100")
+    assert flops == pytest.approx(cost.flops, rel=1e-4)  # the condition of the loop is asked once more than its body runs
+    assert traffic == pytest.approx(cost.bytes_accessed, rel=1e-4)
 
 
 def test_links_count() -> None:

@@ -140,3 +140,12 @@ def test_columns_hold_what_joint_layouts_need() -> None:
         needed = {(int(own), int(read)) for own, read in zip(rows.index[i], table.reads[i])}
         assert {(int(own), int(read)) for own, read in zip(*np.nonzero(~np.isnan(seconds)))} == needed
         assert ((received >= 0) == ~np.isnan(seconds)).all()
+
+
+def test_unknown_policy() -> None:
+    op, memory = kinds("ordered")[-1]
+    rows = candidates(op, MACHINES[0].mesh, random.Random(0))
+    with pytest.raises(ValueError, match="xla"):
+        price_table("shortest", op, rows, MACHINES[0], memory)
+    with pytest.raises(ValueError, match="xla"):
+        price("shortest", op, [domain[0] for domain in rows.domains], MACHINES[0], memory)
