@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import ast
-import pathlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "shardy_py"
+from docs.rooms import DESIGN, picture
+from tests.imports import ORDER, PACKAGE, ROOT, imported, imported_late, modules, room, target_of
 
-# A room may import itself and the rooms before it. Rooms up to and including "facade" must not need jax.
-ORDER = (
-    "errors",
-    "files",
-    "dialect",
-    "ir",
-    "rules",
-    "passes",
-    "cost",
-    "partition",
-    "plan",
-    "view",
-    "facade",
-    "frontends",
-    "backends",
-    "api",
-    "stages",
-    "opt",
-    "cli",
-    "testing",
-    "__main__",
-    "",
-)
 CORE = ORDER[: ORDER.index("facade") + 1]
 
 # A plan that was read from a file gives its shardings as JAX's objects when they are asked for, and only then needs JAX.
@@ -71,46 +46,6 @@ print(len(sys.argv) - 2)
 """
 
 
-def modules() -> Iterator[tuple[str, pathlib.Path]]:
-    """(dotted name, file) of every module of the package."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
-
-
-def room(module: str) -> str:
-    """The first name below the package: 'dialect' of 'shardy_py.dialect.axis', '' of the package itself."""
-    return [*module.split("."), ""][1]
-
-
-def imported(module: str, path: pathlib.Path) -> Iterator[tuple[str, str, int]]:
-    """(module, name or '', line) of everything of this package that a file imports, type-checking blocks included."""
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    yield from _imported(package, ast.parse(path.read_text(), str(path)))
-
-
-def imported_late(path: pathlib.Path) -> set[int]:
-    """Lines of the imports that stand inside a function."""
-    functions = [n for n in ast.walk(ast.parse(path.read_text(), str(path))) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {node.lineno for function in functions for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)}
-
-
-def _imported(package: str, tree: ast.AST) -> Iterator[tuple[str, str, int]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "shardy_py":
-                    yield alias.name, "", node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*parents, base] if base else parents)
-            if base.split(".")[0] == "shardy_py":
-                for alias in node.names:
-                    yield base, alias.name, node.lineno
-
-
 def run(source: str, *args: str) -> str:
     done = subprocess.run([sys.executable, "-W", "error", "-c", source, *args], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -128,7 +63,7 @@ def test_imports_point_one_way() -> None:
     for module, path in modules():
         late = imported_late(path)
         for base, name, line in imported(module, path):
-            target = f"{base}.{name}" if f"{base}.{name}" in exists else base
+            target = target_of(base, name, exists)
             if line in late and (room(module), room(target)) in LATE:
                 continue
             if ORDER.index(room(target)) > ORDER.index(room(module)) or (room(target) == "" and room(module) != ""):
@@ -141,7 +76,7 @@ def circles() -> list[set[str]]:
     files = dict(modules())
     edges: dict[str, set[str]] = {}
     for module, path in files.items():
-        targets = {f"{base}.{name}" if f"{base}.{name}" in files else base for base, name, _ in imported(module, path)}
+        targets = {target_of(base, name, files) for base, name, _ in imported(module, path)}
         edges[module] = targets & set(files)
     reached: dict[str, set[str]] = {}
     for start in files:
@@ -165,6 +100,10 @@ def test_circles_among_modules() -> None:
         assert len(circle) <= CIRCLES[known][0], f"{known} is in a larger circle: {', '.join(sorted(circle))}"
         del left[known]
     assert not left, f"these are no circles any more; take them from CIRCLES: {', '.join(left)}"
+
+
+def test_picture_of_the_rooms_is_of_today() -> None:
+    assert picture() in DESIGN.read_text(), "write it by: python -m docs.rooms"
 
 
 def test_private_modules_stay_in_their_package() -> None:
