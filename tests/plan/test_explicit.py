@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import pathlib
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -90,15 +93,18 @@ def total(figures: Any) -> int:
 def test_surfaces_agree(name: str, lowering: Any) -> None:
     function, args, specs = PROGRAMS[name]
     plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering=lowering).plan(*args)
-    received = total((c.received_bytes, c.trips) for c in plan.collectives)
     assert plan.collectives
+    check(plan)
 
+
+def check(plan: sp.Plan) -> None:
+    received = total((c.received_bytes, c.trips) for c in plan.collectives)
     steps = Counter((step.kind, step.group, step.bytes_per_device, r.trips) for r in plan.reshards for step in r.collectives)
     assert steps == Counter((c.kind, c.group_size, c.received_bytes, c.trips) for c in plan.collectives)
     assert total((r.bytes_per_device, r.trips) for r in plan.reshards) == received
 
-    (line,) = re.findall(r"^(?:reshards|collectives)  .*, which brings? (?:at least )?(.*) to each device in a call$", str(plan), re.M)
-    assert line == format_bytes(received)
+    lines = re.findall(r"^(?:reshards|collectives)  .*, which brings? (?:at least )?(.*) to each device in a call$", str(plan), re.M)
+    assert lines == [format_bytes(received)] * bool(plan.collectives)
 
     cost = plan.cost_analysis()
     assert [c.collective for c in cost.collectives] == list(plan.collectives)
@@ -106,7 +112,37 @@ def test_surfaces_agree(name: str, lowering: Any) -> None:
     timed = [c.collective for c in plan.cost_analysis("h100").collectives]
     assert [(c.operand_bytes, c.trips) for c in timed] == [(c.operand_bytes, c.trips) for c in plan.collectives]
 
-    in_memory = {node.source for node in nodes(local_graph(plan)[0].main)}
     transfers = executed(plan).transfers
     assert [t.collective for t in transfers] == list(plan.collectives)
-    assert all(t.step in in_memory for t in transfers if t.step is not None)
+    graph, program = local_graph(plan)
+    in_memory = {node.source for node in nodes(graph.main)}
+    steps = {op for op in program.walk() if op in {t.step for t in transfers}}
+    assert steps <= in_memory
+    if not any(v.type.dtype in ("float16", "bfloat16") for v in plan.values):  # these are computed with in a copy of the program
+        assert steps == {t.step for t in transfers if t.step is not None}
+
+
+ZOO = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).resolve().parents[3] / "shared") / "programs" / "zoo.py"
+
+
+def annotated(leaf: Any, number: int) -> P | None:
+    """Every other array is cut along the first dimension that an axis divides, by one axis and by the other in turns."""
+    axis = ("x", "y")[number // 2 % 2]
+    fitting = [d for d, n in enumerate(leaf.shape) if n and n % MESH[axis] == 0]
+    return P(*[None] * fitting[0], axis) if fitting and number % 2 else None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ZOO.exists(), reason="the programs are not there")
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_surfaces_of_many_programs_agree(lowering: Any) -> None:
+    spec = importlib.util.spec_from_file_location("zoo", ZOO)
+    assert spec is not None
+    assert spec.loader is not None
+    zoo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(zoo)
+    for build in zoo.PROGS.values():
+        function, args = build()
+        leaves, tree = jax.tree.flatten(args)
+        specs = jax.tree.unflatten(tree, [annotated(leaf, i) for i, leaf in enumerate(leaves)])
+        check(sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering=lowering).plan(*args))
