@@ -28,8 +28,6 @@ from shardy_py.plan.checks.specs import nearest, sharding_text
 from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding
 
-Spec = PartitionSpec | Sharding | TensorSharding | None
-
 
 @dataclass(frozen=True)
 class _Wrong(Exception):

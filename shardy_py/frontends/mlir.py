@@ -86,12 +86,6 @@ def _module(module: ir.Module | Lowered | Exported | str) -> ir.Module:
     return parse_module(module) if isinstance(module, str) else module
 
 
-def read_module(module: ir.Module) -> tuple[Program, dict[ir.Operation, Op]]:
-    """As `from_mlir`, with the op that was made from each operation, for a writer that keeps what a `Program` leaves out."""
-    reader = _Reader()
-    return reader.program(module), reader.ops
-
-
 def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
     """Parses MLIR text with the dialects that JAX emits; ops of other dialects may stand in generic form.
 

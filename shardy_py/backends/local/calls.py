@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.sharded_value import ShardedValue
-from shardy_py.backends.rewriting import bodies, open_jaxpr, scopes_of
+from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
 from shardy_py.ir.jax_calls import BODY_PARAMETERS
 
@@ -21,11 +21,6 @@ def run_body(interpreter: Interpreter, body: Any, arguments: Sequence[ShardedVal
     jaxpr = open_jaxpr(body)
     const_values = [interpreter.constant(c, v.aval) for c, v in zip(consts, jaxpr.constvars)]
     return interpreter.jaxpr(jaxpr, const_values, arguments, scope)
-
-
-def child(scope: Scope | None, index: int, eqn: JaxprEqn, body: int = 0) -> Scope | None:
-    """The scope of a body of an equation."""
-    return scopes_of(scope, index, bodies(eqn))[body]
 
 
 def only_child(scope: Scope | None, index: int) -> Scope | None:

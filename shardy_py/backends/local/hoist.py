@@ -20,6 +20,7 @@ from shardy_py.backends.local.combine import SMALL
 from shardy_py.backends.local.jaxpr_rewriting import (
     COLLECTIVES,
     Atom,
+    Replacement,
     Rewritten,
     copy_equations,
     is_pure,
@@ -27,6 +28,7 @@ from shardy_py.backends.local.jaxpr_rewriting import (
     retraced,
     rewrite,
     rewrite_bodies,
+    rewrite_by_name,
     sub_jaxpr,
     with_jaxpr,
 )
@@ -49,11 +51,7 @@ def hoist_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of a region.
         sizes: The axes of the region.
     """
-
-    def run(body: Jaxpr) -> Jaxpr:
-        return rewrite(body, lambda eqn: _HOIST[eqn.primitive.name](eqn, sizes) if eqn.primitive.name in _HOIST else None)
-
-    return rewrite_bodies(jaxpr, run)
+    return rewrite_by_name(jaxpr, sizes, _HOIST)
 
 
 def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list[Var]]:
@@ -183,7 +181,7 @@ def _hoist_while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     return retraced(run, eqn, sizes)
 
 
-_HOIST: dict[str, Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]] = {"scan": _hoist_scan, "while": _hoist_while}
+_HOIST: dict[str, Replacement] = {"scan": _hoist_scan, "while": _hoist_while}
 
 
 def defer_sums(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PARTIAL) -> Jaxpr:

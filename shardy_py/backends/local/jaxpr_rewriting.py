@@ -28,6 +28,8 @@ COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "pmul", "pp
 """Primitives in which devices exchange data."""
 
 Pass = Callable[[Jaxpr], Jaxpr]
+Replacement = Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]
+"""Given an equation and the axes of the region, the replacement; None to keep it."""
 
 
 def rewrite_bodies(jaxpr: Jaxpr, run: Pass, last: Pass | None = None) -> Jaxpr:
@@ -93,6 +95,22 @@ def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Ja
         eqns += replacement[0]
         renamed.update(zip(eqn.outvars, replacement[1], strict=True))
     return jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed else jaxpr
+
+
+def rewrite_by_name(jaxpr: Jaxpr, sizes: Mapping[str, int], replacements: Mapping[str, Replacement]) -> Jaxpr:
+    """Replaces equations of a jaxpr and of all bodies in it.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+        sizes: The axes of the region.
+        replacements: Primitive -> its replacement.
+    """
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        replacement = replacements.get(eqn.primitive.name)
+        return None if replacement is None else replacement(eqn, sizes)
+
+    return rewrite_bodies(jaxpr, lambda body: rewrite(body, replace))
 
 
 def retraced(

@@ -10,7 +10,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.hoist import scan
-from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite, rewrite_bodies
+from shardy_py.backends.local.jaxpr_rewriting import Atom, Replacement, Rewritten, retraced, rewrite_by_name
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.loops import scan_counts
 
@@ -22,11 +22,7 @@ def hoist_invariant_carries(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of a region.
         sizes: The axes of the region.
     """
-
-    def run(body: Jaxpr) -> Jaxpr:
-        return rewrite(body, lambda eqn: _HOIST[eqn.primitive.name](eqn, sizes) if eqn.primitive.name in _HOIST else None)
-
-    return rewrite_bodies(jaxpr, run)
+    return rewrite_by_name(jaxpr, sizes, _HOIST)
 
 
 def _invariant_carries(body: Jaxpr, n_consts: int, n_carry: int, operands: Sequence[Atom]) -> set[int]:
@@ -111,4 +107,4 @@ def _merged(first: Sequence[Any], varying: Sequence[int], now: Sequence[Any]) ->
     return out
 
 
-_HOIST = {"scan": _scan, "while": _while}
+_HOIST: dict[str, Replacement] = {"scan": _scan, "while": _while}

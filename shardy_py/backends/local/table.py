@@ -18,12 +18,12 @@ from shardy_py.backends.local import (
     iota,
     linear_algebra,
     loops,
+    misc,
     partial_sums,
     products,
     random_bits,
     reductions,
-    remaining,
-    rolling,
+    roll,
     shapes,
     slicing,
     sorting,
@@ -45,7 +45,7 @@ LOCAL_RULES = merge_tables(
         products.LOCAL_RULES,
         random_bits.LOCAL_RULES,
         reductions.LOCAL_RULES,
-        remaining.LOCAL_RULES,
+        misc.LOCAL_RULES,
         shapes.LOCAL_RULES,
         slicing.LOCAL_RULES,
         sorting.LOCAL_RULES,
@@ -54,7 +54,7 @@ LOCAL_RULES = merge_tables(
 )
 """Primitive -> builder of its local rule."""
 
-HANDLERS = merge_tables((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, rolling.HANDLERS))
+HANDLERS = merge_tables((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, roll.HANDLERS))
 """Primitive -> handler, for equations that hold jaxprs or name shardings."""
 
 _WHOLE: Mapping[str, str] = {

@@ -14,8 +14,7 @@ from shardy_py.backends.local.jaxpr_rewriting import (
     Rewritten,
     copy_equations,
     retraced,
-    rewrite,
-    rewrite_bodies,
+    rewrite_by_name,
     sub_jaxpr,
     with_jaxpr,
 )
@@ -32,11 +31,7 @@ def unroll_scans(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of a region.
         sizes: The axes of the region.
     """
-
-    def run(body: Jaxpr) -> Jaxpr:
-        return rewrite(body, lambda eqn: _unrolled(eqn, sizes) if eqn.primitive.name == "scan" else None)
-
-    return rewrite_bodies(jaxpr, run)
+    return rewrite_by_name(jaxpr, sizes, {"scan": _unrolled})
 
 
 def _unrolled(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
