@@ -5,14 +5,12 @@ from __future__ import annotations
 from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
-from shardy_py.backends.local.sharded_value import ShardedValue
+from shardy_py.backends.local.sharded_value import ShardedValue, Values
 from shardy_py.frontends.importer import Scope
 
 
 @runs_dry
-def constraint(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def constraint(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The value in its planned layout only."""
     (value,) = operands
     planned = interpreter.planned(eqn.outvars[0], scope)
@@ -31,7 +29,7 @@ def alias(value: ShardedValue) -> ShardedValue:
 
 
 @runs_dry
-def identity(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def identity(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The operands themselves."""
     return [alias(value) for value in operands]
 

@@ -9,13 +9,13 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
-from shardy_py.backends.local.sharded_value import ShardedValue
+from shardy_py.backends.local.sharded_value import ShardedValue, Values
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
 from shardy_py.ir.jax_calls import BODY_PARAMETERS
 
 
-def run_body(interpreter: Interpreter, body: Any, arguments: Sequence[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def run_body(interpreter: Interpreter, body: Any, arguments: Sequence[ShardedValue], scope: Scope | None) -> Values:
     """Runs a body, with its constants."""
     consts = body.consts if isinstance(body, ClosedJaxpr) else ()
     jaxpr = open_jaxpr(body)
@@ -30,14 +30,14 @@ def only_child(scope: Scope | None, index: int) -> Scope | None:
 
 
 @runs_dry
-def inlined(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def inlined(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs the body of a call on the operands."""
     body = next(eqn.params[name] for name in BODY_PARAMETERS if name in eqn.params)
     return run_body(interpreter, body, operands, only_child(scope, index))
 
 
 @runs_dry
-def remat(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def remat(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs the body; when differentiated, behind a barrier, so that it is recomputed."""
     guarded = eqn.params["prevent_cse"]
     if isinstance(guarded, bool):
@@ -50,7 +50,7 @@ def remat(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[Sh
     return run_body(interpreter, eqn.params["jaxpr"], operands, only_child(scope, index))
 
 
-def barrier(interpreter: Interpreter, operands: Sequence[ShardedValue]) -> list[ShardedValue]:
+def barrier(interpreter: Interpreter, operands: Sequence[ShardedValue]) -> Values:
     """The values behind an optimization barrier, each in the layout of its first copy."""
     layouts = [next(iter(value.copies), None) for value in operands]
     copied = [(value, at) for value, at in zip(operands, layouts) if at is not None and value.rematerialize is None]
@@ -68,9 +68,7 @@ def barrier(interpreter: Interpreter, operands: Sequence[ShardedValue]) -> list[
 
 
 @runs_dry
-def optimization_barrier(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def optimization_barrier(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """An optimization barrier of local parts."""
     return [_copy(value) for value in barrier(interpreter, operands)]
 
@@ -82,9 +80,7 @@ def _copy(value: ShardedValue) -> ShardedValue:
 
 
 @runs_dry
-def linear_solve(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def linear_solve(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs the solving jaxpr, on its own constants and the right-hand sides."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     start = lengths.matvec + lengths.vecmat

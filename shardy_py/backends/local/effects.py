@@ -20,14 +20,14 @@ from shardy_py.backends.local.calls import inlined, only_child, run_body
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.local_rule import Equation, bind, is_key
 from shardy_py.backends.local.loops import settled_layout
-from shardy_py.backends.local.sharded_value import ShardedValue
+from shardy_py.backends.local.sharded_value import Values
 from shardy_py.frontends.importer import Scope
 
 Array = Any
 
 
 @runs_dry
-def callback(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def callback(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Calls back once, and sends the results to every device; for `partitioned` callbacks every device calls with its part."""
     partitioned = eqn.params.get("partitioned")
     if not partitioned:
@@ -92,9 +92,7 @@ def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
     """
 
     @runs_dry
-    def inspect(
-        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-    ) -> list[ShardedValue]:
+    def inspect(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         (v,) = eqn.invars
         planned = None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
         if not interpreter.region.dry:
@@ -105,7 +103,7 @@ def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
 
 
 @runs_dry
-def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Applies a constraint on the memory layout to this device's part."""
     (value,) = operands
     planned = interpreter.planned(eqn.outvars[0], scope)
@@ -116,9 +114,7 @@ def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list
 
 
 @runs_dry
-def device_put(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def device_put(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Moves a value to another memory space, except on CPU; its devices are those of the region anyway."""
     results = []
     for value, device in zip(operands, eqn.params["devices"], strict=True):
@@ -144,9 +140,7 @@ def _space(device: Any) -> Any:
 
 
 @runs_dry
-def ruled_call(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def ruled_call(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs a function with a user's rule, its results in planned layouts."""
     outputs = run_body(interpreter, eqn.params["call_jaxpr"], operands, None)
     results = []
@@ -160,7 +154,7 @@ def ruled_call(
 
 
 @runs_dry
-def kernel(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def kernel(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it.
 
     One that is interpreted is what the interpreter makes of it, which may run on parts.

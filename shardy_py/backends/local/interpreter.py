@@ -19,7 +19,7 @@ from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRul
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
 from shardy_py.backends.local.reshard_steps import reshard_steps
 from shardy_py.backends.local.runnable import layouts_under, runnable
-from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue
+from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.backends.local.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies
 from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
@@ -33,9 +33,9 @@ from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes
 
 Array = Any
-Handler = Callable[["Interpreter", JaxprEqn, int, list[ShardedValue], Scope | None], list[ShardedValue]]
+Handler = Callable[["Interpreter", JaxprEqn, int, Values, Scope | None], Values]
 Builders = dict[str, Callable[[Equation], LocalRule | None]]
-Values = dict[int, dict[Var, ShardedValue]]
+ScopedValues = dict[int, dict[Var, ShardedValue]]
 """Id of a scope -> values of its variables; scopes tell call sites of one jaxpr apart."""
 EquationSite = tuple[int, int]
 """An equation at one call site: ids of the scope and of the equation."""
@@ -235,7 +235,7 @@ class Interpreter:
         self.previous_values = previous.values if previous is not None else {}
         self._requests = previous.requests if previous is not None else {}
         self._dry_run = dry_run
-        self.values: Values = {}
+        self.values: ScopedValues = {}
         self.layout_of = layout_of
         self.analysis = analysis
         self.findings: list[Finding] = []
@@ -267,9 +267,7 @@ class Interpreter:
         shape = tuple(getattr(aval, "shape", ()))
         return self.new_value(value, replicated(len(shape)), shape, getattr(aval, "dtype", None), uses=2)
 
-    def jaxpr(
-        self, jaxpr: Jaxpr, consts: Sequence[ShardedValue], arguments: Sequence[ShardedValue], scope: Scope | None
-    ) -> list[ShardedValue]:
+    def jaxpr(self, jaxpr: Jaxpr, consts: Sequence[ShardedValue], arguments: Sequence[ShardedValue], scope: Scope | None) -> Values:
         """Runs a jaxpr; its results may have partial sums.
 
         Args:
@@ -376,16 +374,14 @@ class Interpreter:
             return _NO_CONTEXT
         return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 
-    def run_handler(self, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+    def run_handler(self, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         """Runs an equation by its primitive's handler."""
         handler = self.analysis.handlers[eqn.primitive.name]
         if self.region.dry and not getattr(handler, "runs_dry", False):
             return self.run_unsupported(eqn, operands, scope)
         return handler(self, eqn, index, operands, scope)
 
-    def run_rule(
-        self, equation: Equation, operands: list[ShardedValue], scope: Scope | None, local_rule: LocalRule | None = None
-    ) -> list[ShardedValue]:
+    def run_rule(self, equation: Equation, operands: Values, scope: Scope | None, local_rule: LocalRule | None = None) -> Values:
         """Runs an equation by a local rule, by default its primitive's."""
         eqn = equation.eqn
         if equation.is_empty:
@@ -416,7 +412,7 @@ class Interpreter:
             parts = [all_reduce(x, in_mesh_order(strategy.reduced, self.mesh), local_rule.combine, region.platform) for x in parts]
         return [self.new_value(x, at, s, d) for x, at, s, d in zip(parts, strategy.results, shapes, dtypes, strict=True)]
 
-    def replay(self, equation: Equation, operands: list[ShardedValue], scope: Scope | None, prefix: Any) -> list[ShardedValue] | None:
+    def replay(self, equation: Equation, operands: Values, scope: Scope | None, prefix: Any) -> Values | None:
         """Records an equation from the trace of an equal one; None where there is none yet, or an operand has to be moved.
 
         Args:
@@ -564,7 +560,7 @@ class Interpreter:
             return None
         return self.layout_of(value.sharding, len(getattr(v.aval, "shape", ())))
 
-    def run_whole(self, equation: Equation, operands: Sequence[ShardedValue]) -> list[ShardedValue]:
+    def run_whole(self, equation: Equation, operands: Sequence[ShardedValue]) -> Values:
         """Runs an equation on whole operands on every device, and reports the gathers."""
         eqn = equation.eqn
         fix = "shard its operands otherwise, or call it on parts inside of sp.manual_computation"
@@ -583,7 +579,7 @@ class Interpreter:
             message, where = f"{why}, which brings {format_bytes(price)} to each", locate(eqn.source_info)
             self.findings.append(Finding(kind, message, "", "" if where is None else where.place, severity or graded(price), price, fix))
 
-    def run_unsupported(self, eqn: JaxprEqn, operands: Sequence[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+    def run_unsupported(self, eqn: JaxprEqn, operands: Sequence[ShardedValue], scope: Scope | None) -> Values:
         """Dry run of an equation whose handler has none: whole operands, results in planned layouts."""
         for value in operands:
             value.whole()

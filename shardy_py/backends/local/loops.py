@@ -15,7 +15,7 @@ from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.interpreter import Handler, Interpreter, LayoutHint, runs_dry
 from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
 from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
-from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue
+from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.backends.local.trace_cache import remembering
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
@@ -72,7 +72,7 @@ def _body_arguments(
     scope: Scope | None,
     n_consts: int = 0,
     trips: int = 1,
-) -> list[ShardedValue]:
+) -> Values:
     """The arguments of a body as values.
 
     Args:
@@ -174,7 +174,7 @@ def _moved_bytes(at: Layout, value: ShardedValue) -> int:
 
 
 @runs_dry
-def scan(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def scan(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """A scan of local arrays: the leading dimension is replicated, the carry has the same layout on every trip."""
     n_consts, n_carry = scan_counts(eqn)
     body = eqn.params["jaxpr"]
@@ -228,9 +228,7 @@ def _scope_of(interpreter: Interpreter, scope: Scope | None, index: int, body: A
 
 
 @runs_dry
-def while_loop(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def while_loop(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """A `while` loop of local arrays; the predicate is replicated, so all devices make the same trips."""
     params = eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
@@ -322,7 +320,7 @@ def _select_where(which: ShardedValue, old: Array, now: Array, at: Layout) -> Ar
 
 
 @runs_dry
-def cond(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def cond(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Branches of local arrays; the index is replicated, so all devices take the same branch."""
     branch_index, *arguments = operands
     branches = eqn.params["branches"]
@@ -360,9 +358,7 @@ def cond(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[Sha
 
 
 @runs_dry
-def platform_index(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def platform_index(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The number of the platform compiled for."""
     platforms = eqn.params["platforms"]
     at = next(i for i, names in enumerate(platforms) if names is None or interpreter.region.platform in names)

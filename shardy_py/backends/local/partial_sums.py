@@ -9,15 +9,13 @@ from shardy_py.backends.local import ops
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.layouts import dim_axes, layout, names, num_shards
 from shardy_py.backends.local.local_rule import block_index
-from shardy_py.backends.local.sharded_value import ShardedValue
+from shardy_py.backends.local.sharded_value import ShardedValue, Values
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.partial_sums import first_of
 
 
 @runs_dry
-def partial_sums(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def partial_sums(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Partial sums over the axes of the first dimension; sums that are reduced stand on the first device along them."""
     (value,) = operands
     parts = eqn.params["parts"]

@@ -20,7 +20,7 @@ from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.layouts import Axes, Layout, layout, nests, num_shards, replicated
 from shardy_py.backends.local.local_rule import bind
 from shardy_py.backends.local.loops import settled_layout
-from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue
+from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.errors import MeshError
 from shardy_py.frontends.importer import Scope
@@ -39,21 +39,15 @@ def handlers(rename: Rename) -> dict[str, Handler]:
     """
 
     @runs_dry
-    def run_shard_map(
-        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-    ) -> list[ShardedValue]:
+    def run_shard_map(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         return _shard_map(interpreter, eqn, index, operands, scope, rename)
 
     @runs_dry
-    def run_collective(
-        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-    ) -> list[ShardedValue]:
+    def run_collective(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         return _collective(interpreter, eqn, operands, rename)
 
     @runs_dry
-    def axis_index(
-        interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-    ) -> list[ShardedValue]:
+    def axis_index(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         names = rename(_named(eqn.params["axis_name"]))
         return [interpreter.constant(None if interpreter.region.dry else lax.axis_index(names), eqn.outvars[0].aval)]
 
@@ -69,9 +63,7 @@ def _named(axes: Any) -> tuple[str, ...]:
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
 
 
-def _shard_map(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None, rename: Rename
-) -> list[ShardedValue]:
+def _shard_map(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None, rename: Rename) -> Values:
     """Runs the body on blocks of the operands, by an interpreter whose region has the remaining axes."""
     params, body, sizes = eqn.params, eqn.params["jaxpr"], interpreter.mesh.shape
     own_axes = [name for name in params["mesh"].axis_names if name in params["newly_manual_axes"]]
@@ -146,7 +138,7 @@ def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Me
     return layout([(*outer, *axes) for outer, axes in zip(manual, inner)]), layout(inner)
 
 
-def _collective(interpreter: Interpreter, eqn: JaxprEqn, operands: list[ShardedValue], rename: Rename) -> list[ShardedValue]:
+def _collective(interpreter: Interpreter, eqn: JaxprEqn, operands: Values, rename: Rename) -> Values:
     """A user's collective over manual axes; dimensions that it does not rearrange may be sharded over the others."""
     name = eqn.primitive.name
     dims = tuple(axis for axis in _named(eqn.params.get("axes", ())) if isinstance(axis, int))

@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn
 from shardy_py.backends.local import halo, ops
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, is_key, make_rule
-from shardy_py.backends.local.sharded_value import ShardedValue
+from shardy_py.backends.local.sharded_value import Values
 from shardy_py.frontends.importer import Scope
 
 Array = Any
@@ -22,7 +22,7 @@ Runs = tuple[tuple[int, int], ...]
 
 
 @runs_dry
-def sliced(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None) -> list[ShardedValue]:
+def sliced(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The slice, with a note of its source if it takes contiguous elements of one dimension."""
     results = interpreter.run_rule(interpreter.analysis.equation(eqn), operands, scope)
     (value,), (whole,) = results, operands
@@ -34,9 +34,7 @@ def sliced(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[S
 
 
 @runs_dry
-def concatenated(
-    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: list[ShardedValue], scope: Scope | None
-) -> list[ShardedValue]:
+def concatenated(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The concatenation, straight from the source if all operands are slices of one value along the same dimension."""
     equation = Equation(eqn)  # one of its own, for it gets other operands
     dim = eqn.params["dimension"]

@@ -149,3 +149,7 @@ class ShardedValue:
         if any(axis not in source.unreduced for axis in target.unreduced):
             return 1 << 60
         return reshard_cost(source, target, self.shape, self.bits, self.region.mesh, launch_bytes)
+
+
+Values = list[ShardedValue]
+"""Operands or results of an equation."""
