@@ -263,7 +263,7 @@ class Reader:
             axes = next(self.sums, None) if op.name == "stablehlo.all_reduce" else None
             if not axes:  # those that the user wrote do not say over which: of one psum they are the same
                 axes = id(op.location) if op.name == "stablehlo.all_reduce" else str(op.attributes)
-            node.group = op.primitive, op.result.type.dtype, axes, _combined_by(op)
+            node.group = op.primitive, op.results[0].type.dtype, axes, _combined_by(op)
             node.key = (node.key, node.group)
         return node
 

@@ -166,10 +166,13 @@ def _read_steps(
                 around = own.get(op)
                 if around is None:
                     around = own[op] = (*op.operands, *op.results)
+            shardings = entry(before, stated)
+            if reason == "propagate" and len(shardings) != len(around):
+                raise StoreError(f"{len(shardings)} shardings of {len(around)} values")
             rank = value.type.rank if isinstance(value, Value) else None
             was, now = (tables.sharding(s) if rank is None else tables.sharding_of(s, rank) for s in (old, new))
             first, second = integer(user_priority), integer(op_priority, -1)
-            steps.append(Step(value, was, now, op, around, entry(before, stated), text(reason), first, second))
+            steps.append(Step(value, was, now, op, around, shardings, text(reason), first, second))
         except StoreError as error:
             error.at(f"steps, row {number}")
             raise

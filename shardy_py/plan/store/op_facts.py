@@ -23,6 +23,16 @@ WITHOUT_OPERANDS = frozenset(
 )
 """Ops of StableHLO that may have none."""
 
+SEVERAL_RESULTS = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        *("all_gather", "all_reduce", "all_to_all", "batch_norm_grad", "batch_norm_training", "case", "composite", "custom_call", "if"),
+        *("infeed", "optimization_barrier", "recv", "reduce", "reduce_scatter", "reduce_window", "rng_bit_generator", "scatter", "sort"),
+        "while",
+    )
+)
+"""Ops of StableHLO that may have more results than one."""
+
 
 def check_ops(program: Program) -> None:
     """Checks all ops of a program.
@@ -58,6 +68,8 @@ def check_ops(program: Program) -> None:
 def _check(op: Op) -> None:
     if op.name.startswith("stablehlo.") and not op.operands and op.name not in WITHOUT_OPERANDS:
         raise StoreError(f"{op.name} has no operands")
+    if op.name.startswith("stablehlo.") and len(op.results) > 1 and op.name not in SEVERAL_RESULTS:
+        raise StoreError(f"{op.name} has {len(op.results)} results")
     check = CHECKS.get(op.name) or (_elementwise if is_elementwise(op.name) else None)
     if check is not None:
         check(op)
@@ -410,6 +422,12 @@ def _collective(attribute: str, op: Op) -> None:
         _number(op, attribute, 0, max(operand.type.rank, 1))
 
 
+def _all_reduce(op: Op) -> None:
+    _require(len(op.operands) == len(op.results) >= 1, "expected a result for each operand")
+    for operand, result in zip(op.operands, op.results, strict=True):
+        _require(operand.type == result.type, f"a sum of {operand.type} is no {result.type}")
+
+
 def _all_to_all(op: Op) -> None:
     _collective("split_dimension", op)
     _collective("concat_dimension", op)
@@ -433,6 +451,7 @@ CHECKS: dict[str, Callable[[Op], None]] = {
     "sdy.constant": _constant,
     "sdy.reduce_scatter": _reduction,
     "stablehlo.all_gather": functools.partial(_collective, "all_gather_dim"),
+    "stablehlo.all_reduce": _all_reduce,
     "stablehlo.all_to_all": _all_to_all,
     "stablehlo.broadcast_in_dim": _broadcast_in_dim,
     "stablehlo.cholesky": _cholesky,

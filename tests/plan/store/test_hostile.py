@@ -157,6 +157,24 @@ def with_fewer_operands(name: str) -> Callable[[dict[str, Any]], None]:
     return apply
 
 
+def renamed_loop(name: str) -> Callable[[dict[str, Any]], None]:
+    """Gives loops another name."""
+
+    def apply(document: dict[str, Any]) -> None:
+        for kind in document["kinds"]:
+            if kind[0] == "stablehlo.while":
+                kind[0] = name
+
+    return apply
+
+
+def step_of_fewer_values(document: dict[str, Any]) -> None:
+    """Takes a value from among those that a step of the propagation stands between."""
+    log = document["log"]
+    step = next(step for step in log["steps"] if step[4] is not None and step[6] == "propagate")
+    log["tensors"][step[4]].pop()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -195,6 +213,9 @@ def with_fewer_operands(name: str) -> Callable[[dict[str, Any]], None]:
         (of_product("rhs_contracting_dimensions", []), "the two sides have other numbers"),
         (of_product("lhs_batching_dimensions", [1]), "both a batch dimension and contracted"),
         (with_fewer_operands("stablehlo.add"), r"expected 2 operands and a result, got 1 and 1\n  where: program, stablehlo.add"),
+        (renamed_loop("stablehlo.map"), r"stablehlo.map has \d results\n  where: program, stablehlo.map"),
+        (renamed_loop("stablehlo.all_gather"), "the attribute all_gather_dim is null"),
+        (step_of_fewer_values, r"\d shardings of \d values\n  where: log, steps, row"),
         (change("inputs", "rows", 0, 0, to=""), "a value without a path\n  where: inputs, row 0"),
         (change("donation", "rows", 0, 8, to=7), "there is no such input or output\n  where: donation, row 0"),
         (change("partitioned", to=[]), "expected an object, got a list of 0\n  where: partitioned"),
