@@ -140,18 +140,18 @@ def derive_all(
         The links, and for each fact the position of its link among them.
     """
     links: list[Link] = []
-    known: dict[tuple[Fact, int], int] = {}
+    positions: dict[tuple[Fact, int], int] = {}
     waiting: list[tuple[Fact, int]] = []
 
     def position(fact: Fact, before: int) -> int:
         """The position of the link of a fact, which is made later where there is none yet."""
         number = history.arrival(*fact, before)
         key = (fact, -1 if number is None else number)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = len(waiting)
+        index = positions.get(key)
+        if index is None:
+            index = positions[key] = len(waiting)
             waiting.append(key)
-        return found
+        return index
 
     first = [position(fact, history.end if time is None else time) for fact in facts]
     while len(links) < len(waiting):
@@ -212,11 +212,11 @@ def _propagated(
     holders = [history.holder(t) for t in step.tensors]
     view = View(step.op, step.tensors)
     before = [view.seen(i, s) for i, s in enumerate(step.before)]
-    found = common_mesh(before, meshes)
+    named_mesh = common_mesh(before, meshes)
     rule = view.rule()
-    if found is None or rule is None or len(rule.mappings) != len(before):
+    if named_mesh is None or rule is None or len(rule.mappings) != len(before):
         raise _unfit(number, step)
-    mesh, sizes, mappings = found[1], rule.factor_sizes, rule.mappings
+    mesh, sizes, mappings = named_mesh[1], rule.factor_sizes, rule.mappings
     if any(s is not None and s.rank != len(m) for m, s in zip(mappings, before, strict=True)):
         raise _unfit(number, step)
     factors_of = [project(m, s, sizes, mesh).factors for m, s in zip(mappings, before, strict=True)]
@@ -242,10 +242,10 @@ def _propagated(
                 break
             d = next(d for d, dim_factors in enumerate(mappings[source]) if f in dim_factors)
             kept = _up_to(mappings[source][d], f, axes, factors_of[source], mesh)
-            given = Fact(holders[source], d, kept)
-            stored = view.stored_axes(source, given)
+            need = Fact(holders[source], d, kept)
+            stored = view.stored_axes(source, need)
             if stored:  # manual axes alone are stated by the computation itself
-                needs[given._replace(axes=stored), number] = None
+                needs[need._replace(axes=stored), number] = None
             factors.append(f)
         else:
             kept = view.stored_axes(i, Fact(holder, fact.dim, own))

@@ -167,12 +167,12 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
         before: The first plan.
         after: The second.
     """
-    found = partners(before, after)
-    names = _renamed(before, after, found)
+    matches = partners(before, after)
+    names = _renamed(before, after, matches)
     return PlanDiff(
         names=(before.name, after.name),
         meshes=(_mesh_text(before), _mesh_text(after)),
-        values=tuple(_values(before, after, found)),
+        values=tuple(_values(before, after, matches)),
         reshards=tuple(_reshards(before, after, names)),
         collectives=tuple(_collectives(before, after)),
         new_findings=tuple(_only_in(after, before, {new: old for old, new in names.items()})),
@@ -185,21 +185,21 @@ def _mesh_text(plan: PlanRecord) -> str:
     return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
 
 
-def _renamed(before: PlanRecord, after: PlanRecord, found: Sequence[int]) -> dict[str, str]:
+def _renamed(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> dict[str, str]:
     """The names that values of the first plan have in the second."""
     others = after.values
-    return {v.path: others[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, found) if v.kind == "intermediate"}
+    return {v.path: others[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, matches) if v.kind == "intermediate"}
 
 
-def _values(before: PlanRecord, after: PlanRecord, found: Sequence[int]) -> Iterable[ValueChange]:
-    backwards = {j: i for i, j in enumerate(found) if j >= 0}
+def _values(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> Iterable[ValueChange]:
+    backwards = {j: i for i, j in enumerate(matches) if j >= 0}
     changes: list[ValueChange] = []
     for j, value in enumerate(after.values):
         i = backwards.get(j)
         change = _change(None if i is None else before.values[i], value, before, after)
         if change is not None:
             changes.append(change)
-    removed = (_change(value, None, before, after) for value, j in zip(before.values, found) if j < 0)
+    removed = (_change(value, None, before, after) for value, j in zip(before.values, matches) if j < 0)
     changes += (change for change in removed if change is not None)
     order = {"input": 0, "intermediate": 1, "output": 2}
     return sorted(changes, key=lambda change: order[change.kind])
@@ -293,11 +293,11 @@ def _received(plan: PlanRecord) -> int:
 
 def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> Iterable[Finding]:
     """Findings whose kind and path the other plan does not have, or less often."""
-    known = Counter((f.kind, f.severity, f.path) for f in findings_of(other))
+    counts = Counter((f.kind, f.severity, f.path) for f in findings_of(other))
     for finding in findings_of(plan):
         key = (finding.kind, finding.severity, names.get(finding.path, finding.path))
-        if known[key]:
-            known[key] -= 1
+        if counts[key]:
+            counts[key] -= 1
         else:
             yield finding
 
@@ -323,8 +323,8 @@ def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
     lines += _section("values", _intermediates([change for change in diff.values if change.kind == "intermediate"]), limit)
     lines += _collective_lines(diff)
     lines += _section("reshards", _reshard_lines(diff.reshards), limit)
-    found = [*(("-", f) for f in diff.gone_findings), *(("+", f) for f in diff.new_findings)]
-    lines += _section("findings", [f"  {sign} {finding}" for sign, finding in found], None)
+    findings = [*(("-", f) for f in diff.gone_findings), *(("+", f) for f in diff.new_findings)]
+    lines += _section("findings", [f"  {sign} {finding}" for sign, finding in findings], None)
     return "\n".join(lines)
 
 

@@ -101,17 +101,17 @@ def donations(
     usable = [b for b in ins if slots[b.index] is not None and used[b.index] and not off]
     paired = {pair.input: pair for pair in pairs(usable, outs, lambda output: origins(results[output], arguments))}
     takers = {pair.output: inputs[pair.input].path for pair in paired.values()}
-    made = []
+    donated = []
     parameter = 0
     for buffer, value, slot in zip(ins, inputs, slots):
         number = parameter if used[buffer.index] else None
         parameter += used[buffer.index]
         if slot is None:
             continue
-        kind, reason, fix = _judged(buffer, value, paired.get(buffer.index), outs, outputs, takers, used[buffer.index], off)
+        kind, reason, fix = _verdict(buffer, value, paired.get(buffer.index), outs, outputs, takers, used[buffer.index], off)
         output = paired[buffer.index].output if kind == "aliased" else None
         aliased = None if output is None else outputs[output].path
-        made.append(
+        donated.append(
             Donated(
                 path=value.path,
                 type=value.type,
@@ -128,28 +128,28 @@ def donations(
                 parameter=number,
             )
         )
-    return tuple(made)
+    return tuple(donated)
 
 
-def _buffers(values: Sequence[PlannedValue], held: Sequence[Value], program: Program) -> list[Buffer]:
-    ways: dict[TensorSharding, tuple[int, ...]] = {}
-    made = []
-    for number, (value, holder) in enumerate(zip(values, held)):
+def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], program: Program) -> list[Buffer]:
+    dim_shards: dict[TensorSharding, tuple[int, ...]] = {}
+    buffers = []
+    for number, (value, holder) in enumerate(zip(values, program_values)):
         shape, sharding = value.shape, value.sharding
         if sharding is not None:
-            cut = ways.get(sharding)
-            if cut is None:
+            shards = dim_shards.get(sharding)
+            if shards is None:
                 mesh = sharding.mesh_in(program.meshes)
-                cut = ways[sharding] = tuple(num_shards(dim.axes, mesh) for dim in sharding.dims)
-            shape = tuple(-(-n // k) for n, k in zip(shape, cut))
+                shards = dim_shards[sharding] = tuple(num_shards(dim.axes, mesh) for dim in sharding.dims)
+            shape = tuple(-(-n // k) for n, k in zip(shape, shards))
         # A PRNG key is held as numbers, of which it has several.
         kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type
         size = TensorType((*shape, *kind.shape[len(shape) :]), kind.dtype).bytes
-        made.append(Buffer(number, names_of(value.path), shape, value.dtype, size))
-    return made
+        buffers.append(Buffer(number, names_of(value.path), shape, value.dtype, size))
+    return buffers
 
 
-def _judged(
+def _verdict(
     buffer: Buffer,
     value: PlannedValue,
     pair: Pair | None,
@@ -226,12 +226,12 @@ def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[
         return Arrangement()
     outs = _buffers(outputs, program.main.body.terminator.operands, program)
     slots = tuple(sorted({d.slot for d in donated if d.output is not None}))
-    given = [_donor(d) for d in donated if d.slot in slots and d.parameter is not None]
-    if len(given) == len(wanted):
-        if first_fit(given, outs) == wanted:
+    donors = [_donor(d) for d in donated if d.slot in slots and d.parameter is not None]
+    if len(donors) == len(wanted):
+        if first_fit(donors, outs) == wanted:
             return Arrangement(slots)
         order = _order([*wanted.values()], outs)
-        if first_fit(given, [outs[k] for k in order]) == wanted:
+        if first_fit(donors, [outs[k] for k in order]) == wanted:
             return Arrangement(slots, order)
     # Exact pairs first: JAX would give an input that takes an output of another type one of its own type instead.
     chosen = sorted((d for d in donated if d.output is not None), key=lambda d: (not _is_exact(d, outs[wanted[d.input]]), d.input))

@@ -299,9 +299,9 @@ def explanation_text(explanation: Explanation, *, full: bool = False, width: int
 
 
 def _head(explanation: Explanation) -> str:
-    made = ", ".join(part for part in (explanation.primitive, _short(explanation.location)) if part)
-    asked = f"{explanation.asked} is " if explanation.asked else ""
-    return f"{asked}{explanation.target}{f' ({made})' if made else ''}: {explanation.sharding}"
+    origin = ", ".join(part for part in (explanation.primitive, _short(explanation.location)) if part)
+    question = f"{explanation.asked} is " if explanation.asked else ""
+    return f"{question}{explanation.target}{f' ({origin})' if origin else ''}: {explanation.sharding}"
 
 
 def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:

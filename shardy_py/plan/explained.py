@@ -11,7 +11,7 @@ from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.explain import Explanation, Missing, Reason, Source
 from shardy_py.plan.explaining import explainer_of
-from shardy_py.plan.find import Found, find
+from shardy_py.plan.find import Match, find
 from shardy_py.plan.missing import missing
 from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 def explained(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:
     """As `Plan.explain`, which says what it takes and gives."""
     _check_axis(plan, axis)
-    found = find(plan, target)
-    _check_dim(plan, found.planned, dim)
+    match = find(plan, target)
+    _check_dim(plan, match.planned, dim)
     if not plan.propagation.recorded:
         raise _error(
-            f"the plan does not know why {found.planned.path} is {typed(found.planned.type, found.planned.sharding)}",
+            f"the plan does not know why {match.planned.path} is {typed(match.planned.type, match.planned.sharding)}",
             where=f"plan of {plan.name}",
             why="it was made with Options(provenance=False), which keeps no steps of the propagation",
             fix="plan with Options(provenance=True), which is the default",
         )
     explainer = explainer_of(plan)
-    holder = _holder(explainer, found)
-    sharding = found.planned.sharding
+    holder = _holder(explainer, match)
+    sharding = match.planned.sharding
     chains: list[tuple[Reason, ...]] = []
     also: dict[Source, None] = {}
     connected: dict[Source, None] = {}
-    for d, dims in enumerate(() if sharding is None else sharding.dims[: len(found.planned.shape)]):
+    for d, dims in enumerate(() if sharding is None else sharding.dims[: len(match.planned.shape)]):
         for n, a in enumerate(dims.axes):
             if (axis is None or a.name == axis) and (dim is None or d == dim):
                 links = explainer.derivation(holder, d, dims.axes[: n + 1])
@@ -47,17 +47,17 @@ def explained(plan: PlanRecord, target: str | PlannedValue, axis: str | None, di
                 also.update(dict.fromkeys(more))
                 connected.update(dict.fromkeys(further))
     return Explanation(
-        found.planned.path,
-        typed(found.planned.type, sharding),
+        match.planned.path,
+        typed(match.planned.type, sharding),
         tuple(chains),
         axis,
-        _missing(explainer, holder, found.planned, axis, dim, bool(chains)),
+        _missing(explainer, holder, match.planned, axis, dim, bool(chains)),
         tuple(also),
         tuple(source for source in connected if source not in also),
-        found.nearby,
-        "" if not isinstance(target, str) or target == found.planned.path else target,
-        found.planned.primitive,
-        found.planned.location,
+        match.nearby,
+        "" if not isinstance(target, str) or target == match.planned.path else target,
+        match.planned.primitive,
+        match.planned.location,
     )
 
 
@@ -79,12 +79,12 @@ def _names(sharding: TensorSharding | None, dim: int) -> list[str]:
     return [] if sharding is None else list(dict.fromkeys(axis.name for axis in sharding.dims[dim].axes))
 
 
-def _holder(explainer: Explainer, found: Found) -> Holder:
+def _holder(explainer: Explainer, match: Match) -> Holder:
     """What held the sharding of a value during the propagation."""
-    if isinstance(found.value, Value):
-        return explainer.history.holder(found.value)
-    known = explainer.history.results.get(found.value)
-    return explainer.history.holder(FunctionResult(found.value, found.planned.given)) if known is None else known
+    if isinstance(match.value, Value):
+        return explainer.history.holder(match.value)
+    result = explainer.history.results.get(match.value)
+    return explainer.history.holder(FunctionResult(match.value, match.planned.given)) if result is None else result
 
 
 def _check_axis(plan: PlanRecord, axis: str | None) -> None:

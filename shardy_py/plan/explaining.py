@@ -56,9 +56,9 @@ class Explainer:
         plan = self.plan
         if not isinstance(holder, Value):
             return plan.outputs[holder.index].path if holder.index < len(plan.outputs) else f"result {holder.index}"
-        known = plan.names.get(holder)
-        if known is not None:
-            return known
+        name = plan.names.get(holder)
+        if name is not None:
+            return name
         if holder.name:
             return holder.name
         owner = holder.owner
@@ -93,8 +93,8 @@ class Explainer:
 
     def closer(self, holder: Holder, dim: int) -> tuple[str, str]:
         """What closed a dimension, and where in the function that stands."""
-        given = self.history.given(holder)
-        if given is None or not given.dims[dim].is_closed:
+        initial = self.history.initial(holder)
+        if initial is None or not initial.dims[dim].is_closed:
             for number in self.history.steps.get(holder, ()):
                 step = self.history.log[number]
                 if step.new is None or not step.new.dims[dim].is_closed:

@@ -17,10 +17,10 @@ from shardy_py.plan.values import PlannedValue, typed
 
 _LINE = re.compile(r".+:\d+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-Made = Sequence[tuple[Value, PlannedValue]]
+Entries = Sequence[tuple[Value, PlannedValue]]
 
 
-class Found(NamedTuple):
+class Match(NamedTuple):
     """What a target names.
 
     Attributes:
@@ -34,7 +34,7 @@ class Found(NamedTuple):
     nearby: tuple[str, ...] = ()
 
 
-def find(plan: PlanRecord, target: str | PlannedValue) -> Found:
+def find(plan: PlanRecord, target: str | PlannedValue) -> Match:
     """The value that a target names.
 
     A path or the name of a value stands for itself. A line stands for what is made on it or, where nothing is, in calls on it; a stored
@@ -52,65 +52,65 @@ def find(plan: PlanRecord, target: str | PlannedValue) -> Found:
     path = target.path if isinstance(target, PlannedValue) else target
     if not isinstance(path, str):
         raise TypeError(f"explain takes a path, a name, file:line or one of plan.values, got {type(target).__name__}")
-    known = plan.by_path.get(path)
-    if known is not None:
-        return Found(*known)
-    made = plan.intermediates
+    exact = plan.by_path.get(path)
+    if exact is not None:
+        return Match(*exact)
+    entries = plan.intermediates
     for candidates in (_named, _at_line, _in_scope, _assigned):
-        found = candidates(path, made)
-        if found:
-            return _chosen(found, plan.program)
-    called = _called(made, plan.program)
+        matches = candidates(path, entries)
+        if matches:
+            return _chosen(matches, plan.program)
+    called = _called(entries, plan.program)
     for candidates in (_at_line, _assigned):
-        found = candidates(path, called)
-        if found:
-            inside = {value for value, _ in found}
-            return _chosen([entry for entry in made if entry[0] in inside], plan.program)
+        matches = candidates(path, called)
+        if matches:
+            inside = {value for value, _ in matches}
+            return _chosen([entry for entry in entries if entry[0] in inside], plan.program)
     raise _unknown(plan, path)
 
 
-def _called(made: Made, program: Program) -> Made:
+def _called(entries: Entries, program: Program) -> Entries:
     """Every value once for each call in which it is made, as if it were made on the line of the call."""
-    found: list[tuple[Value, PlannedValue]] = []
-    known: dict[int, list[str]] = {}
-    for value, planned in made:
+    at_calls: list[tuple[Value, PlannedValue]] = []
+    lines_by_location: dict[int, list[str]] = {}
+    for value, planned in entries:
         op = value.defining_op
         location = None if op is None else op.location
-        lines = known.get(id(location))
+        lines = lines_by_location.get(id(location))
         if lines is None:
-            lines = known[id(location)] = list(dict.fromkeys(program.calls(location)))
-        found += [(value, dataclasses.replace(planned, location=line)) for line in lines]
-    return found
+            lines = lines_by_location[id(location)] = list(dict.fromkeys(program.calls(location)))
+        at_calls += [(value, dataclasses.replace(planned, location=line)) for line in lines]
+    return at_calls
 
 
-def _named(target: str, made: Made) -> Made:
-    return [entry for entry in made if entry[0].name == target]
+def _named(target: str, entries: Entries) -> Entries:
+    return [entry for entry in entries if entry[0].name == target]
 
 
-def _at_line(target: str, made: Made) -> Made:
+def _at_line(target: str, entries: Entries) -> Entries:
     if not _LINE.fullmatch(target):
         return ()
-    return [entry for entry in made if entry[1].location == target or entry[1].location.endswith("/" + target)]
+    return [entry for entry in entries if entry[1].location == target or entry[1].location.endswith("/" + target)]
 
 
-def _in_scope(target: str, made: Made) -> Made:
+def _in_scope(target: str, entries: Entries) -> Entries:
     wanted = f"/{target.strip('/')}/"
-    return [entry for entry in made if wanted in f"/{entry[1].module}/"] if wanted != "//" else ()
+    return [entry for entry in entries if wanted in f"/{entry[1].module}/"] if wanted != "//" else ()
 
 
-def _assigned(target: str, made: Made) -> Made:
+def _assigned(target: str, entries: Entries) -> Entries:
     if not _NAME.fullmatch(target):
         return ()
     files: dict[str, dict[int, list[tuple[Value, PlannedValue]]]] = {}
-    for entry in made:
+    for entry in entries:
         file, colon, line = entry[1].location.rpartition(":")
         if colon and line.isdigit():
             files.setdefault(file, {}).setdefault(int(line), []).append(entry)
-    chosen: set[Value] = set()
+    assigned: set[Value] = set()
     for file, by_line in files.items():
         for first, last in _assignments(file).get(target, ()):
-            chosen.update(value for line in range(first, last + 1) for value, _ in by_line.get(line, ()))
-    return [entry for entry in made if entry[0] in chosen]
+            assigned.update(value for line in range(first, last + 1) for value, _ in by_line.get(line, ()))
+    return [entry for entry in entries if entry[0] in assigned]
 
 
 @functools.lru_cache(maxsize=64)
@@ -120,30 +120,30 @@ def _assignments(file: str) -> dict[str, list[tuple[int, int]]]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    found: dict[str, list[tuple[int, int]]] = {}
+    spans: dict[str, list[tuple[int, int]]] = {}
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)] if isinstance(node, _ASSIGN) else []
         for target in targets:
             for name in ast.walk(target) if target is not None else ():
                 if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and isinstance(node, ast.stmt | ast.expr):
-                    found.setdefault(name.id, []).append((node.lineno, node.end_lineno or node.lineno))
-    return found
+                    spans.setdefault(name.id, []).append((node.lineno, node.end_lineno or node.lineno))
+    return spans
 
 
 _ASSIGN = (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 _MOST_NEARBY = 12
 
 
-def _chosen(found: Made, program: Program) -> Found:
+def _chosen(matches: Entries, program: Program) -> Match:
     """The last value of the forward computation that is used elsewhere, in as few bodies as any; derivatives keep further values there."""
-    forward = [entry for entry in found if not _is_backward(entry[0].defining_op, program)] or found
-    inside = {value.defining_op for value, _ in found}
+    forward = [entry for entry in matches if not _is_backward(entry[0].defining_op, program)] or matches
+    inside = {value.defining_op for value, _ in matches}
     used = [entry for entry in forward if any(op not in inside and not _is_backward(op, program) for op, _ in entry[0].uses)] or forward
     depth = min(planned.depth for _, planned in used)
     value, planned = [entry for entry in used if entry[1].depth == depth][-1]
-    others = [f"{p.path} {p.primitive} {typed(p.type, p.sharding)}" for v, p in found if v is not value]
+    others = [f"{p.path} {p.primitive} {typed(p.type, p.sharding)}" for v, p in matches if v is not value]
     more = len(others) - _MOST_NEARBY
-    return Found(value, planned, (*others[:_MOST_NEARBY], f"{more} more") if more > 0 else tuple(others))
+    return Match(value, planned, (*others[:_MOST_NEARBY], f"{more} more") if more > 0 else tuple(others))
 
 
 def _is_backward(op: Op | None, program: Program) -> bool:

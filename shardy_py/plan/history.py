@@ -48,7 +48,7 @@ class History:
         self.results: dict[int, FunctionResult] = {}
         self.annotated: dict[Holder, TensorSharding] = {}
         self._initial: dict[Holder, TensorSharding | None] = {}
-        self._held: dict[Value, Holder] = {}
+        self._holders: dict[Value, Holder] = {}
         for number, step in enumerate(log):
             target, reason = step.target, step.reason
             if reason not in _PROPAGATION:
@@ -79,15 +79,15 @@ class History:
                 return owner.operands[0]
             if owner.name not in dataflow.DATA_FLOW_OPS:
                 return value
-        known = self._held.get(value)
-        if known is None:
-            found = dataflow.shardable_value(value) or value
-            if isinstance(found.owner, Op) and found.owner.name == dataflow.EDGE:
-                found = found.owner.operands[0]
-            known = self._held[value] = found
-        return known
+        holder = self._holders.get(value)
+        if holder is None:
+            shardable = dataflow.shardable_value(value) or value
+            if isinstance(shardable.owner, Op) and shardable.owner.name == dataflow.EDGE:
+                shardable = shardable.owner.operands[0]
+            holder = self._holders[value] = shardable
+        return holder
 
-    def given(self, holder: Holder) -> TensorSharding | None:
+    def initial(self, holder: Holder) -> TensorSharding | None:
         """What a holder had before the first step."""
         return self._initial.get(holder)
 
@@ -120,7 +120,7 @@ class History:
 
     def cuts(self, holder: Holder, dim: int) -> list[tuple[TensorSharding, TensorSharding | None, str]]:
         """What was cut from a dimension after the propagation: before, after, and why."""
-        found = []
+        cuts = []
         for number in range(self.end, len(self.log)):
             step = self.log[number]
             of_result = step.op is not None and step.op.name == "func.return"
@@ -129,8 +129,8 @@ class History:
             else:
                 same = self.holder(step.target) is holder
             if same and step.old is not None and (step.new is None or step.old.dims[dim].axes != step.new.dims[dim].axes):
-                found.append((step.old, step.new, step.reason))
-        return found
+                cuts.append((step.old, step.new, step.reason))
+        return cuts
 
     @staticmethod
     def _returns(step: Step, index: int) -> bool:

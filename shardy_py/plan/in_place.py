@@ -41,7 +41,7 @@ def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
         result: The value.
         arguments: Argument to its number.
     """
-    found: dict[int, int] = {}
+    distances: dict[int, int] = {}
     seen: set[Value] = set()
     queue = deque([(result, 0)])
     farthest = VALUES_AT_MOST
@@ -54,7 +54,7 @@ def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
         seen.add(value)
         number = arguments.get(value)
         if number is not None:
-            found[number] = steps
+            distances[number] = steps
             farthest = min(farthest, steps + FARTHER)
             continue
         for earlier, more in _before(value):
@@ -62,7 +62,7 @@ def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
                 queue.append((earlier, steps + more))
             else:
                 queue.appendleft((earlier, steps))
-    return found
+    return distances
 
 
 def _before(value: Value) -> Iterator[tuple[Value, int]]:

@@ -35,11 +35,11 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
     Returns:
         One number per value; none but -1 occurs twice.
     """
-    found = [-1] * len(plan.values)
+    matches = [-1] * len(plan.values)
     named = {(v.kind, v.path): number for number, v in enumerate(other.values) if v.kind != "intermediate"}
     for number, value in enumerate(plan.values):
         if value.kind != "intermediate":
-            found[number] = named.get((value.kind, value.path), -1)
+            matches[number] = named.get((value.kind, value.path), -1)
     numbers: dict[Hashable, int] = {}
     ours, theirs = _Described(plan, numbers), _Described(other, numbers)
     first, first_of_other = len(plan.inputs), len(other.inputs)
@@ -47,13 +47,13 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
     for level in range(len(_LEVELS)):
         pairs = list(_paired(level, ours, theirs, left, right))
         for i, j in pairs:
-            found[first + i] = first_of_other + j
+            matches[first + i] = first_of_other + j
         taken, taken_there = {i for i, _ in pairs}, {j for _, j in pairs}
         left = [i for i in left if i not in taken]
         right = [j for j in right if j not in taken_there]
         if not left or not right:
             break
-    return found
+    return matches
 
 
 class _Described:
@@ -62,7 +62,7 @@ class _Described:
     def __init__(self, plan: PlanRecord, numbers: dict[Hashable, int]) -> None:
         self.plan = plan
         self.numbers = numbers
-        self.held = [value for value, _ in plan.intermediates]
+        self.values = [value for value, _ in plan.intermediates]
         self.planned = [planned for _, planned in plan.intermediates]
         self.functions = self._functions()
         self.rounds = self._rounds()
@@ -73,25 +73,25 @@ class _Described:
 
     def _functions(self) -> list[str]:
         """The user's function in which each was written; inside a library's function, in which it was called."""
-        known: dict[Op, str] = {}
+        names: dict[Op, str] = {}
         locate = self.plan.program.locate
-        made: list[str] = []
-        for value in self.held:
+        functions: list[str] = []
+        for value in self.values:
             op = value.owner
             assert isinstance(op, Op)
-            name = known.get(op)
+            name = names.get(op)
             if name is None:
                 where = locate(op.location)
                 parent = None if op.block is None else op.block.parent
-                inherited = known.get(parent, "") if isinstance(parent, Op) else ""
-                name = known[op] = inherited if where is None else where.function
-            made.append(name)
-        return made
+                inherited = names.get(parent, "") if isinstance(parent, Op) else ""
+                name = names[op] = inherited if where is None else where.function
+            functions.append(name)
+        return functions
 
     def _rounds(self) -> list[dict[Op, int]]:
         """For each op what it is, then what it is with its neighbours, then with theirs."""
         ops: dict[Op, int] = {}
-        for value, planned, function in zip(self.held, self.planned, self.functions):
+        for value, planned, function in zip(self.values, self.planned, self.functions):
             op = value.owner
             assert isinstance(op, Op)
             if op not in ops:
@@ -105,9 +105,9 @@ class _Described:
         return rounds
 
     def _with_neighbours(self, last: dict[Op, int], op: Op, before: Sequence[Any], after: Sequence[Any]) -> int:
-        made = tuple(last.get(b, -1) if isinstance(b, Op) else b for b in before)
-        used = tuple(sorted(last.get(a, -1) if isinstance(a, Op) else a for a in after))
-        return self.number((last[op], made, used))
+        operands = tuple(last.get(b, -1) if isinstance(b, Op) else b for b in before)
+        users = tuple(sorted(last.get(a, -1) if isinstance(a, Op) else a for a in after))
+        return self.number((last[op], operands, users))
 
     def _around(self, op: Op) -> tuple[list[Any], list[Any]]:
         before = [self._maker(operand) for operand in op.operands]
@@ -131,7 +131,7 @@ class _Described:
 
 def _near(rounds: int) -> Callable[[_Described, int], Hashable]:
     def key(plan: _Described, i: int) -> Hashable:
-        value = plan.held[i]
+        value = plan.values[i]
         op = value.owner
         assert isinstance(op, Op)
         return plan.rounds[rounds][op], value.index
@@ -141,8 +141,8 @@ def _near(rounds: int) -> Callable[[_Described, int], Hashable]:
 
 def _by(*parts: Callable[[PlannedValue], Hashable], function: bool = False) -> Callable[[_Described, int], Hashable]:
     def key(plan: _Described, i: int) -> Hashable:
-        made = tuple(part(plan.planned[i]) for part in parts)
-        return (*made, plan.functions[i], plan.held[i].index) if function else (*made, plan.held[i].index)
+        description = tuple(part(plan.planned[i]) for part in parts)
+        return (*description, plan.functions[i], plan.values[i].index) if function else (*description, plan.values[i].index)
 
     return key
 

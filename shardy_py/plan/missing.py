@@ -67,9 +67,11 @@ class _Search:
         if dims := dims_with(own, self.axis):
             return self.cut() if self.dim in dims else self.used(dims[0])
         if not any(dims_with(s, self.axis) for s in self.history.annotated.values()):
-            return self.made("absent", f"no annotation names {self.axis!r}")
+            return self.absence("absent", f"no annotation names {self.axis!r}")
         if (op := self.manual_over()) is not None:
-            return self.made("manual", f"{self.axis!r} is manual inside of the shard_map that it is in", location=self.explainer.locate(op))
+            return self.absence(
+                "manual", f"{self.axis!r} is manual inside of the shard_map that it is in", location=self.explainer.locate(op)
+            )
         related = self.around.related
         stop = self.nearest() if related.root((self.holder, self.dim)) in self.around.parts_with(self.axis) else None
         adjacent = stop is not None and stop.neighbours.holders[stop.target] is self.holder
@@ -92,12 +94,12 @@ class _Search:
     def on_one_device(self) -> Missing:
         op = self.holder.owner if isinstance(self.holder, Value) else None
         if not isinstance(op, Op):
-            return self.made("one-device", f"{self.explainer.name(self.holder)} lies on one device")
+            return self.absence("one-device", f"{self.explainer.name(self.holder)} lies on one device")
         through, fix = title(op), "give it a rule with shardy_py.sharding_rule"
         message = f"{through} runs on one device, where its results lie"
-        return self.made("one-device", message, through=through, location=self.explainer.locate(op), fix=fix)
+        return self.absence("one-device", message, through=through, location=self.explainer.locate(op), fix=fix)
 
-    def made(self, kind: str, message: str, **parts: object) -> Missing:
+    def absence(self, kind: str, message: str, **parts: object) -> Missing:
         return Missing(self.dim, self.axis, kind, message, **parts)  # pyright: ignore[reportArgumentType]
 
     def name(self, holder: Holder, dim: int) -> str:
@@ -115,7 +117,7 @@ class _Search:
             message = f"{self.axis!r} is on dimension {other} of {self.explainer.name(self.holder)}, and an axis is used once"
         else:
             message = f"{self.axis!r} came to dimension {other} of {self.explainer.name(self.holder)}, where it was cut afterwards"
-        return self.made("used", message, winner=self.chain(self.holder, other, self.axis))
+        return self.absence("used", message, winner=self.chain(self.holder, other, self.axis))
 
     def cut(self) -> Missing:
         cuts = self.history.cuts(self.holder, self.dim)
@@ -125,20 +127,20 @@ class _Search:
                 mesh = old.mesh_in(self.explainer.meshes)
                 axes = old.dims[self.dim].axes
                 below, above = nearest_sizes(self.size, axes, mesh)
-                ways = f"{num_shards(axes, mesh)} ({', '.join(map(format_axis, axes))})"
+                shards = f"{num_shards(axes, mesh)} ({', '.join(map(format_axis, axes))})"
                 fix = f"make it {below} or {above}" if below else f"make it {above}"
                 message = (
-                    f"{self.axis!r} came to {name}, but {self.size} is not a multiple of {ways}: inputs and outputs lie in equal pieces"
+                    f"{self.axis!r} came to {name}, but {self.size} is not a multiple of {shards}: inputs and outputs lie in equal pieces"
                 )
-                return self.made("indivisible", message, winner=self.chain(self.holder, self.dim, self.axis), fix=fix)
+                return self.absence("indivisible", message, winner=self.chain(self.holder, self.dim, self.axis), fix=fix)
         why = cuts[0][2] if cuts else "it was taken away after the propagation"
-        return self.made("cut", f"{self.axis!r} came to {name}, but {why}", winner=self.chain(self.holder, self.dim, self.axis))
+        return self.absence("cut", f"{self.axis!r} came to {name}, but {why}", winner=self.chain(self.holder, self.dim, self.axis))
 
     def closed(self) -> Missing:
         said, where = self.explainer.closer(self.holder, self.dim)
         message = f"{self.name(self.holder, self.dim)} is closed by {said}, and none of its neighbours has {self.axis!r} to give"
         fix = f"name {self.axis!r} in {said}, or leave the dimension open: P.UNCONSTRAINED"
-        return self.made("closed", message, location=where, fix=fix)
+        return self.absence("closed", message, location=where, fix=fix)
 
     def nearest(self) -> Stop | None:
         """Where the axis stops nearest to the dimension, among dimensions that rules relate to it."""
@@ -172,8 +174,8 @@ class _Search:
         strategies = ("basic", "aggressive") if how.strategy == "basic-then-aggressive" else (cast(FactorStrategy, how.strategy),)
         shardings = [self.history.at(h, self.history.end) for h in neighbours.holders]
         meshes = self.explainer.meshes
-        found = obstacle(neighbours, target, source, factor, self.axis, shardings, meshes, strategies, how.conservative)
-        return Stop(neighbours, target, source, factor, found)
+        blocker = obstacle(neighbours, target, source, factor, self.axis, shardings, meshes, strategies, how.conservative)
+        return Stop(neighbours, target, source, factor, blocker)
 
     def stopped(self, stop: Stop) -> Missing:
         """What stops the axis, in words."""
@@ -186,12 +188,12 @@ class _Search:
         here = self.name(target, at)
         place = f" at {where.rpartition('/')[2]}" if where else ""
         lead = f"{self.name(source, source_dim)} has {self.axis!r}, which {through}{place} would bring to {here}"
-        kind, why, fix, winner = self.told(stop, target, at)
+        kind, why, fix, winner = self.in_words(stop, target, at)
         far = "" if target is self.holder and at == self.dim else f"; {self.name(self.holder, self.dim)} would get it from there"
         message = f"{lead}, but {why}{far}"
         if kind == "part":
             message = f"{self.name(source, source_dim)} has {self.axis!r}, but on another part than {through}{place} relates to {here}{far}"
-        return self.made(
+        return self.absence(
             kind,
             message,
             value=self.explainer.name(target),
@@ -206,61 +208,61 @@ class _Search:
             fix=fix,
         )
 
-    def told(self, stop: Stop, target: Holder, at: int) -> tuple[str, str, str, tuple[Reason, ...]]:
+    def in_words(self, stop: Stop, target: Holder, at: int) -> tuple[str, str, str, tuple[Reason, ...]]:
         """Kind, reason, what to do, and the chain of what is in the way."""
-        found, around = stop.obstacle, stop.neighbours
-        holder = around.holders[found.tensor]
-        axis = self.axis if found.axis is None else found.axis.name
-        place = self.name(holder, found.dim) if found.dim >= 0 else self.explainer.name(holder)
+        blocker, around = stop.obstacle, stop.neighbours
+        holder = around.holders[blocker.tensor]
+        axis = self.axis if blocker.axis is None else blocker.axis.name
+        place = self.name(holder, blocker.dim) if blocker.dim >= 0 else self.explainer.name(holder)
         symbol = factor_symbol(stop.factor)
-        if found.kind == "conflict":
+        if blocker.kind == "conflict":
             return "conflict", *self.conflict(stop, target, at, holder, place)
-        if found.kind == "closed":
-            said, _ = self.explainer.closer(holder, found.dim)
+        if blocker.kind == "closed":
+            said, _ = self.explainer.closer(holder, blocker.dim)
             return "closed", f"{place} is closed by {said}", f"name {axis!r} in {said}, or leave the dimension open: P.UNCONSTRAINED", ()
-        if found.kind == "replicated":
+        if blocker.kind == "replicated":
             said, _ = self.explainer.annotation(holder)
             return "replicated", f"{said} of {self.explainer.name(holder)} says that {axis!r} is not used", f"name it in {said}", ()
-        if found.kind == "used":
+        if blocker.kind == "used":
             before = "" if axis == self.axis else f", and {axis!r} comes before {self.axis!r}"
             why = f"{axis!r} is on {place} already{before}"
-            return "used", why, "", self.chain(holder, found.dim, axis)
-        if found.kind in ("indivisible", "overflow"):
+            return "used", why, "", self.chain(holder, blocker.dim, axis)
+        if blocker.kind in ("indivisible", "overflow"):
             mesh = self.explainer.plan.mesh
-            ways = mesh.shape[axis] if axis in mesh.shape else 1
-            size = found.size or around.rule.factor_sizes[stop.factor]
+            shards = mesh.shape[axis] if axis in mesh.shape else 1
+            size = blocker.size or around.rule.factor_sizes[stop.factor]
             below, above = nearest_sizes(size, (AxisRef(axis),), mesh)
             nearest = f"{below} or {above}" if below else str(above)
-            why = f"{ways} devices along {axis!r} do not divide the factor {symbol} of size {size} of {place}"
+            why = f"{shards} devices along {axis!r} do not divide the factor {symbol} of size {size} of {place}"
             return "indivisible", why, f"make it {nearest}", ()
-        if found.kind == "barrier":
+        if blocker.kind == "barrier":
             return "barrier", "the barrier lets no sharding pass in this direction", "change its allowed_direction", ()
-        if found.kind == "blocked":
+        if blocker.kind == "blocked":
             whole = " (it needs it whole)" if around.rule.is_need_replication(stop.factor) else ""
             return "blocked", f"nothing propagates along its factor {symbol}{whole}", "constrain the value itself", ()
-        if found.kind == "major":
+        if blocker.kind == "major":
             return "major", f"the more significant part of {place} is not sharded whole, so that its factor {symbol} cannot be", "", ()
-        if found.kind == "conservative":
+        if blocker.kind == "conservative":
             return "conservative", f"{axis!r} would have to be split, which conservative=True forbids", "", ()
-        if found.kind == "part":
+        if blocker.kind == "part":
             return "part", "", "", ()
-        if found.kind == "manual":
+        if blocker.kind == "manual":
             return "manual", f"{axis!r} is manual inside of it", "", ()
-        if found.kind == "mesh":
+        if blocker.kind == "mesh":
             return "mesh", "its values are on different meshes", "", ()
         return "late", "the propagation did not return to it after that", "constrain the value itself", ()
 
     def conflict(self, stop: Stop, target: Holder, at: int, holder: Holder, place: str) -> tuple[str, str, tuple[Reason, ...]]:
-        found = stop.obstacle
-        if found.axis is None:
+        blocker = stop.obstacle
+        if blocker.axis is None:
             return "the shardings of its other values do not agree with it", "", ()
-        axis = found.axis.name
-        winner = self.chain(holder, found.dim, axis)
+        axis = blocker.axis.name
+        winner = self.chain(holder, blocker.dim, axis)
         source = stop.neighbours.holders[stop.source]
         end = stop.neighbours.rule.mappings[stop.source]
         loser = self.chain(source, next(d for d, dim in enumerate(end) if stop.factor in dim), self.axis)
         first = _rank(winner, loser)
-        why = f"{place} has {format_axis(found.axis)!r} there{first}"
+        why = f"{place} has {format_axis(blocker.axis)!r} there{first}"
         ends = dict.fromkeys(f"{r.annotation} of {r.value}" for r in winner if r.annotation)
         fix = f"constrain {self.name(target, at)} to {self.axis!r}"
         if ends:
@@ -271,7 +273,7 @@ class _Search:
         """Which op on the way to the nearest value with the axis relates no dimension to this one."""
         path = self.path()
         if not path:
-            return self.made("unrelated", f"no value that computes with {self.explainer.name(self.holder)} has {self.axis!r}")
+            return self.absence("unrelated", f"no value that computes with {self.explainer.name(self.holder)} has {self.axis!r}")
         related = self.around.related
         home = related.root((self.holder, self.dim))
         here = self.holder
@@ -300,38 +302,38 @@ class _Search:
         if neighbours is None:
             if op is not None and op.rule is not None:
                 message = f"no rule relates it to a dimension with {self.axis!r}; {nearest}, across {through}{place}"
-                return self.made("unrelated", message, **parts)
+                return self.absence("unrelated", message, **parts)
             message = f"nothing passes through {through}{place}, which has no sharding rule; {nearest}"
-            return self.made("no-rule", message, fix="give it a rule with shardy_py.sharding_rule", **parts)
+            return self.absence("no-rule", message, fix="give it a rule with shardy_py.sharding_rule", **parts)
         parts["rule"] = str(neighbours.rule)
         if neighbours.kind == "barrier":
-            return self.made("barrier", f"the propagation barrier{place} lets nothing pass; {nearest}", **parts)
+            return self.absence("barrier", f"the propagation barrier{place} lets nothing pass; {nearest}", **parts)
         mapping = neighbours.rule.mappings[neighbours.holders.index(here)]
         factors = [f for d, dim in enumerate(mapping) if related.root((here, d)) == home for f in dim]
         parts["factor"] = ",".join(map(factor_symbol, factors))
         if any(not neighbours.directions[f] for f in factors):
-            return self.made("blocked", f"nothing propagates along factor {parts['factor']} of {through}{place}; {nearest}", **parts)
+            return self.absence("blocked", f"nothing propagates along factor {parts['factor']} of {through}{place}; {nearest}", **parts)
         message = f"no rule relates it to a dimension with {self.axis!r}; {nearest}, across {through}{place}"
-        return self.made("unrelated", message, **parts)
+        return self.absence("unrelated", message, **parts)
 
     def path(self) -> list[tuple[Op | None, Neighbours | None, Holder]]:
         """The ops between the value and the nearest one that has the axis, whatever their rules say."""
-        came: dict[Holder, tuple[Holder, Op | None, Neighbours | None]] = {}
+        previous: dict[Holder, tuple[Holder, Op | None, Neighbours | None]] = {}
         queue = deque([self.holder])
         end = self.history.end
         while queue:
             holder = queue.popleft()
             for op, neighbours, other in self.steps_from(holder):
-                if other is self.holder or other in came:
+                if other is self.holder or other in previous:
                     continue
-                came[other] = (holder, op, neighbours)
+                previous[other] = (holder, op, neighbours)
                 if dims_with(self.history.at(other, end), self.axis):
-                    found = []
+                    steps = []
                     while other is not self.holder:
-                        before, op, neighbours = came[other]
-                        found.append((op, neighbours, other))
+                        before, op, neighbours = previous[other]
+                        steps.append((op, neighbours, other))
                         other = before
-                    return found[::-1]
+                    return steps[::-1]
                 queue.append(other)
         return []
 

@@ -98,16 +98,16 @@ class Neighbourhood:
         owner: Value | None = None,
     ) -> None:
         holders = tuple(map(self.history.holder, tensors))
-        made = Neighbours(op, kind, holders, rule, directions, owner)
-        self.all.append(made)
+        neighbours = Neighbours(op, kind, holders, rule, directions, owner)
+        self.all.append(neighbours)
         self.ops.add(op)
         for i, holder in enumerate(holders):
-            self.at.setdefault(holder, []).append((made, i))
+            self.at.setdefault(holder, []).append((neighbours, i))
 
     def _edge(self, graph: PropagationGraph, op: Op, owner: Value) -> None:
         if not isinstance(owner.type, TensorType) or not owner.type.rank:
             return
-        sources = [held for user, i in dataflow.sources(owner) if (held := graph.holder(user.operands[i])) is not None]
+        sources = [holder for user, i in dataflow.sources(owner) if (holder := graph.holder(user.operands[i])) is not None]
         rule = identity_rule(owner.type.shape, len(sources))
         self._add(op, "edge", (*sources, owner), rule, everything(rule), owner)
 
@@ -163,12 +163,12 @@ class Neighbourhood:
         Args:
             axis: Its name.
         """
-        found = self._with.get(axis)
-        if found is None:
+        parts = self._with.get(axis)
+        if parts is None:
             end, at = self.history.end, self.history.at
             places = ((holder, d) for holder in self.at for d in dims_with(at(holder, end), axis))
-            found = self._with[axis] = frozenset(map(self.related.root, places))
-        return found
+            parts = self._with[axis] = frozenset(map(self.related.root, places))
+        return parts
 
     @functools.cached_property
     def _sharing(self) -> dict[str, Parts]:
@@ -207,13 +207,13 @@ class Neighbourhood:
 @functools.lru_cache(maxsize=1 << 14)
 def _by_factor(rule: OpShardingRule, directions: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """For each factor along which something propagates the dimensions that have it, as `(tensor, dimension)`."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    by_factor: dict[int, list[tuple[int, int]]] = {}
     for i, mapping in enumerate(rule.mappings):
         for d, dim in enumerate(mapping):
             for f in dim:
                 if directions[f]:
-                    found.setdefault(f, []).append((i, d))
-    return tuple(tuple(places) for places in found.values() if len(places) > 1)
+                    by_factor.setdefault(f, []).append((i, d))
+    return tuple(tuple(places) for places in by_factor.values() if len(places) > 1)
 
 
 @functools.lru_cache(maxsize=1 << 14)

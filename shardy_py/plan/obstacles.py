@@ -74,10 +74,10 @@ def obstacle(
     if neighbours.kind == "edge" and neighbours.op is not None and axis in dataflow.manual_axes(neighbours.op):
         return Obstacle("manual", source)
     seen = [neighbours.view.seen(i, s) for i, s in enumerate(shardings)]
-    found = common_mesh(seen, meshes)
-    if found is None:
+    named_mesh = common_mesh(seen, meshes)
+    if named_mesh is None:
         return Obstacle("mesh", source)
-    mesh, sizes, mappings = found[1], rule.factor_sizes, rule.mappings
+    mesh, sizes, mappings = named_mesh[1], rule.factor_sizes, rule.mappings
     tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, seen, strict=True)]
     agreed = compatible_major_axes(tensors, operands, factor, direction)
     wanted = tensors[source].factors[factor].axes
@@ -181,5 +181,5 @@ def nearest_sizes(size: int, axes: Axes, mesh: Mesh) -> tuple[int, int]:
         axes: The axes.
         mesh: The mesh.
     """
-    ways = num_shards(axes, mesh)
-    return size // ways * ways, -(-size // ways) * ways
+    shards = num_shards(axes, mesh)
+    return size // shards * shards, -(-size // shards) * shards

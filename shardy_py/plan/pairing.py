@@ -77,8 +77,8 @@ def components_of(path: str) -> list[str]:
         >>> components_of("state.params['mlp'][0]")
         ['state', '.params', "['mlp']", '[0]']
     """
-    found = [match[0] for match in _COMPONENT.finditer(path)]
-    return found if "".join(found) == path else [path]
+    components = [match[0] for match in _COMPONENT.finditer(path)]
+    return components if "".join(components) == path else [path]
 
 
 def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
@@ -93,15 +93,15 @@ def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable
         outputs: All outputs.
         origins: For an output the inputs it is made of position by position, with the number of ops between.
     """
-    found: list[Pair] = []
+    paired: list[Pair] = []
     for key in (_exact, _roughly):
-        taken_in, taken_out = {pair.input for pair in found}, {pair.output for pair in found}
+        taken_in, taken_out = {pair.input for pair in paired}, {pair.output for pair in paired}
         left_in = _grouped((b for b in inputs if b.index not in taken_in), key)
         left_out = _grouped((b for b in outputs if b.index not in taken_out), key)
         for group, candidates in left_in.items():
             if group in left_out:
-                found += _matched(candidates, left_out[group], origins)
-    return sorted(found, key=lambda pair: pair.input)
+                paired += _matched(candidates, left_out[group], origins)
+    return sorted(paired, key=lambda pair: pair.input)
 
 
 def _exact(buffer: Buffer) -> Hashable:

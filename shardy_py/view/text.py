@@ -11,8 +11,8 @@ from shardy_py.ir.jax_calls import CALLS
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.checks.accept import Alike, alike
+from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.checks.view import is_replicated
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.movements import format_bytes

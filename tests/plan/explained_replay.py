@@ -37,7 +37,7 @@ def replayed(plan: Plan, chain: Sequence[Reason], *, whole: bool) -> dict[Holder
     for step in (log[r.step] for r in said if r.step >= 0):
         if step.reason == "propagate" and step.op is not None:  # manual axes, which the specs of a shard_map state
             edge = history.holder(step.op.operands[0])
-            given = history.given(edge)
+            given = history.initial(edge)
             state[edge] = None if given is None else only(given, "", (), whole)
     numbers = {r.step for r in chain if r.step >= 0}
     for number, step in enumerate(log):

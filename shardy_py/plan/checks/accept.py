@@ -48,7 +48,7 @@ def _parsed(pattern: object) -> tuple[str, str, str]:
         raise TypeError(f"ignore holds {pattern!r}, a {type(pattern).__name__}; it is a kind of finding or several, as ['unused-axis']")
     check_length(pattern, "ignore")
     kind, colon, path = pattern.partition(":")
-    names = [known.name for known in KINDS]
+    names = [entry.name for entry in KINDS]
     if kind not in names:
         near = difflib.get_close_matches(kind, names, 1)
         raise ShardyError(

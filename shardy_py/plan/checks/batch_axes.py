@@ -9,9 +9,9 @@ from shardy_py.dialect import OpShardingRule, TensorSharding
 from shardy_py.dialect.projection import project
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
-from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
@@ -34,48 +34,48 @@ class _Loss:
 
     Attributes:
         mark: The dimension of the operand, the axis, where it came from.
-        had: The dimension of the result that would have it.
-        has: The dimension of the result that has it.
+        expected: The dimension of the result that would have it.
+        actual: The dimension of the result that has it.
         winner: The operand that has it there; None where no operand does.
     """
 
     mark: Mark
-    had: int
-    has: int
+    expected: int
+    actual: int
     winner: int | None
 
 
-def batch_axis_lost(view: PlanView) -> Iterator[Finding]:
+def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
     """Values of `NOTABLE` bytes and more in which an axis of the data went to another dimension, because a parameter has it there.
 
     Data are arguments none of whose leaves is a result again, as those of a training step's state are; where no argument is, all but the
     one with the most bytes. Only the op where it happens is found, one finding per source line.
     """
-    search = _Search(view)
-    main = view.plan.program.main
-    for argument, value in zip(main.arguments, view.plan.inputs):
+    search = _Search(context)
+    main = context.plan.program.main
+    for argument, value in zip(main.arguments, context.plan.inputs):
         if value.given is not None and value.path in search.data:
             axes = [(d, axis.name, value.path) for d, dim in enumerate(value.given.dims) for axis in dim.axes]
             search.set(argument, frozenset(axes))
     if search.marks:
         search.visit(main.body)
-    for (location, _), (op, loss, count) in search.found.items():
-        yield _reported(view, op, loss, count, location)
+    for (location, _), (op, loss, count) in search.losses.items():
+        yield _finding(context, op, loss, count, location)
 
 
 class _Search:
     """Follows the axes of the data through the program.
 
     Args:
-        view: The plan.
+        context: The plan.
     """
 
-    def __init__(self, view: PlanView) -> None:
-        self.view = view
-        self.data = _data_paths(view.plan.inputs, view.plan.outputs, view)
+    def __init__(self, context: CheckContext) -> None:
+        self.context = context
+        self.data = _data_paths(context.plan.inputs, context.plan.outputs, context)
         self.marks: dict[Value, Marks] = {}
-        self.found: dict[tuple[str, str], tuple[Op, _Loss, int]] = {}
-        self.known: dict[tuple[object, ...], tuple[Marks, _Loss | None]] = {}
+        self.losses: dict[tuple[str, str], tuple[Op, _Loss, int]] = {}
+        self.memo: dict[tuple[object, ...], tuple[Marks, _Loss | None]] = {}
 
     def set(self, value: Value, marks: Marks) -> None:
         """Keeps those marks of a value that its sharding bears out."""
@@ -92,14 +92,14 @@ class _Search:
             if op.regions:
                 self.body(op)
                 continue
-            given = [marks.get(operand, _NONE) for operand in op.operands]
-            if not any(given) or not op.results:
+            operand_marks = [marks.get(operand, _NONE) for operand in op.operands]
+            if not any(operand_marks) or not op.results:
                 continue
             if op.rule is None:
                 if len(op.operands) == len(op.results) == 1 and op.operands[0].type is op.results[0].type:
-                    self.set(op.results[0], given[0])
+                    self.set(op.results[0], operand_marks[0])
                 continue
-            self.through(op, op.rule, given)
+            self.through(op, op.rule, operand_marks)
 
     def body(self, op: Op) -> None:
         """An op with regions: what it is given goes in, what they return comes out."""
@@ -114,38 +114,40 @@ class _Search:
             for result, returned in zip(op.results, region.terminator.operands):
                 self.set(result, self.marks.get(returned, _NONE))
 
-    def through(self, op: Op, rule: OpShardingRule, given: Sequence[Marks]) -> None:
+    def through(self, op: Op, rule: OpShardingRule, operand_marks: Sequence[Marks]) -> None:
         """An op with a rule: marks follow its factors."""
         for number, result in enumerate(op.results):
             if result.sharding is None:
                 continue
-            key = (rule, number, result.sharding, *(operand.sharding for operand in op.operands), *given)
-            if key not in self.known:
-                self.known[key] = _follow(rule, number, result.sharding, [operand.sharding for operand in op.operands], given, self.view)
-            marks, loss = self.known[key]
+            key = (rule, number, result.sharding, *(operand.sharding for operand in op.operands), *operand_marks)
+            if key not in self.memo:
+                self.memo[key] = _follow(
+                    rule, number, result.sharding, [operand.sharding for operand in op.operands], operand_marks, self.context
+                )
+            marks, loss = self.memo[key]
             if marks:
                 self.set(result, marks)
             if loss is not None:
                 self.lost(op, result, loss)
 
     def lost(self, op: Op, result: Value, loss: _Loss) -> None:
-        described = self.view.described.get(result)
-        asked = any(user.name in ("sdy.reshard", "sdy.sharding_constraint") for user, _ in result.uses)
-        if described is None or asked or self.view.local(result.type, result.sharding) < NOTABLE:
+        described = self.context.described.get(result)
+        is_constrained = any(user.name in ("sdy.reshard", "sdy.sharding_constraint") for user, _ in result.uses)
+        if described is None or is_constrained or self.context.local(result.type, result.sharding) < NOTABLE:
             return
         key = (described.location, loss.mark[1])
-        first, where, count = self.found.get(key, (op, loss, 0))
-        self.found[key] = (first, where, count + 1)
+        first, where, count = self.losses.get(key, (op, loss, 0))
+        self.losses[key] = (first, where, count + 1)
 
 
-def _data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], view: PlanView) -> set[str]:
+def _data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], context: CheckContext) -> set[str]:
     """Paths of the leaves of arguments that are data."""
     returned = {(output.shape, output.dtype, names_of(output.path)[-1:]) for output in outputs}
     state: set[str] = set()
     sizes: dict[str, int] = {}
     for value in inputs:
         names = names_of(value.path)
-        sizes[names[0]] = sizes.get(names[0], 0) + view.local(value.type, None)
+        sizes[names[0]] = sizes.get(names[0], 0) + context.local(value.type, None)
         if (value.shape, value.dtype, names[-1:]) in returned:
             state.add(names[0])
     if not state and len(sizes) > 1:
@@ -158,55 +160,61 @@ def _follow(
     number: int,
     target: TensorSharding,
     sources: Sequence[TensorSharding | None],
-    given: Sequence[Marks],
-    view: PlanView,
+    operand_marks: Sequence[Marks],
+    context: CheckContext,
 ) -> tuple[Marks, _Loss | None]:
     """The marks of a result, and the first axis that it has elsewhere."""
     mapping = rule.result_mappings[number]
     places = {f: d for d, dim in enumerate(mapping) for f in dim}
-    has = _factor_axes(rule.result_mappings[number], target, rule, view)
-    cuts = [_factor_axes(m, s, rule, view) if s is not None else {} for m, s in zip(rule.operand_mappings, sources)]
+    target_axes = _factor_axes(rule.result_mappings[number], target, rule, context)
+    cuts = [_factor_axes(m, s, rule, context) if s is not None else {} for m, s in zip(rule.operand_mappings, sources)]
     marks: set[Mark] = set()
     loss: _Loss | None = None
-    for i, operand_marks in enumerate(given):
-        for mark in sorted(operand_marks):
+    for i, source_marks in enumerate(operand_marks):
+        for mark in sorted(source_marks):
             dim, axis, origin = mark
             for f in rule.operand_mappings[i][dim]:
                 if axis not in cuts[i].get(f, ()) or f not in places:
                     continue
-                if axis in has.get(f, ()):
+                if axis in target_axes.get(f, ()):
                     marks.add((places[f], axis, origin))
                     continue
-                other = next((g for g, axes in has.items() if g != f and axis in axes and places[g] != places[f]), None)
+                other = next((g for g, axes in target_axes.items() if g != f and axis in axes and places[g] != places[f]), None)
                 if other is not None and loss is None:
-                    winner = next((k for k, held in enumerate(cuts) if k != i and axis in held.get(other, ())), None)
+                    winner = next((k for k, axes_by_factor in enumerate(cuts) if k != i and axis in axes_by_factor.get(other, ())), None)
                     loss = _Loss(mark, places[f], places[other], winner)
     return frozenset(marks), loss
 
 
-def _factor_axes(mapping: Sequence[Sequence[int]], sharding: TensorSharding, rule: OpShardingRule, view: PlanView) -> dict[int, list[str]]:
+def _factor_axes(
+    mapping: Sequence[Sequence[int]], sharding: TensorSharding, rule: OpShardingRule, context: CheckContext
+) -> dict[int, list[str]]:
     if sharding.rank < len(mapping):  # a maximal one
         return {}
-    factors = project(mapping, sharding, rule.factor_sizes, view.mesh).factors
+    factors = project(mapping, sharding, rule.factor_sizes, context.mesh).factors
     return {f: [axis.name for axis in state.axes] for f, state in factors.items() if state.axes}
 
 
-def _reported(view: PlanView, op: Op, loss: _Loss, count: int, location: str) -> Finding:
+def _finding(context: CheckContext, op: Op, loss: _Loss, count: int, location: str) -> Finding:
     result = op.results[0]
-    described = view.described[result]
-    size = view.held(described)
+    described = context.described[result]
+    size = context.bytes_of(described)
     _, axis, origin = loss.mark
-    winner = view.described.get(op.operands[loss.winner]) if loss.winner is not None else None
+    winner = context.described.get(op.operands[loss.winner]) if loss.winner is not None else None
     because = f", because {winner.path} has it there" if winner is not None else ""
     more = f"; {count - 1} more of this line" if count > 1 else ""
     message = (
-        f"{axis!r} came with {origin} to dimension {loss.had} of the result of {described.primitive}, which has it on dimension {loss.has}"
-        f" instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; what follows is not cut by"
-        f" the data any more{more}"
+        f"{axis!r} came with {origin} to dimension {loss.expected} of the result of {described.primitive}, which has it on dimension"
+        f" {loss.actual} instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; what follows"
+        f" is not cut by the data any more{more}"
     )
     dims = [dim.axes for dim in described.sharding.dims] if described.sharding is not None else []
     wanted = [[a for a in axes if a.name != axis] for axes in dims]
-    wanted[loss.had] = [*wanted[loss.had], *(a for axes in dims for a in axes if a.name == axis)]
+    wanted[loss.expected] = [*wanted[loss.expected], *(a for axes in dims for a in axes if a.name == axis)]
     text = spec_text(TensorSharding("mesh", wanted))
-    fix = f"x = sp.with_sharding_constraint(x, {text}) on it" if text is not None else f"constrain it to {axis!r} on dimension {loss.had}"
+    fix = (
+        f"x = sp.with_sharding_constraint(x, {text}) on it"
+        if text is not None
+        else f"constrain it to {axis!r} on dimension {loss.expected}"
+    )
     return Finding(KIND, message, described.path, location, graded(size), size, fix)

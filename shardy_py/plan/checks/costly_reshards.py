@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from shardy_py.dialect import TensorSharding
 from shardy_py.partition.xla_moves import is_involuntary
 from shardy_py.passes.export.collective_steps import collectives_for
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
-from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.executed import collectives_of, explicit_of
 from shardy_py.plan.explicit import Origin
@@ -26,42 +26,42 @@ KIND = "costly-reshard"
 _TAKE_WHOLE = ("runs-whole", "whole-callback", "whole-dimension")
 
 
-def costly_reshard(view: PlanView) -> Iterator[Finding]:
+def costly_reshard(context: CheckContext) -> Iterator[Finding]:
     """Reshards for which XLA's partitioner replicates a value and cuts it again, and intermediates that are gathered whole.
 
     The first are what XLA warns of as "involuntary full rematerialization", `is_involuntary`; they are warnings from `GRAVE` bytes a call
     on. The second, from `GRAVE` bytes on, are notes. Ops that XLA runs whole between values that are cut alike are found among the
     predicted collectives. Under `lowering="shard_map"` there are only the second, of the partitioned program.
     """
-    if view.plan.source is not None:
-        yield from _gathered(view)
+    if context.plan.source is not None:
+        yield from _gathered(context)
         return
-    planned = {value.path: value.sharding for value in view.plan.values}
+    planned = {value.path: value.sharding for value in context.plan.values}
     groups: dict[tuple[object, ...], list[Reshard]] = {}
-    for reshard in view.plan.shardy_reshards:
+    for reshard in context.plan.shardy_reshards:
         key = (reshard.type, reshard.source, reshard.target, reshard.location, reshard.reason, reshard.trips)
         groups.setdefault(key, []).append(reshard)
     costly: list[tuple[int, bool, list[Reshard]]] = []
     for group in groups.values():
-        price, involuntary = _price(view, group[0], planned)
+        price, involuntary = _price(context, group[0], planned)
         total = price * (group[0].trips or 1)
         if total >= (NOTABLE if involuntary else GRAVE):
             costly.append((total, involuntary, group))
     for total, involuntary, group in costly:
-        yield _reported(view, group, total, involuntary)
-    yield from _undone(view, {(first.value, first.location) for _, _, (first, *_) in costly})
+        yield _finding(context, group, total, involuntary)
+    yield from _undone(context, {(first.value, first.location) for _, _, (first, *_) in costly})
 
 
-def _undone(view: PlanView, known: set[tuple[str, str]]) -> Iterator[Finding]:
+def _undone(context: CheckContext, reported: set[tuple[str, str]]) -> Iterator[Finding]:
     """Operands that XLA gathers over axes which cut the result in the same place: an op that it runs whole, and cuts again.
 
     As opposed to a weight that is cut over the axis of the data, which a product needs whole.
     """
     groups: dict[tuple[object, ...], list[Collective]] = {}
-    for transfer in explicit_of(view.plan).transfers:
+    for transfer in explicit_of(context.plan).transfers:
         c, origin = transfer.collective, transfer.origin
         total = c.received_bytes * (c.trips or 1)
-        if c.kind != "all_gather" or origin is None or origin.operand < 0 or total < GRAVE or (c.value, c.location) in known:
+        if c.kind != "all_gather" or origin is None or origin.operand < 0 or total < GRAVE or (c.value, c.location) in reported:
             continue
         if not _is_kept_cut(origin, c.axes):
             continue
@@ -101,7 +101,7 @@ def _is_kept_cut(origin: Origin, axes: tuple[str, ...]) -> bool:
     return False
 
 
-def _price(view: PlanView, reshard: Reshard, planned: dict[str, TensorSharding | None]) -> tuple[int, bool]:
+def _price(context: CheckContext, reshard: Reshard, planned: dict[str, TensorSharding | None]) -> tuple[int, bool]:
     """Bytes that a device receives, once, and whether XLA replicates the value; 0 for what is not costly.
 
     XLA brings a value to the sharding that it has in the plan, and from there to that in which it is asked for.
@@ -109,33 +109,33 @@ def _price(view: PlanView, reshard: Reshard, planned: dict[str, TensorSharding |
     kinds = {step.kind for step in reshard.collectives}
     if kinds & {"all_reduce", "reduce_scatter"} or reshard.source is None:
         return 0, False
-    whole = view.local(reshard.type, None)
+    whole = context.local(reshard.type, None)
     between = planned.get(reshard.value, reshard.source)
     shape = reshard.type.shape
-    if is_involuntary(shape, reshard.source, between, view.mesh) or is_involuntary(shape, between, reshard.target, view.mesh):
-        return whole - view.local(reshard.type, reshard.source), True
+    if is_involuntary(shape, reshard.source, between, context.mesh) or is_involuntary(shape, between, reshard.target, context.mesh):
+        return whole - context.local(reshard.type, reshard.source), True
     named_input = not reshard.value.startswith("%")
     if named_input or "all_gather" not in kinds or 2 * reshard.bytes_per_device < whole:
         return 0, False
     return reshard.bytes_per_device, False
 
 
-def _reported(view: PlanView, group: list[Reshard], total: int, involuntary: bool) -> Finding:
+def _finding(context: CheckContext, group: list[Reshard], total: int, involuntary: bool) -> Finding:
     first = group[0]
     once = total // (first.trips or 1)
     steps = ", ".join(map(str, first.collectives))
-    often = ", at each trip" if first.trips is None else f", {first.trips} times a call" if first.trips > 1 else ""
+    frequency = ", at each trip" if first.trips is None else f", {first.trips} times a call" if first.trips > 1 else ""
     more = f"; {len(group) - 1} more like it" if len(group) > 1 else ""
     move = f"{typed(first.type, first.source)} -> {typed(first.type, first.target)} ({first.reason})"
     if involuntary:
         better = f"; as {steps} it would be {format_bytes(first.bytes_per_device)}" if first.bytes_per_device < once else ""
         message = (
             f"{move}: XLA replicates the value and cuts it again (involuntary full rematerialization), {format_bytes(once)} to each"
-            f" device{often}{better}{more}"
+            f" device{frequency}{better}{more}"
         )
     else:
-        message = f"{move}: {steps} brings most of the value to each device, {format_bytes(once)}{often}{more}"
-    fix = _two_steps(view, first, once) if involuntary else _kept_cut(first)
+        message = f"{move}: {steps} brings most of the value to each device, {format_bytes(once)}{frequency}{more}"
+    fix = _two_steps(context, first, once) if involuntary else _kept_cut(first)
     severity = graded(total) if involuntary else "info"
     return Finding(KIND, message, first.value, first.location, severity, total, fix)
 
@@ -146,18 +146,20 @@ def _kept_cut(reshard: Reshard) -> str:
     return f"to compute on the pieces, constrain the result of {reshard.primitive}, or cut its other operands alike"
 
 
-def _two_steps(view: PlanView, reshard: Reshard, price: int) -> str:
+def _two_steps(context: CheckContext, reshard: Reshard, price: int) -> str:
     """A sharding between the two, from and to which XLA has collectives."""
     assert reshard.source is not None
     assert reshard.target is not None
     shape = reshard.type.shape
-    for step in collectives_for(reshard.source, reshard.target, shape, view.meshes)[:-1]:
-        if is_involuntary(shape, reshard.source, step.result, view.mesh) or is_involuntary(shape, step.result, reshard.target, view.mesh):
+    for step in collectives_for(reshard.source, reshard.target, shape, context.meshes)[:-1]:
+        if is_involuntary(shape, reshard.source, step.result, context.mesh) or is_involuntary(
+            shape, step.result, reshard.target, context.mesh
+        ):
             continue
         text, target = spec_text(step.result), spec_text(reshard.target)
         if text is not None and target is not None:
             saved = f"{format_bytes(reshard.bytes_per_device)} in place of {format_bytes(price)}"
-            if any(value.path == reshard.value for value in view.plan.inputs):
+            if any(value.path == reshard.value for value in context.plan.inputs):
                 return f"{reshard.value}: {text} in in_shardings or rules; at most {saved}"
             return f"in two steps, x = sp.with_sharding_constraint(sp.with_sharding_constraint(x, {text}), {target}); {saved}"
     return "lowering='shard_map' moves it without that"
@@ -172,20 +174,20 @@ def _is_end_of_sum(first: Collective, second: Collective) -> bool:
     ) * second.group_size
 
 
-def _gathered(view: PlanView) -> Iterator[Finding]:
+def _gathered(context: CheckContext) -> Iterator[Finding]:
     """Collectives of the partitioned program that bring most of an intermediate to every device; one per line and kind.
 
     Where the partitioner said that an op takes whole operands, that is all there is to say.
     """
-    told = {finding.location for finding in view.found if finding.location and finding.kind in _TAKE_WHOLE}
+    locations_run_whole = {finding.location for finding in context.findings if finding.location and finding.kind in _TAKE_WHOLE}
     groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
     before: Collective | None = None
-    for c in collectives_of(view.plan):
+    for c in collectives_of(context.plan):
         adds, before = before is not None and _is_end_of_sum(before, c), c
         if adds:
             continue
         total = c.received_bytes * (c.trips or 1)
-        if c.kind != "all_gather" or total < GRAVE or c.location in told:
+        if c.kind != "all_gather" or total < GRAVE or c.location in locations_run_whole:
             continue
         if not c.value:  # an argument, or what a loop makes of one, as weights that are cut over the axis of the data
             continue

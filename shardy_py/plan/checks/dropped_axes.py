@@ -11,8 +11,8 @@ from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.projection import project
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
-from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.values import PlannedValue, typed
@@ -40,41 +40,41 @@ class _Loss:
     merged: bool
 
 
-def axis_lost_in_reshape(view: PlanView) -> Iterator[Finding]:
+def axis_lost_in_reshape(context: CheckContext) -> Iterator[Finding]:
     """Reshapes of `NOTABLE` bytes and more whose result is cut by fewer axes than their operand, one finding per source line.
 
     A dimension that several are merged into can be cut by an axis of a later one only where the earlier ones are cut completely; one
     that is split gives its axes to the first part as far as they divide it.
     """
-    known: dict[tuple[OpShardingRule, TensorSharding, TensorSharding | None], _Loss | None] = {}
+    losses: dict[tuple[OpShardingRule, TensorSharding, TensorSharding | None], _Loss | None] = {}
     groups: dict[tuple[str, str], tuple[list[Value], Op, _Loss]] = {}
-    for op, _ in view.ops:
+    for op, _ in context.ops:
         rule = op.rule
         if op.name != "stablehlo.reshape" or rule is None:
             continue
         source, target = op.operands[0].sharding, op.results[0].sharding
         value = op.results[0]
-        if source is None or not source.dim_axes() or view.local(value.type, target) < NOTABLE or value not in view.described:
+        if source is None or not source.dim_axes() or context.local(value.type, target) < NOTABLE or value not in context.described:
             continue
         key = (rule, source, target)
-        if key not in known:
-            known[key] = _loss(rule, source, target, view)
-        loss = known[key]
+        if key not in losses:
+            losses[key] = _loss(rule, source, target, context)
+        loss = losses[key]
         if loss is not None:
-            described = view.described[value]
+            described = context.described[value]
             group = groups.setdefault((described.location, typed(value.type, target)), ([], op, loss))
             group[0].append(value)
     for (location, text), (values, op, loss) in groups.items():
-        yield _reported(view, values, op, loss, location, text)
+        yield _finding(context, values, op, loss, location, text)
 
 
-def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding | None, view: PlanView) -> _Loss | None:
-    kept = _ways(target, view)
-    had = _ways(source, view)
+def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding | None, context: CheckContext) -> _Loss | None:
+    shards_after = _shards_by_axis(target, context)
+    shards_before = _shards_by_axis(source, context)
     before, after = rule.mappings
-    factors = project(before, source, rule.factor_sizes, view.mesh).factors
+    factors = project(before, source, rule.factor_sizes, context.mesh).factors
     for d, dim in enumerate(before):
-        lost = tuple(axis for axis in source.dims[d].axes if kept.get(axis.name, 1) < had[axis.name])
+        lost = tuple(axis for axis in source.dims[d].axes if shards_after.get(axis.name, 1) < shards_before[axis.name])
         if not lost:
             continue
         names = {axis.name for axis in lost}
@@ -90,60 +90,60 @@ def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding |
     return None
 
 
-def _ways(sharding: TensorSharding | None, view: PlanView) -> dict[str, int]:
+def _shards_by_axis(sharding: TensorSharding | None, context: CheckContext) -> dict[str, int]:
     """Into how many parts each axis cuts a value, all its parts together."""
-    ways: dict[str, int] = {}
+    shards: dict[str, int] = {}
     for axis in () if sharding is None else sharding.dim_axes():
-        ways[axis.name] = ways.get(axis.name, 1) * axis.size_in(view.mesh)
-    return ways
+        shards[axis.name] = shards.get(axis.name, 1) * axis.size_in(context.mesh)
+    return shards
 
 
 def _sizes(factors: Sequence[int], rule: OpShardingRule) -> tuple[int, ...]:
     return tuple(rule.factor_sizes[f] for f in factors)
 
 
-def _reported(view: PlanView, values: Sequence[Value], op: Op, loss: _Loss, location: str, text: str) -> Finding:
-    described = view.described[values[0]]
-    size = view.held(described)
+def _finding(context: CheckContext, values: Sequence[Value], op: Op, loss: _Loss, location: str, text: str) -> Finding:
+    described = context.described[values[0]]
+    size = context.bytes_of(described)
     operand = op.operands[0]
     axes = ", ".join(repr(format_axis(axis)) for axis in loss.axes)
     parts = " x ".join(map(str, loss.sizes))
-    ways = num_shards(loss.axes, view.mesh)
+    shards = num_shards(loss.axes, context.mesh)
     if loss.merged:
         part = loss.sizes[loss.part]
         why = f"{parts} become one dimension, and an axis on the part of size {part} would cut it into pieces that do not adjoin"
-        first = f"cut the part of size {loss.sizes[0]} over {axes}, or " if loss.sizes[0] % ways == 0 else ""
+        first = f"cut the part of size {loss.sizes[0]} over {axes}, or " if loss.sizes[0] % shards == 0 else ""
         fix = f"{first}do the work that needs {axes} before the reshape"
     else:
         part = loss.sizes[loss.part]
-        why = f"dimension {loss.dim} is split into {parts}, and {ways} ways do not divide {part}"
+        why = f"dimension {loss.dim} is split into {parts}, and {shards} ways do not divide {part}"
         taken = {axis.name for axis in (*operand.sharding.dim_axes(), *loss.axes)} if operand.sharding is not None else set()
-        fits = [name for name, n in view.mesh.shape.items() if n > 1 and part % n == 0 and name not in taken]
-        fix = f"make {part} a multiple of {ways}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
-    lost = axes if not any(axis.name in _ways(op.results[0].sharding, view) for axis in loss.axes) else f"a part of {axes}"
+        fits = [name for name, n in context.mesh.shape.items() if n > 1 and part % n == 0 and name not in taken]
+        fix = f"make {part} a multiple of {shards}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
+    lost = axes if not any(axis.name in _shards_by_axis(op.results[0].sharding, context) for axis in loss.axes) else f"a part of {axes}"
     more = f"; {len(values) - 1} more of this line" if len(values) > 1 else ""
     message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}{more}"
     return Finding(RESHAPE, message, described.path, location, graded(size), size, fix)
 
 
-def sub_axis_removed(view: PlanView) -> Iterator[Finding]:
+def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
     """Arguments and results that lost parts of axes because JAX's shardings cannot name them.
 
     They are in the log of the propagation, so they are not known of a plan without provenance.
     """
-    arguments = dict(zip(view.plan.program.main.arguments, view.plan.inputs))
+    arguments = dict(zip(context.plan.program.main.arguments, context.plan.inputs))
     results: dict[Value, list[PlannedValue]] = {}
-    for value, output in zip(view.plan.program.main.body.terminator.operands, view.plan.outputs):
+    for value, output in zip(context.plan.program.main.body.terminator.operands, context.plan.outputs):
         results.setdefault(value, []).append(output)
-    known = {finding.path for finding in view.found if finding.path}
-    for step in view.plan.log:
+    reported = {finding.path for finding in context.findings if finding.path}
+    for step in context.plan.log:
         if step.reason != sub_axes.REASON or step.old is None:
             continue
         for value in [arguments[step.target]] if step.op is None and step.target in arguments else results.get(step.target, []):
-            size = view.held(value)
-            if value.path in known or size < NOTABLE or not isinstance(value.type, TensorType):
+            size = context.bytes_of(value)
+            if value.path in reported or size < NOTABLE or not isinstance(value.type, TensorType):
                 continue
-            known.add(value.path)
+            reported.add(value.path)
             message = (
                 f"propagation gave it {typed(value.type, step.old)}; an input or output has whole axes only, unless they were asked for,"
                 f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"

@@ -6,28 +6,28 @@ from collections.abc import Iterator
 
 from shardy_py.ir import Value
 from shardy_py.plan.as_run import as_run_of
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
-from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.values import typed
 
 KIND = "left-to-xla"
 
 
-def left_to_xla(view: PlanView) -> Iterator[Finding]:
+def left_to_xla(context: CheckContext) -> Iterator[Finding]:
     """The largest value that XLA will cut otherwise than planned, and how many more there are; see `plan/as_run`.
 
     There are none where the plan is run: under `lowering="shard_map"`, without conflicts, or where holding XLA to it moves notably less.
     """
-    if view.plan.source is not None or as_run_of(view.plan).planned:
+    if context.plan.source is not None or as_run_of(context.plan).planned:
         return
-    described = view.described
+    described = context.described
     differing: dict[Value, Value] = {}
-    for as_run, planned in as_run_of(view.plan).lineage.values.items():
+    for as_run, planned in as_run_of(context.plan).lineage.values.items():
         if planned in described and _cuts(as_run) != _cuts(planned):
             differing.setdefault(planned, as_run)
-    sizes = {v: max(view.local(v.type, v.sharding), view.local(v.type, w.sharding)) for v, w in differing.items()}
+    sizes = {v: max(context.local(v.type, v.sharding), context.local(v.type, w.sharding)) for v, w in differing.items()}
     largest = max(sizes, key=sizes.__getitem__, default=None)
     if largest is None or sizes[largest] < NOTABLE:
         return

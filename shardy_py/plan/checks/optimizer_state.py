@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.passes.export.collective_bytes import reshard_bytes
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
-from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.pairing import names_of
@@ -24,23 +24,26 @@ _STATE = re.compile(
 """Names by which a path is that of state: those of optax, Flax and what people write."""
 
 
-def state_unlike_parameter(view: PlanView) -> Iterator[Finding]:
+def state_unlike_parameter(context: CheckContext) -> Iterator[Finding]:
     """State of `NOTABLE` bytes and more that some axes of its parameter do not cut, among inputs and among outputs.
 
     A leaf is state if its path has one of the usual names; its parameter is the leaf of the same shape whose path ends alike, and no
     other does; of outputs, as those of `optimizer.init`, it may be among the inputs. State that is cut further than its parameter, as
     ZeRO does, is no finding.
     """
-    told: set[tuple[str, ...]] = set()
-    given = _parameters(view.plan.inputs)
-    for values, parameters in ((view.plan.inputs, (given,)), (view.plan.outputs, (_parameters(view.plan.outputs), given))):
+    reported: set[tuple[str, ...]] = set()
+    input_parameters = _parameters(context.plan.inputs)
+    for values, parameters in (
+        (context.plan.inputs, (input_parameters,)),
+        (context.plan.outputs, (_parameters(context.plan.outputs), input_parameters)),
+    ):
         for state, parameter, names in _pairs(values, parameters):
-            if names in told or not _is_coarser(state.sharding, parameter.sharding):
+            if names in reported or not _is_coarser(state.sharding, parameter.sharding):
                 continue
-            told.add(names)
-            found = _reported(view, state, parameter)
-            if found is not None:
-                yield found
+            reported.add(names)
+            finding = _finding(context, state, parameter)
+            if finding is not None:
+                yield finding
 
 
 _Parameters = dict[tuple[tuple[str, ...], tuple[int, ...]], list[PlannedValue]]
@@ -53,13 +56,13 @@ def _state_name(names: Sequence[str]) -> int:
 
 def _parameters(values: Sequence[PlannedValue]) -> _Parameters:
     """What is no state, by shape and each end of its path."""
-    found: _Parameters = {}
+    parameters: _Parameters = {}
     for value in values:
         names = names_of(value.path)
         if value.shape and _state_name(names) < 0:
             for k in range(1, len(names) + 1):
-                found.setdefault((names[-k:], value.shape), []).append(value)
-    return found
+                parameters.setdefault((names[-k:], value.shape), []).append(value)
+    return parameters
 
 
 def _pairs(
@@ -74,7 +77,7 @@ def _pairs(
         last = _state_name(names) if value.shape else -1
         if last < 0:
             continue
-        parameter = next((p for known in parameters if (p := _parameter(value, names[last + 1 :], known)) is not None), None)
+        parameter = next((p for table in parameters if (p := _parameter(value, names[last + 1 :], table)) is not None), None)
         if parameter is not None:
             yield value, parameter, names[1:] if len(names) > 1 else names
 
@@ -88,12 +91,12 @@ def state_and_parameter(values: Sequence[PlannedValue]) -> Iterator[tuple[Planne
     return _pairs(values, (_parameters(values),))
 
 
-def _parameter(value: PlannedValue, names: tuple[str, ...], known: _Parameters) -> PlannedValue | None:
+def _parameter(value: PlannedValue, names: tuple[str, ...], parameters: _Parameters) -> PlannedValue | None:
     """The only leaf with the longest end of a path in common."""
     for k in range(len(names), 0, -1):
-        found = known.get((names[-k:], value.shape), [])
-        if found:
-            return found[0] if len(found) == 1 else None
+        candidates = parameters.get((names[-k:], value.shape), [])
+        if candidates:
+            return candidates[0] if len(candidates) == 1 else None
     return None
 
 
@@ -106,11 +109,11 @@ def _is_coarser(state: TensorSharding | None, parameter: TensorSharding | None) 
     return any(ours.axes[: len(theirs.axes)] != theirs.axes for ours, theirs in zip(state.dims, parameter.dims))
 
 
-def _reported(view: PlanView, state: PlannedValue, parameter: PlannedValue) -> Finding | None:
-    size = view.held(state)
+def _finding(context: CheckContext, state: PlannedValue, parameter: PlannedValue) -> Finding | None:
+    size = context.bytes_of(state)
     assert parameter.sharding is not None
     target = state.sharding or TensorSharding.closed(parameter.sharding.mesh, len(state.shape))
-    moved = reshard_bytes(parameter.sharding, target, state.type, view.meshes)
+    moved = reshard_bytes(parameter.sharding, target, state.type, context.meshes)
     if max(size, moved) < NOTABLE:
         return None
     message = (

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan.checks.context import CheckContext, devices, is_replicated
 from shardy_py.plan.checks.opaque import OPAQUE
 from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.paths import without_numbers
 from shardy_py.plan.checks.specs import extended, nearest, spec_text, unused_axes
 from shardy_py.plan.checks.thresholds import NOTABLE, PARTLY, graded
 from shardy_py.plan.checks.unused_axes import NOTHING
-from shardy_py.plan.checks.view import PlanView, devices, is_replicated
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
@@ -24,7 +24,7 @@ from shardy_py.rules.traits import is_elementwise
 KIND = "replicated-large"
 
 
-def replicated_large(view: PlanView) -> Iterator[Finding]:
+def replicated_large(context: CheckContext) -> Iterator[Finding]:
     """Inputs, outputs and intermediates of `NOTABLE` bytes and more that no axis cuts and that nobody said to replicate.
 
     Of intermediates that are made of one another only the first is found; none that has the shape of an input or output that is
@@ -33,26 +33,30 @@ def replicated_large(view: PlanView) -> Iterator[Finding]:
     those of layers, count together. What several devices compute together and then hold whole is a note, and so are, from `PARTLY` on,
     inputs that some axes cut.
     """
-    if devices(view.mesh) == 1:
+    if devices(context.mesh) == 1:
         return
-    if any(finding.kind == "unused-axis" and not finding.path and NOTHING in finding.message for finding in view.found):
+    if any(finding.kind == "unused-axis" and not finding.path and NOTHING in finding.message for finding in context.findings):
         return
-    known = {finding.path for finding in view.found if finding.path and finding.kind not in _OF_NAMES}
-    series = _series((*view.plan.inputs, *view.plan.outputs))
-    cheap, large, groups = _intermediates(view)
-    follows = {state.path: parameter.path for state, parameter, _ in state_and_parameter(view.plan.inputs)}
-    told: set[str] = set()
-    for value in sorted(view.plan.inputs, key=lambda value: value.path in follows):
-        found = None if value.path in known or follows.get(value.path) in told else _argument(view, value, series)
-        if found is not None:
-            told.add(value.path)
-            yield found
-    for held, value in zip(view.plan.program.main.body.terminator.operands, view.plan.outputs):
-        op = held.defining_op
-        found = None if op is None or value.path in known or not _is_root(op, held, large, cheap, view) else _argument(view, value, series)
-        if found is not None:
-            yield found
-    yield from _reported(view, groups, known)
+    reported = {finding.path for finding in context.findings if finding.path and finding.kind not in _OF_NAMES}
+    series = _series((*context.plan.inputs, *context.plan.outputs))
+    cheap, large, groups = _intermediates(context)
+    follows = {state.path: parameter.path for state, parameter, _ in state_and_parameter(context.plan.inputs)}
+    reported_inputs: set[str] = set()
+    for value in sorted(context.plan.inputs, key=lambda value: value.path in follows):
+        finding = None if value.path in reported or follows.get(value.path) in reported_inputs else _argument(context, value, series)
+        if finding is not None:
+            reported_inputs.add(value.path)
+            yield finding
+    for result, value in zip(context.plan.program.main.body.terminator.operands, context.plan.outputs):
+        op = result.defining_op
+        finding = (
+            None
+            if op is None or value.path in reported or not _is_root(op, result, large, cheap, context)
+            else _argument(context, value, series)
+        )
+        if finding is not None:
+            yield finding
+    yield from _intermediate_findings(context, groups, reported)
 
 
 _OF_NAMES = ("unmatched-rule", "unused-rule", "refused-donation")
@@ -70,8 +74,8 @@ def _alike(value: PlannedValue) -> tuple[object, ...]:
     return without_numbers(value.path), value.kind, value.type, value.sharding, value.given
 
 
-def _argument(view: PlanView, value: PlannedValue, series: _Series) -> Finding | None:
-    size = view.held(value)
+def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Finding | None:
+    size = context.bytes_of(value)
     count = series[_alike(value)] if len(value.shape) > 1 else 1  # biases and scales are whole in nearly all models
     if size * count < NOTABLE or not value.shape:
         return None
@@ -81,72 +85,72 @@ def _argument(view: PlanView, value: PlannedValue, series: _Series) -> Finding |
     said = value.given
     if said is not None and all(dim.is_closed for dim in said.dims):
         return None
-    more = extended(value.shape, value.sharding, view.mesh)
+    more = extended(value.shape, value.sharding, context.mesh)
     where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
     text = typed(value.type, value.sharding)
     if whole:
         together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
-        everywhere = f"is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each"
+        everywhere = f"is whole on each of the {devices(context.mesh)} devices, {format_bytes(size)} on each"
         message = f"{text} {everywhere}{together}: nothing says how to cut it"
     elif more is None:
         return None
     else:
-        free = ", ".join(map(repr, unused_axes(value.sharding, view.mesh)))
+        free = ", ".join(map(repr, unused_axes(value.sharding, context.mesh)))
         message = f"{text} takes {format_bytes(size)} on each device: it is replicated over {free}"
-    fix = _advice(view, value, size, more, f"{value.path}: {{}} in {where}")
+    fix = _advice(context, value, size, more, f"{value.path}: {{}} in {where}")
     if whole and more is not None:
         fix += "; P() there says that it is meant"
     return Finding(KIND, message, value.path, "", graded(size * count) if whole else "info", size, fix)
 
 
-def _advice(view: PlanView, value: PlannedValue, size: int, more: TensorSharding | None, how: str) -> str:
+def _advice(context: CheckContext, value: PlannedValue, size: int, more: TensorSharding | None, how: str) -> str:
     if more is None:
         dim = max(range(len(value.shape)), key=lambda d: value.shape[d])
-        axis = min((n for n in view.mesh.shape.values() if n > 1), default=1)
+        axis = min((n for n in context.mesh.shape.values() if n > 1), default=1)
         n = value.shape[dim]
         return f"no free axis divides a dimension: make dimension {dim} of size {n} a multiple, {nearest(n, axis)}"
-    after = view.local(value.type, more)
+    after = context.local(value.type, more)
     return f"{how.format(spec_text(more))} leaves {format_bytes(after)} of {format_bytes(size)}"
 
 
 _Groups = dict[tuple[str, str, str], list[Value]]
 
 
-def _intermediates(view: PlanView) -> tuple[set[Value], set[Value], _Groups]:
+def _intermediates(context: CheckContext) -> tuple[set[Value], set[Value], _Groups]:
     """Values that are made where they are used, large replicated ones, and of these the first ones by line, primitive and type."""
     cheap: set[Value] = set()
     large: set[Value] = set()
     groups: _Groups = {}
     # A gradient is as its parameter, or that transposed, which is found already or was said to be so.
-    ends = {tuple(sorted(value.shape)) for value in (*view.plan.inputs, *view.plan.outputs) if is_replicated(value.sharding)}
-    for op, manual in view.ops:
+    ends = {tuple(sorted(value.shape)) for value in (*context.plan.inputs, *context.plan.outputs) if is_replicated(value.sharding)}
+    for op, manual in context.ops:
         if _is_cheap(op, cheap):
             cheap.update(op.results)
             continue
         if manual or op.name == "stablehlo.broadcast_in_dim":  # XLA does it inside of whatever reads it
             continue
         for value in op.results:
-            if not is_replicated(value.sharding) or not isinstance(value.type, TensorType) or view.local(value.type, None) < NOTABLE:
+            if not is_replicated(value.sharding) or not isinstance(value.type, TensorType) or context.local(value.type, None) < NOTABLE:
                 continue
-            root = _is_root(op, value, large, cheap, view)
+            root = _is_root(op, value, large, cheap, context)
             large.add(value)
-            if root and tuple(sorted(value.type.shape)) not in ends and value in view.described:
-                described = view.described[value]
+            if root and tuple(sorted(value.type.shape)) not in ends and value in context.described:
+                described = context.described[value]
                 groups.setdefault((described.location, described.primitive, typed(value.type, value.sharding)), []).append(value)
     return cheap, large, groups
 
 
-def _reported(view: PlanView, groups: _Groups, known: set[str]) -> Iterator[Finding]:
+def _intermediate_findings(context: CheckContext, groups: _Groups, reported: set[str]) -> Iterator[Finding]:
     """One finding per source line, primitive and type."""
     for (location, primitive, text), values in groups.items():
-        first = view.described[values[0]]
-        if first.path in known:
+        first = context.described[values[0]]
+        if first.path in reported:
             continue
-        size = view.held(first)
-        more = extended(first.shape, None, view.mesh)
+        size = context.bytes_of(first)
+        more = extended(first.shape, None, context.mesh)
         count = f"; {len(values) - 1} more of this line" if len(values) > 1 else ""
-        message = f"{text} of {primitive} is whole on each of the {devices(view.mesh)} devices, {format_bytes(size)} on each{count}"
-        fix = _advice(view, first, size, more, "x = sp.with_sharding_constraint(x, {}) on it")
+        message = f"{text} of {primitive} is whole on each of the {devices(context.mesh)} devices, {format_bytes(size)} on each{count}"
+        fix = _advice(context, first, size, more, "x = sp.with_sharding_constraint(x, {}) on it")
         op = values[0].defining_op
         together = op is not None and any(not is_replicated(operand.sharding) for operand in op.operands)
         yield Finding(KIND, message, first.path, location, "info" if together else graded(size), size, fix)
@@ -166,18 +170,18 @@ def _is_cheap(op: Op, cheap: set[Value]) -> bool:
 _RESHAPING = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.slice", "stablehlo.convert"))
 
 
-def _is_root(op: Op, value: Value, large: set[Value], cheap: set[Value], view: PlanView) -> bool:
+def _is_root(op: Op, value: Value, large: set[Value], cheap: set[Value], context: CheckContext) -> bool:
     """Whether a large replicated value is no mere consequence: of another one, or of an op that is a finding itself."""
     if op.name in BODIES and op.name != WHILE:
         return False
     if op.rule is None and op.name in OPAQUE:
         return False
     sources = [op.operands[value.index]] if op.name == WHILE else op.operands
-    return not any(_is_large(source, large, cheap, view) for source in sources)
+    return not any(_is_large(source, large, cheap, context) for source in sources)
 
 
-def _is_large(value: Value, large: set[Value], cheap: set[Value], view: PlanView) -> bool:
+def _is_large(value: Value, large: set[Value], cheap: set[Value], context: CheckContext) -> bool:
     if value in large:
         return True
     is_argument = not isinstance(value.owner, Op)
-    return is_argument and value not in cheap and is_replicated(value.sharding) and view.local(value.type, None) >= NOTABLE
+    return is_argument and value not in cheap and is_replicated(value.sharding) and context.local(value.type, None) >= NOTABLE

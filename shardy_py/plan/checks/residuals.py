@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.plan.checks.view import PlanView
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 
@@ -13,15 +13,15 @@ LARGE = 1 << 30
 """1 GiB: a memory analysis and plans of variants, which take longer than all checks, are made where scans give so much and more."""
 
 
-def smaller_peak(view: PlanView) -> Iterator[Finding]:
+def smaller_peak(context: CheckContext) -> Iterator[Finding]:
     """What would leave a smaller peak, where scans stack up `LARGE` bytes and more.
 
     As compiled for an accelerator, where programs of that size run. Where it should fit, which is not known here,
     `plan.memory_analysis(hardware).findings` has more to say.
     """
     stacked = 0
-    for op, manual in view.ops:
+    for op, manual in context.ops:
         if op.name == WHILE and op.primitive == "scan" and not manual:
-            stacked += sum(view.local(value.type, value.sharding) for value in op.results)
+            stacked += sum(context.local(value.type, value.sharding) for value in op.results)
     if stacked >= LARGE:
-        yield from memory_analysis.analyse(view.plan, compiler="accelerator").findings
+        yield from memory_analysis.analyse(context.plan, compiler="accelerator").findings

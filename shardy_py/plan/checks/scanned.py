@@ -8,9 +8,9 @@ from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op, Value
 from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
-from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
@@ -21,35 +21,35 @@ KIND = "cut-along-scan"
 _SLICE = "stablehlo.dynamic_slice"
 
 
-def cut_along_scan(view: PlanView) -> Iterator[Finding]:
+def cut_along_scan(context: CheckContext) -> Iterator[Finding]:
     """Stacks of which a scan reads one slice a step, and which are cut along that dimension: all of them is sent.
 
     As layers that are stacked for a scan and cut by a rule that was meant for the dimensions of one layer. One finding per stack, for the
     first scan that reads it, from `NOTABLE` gathered bytes on.
     """
-    told: set[Value] = set()
-    for op, manual in view.ops:
+    reported: set[Value] = set()
+    for op, manual in context.ops:
         if op.name != _SLICE or manual:
             continue
         source = op.operands[0]
         outside, loop = _in_front_of_scan(source)
-        described = None if loop is None else view.described.get(outside)
+        described = None if loop is None else context.described.get(outside)
         d = _sliced_dimension(op)
-        if described is None or loop is None or d is None or source.sharding is None or outside in told:
+        if described is None or loop is None or d is None or source.sharding is None or outside in reported:
             continue
         cut = source.sharding.dims[d]
-        size = view.local(source.type, source.sharding) * (cut.shards(view.mesh) - 1)
+        size = context.local(source.type, source.sharding) * (cut.shards(context.mesh) - 1)
         if size < NOTABLE:
             continue
-        told.add(outside)
+        reported.add(outside)
         axes = ", ".join(repr(format_axis(axis)) for axis in cut.axes)
-        where = location_of(view.plan.program, loop)
+        where = location_of(context.plan.program, loop)
         line, text = where.rpartition("/")[2], typed(source.type, source.sharding)
         message = (
             f"{text} is cut over {axes} along dimension {d}, along which the scan at {line} runs: a step needs a slice that other devices"
             f" have, and all of it is gathered, {format_bytes(size)} to each device"
         )
-        better = _along_another(view, source, d)
+        better = _along_another(context, source, d)
         place = "in in_shardings or rules" if described.kind == "input" else "by sp.with_sharding_constraint"
         fix = "cut another dimension" if better is None else f"cut another dimension: {described.path}: {sharding_text(better)} {place}"
         yield Finding(KIND, message, described.path, where, graded(size), size, fix)
@@ -75,15 +75,15 @@ def _sliced_dimension(op: Op) -> int | None:
     return next((d for d, dim in enumerate(dims) if dim.axes and result.type.shape[d] == 1 and source.type.shape[d] > 1), None)
 
 
-def _along_another(view: PlanView, value: Value, d: int) -> TensorSharding | None:
+def _along_another(context: CheckContext, value: Value, d: int) -> TensorSharding | None:
     """The sharding with the axes of dimension `d` on another dimension that they divide; of these the longest."""
     sharding, shape = value.sharding, value.type.shape
     assert sharding is not None
     moved: list[tuple[int, int]] = []
     for e, dim in enumerate(sharding.dims):
         together = DimensionSharding((*dim.axes, *sharding.dims[d].axes))
-        if e != d and shape[e] % together.shards(view.mesh) == 0:
-            moved.append((shape[e] // dim.shards(view.mesh), -e))
+        if e != d and shape[e] % together.shards(context.mesh) == 0:
+            moved.append((shape[e] // dim.shards(context.mesh), -e))
     if not moved:
         return None
     e = -max(moved)[1]

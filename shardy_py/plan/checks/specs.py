@@ -67,9 +67,9 @@ def extended(shape: Sequence[int], sharding: TensorSharding | None, mesh: Mesh, 
         #sdy.sharding<@mesh, [{"model"}, {"data"}]>
     """
     axes = [list(dim.axes) for dim in sharding.dims[: len(shape)]] if sharding is not None else [[] for _ in shape]
-    ways = [DimensionSharding(dim).shards(mesh) for dim in axes]
-    local = [size // n if size % n == 0 else 1 for size, n in zip(shape, ways, strict=True)]
-    found = False
+    shards = [DimensionSharding(dim).shards(mesh) for dim in axes]
+    local = [size // n if size % n == 0 else 1 for size, n in zip(shape, shards, strict=True)]
+    is_extended = False
     for axis in sorted(unused_axes(sharding, mesh), key=lambda axis: -mesh.shape[axis]):
         size = mesh.shape[axis]
         fitting = [d for d, n in enumerate(local) if n > 1 and n % size == 0]
@@ -78,16 +78,16 @@ def extended(shape: Sequence[int], sharding: TensorSharding | None, mesh: Mesh, 
         best = max(fitting, key=lambda d: (local[d], -d))
         axes[best].append(AxisRef(axis))
         local[best] //= size
-        found = True
-    return TensorSharding(name if sharding is None else sharding.mesh, axes) if found else None
+        is_extended = True
+    return TensorSharding(name if sharding is None else sharding.mesh, axes) if is_extended else None
 
 
-def nearest(size: int, ways: int) -> str:
+def nearest(size: int, shards: int) -> str:
     """The sizes next to one that divide evenly, in words.
 
     Example:
         >>> nearest(50257, 8), nearest(3, 4)
         ('50256 or 50264', '4')
     """
-    below = size - size % ways
-    return f"{below} or {below + ways}" if below else str(ways)
+    below = size - size % shards
+    return f"{below} or {below + shards}" if below else str(shards)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.checks.batch_axes import batch_axis_lost
+from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.costly_reshards import costly_reshard
 from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
 from shardy_py.plan.checks.indivisible import indivisible
@@ -18,11 +19,10 @@ from shardy_py.plan.checks.replicated import replicated_large
 from shardy_py.plan.checks.residuals import smaller_peak
 from shardy_py.plan.checks.scanned import cut_along_scan
 from shardy_py.plan.checks.unused_axes import unused_axis
-from shardy_py.plan.checks.view import PlanView
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
 
-Check = Callable[[PlanView], Iterator[Finding]]
+Check = Callable[[CheckContext], Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
         plan: The plan.
     """
     noted = plan.noted if plan.partitioner is None else (*plan.noted, *plan.partitioner.findings(plan))
-    view = PlanView(plan, list(noted))
+    context = CheckContext(plan, list(noted))
     for kind in KINDS:
         if kind.check is not None:
-            view.found.extend(kind.check(view))
+            context.findings.extend(kind.check(context))
     order = {kind.name: i for i, kind in enumerate(KINDS)}
-    return tuple(sorted(view.found, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order)))))
+    return tuple(sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order)))))

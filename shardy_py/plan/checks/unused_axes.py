@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes
+from shardy_py.plan.checks.context import CheckContext, devices
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
-from shardy_py.plan.checks.view import PlanView, devices
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.values import PlannedValue
 
@@ -18,39 +18,39 @@ NOTHING = "nothing is sharded"
 """How the message begins where no axis is used."""
 
 
-def unused_axis(view: PlanView) -> Iterator[Finding]:
+def unused_axis(context: CheckContext) -> Iterator[Finding]:
     """Axes larger than one that no value uses, where inputs and outputs together take `NOTABLE` bytes or more."""
-    if sum(view.held(value) for value in (*view.plan.inputs, *view.plan.outputs)) < NOTABLE:
+    if sum(context.bytes_of(value) for value in (*context.plan.inputs, *context.plan.outputs)) < NOTABLE:
         return
-    used = _used(view)
-    unused = [name for name, size in view.mesh.shape.items() if size > 1 and name not in used]
+    used = _used(context)
+    unused = [name for name, size in context.mesh.shape.items() if size > 1 and name not in used]
     if not unused:
         return
-    largest = sorted(view.plan.inputs or view.plan.outputs, key=lambda value: (-view.held(value), value.path))
+    largest = sorted(context.plan.inputs or context.plan.outputs, key=lambda value: (-context.bytes_of(value), value.path))
     if not used:
-        examples = [text for value in largest[:1] for name in unused if (text := _example(view, value, name))]
-        message = f"{NOTHING}: all {devices(view.mesh)} devices do the same"
+        examples = [text for value in largest[:1] for name in unused if (text := _example(context, value, name))]
+        message = f"{NOTHING}: all {devices(context.mesh)} devices do the same"
         if any(value.shape for value in largest):
             fix = "say where to begin, " + (examples[0] if examples else "with in_shardings, rules or a constraint")
             yield Finding(KIND, message, fix=fix)
         return
-    if all(len(value.shape) < 2 for value in view.plan.inputs):
+    if all(len(value.shape) < 2 for value in context.plan.inputs):
         return  # an init function of a key: the axis is for the data of the step
     for name in unused:
-        n = view.mesh.shape[name]
-        fitting = next((text for value in largest if (text := _example(view, value, name))), "")
+        n = context.mesh.shape[name]
+        fitting = next((text for value in largest if (text := _example(context, value, name))), "")
         fix = fitting or f"no dimension of an argument is free and a multiple of {n}; make the axis smaller, or constrain an intermediate"
         message = f"mesh axis {name!r} of size {n} cuts nothing: the {n} devices along it do the same"
         yield Finding(KIND, message, fix=fix)
 
 
-def _used(view: PlanView) -> set[str]:
+def _used(context: CheckContext) -> set[str]:
     """Names of the axes in any sharding."""
     shardings: dict[TensorSharding | None, None] = {}
     names: set[str] = set()
-    for value in (*view.plan.inputs, *view.plan.outputs):
+    for value in (*context.plan.inputs, *context.plan.outputs):
         shardings[value.sharding] = None
-    for op, _ in view.ops:
+    for op, _ in context.ops:
         for result in op.results:
             shardings[result.sharding] = None
         if op.name == MANUAL_COMPUTATION:
@@ -62,14 +62,14 @@ def _used(view: PlanView) -> set[str]:
     return names
 
 
-def _example(view: PlanView, value: PlannedValue, name: str) -> str:
+def _example(context: CheckContext, value: PlannedValue, name: str) -> str:
     """A spec that would use the axis on a value; empty where it does not fit."""
     dims = list(value.sharding.dims[: len(value.shape)]) if value.sharding is not None else [DimensionSharding()] * len(value.shape)
-    ways = [dim.shards(view.mesh) for dim in dims]
-    fitting = [d for d, n in enumerate(value.shape) if n and n % (ways[d] * view.mesh.shape[name]) == 0]
+    shards = [dim.shards(context.mesh) for dim in dims]
+    fitting = [d for d, n in enumerate(value.shape) if n and n % (shards[d] * context.mesh.shape[name]) == 0]
     if not fitting:
         return ""
-    best = max(fitting, key=lambda d: (value.shape[d] // ways[d], -d))
+    best = max(fitting, key=lambda d: (value.shape[d] // shards[d], -d))
     dims[best] = dims[best].sharded(AxisRef(name))
     where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
     text = spec_text(TensorSharding("mesh", dims))

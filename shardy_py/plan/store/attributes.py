@@ -64,9 +64,9 @@ class Elided(AttributeText):
 
     def __new__(cls, number: int) -> Elided:
         """Makes one."""
-        made = super().__new__(cls, ELIDED)
-        made.number = number
-        return made
+        elided = super().__new__(cls, ELIDED)
+        elided.number = number
+        return elided
 
 
 def write_type(type_: Type) -> Any:
@@ -90,10 +90,10 @@ def read_type(data: Any) -> Type:
     if type(data) is str:
         return TOKEN if data == TOKEN.text else OpaqueType(data)
     dtype, shape = items(data, 2)
-    made = TensorType(tuple(integer(n) for n in items(shape)), text(dtype))
-    if made.size >= LIMIT:
-        raise StoreError(f"a type of {described(made.size)} elements", why="no array has as many")
-    return made
+    type_ = TensorType(tuple(integer(n) for n in items(shape)), text(dtype))
+    if type_.size >= LIMIT:
+        raise StoreError(f"a type of {described(type_.size)} elements", why="no array has as many")
+    return type_
 
 
 def write_constant(value: Any, type_: Type, number: Callable[[Any], int]) -> Any:
@@ -218,13 +218,13 @@ def _complex(data: Any, depth: int) -> complex:
 
 
 def _dict(data: Any, depth: int) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for pair in items(data):
         key, value = items(pair, 2)
-        if text(key) in made:
+        if text(key) in attributes:
             raise StoreError(f"the name {described(key)} stands twice in an attribute")
-        made[key] = read(value, depth)
-    return made
+        attributes[key] = read(value, depth)
+    return attributes
 
 
 _TAGGED: dict[str, Callable[[Any, int], Any]] = {

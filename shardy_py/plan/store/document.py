@@ -49,13 +49,13 @@ _PARTITIONED = ("collectives", "findings", "local_program")
 class StoredPartition:
     """What came of partitioning a plan, stored with it; a `CollectiveSource`."""
 
-    known: tuple[Collective, ...]
+    communication: tuple[Collective, ...]
     noted: tuple[Finding, ...]
     program: Program
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
         """Those of the stored plan."""
-        return self.known
+        return self.communication
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """What could not be partitioned."""
@@ -174,19 +174,19 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
     section = read_section(data)
     tables, program = section.tables, section.program
     with at("log"):
-        log = read_log(data["log"], tables, section.made)
+        log = read_log(data["log"], tables, section.reader)
 
     def listed(name: str, cls: type[Any]) -> tuple[Any, ...]:
         with at(name):
             return entries.read_entries(cls, data[name], tables)
 
     inputs, outputs = listed("inputs", PlannedValue), listed("outputs", PlannedValue)
-    for name, values, side, held in (
+    for name, values, side, program_values in (
         ("inputs", inputs, "input", program.main.arguments),
         ("outputs", outputs, "output", program.main.body.terminator.operands),
     ):
         with at(name):
-            _check_values(values, side, [value.type.rank for value in held], mesh, tables.meshes)
+            _check_values(values, side, [value.type.rank for value in program_values], mesh, tables.meshes)
     with at("partitioned"):
         source = _read_partitioned(data["partitioned"], tables)
     with at("trees"):
@@ -214,22 +214,22 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
 def _read_partitioned(data: Any, tables: Reader) -> StoredPartition | None:
     if data is None:
         return None
-    given = members(data, _PARTITIONED)
+    parts = members(data, _PARTITIONED)
     with at("collectives"):
-        collectives = entries.read_entries(Collective, given["collectives"], tables)
+        collectives = entries.read_entries(Collective, parts["collectives"], tables)
     with at("findings"):
-        findings = entries.read_entries(Finding, given["findings"], tables)
+        findings = entries.read_entries(Finding, parts["findings"], tables)
     with at("local_program"):
-        section = read_section(members(given["local_program"], SECTION))
+        section = read_section(members(parts["local_program"], SECTION))
     return StoredPartition(collectives, findings, section.program)
 
 
 def _read_propagation(data: Any) -> Propagated:
     with at("propagation"):
-        given = members(data, [field.name for field in fields(Propagated)])
-        if given["strategy"] not in get_args(Strategy):
-            raise StoreError(f"unknown strategy {described(given['strategy'])}", fix=f"one of {', '.join(get_args(Strategy))}")
-        return Propagated(given["strategy"], *(boolean(given[field.name]) for field in fields(Propagated)[1:]))
+        options = members(data, [field.name for field in fields(Propagated)])
+        if options["strategy"] not in get_args(Strategy):
+            raise StoreError(f"unknown strategy {described(options['strategy'])}", fix=f"one of {', '.join(get_args(Strategy))}")
+        return Propagated(options["strategy"], *(boolean(options[field.name]) for field in fields(Propagated)[1:]))
 
 
 def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int], mesh: Mesh, meshes: dict[str, Mesh]) -> None:
@@ -252,40 +252,40 @@ def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int],
 def _read_trees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:
     if data is None:
         return None
-    given = members(data, TREES)
-    names = tuple(map(text, items(given["names"])))
-    made = checked_arguments(given["inputs"], inputs, len(names)), checked_tree(given["outputs"], outputs)
-    kinds = tuple(map(text, items(given["axis_types"], len(mesh.axes))))
-    devices = items(given["devices"], mesh.size if given["devices"] else 0)
+    parts = members(data, TREES)
+    names = tuple(map(text, items(parts["names"])))
+    trees = checked_arguments(parts["inputs"], inputs, len(names)), checked_tree(parts["outputs"], outputs)
+    kinds = tuple(map(text, items(parts["axis_types"], len(mesh.axes))))
+    devices = items(parts["devices"], mesh.size if parts["devices"] else 0)
     ids = tuple(map(integer, devices))
     if len(set(ids)) != len(ids):
         raise StoreError("a device stands twice in the order of the mesh's devices")
-    return Stored(Structure(*made, names, kinds, ids))
+    return StoredTrees(Structure(*trees, names, kinds, ids))
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTrees:
     """The trees of a stored plan; a `ShardingTrees`. Only these methods need JAX."""
 
-    known: Structure
+    trees: Structure
 
     def inputs(self, plan: PlanRecord) -> Any:
         """The input shardings; see `shardy_py.api.stored_trees`."""
         from shardy_py.api.stored_trees import input_shardings
 
-        return input_shardings(plan, self.known)
+        return input_shardings(plan, self.trees)
 
     def outputs(self, plan: PlanRecord) -> Any:
         """The output shardings."""
         from shardy_py.api.stored_trees import output_shardings
 
-        return output_shardings(plan, self.known)
+        return output_shardings(plan, self.trees)
 
     def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
         """The arguments as `jax.ShapeDtypeStruct`s."""
         from shardy_py.api.stored_trees import abstract_state
 
-        return abstract_state(plan, self.known, argument, mesh, like)
+        return abstract_state(plan, self.trees, argument, mesh, like)
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
@@ -295,7 +295,7 @@ class Stored:
 
     def structure(self, plan: PlanRecord) -> Structure:
         """What was stored."""
-        return self.known
+        return self.trees
 
 
 def _parsed(document: str | bytes) -> Any:
@@ -317,12 +317,12 @@ def _parsed(document: str | bytes) -> Any:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    data = dict(pairs)
+    if len(data) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise StoreError(f"the member {described(twice)} stands twice in an object")
-    return made
+    return data
 
 
 def _no_constant(word: str) -> Any:

@@ -15,7 +15,7 @@ from shardy_py.plan.values import PlannedValue
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class FieldCodec:
     """How a field is written and read."""
 
     write: Callable[[Writer, Any], Any]
@@ -26,36 +26,36 @@ def _same(tables: Writer, value: Any) -> Any:
     return value
 
 
-def _or_none(form: Form) -> Form:
-    return Form(
-        lambda tables, value: None if value is None else form.write(tables, value),
-        lambda tables, data: None if data is None else form.read(tables, data),
+def _or_none(codec: FieldCodec) -> FieldCodec:
+    return FieldCodec(
+        lambda tables, value: None if value is None else codec.write(tables, value),
+        lambda tables, data: None if data is None else codec.read(tables, data),
     )
 
 
-def _several(form: Form) -> Form:
-    return Form(
-        lambda tables, value: [form.write(tables, item) for item in value],
-        lambda tables, data: tuple(form.read(tables, item) for item in items(data)),
+def _several(codec: FieldCodec) -> FieldCodec:
+    return FieldCodec(
+        lambda tables, value: [codec.write(tables, item) for item in value],
+        lambda tables, data: tuple(codec.read(tables, item) for item in items(data)),
     )
 
 
-def _one_of(*words: str) -> Form:
+def _one_of(*words: str) -> FieldCodec:
     def read(tables: Reader, data: Any) -> str:
         if data not in words:
             raise StoreError(f"unknown word {described(data)}", fix=f"one of {', '.join(words)}")
         return data
 
-    return Form(_same, read)
+    return FieldCodec(_same, read)
 
 
-TEXT = Form(_same, lambda tables, data: text(data))
-COUNT = Form(_same, lambda tables, data: integer(data))
-SIGNED = Form(_same, lambda tables, data: integer(data, -(1 << 63)))
-TYPE = Form(Writer.type, Reader.type)
-SHARDING = Form(Writer.sharding, Reader.sharding)
+TEXT = FieldCodec(_same, lambda tables, data: text(data))
+COUNT = FieldCodec(_same, lambda tables, data: integer(data))
+SIGNED = FieldCodec(_same, lambda tables, data: integer(data, -(1 << 63)))
+TYPE = FieldCodec(Writer.type, Reader.type)
+SHARDING = FieldCodec(Writer.sharding, Reader.sharding)
 
-FORMS: dict[type[Any], dict[str, Form]] = {
+CODECS: dict[type[Any], dict[str, FieldCodec]] = {
     PlannedValue: {
         "path": TEXT,
         "kind": _one_of("input", "output", "intermediate"),
@@ -95,7 +95,7 @@ FORMS: dict[type[Any], dict[str, Form]] = {
     Collective: {
         "kind": TEXT,
         "axes": _several(TEXT),
-        "group_size": Form(_same, lambda tables, data: integer(data, 1)),
+        "group_size": FieldCodec(_same, lambda tables, data: integer(data, 1)),
         "operand_bytes": COUNT,
         "trips": _or_none(COUNT),
         "dtype": TEXT,
@@ -113,13 +113,13 @@ def write_entries(cls: type[Any], entries: Sequence[Any], tables: Writer) -> dic
     """Entries as JSON.
 
     Args:
-        cls: Their class, one of `FORMS`.
+        cls: Their class, one of `CODECS`.
         entries: The entries.
         tables: Where types and shardings are entered.
     """
     names = [field.name for field in fields(cls)]
-    forms = [(name, FORMS[cls][name]) for name in names]
-    return {"fields": names, "rows": [[form.write(tables, getattr(item, name)) for name, form in forms] for item in entries]}
+    codecs = [(name, CODECS[cls][name]) for name in names]
+    return {"fields": names, "rows": [[codec.write(tables, getattr(item, name)) for name, codec in codecs] for item in entries]}
 
 
 def read_entries(cls: type[Any], data: Any, tables: Reader) -> tuple[Any, ...]:
@@ -133,19 +133,19 @@ def read_entries(cls: type[Any], data: Any, tables: Reader) -> tuple[Any, ...]:
     Raises:
         StoreError: They are no such entries.
     """
-    given = members(data, ("fields", "rows"))
-    names = [text(name) for name in items(given["fields"])]
-    known = {field.name: field for field in fields(cls)}
+    table = members(data, ("fields", "rows"))
+    names = [text(name) for name in items(table["fields"])]
+    declared = {field.name: field for field in fields(cls)}
     for name in names:
-        if name not in known or names.count(name) > 1:
+        if name not in declared or names.count(name) > 1:
             raise StoreError(f"unknown or repeated field {described(name)} of {cls.__name__}", where="fields")
-    for name, field in known.items():
+    for name, field in declared.items():
         if name not in names and field.default is MISSING:
             raise StoreError(f"the field {name!r} of {cls.__name__} is missing", where="fields")
-    forms = [FORMS[cls][name] for name in names]
-    made = []
-    for number, row in enumerate(items(given["rows"])):
+    codecs = [CODECS[cls][name] for name in names]
+    entries = []
+    for number, row in enumerate(items(table["rows"])):
         with at(f"row {number}"):
-            values = [form.read(tables, value) for form, value in zip(forms, items(row, len(forms)))]
-            made.append(cls(**dict(zip(names, values))))
-    return tuple(made)
+            values = [codec.read(tables, value) for codec, value in zip(codecs, items(row, len(codecs)))]
+            entries.append(cls(**dict(zip(names, values))))
+    return tuple(entries)

@@ -54,12 +54,12 @@ def load_bytes(path: str | os.PathLike[str]) -> bytes:
 def _unpacked(content: bytes) -> bytes:
     unpacking = zlib.decompressobj(wbits=31)
     try:
-        made = unpacking.decompress(content, MOST_BYTES + 1)
+        data = unpacking.decompress(content, MOST_BYTES + 1)
     except zlib.error as error:
         raise StoreError(f"the gzip file is damaged: {error}") from None
-    if not unpacking.eof and len(made) <= MOST_BYTES:
+    if not unpacking.eof and len(data) <= MOST_BYTES:
         raise StoreError("the gzip file is cut short")
-    return made
+    return data
 
 
 def load_plan(path: str | os.PathLike[str], kind: type[P]) -> P:

@@ -30,17 +30,17 @@ def write_log(log: Sequence[Step], program: Program, tables: Writer, numbers: Nu
     erased, results = _write_others(log, program, tables, numbers)
     tensors, before = Rows(), Rows()
     values, ops, sharding = numbers.values, numbers.ops, tables.sharding
-    known: dict[int, int | None] = {}
+    tensor_rows: dict[int, int | None] = {}
     steps: list[Any] = []
     for step in log:
         key = id(step.tensors)  # the log keeps it alive
-        if key not in known:
-            known[key] = _tensors(step, values, tensors)
+        if key not in tensor_rows:
+            tensor_rows[key] = _tensors(step, values, tensors)
         shardings = step.before
         stated = before.number(shardings, lambda shardings=shardings: list(map(sharding, shardings)))
         op = None if step.op is None else ops[step.op]
         old, new = sharding(step.old), sharding(step.new)
-        steps.append([values[step.target], old, new, op, known[key], stated, step.reason, step.user_priority, step.op_priority])
+        steps.append([values[step.target], old, new, op, tensor_rows[key], stated, step.reason, step.user_priority, step.op_priority])
     return dict(zip(MEMBERS, (erased, results, tensors.rows, before.rows, steps)))
 
 
@@ -117,20 +117,20 @@ def read_log(data: Any, tables: Reader, program: ProgramReader) -> list[Step]:
     Raises:
         StoreError: It is no log.
     """
-    given = members(data, MEMBERS)
+    parts = members(data, MEMBERS)
     values, ops = program.values, program.ops
-    for number, row in enumerate(items(given["erased"])):
+    for number, row in enumerate(items(parts["erased"])):
         with at(f"erased, row {number}"):
             _read_erased(row, tables, values, ops)
-    for number, row in enumerate(items(given["results"])):
+    for number, row in enumerate(items(parts["results"])):
         with at(f"results, row {number}"):
             index, sharding = items(row, 2)
             values.append(FunctionResult(integer(index), tables.sharding(sharding)))
     with at("tensors"):
-        tensors = [tuple(entry(values, value) for value in items(row)) for row in items(given["tensors"])]
+        tensors = [tuple(entry(values, value) for value in items(row)) for row in items(parts["tensors"])]
     with at("before"):
-        before = [tuple(map(tables.sharding, items(row))) for row in items(given["before"])]
-    return _read_steps(given["steps"], tables, values, ops, tensors, before)
+        before = [tuple(map(tables.sharding, items(row))) for row in items(parts["before"])]
+    return _read_steps(parts["steps"], tables, values, ops, tensors, before)
 
 
 def _read_erased(row: Any, tables: Reader, values: list[Any], ops: list[Op]) -> None:
@@ -155,11 +155,11 @@ def _read_steps(
     own: dict[Op, tuple[Any, ...]] = {}
     for number, row in enumerate(items(rows)):
         try:
-            target, old, new, by, held, stated, reason, user_priority, op_priority = items(row, 9)
+            target, old, new, by, tensors_row, stated, reason, user_priority, op_priority = items(row, 9)
             value = entry(values, target)
             op = None if by is None else entry(ops, by)
-            if held is not None:
-                around = entry(tensors, held)
+            if tensors_row is not None:
+                around = entry(tensors, tensors_row)
             elif op is None:
                 raise StoreError("a step without an op does not say between which values it is")
             else:

@@ -138,21 +138,21 @@ class ProgramReader:
                 raise _at(error, f"program, row {number}") from error
         if self._open or self._regions or self._function is not None:
             raise StoreError("a body has no end", where="program")
-        made = Program(self.functions, self.tables.meshes)
-        made.attributes = dict(attributes or {})
-        made.mesh_attributes = mesh_attributes
-        made.locate = _located
+        program = Program(self.functions, self.tables.meshes)
+        program.attributes = dict(attributes or {})
+        program.mesh_attributes = mesh_attributes
+        program.locate = _located
         try:
-            verify(made)
-            made.main.body.terminator  # noqa: B018
+            verify(program)
+            program.main.body.terminator  # noqa: B018
         except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-            known = isinstance(error, ShardyError)
-            what = error.what if known else "the program is not well formed"
-            where = error.where if known else None
-            raise StoreError(what, where=f"program, {where}" if where else "program", why=None if known else str(error)) from error
+            has_context = isinstance(error, ShardyError)
+            what = error.what if has_context else "the program is not well formed"
+            where = error.where if has_context else None
+            raise StoreError(what, where=f"program, {where}" if where else "program", why=None if has_context else str(error)) from error
         with at("program"):
-            check_ops(made)
-        return made
+            check_ops(program)
+        return program
 
     def _row(self, row: Any) -> None:
         kind = row[0] if items(row) else None
@@ -178,14 +178,14 @@ class ProgramReader:
         assert self._function is not None
         _, name, visibility, types, shardings, attributes, of_arguments, of_results = self._function
         tables = self.tables
-        made = Function(text(name), body, [tables.type(t) for t in items(types)], visibility=text(visibility))
-        count = len(made.result_types)
-        ranks = [type_.rank for type_ in made.result_types]
-        made.result_shardings = [tables.sharding_of(s, rank) for s, rank in zip(items(shardings, count), ranks)]
-        made.attributes = dict(tables.members(attributes) or {})
-        made.argument_attributes = [dict(tables.members(a) or {}) for a in items(of_arguments, len(body.arguments))]
-        made.result_attributes = [dict(tables.members(a) or {}) for a in items(of_results, count)]
-        self.functions.append(made)
+        function = Function(text(name), body, [tables.type(t) for t in items(types)], visibility=text(visibility))
+        count = len(function.result_types)
+        ranks = [type_.rank for type_ in function.result_types]
+        function.result_shardings = [tables.sharding_of(s, rank) for s, rank in zip(items(shardings, count), ranks)]
+        function.attributes = dict(tables.members(attributes) or {})
+        function.argument_attributes = [dict(tables.members(a) or {}) for a in items(of_arguments, len(body.arguments))]
+        function.result_attributes = [dict(tables.members(a) or {}) for a in items(of_results, count)]
+        self.functions.append(function)
         self._function = None
 
     def _begin_block(self, row: list[Any]) -> None:

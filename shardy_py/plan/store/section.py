@@ -40,9 +40,9 @@ def write_section(program: Program) -> Written:
     """
     tables = Writer(program)
     rows, numbers = write_program(program, tables)
-    held = program.mesh_attributes
+    mesh_attributes = program.mesh_attributes
     parts: dict[str, Any] = {
-        "meshes": [[name, str(mesh), tables.attributes(held.get(name, {}))] for name, mesh in program.meshes.items()],
+        "meshes": [[name, str(mesh), tables.attributes(mesh_attributes.get(name, {}))] for name, mesh in program.meshes.items()],
         **dict.fromkeys(NAMES),
         "program": rows,
         "program_attributes": tables.attributes(program.attributes),
@@ -57,12 +57,12 @@ class Read:
 
     Attributes:
         tables: Its tables.
-        made: The values and ops of the program, by number.
+        reader: The values and ops of the program, by number.
         program: The program.
     """
 
     tables: Reader
-    made: ProgramReader
+    reader: ProgramReader
     program: Program
 
 
@@ -87,8 +87,8 @@ def read_section(data: dict[str, Any]) -> Read:
         of_meshes = {name: tables.members(row) for name, _, row in rows}
     with at("program_attributes"):
         attributes = tables.members(data["program_attributes"])
-    made = ProgramReader(tables)
-    program = made.program(data["program"], attributes, {name: dict(held) for name, held in of_meshes.items() if held})
+    reader = ProgramReader(tables)
+    program = reader.program(data["program"], attributes, {name: dict(entries) for name, entries in of_meshes.items() if entries})
     with at("value_names"):
-        read_names(data["value_names"], made.values)
-    return Read(tables, made, program)
+        read_names(data["value_names"], reader.values)
+    return Read(tables, reader, program)

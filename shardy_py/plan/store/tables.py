@@ -36,11 +36,11 @@ class Rows:
             key: Equal for equal entries.
             make: Gives the entry as JSON.
         """
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.rows)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.rows)
             self.rows.append(make())
-        return found
+        return number
 
 
 class Writer:
@@ -83,19 +83,19 @@ class Writer:
         row = (where.file, where.line, where.function, where.scope)
         return self.tables["locations"].number(row, lambda: list(row))
 
-    def attributes(self, held: dict[str, Any], constant: Type | None = None) -> int | None:
+    def attributes(self, members: dict[str, Any], constant: Type | None = None) -> int | None:
         """The number of the attributes of an op; None where it has none.
 
         Args:
-            held: The attributes.
+            members: The attributes.
             constant: The type of a constant.
         """
-        if not held:
+        if not members:
             return None
-        key = (id(held), constant)
+        key = (id(members), constant)
         if key not in self._attributes:
-            made = attributes.write_members(held, constant, self._array)
-            self._attributes[key] = self.tables["attributes"].number(_frozen(made), lambda: made)
+            data = attributes.write_members(members, constant, self._array)
+            self._attributes[key] = self.tables["attributes"].number(_frozen(data), lambda: data)
         return self._attributes[key]
 
     def _array(self, value: Any) -> int:
@@ -109,12 +109,12 @@ class Writer:
         types = tuple(result.type for result in op.results)
         constant = types[0] if len(types) == 1 and "constant" in op.name else None
         key = (op.name, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_decided, types)
-        found = self._kinds.get(key)
-        if found is None:
+        number = self._kinds.get(key)
+        if number is None:
             row = [*key[:3], self.rule(op.rule), op.rule_decided, [self.type(t) for t in types]]
-            found = self._kinds[key] = len(self.tables["kinds"].rows)
+            number = self._kinds[key] = len(self.tables["kinds"].rows)
             self.tables["kinds"].rows.append(row)
-        return found
+        return number
 
 
 def _frozen(data: Any) -> Hashable:
@@ -164,10 +164,10 @@ class Reader:
 
     def sharding_of(self, data: Any, rank: int) -> TensorSharding | None:
         """The sharding of a value of that rank that a number stands for."""
-        found = None if data is None else entry(self.shardings, data)
-        if found is not None and found.rank != rank and not found.mesh_in(self.meshes).is_maximal:
-            raise StoreError(f"the sharding {found.text(short=True)} is for values of rank {found.rank}, this one has {rank}")
-        return found
+        sharding = None if data is None else entry(self.shardings, data)
+        if sharding is not None and sharding.rank != rank and not sharding.mesh_in(self.meshes).is_maximal:
+            raise StoreError(f"the sharding {sharding.text(short=True)} is for values of rank {sharding.rank}, this one has {rank}")
+        return sharding
 
     def rule(self, data: Any) -> OpShardingRule | None:
         """The rule that a number stands for."""
@@ -228,15 +228,15 @@ def _read_location(tables: Reader, row: Any) -> Location:
 
 
 def _read_kind(tables: Reader, row: Any) -> KindOfOp:
-    name, primitive, held, rule, rule_decided, types = items(row, 6)
-    made = tuple(tables.type(t) for t in items(types))
+    name, primitive, attributes_row, rule, rule_decided, type_rows = items(row, 6)
+    types = tuple(tables.type(t) for t in items(type_rows))
     return KindOfOp(
         text(name),
         None if primitive is None else text(primitive),
-        tables.members(held),
+        tables.members(attributes_row),
         tables.rule(rule),
         boolean(rule_decided),
-        made,
+        types,
     )
 
 

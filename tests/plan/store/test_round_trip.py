@@ -18,7 +18,7 @@ import pytest
 import shardy_py as sp
 from shardy_py.facade import Plan
 from shardy_py.plan.store.attributes import Elided
-from shardy_py.plan.store.entries import FORMS
+from shardy_py.plan.store.entries import CODECS
 from shardy_py.view.html.page import page
 from tests.plan.store.programs import State, f32, small, training, with_constants
 from tests.random_programs import load, program_of_seed
@@ -184,7 +184,7 @@ def test_a_stored_plan_is_read_without_jax(tmp_path: Path) -> None:
 
 
 def test_every_field_is_stored() -> None:
-    for cls, forms in FORMS.items():
+    for cls, forms in CODECS.items():
         assert list(forms) == [field.name for field in dataclasses.fields(cls)], (
             f"say in plan/store/entries.py how {cls.__name__} is stored"
         )

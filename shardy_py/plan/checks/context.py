@@ -17,16 +17,16 @@ from shardy_py.plan.values import PlannedValue
 
 
 @dataclass(eq=False)
-class PlanView:
+class CheckContext:
     """A plan, seen by checks.
 
     Attributes:
         plan: The plan.
-        found: What the checks before this one found.
+        findings: What the checks before this one found.
     """
 
     plan: PlanRecord
-    found: list[Finding]
+    findings: list[Finding]
 
     def __post_init__(self) -> None:
         self.meshes = self.plan.program.meshes
@@ -40,12 +40,12 @@ class PlanView:
     def local(self, type_: Type, sharding: TensorSharding | None) -> int:
         """Bytes that a device has of a value."""
         key = (type_, sharding)
-        found = self._bytes.get(key)
-        if found is None:
-            found = self._bytes[key] = local_bytes(type_, sharding, self.meshes)
-        return found
+        size = self._bytes.get(key)
+        if size is None:
+            size = self._bytes[key] = local_bytes(type_, sharding, self.meshes)
+        return size
 
-    def held(self, value: PlannedValue) -> int:
+    def bytes_of(self, value: PlannedValue) -> int:
         """Bytes that a device has of a value of the plan."""
         return self.local(value.type, value.sharding)
 
