@@ -20,7 +20,7 @@ SHORT = {
     **{f"c{n}": f"complex{n}" for n in (64, 128)},
     "bf16": "bfloat16",
 }
-"""How jaxprs write element types."""
+"""Short names of element types, as in jaxprs."""
 
 _TYPE = re.compile(r"(?P<dtype>[A-Za-z][A-Za-z0-9_]*(?:<\w+>)?)\s*\[(?P<dims>[^\[\]]*)\]")
 _DIM = re.compile(r"(?P<size>\d+)\s*(?:@\s*(?:(?P<axis>[\w.:]+)|\((?P<axes>[^()]*)\)))?")

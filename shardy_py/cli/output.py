@@ -23,8 +23,8 @@ class Output:
     """Standard output as a command sees it.
 
     Attributes:
-        console: Where tables go; None for plain lines.
-        stream: Where plain lines go.
+        console: The console for tables; None for plain lines.
+        stream: The stream for plain lines.
     """
 
     console: Console | None

@@ -60,7 +60,7 @@ _PLANNING = ("mesh", "args", "args_from", "lowering", "platform")
 
 
 def _refuse_planning(target: str, options: Namespace) -> None:
-    """A stored plan is not made again; where another target may be a function, the options are for that."""
+    """Rejects planning options for a stored plan; where another target may be a function, they apply to that."""
     planning = [name for name in _PLANNING if getattr(options, name) is not None]
     if planning and not any(hasattr(options, name) for name in ("after", "other")):
         raise CommandError(f"--{planning[0].replace('_', '-')} is for functions", where=target, why="a stored plan is as it was made")

@@ -1,4 +1,4 @@
-"""How an axis came to a dimension: the steps that are needed for it, each with the facts that it needs, back to what was given.
+"""Derivation of an axis on a dimension: the steps that brought it, each with the facts it depends on, back to the annotations.
 
 A fact says with which axes a dimension of a value begins. Dimensions only grow at their end, so a fact stays true, and a step that
 brought an axis brings it again wherever the facts that it needs hold.
@@ -24,10 +24,10 @@ from shardy_py.rules import identity_rule
 
 
 class Fact(NamedTuple):
-    """With which axes a dimension begins.
+    """The axes with which a dimension of a value begins.
 
     Attributes:
-        holder: What holds the sharding.
+        holder: The holder of the sharding.
         dim: The dimension.
         axes: The axes, the last of them possibly the major part of one.
     """
@@ -38,15 +38,15 @@ class Fact(NamedTuple):
 
 
 class Link(NamedTuple):
-    """How a fact came about.
+    """The step that established a fact.
 
     Attributes:
         fact: The fact.
-        number: Number of the step; -1 where it was given.
-        step: The step; None where it was given.
+        number: Number of the step; -1 for an annotation.
+        step: The step; None for an annotation.
         factors: The factors of the op's rule along which the axes came.
         needs: Positions in the derivation of the links that it needs.
-        sources: What holds the shardings that these are about.
+        sources: The holders of the shardings in those links.
     """
 
     fact: Fact
@@ -58,7 +58,7 @@ class Link(NamedTuple):
 
 
 class View:
-    """The tensors of a step as its rule compares them, which differs from how they are stored at the border of a manual computation.
+    """The tensors of a step as its rule compares them; at the border of a manual computation this differs from the stored form.
 
     Args:
         op: The op of the step.
@@ -105,7 +105,7 @@ class View:
 
 
 IDENTITIES = frozenset((dataflow.EDGE, dataflow.FUNC_EDGE, "sdy.propagation_barrier"))
-"""Ops that have the rule of an identity, whatever is noted on them."""
+"""Ops that propagate as an identity, whatever rule is recorded on them."""
 
 
 def _is_manual(owner: Value) -> bool:
@@ -114,12 +114,12 @@ def _is_manual(owner: Value) -> bool:
 
 
 def derive(fact: Fact, history: History, meshes: Mapping[str, Mesh], time: int | None = None) -> list[Link]:
-    """The links of a fact, each before those that it needs; the first is that of the fact itself.
+    """The links of a fact, each before those it depends on; the first is the link of the fact itself.
 
     Args:
         fact: It holds before `time`.
         history: The log.
-        meshes: Those of the program.
+        meshes: The meshes of the program.
         time: Number of a step; by default the end of the propagation.
     """
     return derive_all([fact], history, meshes, time)[0]
@@ -128,12 +128,12 @@ def derive(fact: Fact, history: History, meshes: Mapping[str, Mesh], time: int |
 def derive_all(
     facts: Iterable[Fact], history: History, meshes: Mapping[str, Mesh], time: int | None = None
 ) -> tuple[list[Link], list[int]]:
-    """The links of many facts, those that several need once.
+    """The links of many facts; shared links occur once.
 
     Args:
         facts: They hold before `time`.
         history: The log.
-        meshes: Those of the program.
+        meshes: The meshes of the program.
         time: Number of a step; by default the end of the propagation.
 
     Returns:
@@ -144,7 +144,7 @@ def derive_all(
     waiting: list[tuple[Fact, int]] = []
 
     def position(fact: Fact, before: int) -> int:
-        """The position of the link of a fact, which is made later where there is none yet."""
+        """The position of the link of a fact; a new fact is queued."""
         number = history.arrival(*fact, before)
         key = (fact, -1 if number is None else number)
         index = positions.get(key)
@@ -169,7 +169,7 @@ def derive_all(
 def _needs(
     fact: Fact, step: Step, number: int, history: History, meshes: Mapping[str, Mesh]
 ) -> tuple[list[tuple[Fact, int]], tuple[int, ...]]:
-    """The facts that a step needs to bring a fact, each with the number of a step before which it holds; and the factors."""
+    """The facts that a step depends on to establish a fact, each with the number of a step before which it holds; and the factors."""
     if step.reason == PROPAGATE:
         return _propagated(fact, step, number, history, meshes)
     if step.reason == GROUP:
@@ -191,7 +191,7 @@ def _needs(
 
 
 def _unfit(number: int, step: Step) -> ShardyError:
-    """What a log is that does not belong to its program; only a stored plan that was changed by hand has one."""
+    """The error for a log that does not belong to its program; only a stored plan that was edited by hand has one."""
     return ShardyError(
         "the log of the plan does not fit its program",
         where=f"step {number} ({step.reason})",
@@ -201,7 +201,7 @@ def _unfit(number: int, step: Step) -> ShardyError:
 
 
 def _constraining(step: Step) -> Value | None:
-    """The result of the constraint that a value follows; None of a manual computation, whose own shardings are no value's."""
+    """The result of the constraint that a value follows; None for a manual computation, whose own shardings belong to no value."""
     op = step.op
     return op.results[0] if op is not None and op.name != dataflow.MANUAL_COMPUTATION else None
 
@@ -265,7 +265,7 @@ def _source(f: int, axes: Axes, target: int, factors_of: Sequence[Mapping[int, o
 
 
 def _dealt(dim: Sequence[int], axes: Axes, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
-    """The axes that each factor of a dimension gets of those that the dimension begins with."""
+    """Distributes the leading axes of a dimension to its factors."""
     if len(dim) == 1:
         return {dim[0]: axes}
     factors = project((dim,), TensorSharding(mesh, (DimensionSharding(axes),)), sizes, mesh).factors
@@ -273,7 +273,7 @@ def _dealt(dim: Sequence[int], axes: Axes, sizes: Sequence[int], mesh: Mesh) -> 
 
 
 def _up_to(dim: Sequence[int], factor: int, axes: Axes, factors: Mapping[int, object], mesh: Mesh) -> Axes:
-    """What a dimension begins with so that its factors up to one are sharded as they are, and that one over some axes."""
+    """The dimension prefix implied by the axes of its factors up to `factor`."""
     out: list[AxisRef] = []
     for f in dim:
         part: Axes = axes if f == factor else factors[f].axes  # pyright: ignore[reportAttributeAccessIssue]

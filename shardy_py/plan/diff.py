@@ -1,4 +1,4 @@
-"""What differs between two plans: values, where data moves, findings."""
+"""The difference of two plans: values, movements of data, findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sign = Literal["changed", "added", "removed"]
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A value that is another in the second plan, or is in one of them only.
+    """A value that changed between the plans, or is in one of them only.
 
     Attributes:
         sign: Which of the three.
@@ -37,7 +37,7 @@ class ValueChange:
         path: Its path or name in the second plan; of one that was removed in the first.
         before: Type with sharding in the first plan; empty where it was added.
         after: The same in the second.
-        bytes_before: Bytes that a device has of it; 0 where it was added.
+        bytes_before: Bytes of a device's piece of it; 0 where it was added.
         bytes_after: The same in the second plan.
         primitive: The JAX primitive that makes it.
         location: `file:line` of the user's code, as `path`.
@@ -58,13 +58,13 @@ class ValueChange:
 
 @dataclass(frozen=True, slots=True)
 class ReshardChange:
-    """A movement of data that is another in the second plan, or is in one of them only.
+    """A movement of data that changed between the plans, or is in one of them only.
 
     Attributes:
         sign: Which of the three.
         value: Path or name of the value that moves, in the second plan; of one that was removed in the first.
-        reason: What asks for it.
-        before: What was done, `all_gather(model)  9 MiB x3`, without the bytes; empty where it was added.
+        reason: The op or annotation that requires it.
+        before: Its collectives in the first plan, `all_gather(model)  9 MiB x3`, without the bytes; empty where it was added.
         after: The same in the second plan.
         bytes_before: Bytes that each device receives in a call, with unknown numbers of trips taken for one.
         bytes_after: The same in the second plan.
@@ -88,7 +88,7 @@ class CollectiveChange:
     Attributes:
         kind: `all_gather`, ...
         axes: The mesh axes, `data,model`.
-        count_before: How many there are in the first plan.
+        count_before: Their number in the first plan.
         count_after: The same in the second.
         bytes_before: Bytes that a device receives in a call, with unknown numbers of trips taken for one.
         bytes_after: The same in the second.
@@ -104,17 +104,17 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """What differs between two plans; false where nothing does.
+    """The differences between two plans; false where there are none.
 
     Attributes:
         names: Names of the two functions.
         meshes: Axes and sizes of the two meshes, `data=2, model=4`.
         values: Inputs, then intermediates, then outputs.
-        reshards: Where data moves.
+        reshards: Movements of data.
         collectives: In the order of kinds.
         new_findings: Findings that only the second plan has.
         gone_findings: Findings that only the first plan has.
-        bytes: What a device receives in a call of each, over all collectives.
+        bytes: Bytes that a device receives in a call of each plan, over all collectives.
     """
 
     names: tuple[str, str]
@@ -292,7 +292,7 @@ def _received(plan: PlanRecord) -> int:
 
 
 def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> Iterable[Finding]:
-    """Findings whose kind and path the other plan does not have, or less often."""
+    """Findings that the other plan lacks by kind, severity and path, counted with multiplicity."""
     counts = Counter((f.kind, f.severity, f.path) for f in findings_of(other))
     for finding in findings_of(plan):
         key = (finding.kind, finding.severity, names.get(finding.path, finding.path))
@@ -332,7 +332,7 @@ def alike_layers(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
     """Changes that differ only in numbers of the path together, in order of the first of each.
 
     Args:
-        changes: Those of inputs or outputs.
+        changes: Changes of inputs or outputs.
     """
     groups: dict[tuple[str, ...], list[ValueChange]] = {}
     for c in changes:
@@ -344,7 +344,7 @@ def alike_values(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
     """Equal changes on one source line together, those of the most bytes first.
 
     Args:
-        changes: Those of intermediates.
+        changes: Changes of intermediates.
     """
     groups: dict[tuple[str, ...], list[ValueChange]] = {}
     for c in changes:
@@ -356,7 +356,7 @@ def alike_reshards(changes: Iterable[ReshardChange]) -> list[list[ReshardChange]
     """Changes that differ in nothing but the value together, those of the most bytes first.
 
     Args:
-        changes: Those of reshards.
+        changes: Changes of reshards.
     """
     groups: dict[tuple[str | int, ...], list[ReshardChange]] = {}
     for c in changes:

@@ -1,4 +1,4 @@
-"""Donation: which output reuses the memory of each donated input, or why none does.
+"""Donation: the output that reuses the memory of each donated input, or the reason why none does.
 
 XLA pairs a donated input with an output of as many bytes per device, whatever else they are; JAX says which by their order
 (`_set_up_aliases` in its lowering). So pairs are chosen here, and `Arrangement` says how a jitted function has to be laid
@@ -33,12 +33,12 @@ class Donated:
         type: Shape and element type.
         sharding: None is replicated.
         aliased: Path of the output that takes its memory; None where none does, and the array stays alive.
-        reason: How the output was found, or why there is none.
-        bytes_per_device: Bytes of the largest piece of it.
+        reason: The ground for the pair, or the reason why there is none.
+        bytes_per_device: Bytes of its largest piece.
         kind: `aliased`, or why not: the function does not use it (`unused`); no output has its `shape`; one has, but another `dtype` or
             `sharding`, so that it takes another number of bytes; each output of its size is `taken` by another argument; a setting of JAX
             turns donation `off`.
-        fix: What to do where it is not reused.
+        fix: Advice where it is not reused.
         input: Its number among the leaves of the arguments.
         output: The number of the output among the leaves of the result.
         slot: The argument it belongs to.
@@ -83,7 +83,7 @@ def donations(
     used: Sequence[bool],
     off: str = "",
 ) -> tuple[Donated, ...]:
-    """What becomes of each donated input.
+    """Pairs each donated input with the output that reuses its memory.
 
     Args:
         program: The program, its shardings decided.
@@ -142,7 +142,7 @@ def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], pr
                 mesh = sharding.mesh_in(program.meshes)
                 shards = dim_shards[sharding] = tuple(num_shards(dim.axes, mesh) for dim in sharding.dims)
             shape = tuple(-(-n // k) for n, k in zip(shape, shards))
-        # A PRNG key is held as numbers, of which it has several.
+        # A PRNG key is stored as several numbers.
         kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type
         size = TensorType((*shape, *kind.shape[len(shape) :]), kind.dtype).bytes
         buffers.append(Buffer(number, names_of(value.path), shape, value.dtype, size))
@@ -159,7 +159,7 @@ def _verdict(
     used: bool,
     off: str,
 ) -> tuple[Kind, str, str]:
-    """Kind, reason, and what to do."""
+    """Kind, reason, and advice."""
     drop = f"do not donate {value.path}"
     if pair is not None:
         return "aliased", pair.reason, ""
@@ -206,7 +206,7 @@ def refusals(donated: Sequence[Donated], location: str = "") -> tuple[Finding, .
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How a jitted function is laid out so that JAX pairs donated inputs with outputs as planned.
+    """Order of arguments and results of a jitted function for which JAX pairs donated inputs with outputs as planned.
 
     Attributes:
         slots: Arguments to donate.

@@ -60,7 +60,7 @@ class Reason:
         user_priority: The user priority at which it happened.
         op_priority: The op priority at which it happened; -1 where none applies.
         factor: The factors of the rule along which the axis came.
-        annotation: What the annotation is: `in_shardings`, `with_sharding_constraint`, ...; empty for other causes.
+        annotation: The kind of annotation: `in_shardings`, `with_sharding_constraint`, ...; empty for other causes.
         axes: The axes with which the dimension begins up to this one, major to minor; all of them are explained by what is needed.
         needs: Positions in the chain of the reasons that this one needs; several where the axis came in parts from several values.
     """
@@ -92,7 +92,7 @@ class Source:
         value: The annotated value.
         dim: The dimension that has the axis.
         axis: The axis.
-        annotation: What the annotation is: `in_shardings`, `with_sharding_constraint`, ...
+        annotation: The kind of annotation: `in_shardings`, `with_sharding_constraint`, ...
         location: `file:line` of the annotation, where it stands in the function.
     """
 
@@ -111,11 +111,11 @@ class Missing:
     """Why a dimension lacks an axis.
 
     Attributes:
-        dim: The dimension that was asked about.
+        dim: The dimension of the query.
         axis: The axis.
         kind: One of `KINDS`.
         message: The reason as a sentence.
-        value: The value at which the axis stopped; what was asked about, where it came as near as that.
+        value: The value at which the axis stopped; the target itself, where it reached a neighbour of that.
         stopped: The dimension of `value`.
         source: The nearest value that has the axis; empty where there is none.
         source_dim: Its dimension that has it.
@@ -123,8 +123,8 @@ class Missing:
         rule: Its rule, as SDY text.
         factor: The factor of the rule that it would have come along.
         location: `file:line` of that primitive.
-        winner: Where what is in the way comes from, as a chain; empty where nothing is.
-        fix: What would let it through, where there is something simple.
+        winner: The chain of the axis that blocks it; empty where none does.
+        fix: A simple change that would let it through, if there is one.
     """
 
     dim: int
@@ -151,19 +151,19 @@ class Explanation:
     """Why a value has the axes that it has, and why it lacks one.
 
     Attributes:
-        target: The value that was asked about.
+        target: The explained value.
         sharding: Its type with its sharding.
         chains: One per axis of each dimension; each begins with the value and ends with annotations. The steps of a chain, in the order
             of their numbers, bring the axis again from nothing but the annotations that it names.
-        axis: The only axis that was asked about; None for all.
+        axis: The only axis of the query; None for all.
         missing: Why axes are missing, one per dimension and axis: the one that was asked about; where none was, those that came to the
             value and were cut afterwards, and all axes of the mesh where the value is replicated.
         also: Further annotations with the axis, connected with the value by values that have it: take those of the chains away, and the
             axis still comes from these, unless something else then takes its place.
         connected: Further annotations with the axis, connected with the value by rules, but not by values that have the axis: they may
             bring it where others are taken away.
-        nearby: Where a source line, a scope or a variable was asked about, the other values made there.
-        asked: What was asked about, where that is not the name of the value.
+        nearby: The other values made on the source line, in the scope or for the variable that the query names.
+        asked: The target as the query named it, where that is not the name of the value.
         primitive: The JAX primitive that makes the value; empty for inputs and outputs.
         location: `file:line` of that.
     """
@@ -185,7 +185,7 @@ class Explanation:
 
         Args:
             full: Every step, also of long runs through elementwise ops, with rules as SDY writes them and numbers of steps.
-            width: Where lines are broken.
+            width: Columns at which lines are broken.
         """
         return printable(explanation_text(self, full=full, width=width))
 
@@ -274,9 +274,9 @@ def explanation_text(explanation: Explanation, *, full: bool = False, width: int
     """As `Explanation.as_text`.
 
     Args:
-        explanation: What to write.
+        explanation: The explanation.
         full: Every step, with the rules as SDY writes them and the numbers of steps.
-        width: Where lines are broken.
+        width: Columns at which lines are broken.
     """
     room = max(width, _NARROWEST) - 2
     below: list[str] = []
@@ -305,12 +305,12 @@ def _head(explanation: Explanation) -> str:
 
 
 def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
-    """A chain as lines: what it comes to, then a table of its steps.
+    """A chain as lines: the annotations where it ends, then a table of its steps.
 
     Args:
         chain: The value first.
         full: Every step, with rules as SDY writes them and numbers of steps.
-        width: Where lines are broken.
+        width: Columns at which lines are broken.
     """
     first = chain[0]
     ends = dict.fromkeys(_end(reason) for reason in chain if not reason.needs)
@@ -340,7 +340,7 @@ def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
 
 
 def _plain_run(chain: Sequence[Reason], start: int) -> int:
-    """How many steps from one on pass through elementwise ops, each needing the next."""
+    """Length of the run of elementwise steps from one on, each depending on the next."""
     length = 0
     for at in range(start, len(chain)):
         reason = chain[at]
@@ -365,7 +365,7 @@ def _row(chain: Sequence[Reason], at: int, full: bool) -> tuple[str, ...]:
 
 
 def _how(reason: Reason, full: bool = False) -> tuple[str, str, str]:
-    """What brought it, where, and the rest."""
+    """The cause of a reason, its location, and rule and priorities."""
     ranks = [f"user priority {reason.user_priority}"] if reason.user_priority else []
     where = _short(reason.location)
     if not reason.needs:
@@ -478,7 +478,7 @@ def reason_text(reason: Reason) -> str:
     """One reason as a sentence.
 
     Args:
-        reason: What to write.
+        reason: The reason.
     """
     head = f"{reason.value} has {reason.axis!r} on dimension {reason.dim}"
     if not reason.needs:
@@ -497,7 +497,7 @@ def source_text(source: Source) -> str:
     """An annotation as a phrase.
 
     Args:
-        source: What to write.
+        source: The source.
     """
     where = f" at {_short(source.location)}" if source.location else f" of {source.value}"
     return f"{source.annotation}{where}"
@@ -507,6 +507,6 @@ def missing_text(missing: Missing) -> str:
     """Why an axis is missing, as a line.
 
     Args:
-        missing: What to write.
+        missing: The missing axis.
     """
     return f"dimension {missing.dim} lacks {missing.axis!r}, {missing.kind}: {missing.message}"

@@ -1,4 +1,4 @@
-"""`Plan.explain`: finds what is asked about and puts its explanation together."""
+"""`Plan.explain`: resolves the target and assembles its explanation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def explained(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:
-    """As `Plan.explain`, which says what it takes and gives."""
+    """Explains a value of a plan; see `Plan.explain` for arguments and result."""
     _check_axis(plan, axis)
     match = find(plan, target)
     _check_dim(plan, match.planned, dim)
@@ -80,7 +80,7 @@ def _names(sharding: TensorSharding | None, dim: int) -> list[str]:
 
 
 def _holder(explainer: Explainer, match: Match) -> Holder:
-    """What held the sharding of a value during the propagation."""
+    """The holder of a value's sharding during the propagation."""
     if isinstance(match.value, Value):
         return explainer.history.holder(match.value)
     result = explainer.history.results.get(match.value)

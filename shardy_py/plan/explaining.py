@@ -1,4 +1,4 @@
-"""Makes explanations of a plan: derivations and obstacles in the words of its reader."""
+"""Writes derivations and obstacles of a plan in the user's terms: paths, primitives, source lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATED = {
     "sdy_sharding_constraint": "with_sharding_constraint",
     "reshard": "reshard",
 }
-"""Primitive of a constraint -> what the user wrote."""
+"""Primitive of a constraint -> the user's call."""
 
 
 class Explainer:
@@ -48,11 +48,11 @@ class Explainer:
 
     @functools.cached_property
     def neighbourhood(self) -> Neighbourhood:
-        """What stands next to each other in the program."""
+        """The neighbours of the program: ops, edges and groups with the values they connect."""
         return Neighbourhood(self.plan.program, self.history)
 
     def name(self, holder: Holder) -> str:
-        """What a reader knows a value as."""
+        """The name of a value in messages."""
         plan = self.plan
         if not isinstance(holder, Value):
             return plan.outputs[holder.index].path if holder.index < len(plan.outputs) else f"result {holder.index}"
@@ -72,7 +72,7 @@ class Explainer:
         return "" if op is None else location_of(self.plan.program, op)
 
     def annotation(self, holder: Holder) -> tuple[str, str]:
-        """What gave a holder its first sharding, and where in the function that stands."""
+        """The annotation that gave a holder its first sharding, and its location in the function."""
         plan = self.plan
         if isinstance(holder, FunctionResult):
             return (plan.outputs[holder.index].given_by if holder.index < len(plan.outputs) else "") or "the sharding in its type", ""
@@ -92,7 +92,7 @@ class Explainer:
         return f"the sharding that {title(op)} states", where
 
     def closer(self, holder: Holder, dim: int) -> tuple[str, str]:
-        """What closed a dimension, and where in the function that stands."""
+        """The annotation that closed a dimension, and its location in the function."""
         initial = self.history.initial(holder)
         if initial is None or not initial.dims[dim].is_closed:
             for number in self.history.steps.get(holder, ()):
@@ -109,7 +109,7 @@ class Explainer:
         return self.annotation(holder)
 
     def through(self, neighbours: Neighbours) -> tuple[str, str]:
-        """What to call what stands between neighbours, and `file:line` of it."""
+        """The name of the op, edge or group between neighbours, and its `file:line`."""
         op = neighbours.op
         if op is None:
             return "the return of the function", ""
@@ -118,11 +118,11 @@ class Explainer:
         return words.get(neighbours.kind, name), self.locate(op)
 
     def derivation(self, holder: Holder, dim: int, axes: Axes, time: int | None = None) -> list[Link]:
-        """How a dimension came to begin with some axes."""
+        """The derivation of the leading axes of a dimension."""
         return derive(Fact(holder, dim, axes), self.history, self.meshes, time)
 
     def reasons(self, links: Iterable[Link]) -> tuple[Reason, ...]:
-        """A derivation as a chain, in which what a reason needs stands right behind it."""
+        """A derivation as a chain, in which the reasons that one depends on follow right behind it."""
         links = list(links)
         order: list[int] = []
         place: dict[int, int] = {}
@@ -136,7 +136,7 @@ class Explainer:
         return tuple(self.reason(links[at], tuple(place[need] for need in links[at].needs)) for at in order)
 
     def _border(self, link: Link, owner: Value) -> str:
-        """Which border of a loop, branch or computation an axis came over, in either direction."""
+        """The border of a loop, branch or computation that an axis crossed, in either direction."""
         if isinstance(owner.owner, Block):
             return "entry"
         passed = {self.history.holder(value) for value in owner.owner.operands}
@@ -145,7 +145,7 @@ class Explainer:
         return "carry" if owner.owner.name == dataflow.WHILE else "exit"
 
     def _beginning(self, link: Link) -> tuple[str, str]:
-        """What the annotation is called with which a derivation begins, and `file:line` of it."""
+        """The name of the annotation with which a derivation begins, and its `file:line`."""
         step = link.step
         if step is not None and step.reason in CONSTRAINING:
             return self._in_specs(step.op)
@@ -158,7 +158,7 @@ class Explainer:
 
         Args:
             link: The link.
-            needs: Positions of what it needs, in the chain that it is for.
+            needs: Positions in the chain of the reasons it depends on.
         """
         fact, step = link.fact, link.step
         axes = tuple(map(format_axis, fact.axes))
@@ -246,7 +246,7 @@ def _of_axes(sharding: TensorSharding, axes: Iterable[str]) -> TensorSharding:
 
 
 def _constraint_text(op: Op) -> str:
-    """What the user wrote that became a constraint."""
+    """The user's call that became a constraint."""
     if op.primitive is not None:
         return _STATED.get(op.primitive, f"the sharding in the type of what {op.primitive} makes")
     parent = None if op.block is None else op.block.parent
@@ -265,7 +265,7 @@ def edge_op(owner: Value) -> Op | None:
 
 
 def title(op: Op) -> str:
-    """What an op is called: a computation by its name, others by their primitive."""
+    """The name of an op in messages: a computation's own name, the primitive of others."""
     if op.name == dataflow.NAMED_COMPUTATION:
         return str(op.attributes.get("name") or op.primitive or op.name)
     if op.name == dataflow.MANUAL_COMPUTATION:
@@ -275,7 +275,7 @@ def title(op: Op) -> str:
 
 @Analysis
 def explainer_of(plan: PlanRecord) -> Explainer:
-    """The explainer of a plan, which keeps what it derives.
+    """The explainer of a plan, which caches its derivations.
 
     Args:
         plan: A plan with a log.

@@ -1,4 +1,4 @@
-"""Finds the value that a user means: by path, name, variable, scope or source line."""
+"""Resolves a user's target to a value: by path, name, variable, scope or source line."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Entries = Sequence[tuple[Value, PlannedValue]]
 
 
 class Match(NamedTuple):
-    """What a target names.
+    """The value that a target names.
 
     Attributes:
         value: The value; the number of a result of the function.
         planned: Its entry in the plan.
-        nearby: The others that it could have meant, described.
+        nearby: Descriptions of the other candidates.
     """
 
     value: Value | int

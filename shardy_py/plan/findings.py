@@ -16,12 +16,12 @@ class Finding:
 
     Attributes:
         kind: A short stable name: `no-rule`, `unmatched-rule`, `unused-axis`, ...
-        message: What was seen and why it matters, in a sentence or two.
+        message: The defect and its consequence, in a sentence or two.
         path: The pytree path or the name of the value it is about; empty where there is none.
         location: `file:line` of the user's code; empty where unknown.
         severity: `error` findings make `Plan.check` raise, `warning` findings do so with `strict=True`.
         bytes: Bytes per device that it is about: that a value takes, or that move in one call; 0 where it is about none.
-        fix: What to do: a sentence, or code to paste.
+        fix: Advice: a sentence, or code to paste.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp

@@ -1,4 +1,4 @@
-"""The log of a propagation, indexed: what each value had when, and which step brought what.
+"""The log of a propagation, indexed: the sharding of each value before each step, and the step that brought each axis.
 
 While a propagation runs, an edge op stands on every value that a loop, branch or computation carries, and holds its sharding. In a planned
 program these are gone, so that holders are named by what is left: the owner of the edge.
@@ -36,8 +36,8 @@ class History:
         end: The number of the first step after the propagation, in which shardings are only cut.
         steps: Holder -> numbers of the steps that changed it.
         groups: Member of a group -> the step that says so.
-        results: Number of a function result -> what held its sharding.
-        annotated: Holder -> what was given for it, where that has axes or closed dimensions.
+        results: Number of a function result -> the holder of its sharding.
+        annotated: Holder -> its annotation, where that has axes or closed dimensions.
     """
 
     def __init__(self, log: Sequence[Step]) -> None:
@@ -66,7 +66,7 @@ class History:
                 self.steps.setdefault(holder, []).append(number)
 
     def holder(self, value: Any) -> Holder:
-        """What a planned program has in place of the holder of a sharding.
+        """The value of a planned program that stands for the holder of a sharding.
 
         Args:
             value: A value, an edge or a function result, as a log or a program has it.
@@ -88,11 +88,11 @@ class History:
         return holder
 
     def initial(self, holder: Holder) -> TensorSharding | None:
-        """What a holder had before the first step."""
+        """The sharding of a holder before the first step."""
         return self._initial.get(holder)
 
     def at(self, holder: Holder, time: int) -> TensorSharding | None:
-        """What a holder had before the step with a number; None is open.
+        """The sharding of a holder before a step; None is open.
 
         Args:
             holder: As `holder` gives it.
@@ -103,7 +103,7 @@ class History:
         return self.log[steps[i - 1]].new if i else self._initial.get(holder)
 
     def arrival(self, holder: Holder, dim: int, axes: Axes, time: int) -> int | None:
-        """The step before `time` that brought the last of some axes to a dimension; None where they were given.
+        """The step before `time` that brought the last of some axes to a dimension; None where an annotation has them.
 
         Args:
             holder: As `holder` gives it.
@@ -119,7 +119,7 @@ class History:
         return None
 
     def cuts(self, holder: Holder, dim: int) -> list[tuple[TensorSharding, TensorSharding | None, str]]:
-        """What was cut from a dimension after the propagation: before, after, and why."""
+        """Shardings before and after each cut of a dimension that follows the propagation, and the reason."""
         cuts = []
         for number in range(self.end, len(self.log)):
             step = self.log[number]
@@ -144,6 +144,6 @@ def begins_with(sharding: TensorSharding | None, dim: int, axes: Axes) -> bool:
     Args:
         sharding: None is open.
         dim: The dimension.
-        axes: What to look for.
+        axes: The leading axes to look for.
     """
     return sharding is not None and dim < sharding.rank and is_prefix(axes, sharding.dims[dim].axes)

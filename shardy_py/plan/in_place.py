@@ -1,4 +1,4 @@
-"""Which inputs an output could be written into while it is computed: those it is made of position by position."""
+"""Inputs that an output could be written into while it is computed: it depends on them position by position."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shardy_py.ir import Op, Value
 from shardy_py.rules.traits import is_elementwise
 
 VALUES_AT_MOST = 512
-"""How many values are followed back from one output."""
+"""Limit of values that are followed back from one output."""
 
 FARTHER = 8
-"""How many ops farther than the nearest argument others are looked for."""
+"""Ops beyond the nearest argument within which others are searched."""
 
 FORWARDING = frozenset(
     (
@@ -88,7 +88,7 @@ def _before(value: Value) -> Iterator[tuple[Value, int]]:
 
 
 def _into_body(argument: Value) -> Iterator[tuple[Value, int]]:
-    """What an argument of a body is outside of it."""
+    """The values outside of a body that one of its arguments stands for."""
     parent = getattr(argument.owner, "parent", None)
     if not isinstance(parent, Op) or parent.name not in BODIES or argument.index >= len(parent.operands):
         return

@@ -1,8 +1,8 @@
-"""Which value of one plan is which of another, after edits of the code in between.
+"""Matches the values of two plans across edits of the code in between.
 
-Inputs and outputs are found by path. Intermediates are found by what they are and what is around them: primitive, type, module, function,
-and the ops that make their operands and use them, to a distance of two ops; then by less and less of it. Source lines and numbers, which
-any edit moves, do not count. Among equals the order in the program decides.
+Inputs and outputs match by path. Intermediates match by a description of themselves and their surroundings: primitive, type, module,
+function, and the ops that make their operands and use them, to a distance of two ops; then by ever coarser descriptions. Source lines and
+numbers, which any edit moves, do not count. Among equals the order in the program decides.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
 
 _ROUNDS = 2
-"""How far around a value one looks, in ops."""
+"""Radius of the surroundings of a value, in ops."""
 
 _FEW = 64
-"""Among so many equals, those whose shardings changed are told from those that were added or removed."""
+"""Up to so many equals, changed shardings are distinguished from additions and removals."""
 
 
 def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
-    """For each of `plan.values` the number of the value of the other plan that it is there; -1 where there is none.
+    """For each of `plan.values` the number of its match among the values of the other plan; -1 where there is none.
 
     Takes time that grows with the number of ops, not with its square.
 
@@ -57,7 +57,7 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
 
 
 class _Described:
-    """The intermediates of a plan with all that they are found by; equal descriptions are equal numbers in both plans."""
+    """The intermediates of a plan with their descriptions; equal descriptions are equal numbers in both plans."""
 
     def __init__(self, plan: PlanRecord, numbers: dict[Hashable, int]) -> None:
         self.plan = plan
@@ -89,7 +89,7 @@ class _Described:
         return functions
 
     def _rounds(self) -> list[dict[Op, int]]:
-        """For each op what it is, then what it is with its neighbours, then with theirs."""
+        """Descriptions of each op: alone, with its neighbours, and with theirs."""
         ops: dict[Op, int] = {}
         for value, planned, function in zip(self.values, self.planned, self.functions):
             op = value.owner
@@ -155,7 +155,7 @@ _LEVELS: tuple[tuple[Callable[[_Described, int], Hashable], bool], ...] = (
     (_by(lambda v: v.primitive, lambda v: v.type, function=True), True),
     (_by(lambda v: v.primitive, lambda v: v.module, lambda v: v.type.rank, function=True), True),
 )
-"""What values are found by, from the most to the least; and whether it is enough where one plan has more of them than the other."""
+"""Descriptions that values match by, finest first; and whether one suffices where the plans have different numbers of equals."""
 
 
 def _paired(level: int, ours: _Described, theirs: _Described, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
@@ -175,7 +175,7 @@ def _paired(level: int, ours: _Described, theirs: _Described, left: Sequence[int
 
 
 def _aligned(ours: _Described, theirs: _Described, mine: list[int], others: list[int]) -> list[tuple[int, int]]:
-    """Pairs equals of which one plan has more, those with equal shardings first."""
+    """Pairs equals of which one plan has more; equal shardings first."""
     a = [typed(ours.planned[i].type, ours.planned[i].sharding) for i in mine]
     b = [typed(theirs.planned[j].type, theirs.planned[j].sharding) for j in others]
     if len(a) > _FEW or len(b) > _FEW:

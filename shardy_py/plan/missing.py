@@ -1,4 +1,4 @@
-"""Why an axis is not on a dimension: where on the way to it the axis stops, and what stops it."""
+"""The reason why an axis is not on a dimension: the place where it stops on its way there, and the obstacle."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from shardy_py.plan.values import PlannedValue
 
 _BEST = ("conflict", "closed", "used", "replicated", "indivisible", "barrier", "blocked")
-"""Kinds of obstacles, the one that says most first, for several at the same distance."""
+"""Kinds of obstacles, the most informative first, for several at the same distance."""
 _ENOUGH = 16
 
 
 class Stop(NamedTuple):
-    """Where an axis stops: between two tensors of neighbours."""
+    """The place where an axis stops: between two tensors of neighbours."""
 
     neighbours: Neighbours
     target: int
@@ -40,11 +40,11 @@ class Stop(NamedTuple):
 
 
 def missing(explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> Missing:
-    """Why a dimension lacks an axis.
+    """The reason why a dimension lacks an axis.
 
     Args:
-        explainer: That of the plan.
-        holder: What holds the sharding.
+        explainer: The explainer of the plan.
+        holder: The holder of the sharding.
         dim: The dimension.
         axis: The name of the axis.
         planned: The value.
@@ -106,7 +106,7 @@ class _Search:
         return f"dimension {dim} of {self.explainer.name(holder)}"
 
     def chain(self, holder: Holder, dim: int, axis: str) -> tuple[Reason, ...]:
-        """Why a dimension has an axis; all of it up to the last part of the axis."""
+        """The chain of an axis on a dimension, up to the last part of the axis."""
         sharding = self.history.at(holder, self.history.end)
         axes = () if sharding is None else sharding.dims[dim].axes
         last = max((i for i, a in enumerate(axes) if a.name == axis), default=None)
@@ -143,7 +143,7 @@ class _Search:
         return self.absence("closed", message, location=where, fix=fix)
 
     def nearest(self) -> Stop | None:
-        """Where the axis stops nearest to the dimension, among dimensions that rules relate to it."""
+        """The stop of the axis nearest to the dimension, among dimensions that rules relate to it."""
         end, history = self.history.end, self.history
         start = (self.holder, self.dim)
         seen = {start}
@@ -178,7 +178,7 @@ class _Search:
         return Stop(neighbours, target, source, factor, blocker)
 
     def stopped(self, stop: Stop) -> Missing:
-        """What stops the axis, in words."""
+        """The reason with the obstacle that stops the axis."""
         around, holders = stop.neighbours, stop.neighbours.holders
         target, source = holders[stop.target], holders[stop.source]
         mappings = around.rule.mappings
@@ -209,7 +209,7 @@ class _Search:
         )
 
     def in_words(self, stop: Stop, target: Holder, at: int) -> tuple[str, str, str, tuple[Reason, ...]]:
-        """Kind, reason, what to do, and the chain of what is in the way."""
+        """Kind, reason, fix, and the chain of the blocking axis."""
         blocker, around = stop.obstacle, stop.neighbours
         holder = around.holders[blocker.tensor]
         axis = self.axis if blocker.axis is None else blocker.axis.name
@@ -270,7 +270,7 @@ class _Search:
         return why, fix, winner
 
     def unrelated(self) -> Missing:
-        """Which op on the way to the nearest value with the axis relates no dimension to this one."""
+        """The reason with the op that relates no dimension to this one, on the way to the nearest value with the axis."""
         path = self.path()
         if not path:
             return self.absence("unrelated", f"no value that computes with {self.explainer.name(self.holder)} has {self.axis!r}")
@@ -338,7 +338,7 @@ class _Search:
         return []
 
     def steps_from(self, holder: Holder) -> Iterator[tuple[Op | None, Neighbours | None, Holder]]:
-        """The values that ops take or make together with one."""
+        """The values that share an op, edge or group with one."""
         for neighbours, _ in self.around.at.get(holder, ()):
             for other in neighbours.holders:
                 yield neighbours.op, neighbours, other
@@ -353,7 +353,7 @@ class _Search:
 
 
 def _rank(winner: tuple[Reason, ...], loser: tuple[Reason, ...]) -> str:
-    """What put the winner before the loser, where it is a priority."""
+    """The priority that put the winner before the loser; empty for other causes."""
     if not winner or not loser:
         return ""
     ours, theirs = (max(r.user_priority for r in chain) for chain in (winner, loser))

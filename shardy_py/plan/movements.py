@@ -21,8 +21,8 @@ class Movement:
         kind: `all_slice`, `all_gather`, `all_to_all`, `collective_permute`, `all_reduce`, `reduce_scatter`, `reshard` where a value goes to
             a mesh with other axes, `sharded_to_unreduced` or `replicated_to_unreduced`.
         axes: The mesh axes it is over, in mesh order; none for a `collective_permute`, which exchanges pieces between any devices.
-        group: How many devices exchange data with each other.
-        bytes_per_device: What each device receives; see `Reshard`.
+        group: The number of devices that exchange data with each other.
+        bytes_per_device: Bytes that each device receives; see `Reshard`.
     """
 
     kind: str
@@ -47,12 +47,12 @@ MOVING_OPS = frozenset((*_PER_DIM, *_FLAT, "sdy.all_to_all", "sdy.collective_per
 
 
 def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
-    """What a collective of the SDY dialect does.
+    """Describes a collective of the SDY dialect.
 
     Args:
         op: One named in `MOVING_OPS`.
         source: The sharding of its operand.
-        meshes: Where named meshes are looked up.
+        meshes: The meshes of the program, by name.
     """
     target = op.result.sharding
     mesh = None if target is None else target.mesh_in(meshes)

@@ -1,4 +1,4 @@
-"""What stands next to each other in a planned program: the ops, edges and groups over which shardings pass, and what they connect."""
+"""The neighbours of a planned program: the ops, edges and groups over which shardings pass, and the values they connect."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shardy_py.plan.history import History
 from shardy_py.rules import identity_rule, is_elementwise
 
 Place = tuple[Holder, int]
-"""A dimension of what a holder stands for."""
+"""A holder and a dimension of its value."""
 
 
 class Neighbours(NamedTuple):
     """Tensors between which shardings pass.
 
     Attributes:
-        op: The op; the loop, branch or computation of an edge; that which makes a group; None for a function result.
+        op: The op; the loop, branch or computation of an edge; the op that makes a group; None for a function result.
         kind: `op`, `edge`, `barrier`, `result` or `group`.
-        holders: What holds their shardings: of operands, then of results.
-        rule: How their dimensions go together.
-        directions: In which directions, per factor.
+        holders: The holders of their shardings: of operands, then of results.
+        rule: The sharding rule that relates their dimensions.
+        directions: The directions of propagation, per factor.
         owner: The owner of an edge.
     """
 
@@ -41,7 +41,7 @@ class Neighbours(NamedTuple):
 
     @property
     def view(self) -> View:
-        """How the rule sees the shardings of the tensors."""
+        """The tensors as the rule compares them."""
         return View(self.op, self.holders, self.owner)
 
     @property
@@ -59,8 +59,8 @@ class Neighbourhood:
 
     Attributes:
         all: In program order; edges behind the op that they belong to.
-        at: Holder -> the neighbours that it is among, with its positions.
-        ops: The ops through which something passes.
+        at: Holder -> the neighbours that it belongs to, with its positions.
+        ops: The ops through which shardings pass.
     """
 
     def __init__(self, program: Program, history: History) -> None:
@@ -133,7 +133,7 @@ class Neighbourhood:
         """`(neighbours, position, factor)` for each factor of a dimension.
 
         Args:
-            holder: What holds the sharding.
+            holder: The holder of the sharding.
             dim: The dimension.
         """
         for neighbours, i in self.at.get(holder, ()):
@@ -158,7 +158,7 @@ class Neighbourhood:
         return {}
 
     def parts_with(self, axis: str) -> frozenset[Place]:
-        """What stands for the parts of `related` in which any dimension has an axis.
+        """The roots of the parts of `related` in which any dimension has an axis.
 
         Args:
             axis: Its name.
@@ -234,7 +234,7 @@ class Parts:
         self._above: dict[Place, Place] = {}
 
     def root(self, place: Place) -> Place:
-        """What stands for the part of a place."""
+        """The representative of a place's part."""
         above = self._above
         while (up := above.get(place, place)) is not place:
             above[place] = place = above.get(up, up)

@@ -1,4 +1,4 @@
-"""What keeps an axis from passing between two neighbours: the step of the propagation, run again on how they ended."""
+"""The obstacle that keeps an axis from passing between two neighbours: a propagation step repeated on their final shardings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardy_py.plan.neighbours import Neighbours
 
 
 class Obstacle(NamedTuple):
-    """Why an axis does not pass.
+    """The obstacle in the way of an axis.
 
     Attributes:
         kind: As in `Missing`; `overflow` where the axes of the dimension do not fit its factors, and `none` where the step would bring it.
@@ -51,7 +51,7 @@ def obstacle(
     strategies: Sequence[FactorStrategy],
     conservative: bool,
 ) -> Obstacle:
-    """Why an axis does not pass from one tensor to another along a factor that both have.
+    """The obstacle in the way of an axis from one tensor to another along a factor that both have.
 
     Args:
         neighbours: The tensors and their rule.
@@ -59,9 +59,9 @@ def obstacle(
         source: The number of the tensor that has it.
         factor: The factor.
         axis: The name of the axis.
-        shardings: What all tensors had at the end of the propagation, as they are stored.
-        meshes: Those of the program.
-        strategies: With which the propagation ran.
+        shardings: The shardings of all tensors at the end of the propagation, in stored form.
+        meshes: The meshes of the program.
+        strategies: The strategies of the propagation.
         conservative: Whether it split no axes.
     """
     rule = neighbours.rule
@@ -133,7 +133,7 @@ def _stop(
     mesh: Mesh,
     conservative: bool,
 ) -> Obstacle | None:
-    """What keeps one tensor from taking the axes up to the one that is asked about."""
+    """The obstacle that keeps one tensor from taking the axes up to the one in question."""
     state = tensor.factors[factor]
     dim = _dim_of(mapping, factor)
     before = 1

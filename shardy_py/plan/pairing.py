@@ -1,4 +1,4 @@
-"""Pairs donated inputs with outputs: by what the function does to them, then by name, then by size."""
+"""Pairs donated inputs with outputs: by data flow, then by name, then by size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pair:
     Attributes:
         input: Number of the input leaf.
         output: Number of the output leaf.
-        reason: How they were found.
+        reason: The ground for the pair.
     """
 
     input: int
@@ -57,7 +57,7 @@ IS_RETURNED, UPDATED, SAME_NAME, SAME_PLACE, SAME_SIZE = (
     "the places agree",
     "the sizes agree",
 )
-"""How a pair was found, the best first."""
+"""Grounds for a pair, the best first."""
 
 
 def names_of(path: str) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _matched(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Calla
 
 
 def _shared(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    """How many last components are equal."""
+    """The number of equal trailing components."""
     count = 0
     for x, y in zip(reversed(a), reversed(b)):
         if x != y:
@@ -167,7 +167,7 @@ def _shared(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 
 
 def _by_name(free: _Matching, reason: str, accept: Callable[[tuple[str, ...]], bool]) -> None:
-    """Pairs what ends in the same components of a path, the longest ends first."""
+    """Pairs leaves whose paths end in the same components, the longest ends first."""
     longest = max((len(b.names) for b in free.inputs.values()), default=0)
     for length in range(longest, 0, -1):
         ends: dict[tuple[str, ...], deque[int]] = defaultdict(deque)

@@ -57,7 +57,7 @@ class ShardingTrees(Protocol):
         ...
 
     def structure(self, plan: PlanRecord) -> Structure:
-        """What a stored plan keeps of both structures."""
+        """Both structures as stored with a plan."""
         ...
 
 
@@ -73,11 +73,11 @@ class CollectiveSource(Protocol):
         ...
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
-        """What could not be partitioned, or why the partitioned program is not run."""
+        """Findings for ops that could not be partitioned, or the reason why the partitioned program is not run."""
         ...
 
     def local_program(self, plan: PlanRecord) -> Program:
-        """What runs on every device, as a program."""
+        """The program that runs on every device."""
         ...
 
 
@@ -86,7 +86,7 @@ class Variant:
     """A plan of the function with something changed.
 
     Attributes:
-        change: What was changed, as the subject of `leaves ...`.
+        change: The change, as the subject of `leaves ...`.
         plan: The plan.
         location: `file:line` of the user's code to change; empty where it is the annotations.
         of_residuals: Whether it is about what scans keep for their backward passes.
@@ -102,7 +102,7 @@ class Variants(Protocol):
     """Plans variants of a function."""
 
     def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
-        """Those that may have a smaller peak.
+        """Variants that may have a smaller peak.
 
         Args:
             plan: The plan of the function.
@@ -120,13 +120,13 @@ class PlanRecord:
         mesh: Axes and sizes.
         inputs: One per leaf of the arguments, in order.
         outputs: One per leaf of the result, in order.
-        noted: What planning found: rules not used, primitives without a rule, ...
+        noted: Findings of planning: unused rules, primitives without a rule, ...
         timings: Seconds per step of planning.
         program: The program after all passes.
         log: The steps of the propagation.
         donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
-        partitioner: What may run the plan by explicit collectives; None under `lowering="jit"`.
-        propagation: How its shardings were propagated.
+        partitioner: The partitioner that may run the plan by explicit collectives; None under `lowering="jit"`.
+        propagation: The options of its propagation.
         platform: The platform that it is for, as JAX names it: `cpu`, `cuda`, `rocm`, `tpu`.
         variants: Plans the function with something changed; None of a stored plan.
     """
@@ -153,12 +153,12 @@ class PlanRecord:
 
     @functools.cached_property
     def source(self) -> CollectiveSource | None:
-        """What runs the plan by explicit collectives; None where XLA's partitioner runs it. Under `lowering="auto"` decided here."""
+        """The partitioner that runs the plan by explicit collectives; None where XLA's does. Under `lowering="auto"` decided here."""
         return self.partitioner if self.partitioner is not None and self.partitioner.is_run(self) else None
 
     @property
     def lowering(self) -> Literal["jit", "shard_map"]:
-        """How a call runs the plan."""
+        """The lowering of a call: `shard_map` or `jit`."""
         return "jit" if self.source is None else "shard_map"
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""How a plan was propagated, which its explanations go by."""
+"""The options of a plan's propagation, which its explanations depend on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Propagated:
     """The options of a propagation that has run.
 
     Attributes:
-        strategy: How conflicting shardings met.
+        strategy: The resolution of conflicting shardings.
         conservative: Whether axes were never split.
         op_priority: Whether it went in stages by kinds of ops.
         recorded: Whether its steps were kept.

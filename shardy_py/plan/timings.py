@@ -1,4 +1,4 @@
-"""How long each step of planning took."""
+"""The duration of each step of planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the body of a loop runs, where the program says so."""
+"""Trip counts of loops, where the program states them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of a plan: what they are, where they come from, how they are sharded."""
+"""The values of a plan: type, origin and sharding."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class PlannedValue:
         sharding: None is replicated.
         primitive: The JAX primitive that makes it; empty for inputs.
         location: `file:line` of the user's code; empty where unknown.
-        depth: How many bodies (scan, while, cond, named computations) it stands in.
+        depth: The number of bodies (scan, while, cond, named computations) around it.
         module: The named scopes it stands in, `Transformer/block_0/attention`; those that JAX's name stacks hold, of Flax modules among
             others.
-        given: What was said of an input or output before the propagation, by in_shardings, rules or the argument itself; None where
-            nothing was.
-        given_by: What said it: `in_shardings`, `rules[0] ('embed')`, `the sharding of the argument`, `out_shardings`; empty where nothing
-            did.
+        given: The annotation of an input or output before the propagation, by in_shardings, rules or the argument itself; None where
+            there is none.
+        given_by: The source of the annotation: `in_shardings`, `rules[0] ('embed')`, `the sharding of the argument`, `out_shardings`;
+            empty where there is none.
     """
 
     path: str
@@ -92,7 +92,7 @@ def module_of(program: Program, op: Op) -> str:
     holder = None if op.block is None else op.block.parent
     around = module_of(program, holder) if isinstance(holder, Op) else ""
     where = program.locate(op.location)
-    # What a loop is made of besides its body has the location of the equation, whose names are around it already.
+    # The ops of a loop besides its body have the location of its equation, whose names `around` has already.
     return around if where is None or (isinstance(holder, Op) and op.location is holder.location) else module_path(where.scope, around)
 
 
@@ -113,7 +113,7 @@ def intermediates(program: Program) -> Iterator[tuple[Value, PlannedValue]]:
             continue
         where = program.locate(op.location)
         location = call if where is None else where.place
-        # What a loop is made of besides its body has the location of the equation, whose names are around it already.
+        # The ops of a loop besides its body have the location of its equation, whose names `around` has already.
         module = around if where is None or op.location is holder else module_path(where.scope, around)
         if op.name not in _PLUMBING:
             primitive = op.primitive or op.name

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LIMIT = 60
-"""Lines of each part of the text, unless another number is asked for."""
+"""Default number of lines of each part of the text."""
 
 NOTES_SHOWN = 3
 """Of notes of one kind, that many are listed; warnings and errors always are."""
@@ -88,7 +88,7 @@ def _conflicts(plan: PlanRecord) -> str:
 
 
 def _leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = None) -> Node:
-    # A PRNG key is held as numbers, of which it has several.
+    # A PRNG key is stored as several numbers.
     type_ = program_value.type if program_value is not None and program_value.type.rank > value.type.rank else value.type
     size = local_bytes(type_, value.sharding, plan.program.meshes)
     return Node("", typed(value.type, value.sharding), size, replicated=bool(value.shape) and is_replicated(value.sharding))

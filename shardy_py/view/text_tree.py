@@ -22,8 +22,8 @@ class Node:
         label: Its name among its siblings.
         text: The rest of its line; of an inner node, the text in place of its children where they are left out.
         bytes: Bytes per device, once; of an inner node those of its children.
-        count: How many values it stands for, once.
-        times: How many equal ones it stands for.
+        count: The number of values it stands for, once.
+        times: The number of equal rows it stands for.
         replicated: Whether it is a value that every device has whole.
         children: Below it; none of a leaf.
     """

@@ -1,1 +1,1 @@
-"""What a plan's reader should know: one file per idea, all of them in `table.KINDS`."""
+"""Checks of a plan that report findings: one file per idea, all of them in `table.KINDS`."""

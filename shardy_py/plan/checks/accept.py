@@ -1,4 +1,4 @@
-"""Which findings a user accepts, and which are one and the same in every layer."""
+"""Filters findings that a user accepts, and groups those that repeat in every layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def accepted(findings: Sequence[Finding], ignore: str | Iterable[str]) -> tuple[
     """The findings that no pattern names.
 
     Args:
-        findings: Those of a plan.
+        findings: The findings of a plan.
         ignore: `kind`, or `kind:path`, a pattern for the last components of a path or for all of it as it is printed (`plan/patterns`); one
             string, or several.
 
@@ -74,12 +74,12 @@ class Alike:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of findings in the group."""
         return len(self.paths)
 
     @property
     def path(self) -> str:
-        """The paths of all as one."""
+        """All paths of the group, written as one."""
         return paths_as_one(self.paths)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ def alike(findings: Sequence[Finding]) -> list[Alike]:
     """Findings grouped by everything but the numbers in their paths, in order of the first of each group.
 
     Args:
-        findings: Those of a plan.
+        findings: The findings of a plan.
 
     Example:
         >>> layers = [Finding("unused-rule", "no", f"layers[{i}]['w']") for i in range(3)]

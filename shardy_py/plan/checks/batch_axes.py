@@ -34,8 +34,8 @@ class _Loss:
 
     Attributes:
         mark: The dimension of the operand, the axis, where it came from.
-        expected: The dimension of the result that would have it.
-        actual: The dimension of the result that has it.
+        expected: The dimension of the result that the op's rule maps it to.
+        actual: The dimension of the result that has the axis.
         winner: The operand that has it there; None where no operand does.
     """
 
@@ -78,7 +78,7 @@ class _Search:
         self.memo: dict[tuple[object, ...], tuple[Marks, _Loss | None]] = {}
 
     def set(self, value: Value, marks: Marks) -> None:
-        """Keeps those marks of a value that its sharding bears out."""
+        """Records the marks of a value whose axes are in its sharding."""
         sharding = value.sharding
         if marks and sharding is not None:
             kept = frozenset(m for m in marks if m[0] < sharding.rank and any(axis.name == m[1] for axis in sharding.dims[m[0]].axes))
@@ -102,7 +102,7 @@ class _Search:
             self.through(op, op.rule, operand_marks)
 
     def body(self, op: Op) -> None:
-        """An op with regions: what it is given goes in, what they return comes out."""
+        """An op with regions: marks of operands enter its bodies, marks of returned values leave them."""
         regions = list(op.regions)
         if op.name not in BODIES:
             return
@@ -163,7 +163,7 @@ def _follow(
     operand_marks: Sequence[Marks],
     context: CheckContext,
 ) -> tuple[Marks, _Loss | None]:
-    """The marks of a result, and the first axis that it has elsewhere."""
+    """The marks of a result, and the first axis that the result has on another dimension."""
     mapping = rule.result_mappings[number]
     places = {f: d for d, dim in enumerate(mapping) for f in dim}
     target_axes = _factor_axes(rule.result_mappings[number], target, rule, context)

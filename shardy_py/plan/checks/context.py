@@ -1,4 +1,4 @@
-"""What checks look at: a plan with what several of them need, each made once."""
+"""The context of checks: a plan with sizes and tables that several checks share, each computed once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shardy_py.plan.values import PlannedValue
 
 @dataclass(eq=False)
 class CheckContext:
-    """A plan, seen by checks.
+    """A plan with the tables that checks share.
 
     Attributes:
         plan: The plan.
-        findings: What the checks before this one found.
+        findings: Findings of planning and of earlier checks.
     """
 
     plan: PlanRecord
@@ -38,7 +38,7 @@ class CheckContext:
         return self.plan.mesh
 
     def local(self, type_: Type, sharding: TensorSharding | None) -> int:
-        """Bytes that a device has of a value."""
+        """Bytes of a device's piece, by type and sharding."""
         key = (type_, sharding)
         size = self._bytes.get(key)
         if size is None:
@@ -46,7 +46,7 @@ class CheckContext:
         return size
 
     def bytes_of(self, value: PlannedValue) -> int:
-        """Bytes that a device has of a value of the plan."""
+        """Bytes of a device's piece of a value of the plan."""
         return self.local(value.type, value.sharding)
 
     @functools.cached_property
@@ -80,5 +80,5 @@ def is_replicated(sharding: TensorSharding | None) -> bool:
 
 
 def devices(mesh: Mesh) -> int:
-    """How many there are."""
+    """The number of devices of a mesh."""
     return math.prod(mesh.shape.values())

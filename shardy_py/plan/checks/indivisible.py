@@ -58,7 +58,7 @@ def _cut(context: CheckContext, value: PlannedValue, wanted: TensorSharding) -> 
 
 
 def _is_requested(value: PlannedValue, wanted: TensorSharding) -> bool:
-    """Whether the user asked for what was cut."""
+    """Whether the user requested the sharding that was cut."""
     return value.given is not None and value.given.are_dim_axes_equal(wanted)
 
 

@@ -55,7 +55,7 @@ def _state_name(names: Sequence[str]) -> int:
 
 
 def _parameters(values: Sequence[PlannedValue]) -> _Parameters:
-    """What is no state, by shape and each end of its path."""
+    """Leaves that are not state, by shape and each end of their paths."""
     parameters: _Parameters = {}
     for value in values:
         names = names_of(value.path)

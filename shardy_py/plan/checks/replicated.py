@@ -63,7 +63,7 @@ _OF_NAMES = ("unmatched-rule", "unused-rule", "refused-donation")
 """Kinds of findings that say nothing of how an argument is cut."""
 
 _Series = Counter[tuple[object, ...]]
-"""How many arguments there are of a path without its numbers, a type and a sharding."""
+"""Number of arguments per path without its numbers, type and sharding."""
 
 
 def _series(values: Iterable[PlannedValue]) -> _Series:
@@ -117,7 +117,7 @@ _Groups = dict[tuple[str, str, str], list[Value]]
 
 
 def _intermediates(context: CheckContext) -> tuple[set[Value], set[Value], _Groups]:
-    """Values that are made where they are used, large replicated ones, and of these the first ones by line, primitive and type."""
+    """Values that XLA recomputes at each use, large replicated values, and the roots among the latter by line, primitive and type."""
     cheap: set[Value] = set()
     large: set[Value] = set()
     groups: _Groups = {}

@@ -14,7 +14,7 @@ LARGE = 1 << 30
 
 
 def smaller_peak(context: CheckContext) -> Iterator[Finding]:
-    """What would leave a smaller peak, where scans stack up `LARGE` bytes and more.
+    """Changes that would lower the peak, for plans whose scans stack up `LARGE` bytes and more.
 
     As compiled for an accelerator, where programs of that size run. Where it should fit, which is not known here,
     `plan.memory_analysis(hardware).findings` has more to say.

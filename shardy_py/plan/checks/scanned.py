@@ -56,7 +56,7 @@ def cut_along_scan(context: CheckContext) -> Iterator[Finding]:
 
 
 def _in_front_of_scan(value: Value) -> tuple[Value, Op | None]:
-    """What a value of a body is outside of all bodies that it is an argument of, and the innermost loop, if that is a scan."""
+    """Follows an argument of bodies to the value outside of them; also the innermost loop, if that is a scan."""
     loop: Op | None = None
     while value.defining_op is None:
         block = value.owner

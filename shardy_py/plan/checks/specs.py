@@ -1,4 +1,4 @@
-"""Shardings as code to paste, and which axes a value could have besides."""
+"""Shardings as code to paste, and the axes that a value could have besides."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def extended(shape: Sequence[int], sharding: TensorSharding | None, mesh: Mesh, 
 
     Args:
         shape: The global shape.
-        sharding: What cuts it so far; None for nothing.
+        sharding: Its sharding so far; None is replicated.
         mesh: The mesh.
         name: Its name, where there is no sharding yet.
 

@@ -1,4 +1,4 @@
-"""Every kind of finding: what it means, who finds it, and how grave it is."""
+"""Every kind of finding: its meaning, its check, and its severity."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Kind:
     Attributes:
         name: As `Finding.kind` has it.
         severity: `warning`, `note`, or both, where it depends on bytes.
-        meaning: What was found, in a sentence.
-        check: What finds it in a plan; None where planning or the partitioner does.
+        meaning: The defect, in a sentence.
+        check: The function that reports it for a plan; None where planning or the partitioner does.
     """
 
     name: str
@@ -69,7 +69,7 @@ KINDS = (
     Kind("opaque", "warning, note", "a kernel or callback without a sharding rule that is given whole arrays", opaque),
     Kind("replicated-large", "warning, note", "a large value that every device has whole, though nobody said so", replicated_large),
 )
-"""In the order in which checks run; a later one leaves out what an earlier one said of the same path."""
+"""In the order in which checks run; a later one skips paths that an earlier one reported."""
 
 _RANK = {"error": 0, "warning": 1, "info": 2}
 

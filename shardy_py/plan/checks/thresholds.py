@@ -1,4 +1,4 @@
-"""From which sizes on something is worth a finding. Bytes are per device."""
+"""Sizes from which a value or movement is worth a finding. Bytes are per device."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from shardy_py.plan.values import PlannedValue
 KIND = "unused-axis"
 
 NOTHING = "nothing is sharded"
-"""How the message begins where no axis is used."""
+"""Beginning of the message where no axis is used."""
 
 
 def unused_axis(context: CheckContext) -> Iterator[Finding]:

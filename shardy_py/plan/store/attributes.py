@@ -1,6 +1,6 @@
 """Attributes of ops as JSON: numbers, texts, lists, and values of the dialect; never code.
 
-What JSON has no word for is an object with one member, which says what it is: `{"float": "nan"}`.
+A value that JSON cannot express is an object with one member, named after its kind: `{"float": "nan"}`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ ENUMS: dict[str, type[Enum]] = {cls.__name__: cls for cls in (PropagationDirecti
 """Enumerations, kept as the name of a member."""
 
 DEEPEST = 32
-"""Lists in lists may be nested so far."""
+"""Limit of lists in lists."""
 
 
 class Elided(AttributeText):
     """The value of a large constant, which is not stored.
 
     Attributes:
-        number: Which one it is; equal arrays of a plan have equal numbers.
+        number: Its number; equal arrays of a plan have equal numbers.
     """
 
     __slots__ = ("number",)
@@ -63,7 +63,7 @@ class Elided(AttributeText):
     number: int
 
     def __new__(cls, number: int) -> Elided:
-        """Makes one."""
+        """The mark of array `number`."""
         elided = super().__new__(cls, ELIDED)
         elided.number = number
         return elided
@@ -82,7 +82,7 @@ def read_type(data: Any) -> Type:
     """The inverse of `write_type`.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
 
     Raises:
         StoreError: It is no type.
@@ -97,12 +97,12 @@ def read_type(data: Any) -> Type:
 
 
 def write_constant(value: Any, type_: Type, number: Callable[[Any], int]) -> Any:
-    """The value of a constant: a number, or the MLIR text of a small array; of a large one that it is left out, and which one it is.
+    """The value of a constant: a number, the MLIR text of a small array, or a mark with the number of a large one, which is left out.
 
     Args:
         value: As in `sdy.constant`.
         type_: The type of the constant.
-        number: Gives equal arrays equal numbers.
+        number: Numbers arrays; equal arrays have equal numbers.
     """
     if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
         return write(value.item() if value.dtype.kind in "biuc" else float(value))
@@ -125,7 +125,7 @@ def write(value: Any) -> Any:
     """An attribute as JSON.
 
     Args:
-        value: As `Op.attributes` holds it. A value that is neither Python's nor the dialect's is kept as the name of its class,
+        value: As in `Op.attributes`. A value that is neither Python's nor the dialect's is kept as the name of its class,
             which is how it is printed.
     """
     if value is None or isinstance(value, bool):
@@ -160,8 +160,8 @@ def read(data: Any, depth: int = 0) -> Any:
     """The inverse of `write`.
 
     Args:
-        data: What the file says.
-        depth: How many lists it stands in.
+        data: JSON data of the file.
+        depth: Its nesting depth in lists.
 
     Raises:
         StoreError: It is no attribute.
@@ -247,7 +247,7 @@ def write_members(attributes: Mapping[str, Any], constant: Type | None, number: 
     Args:
         attributes: The attributes.
         constant: The type of the constant that `value` is the value of.
-        number: Gives equal arrays equal numbers.
+        number: Numbers arrays; equal arrays have equal numbers.
     """
     return {
         name: write_constant(value, constant, number) if constant is not None and name == "value" else write(value)
@@ -259,7 +259,7 @@ def read_members(data: Any) -> dict[str, Any]:
     """The inverse of `write_members`.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
 
     Raises:
         StoreError: They are no attributes.

@@ -1,4 +1,4 @@
-"""StoreError, and checks of what a file says before anything is made of it."""
+"""StoreError, and checks of the data of a file before anything is built from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LIMIT = 1 << 63
 
 
 class StoreError(ShardyError):
-    """A stored plan that cannot be read: damaged, of another version, or no plan at all. `where` says which entry."""
+    """A stored plan that cannot be read: damaged, of another version, or no plan at all. `where` names the entry."""
 
 
 def integer(data: Any, low: int = 0, high: int = LIMIT) -> int:
     """A whole number, at least `low` and below `high`.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
         low: The least.
         high: One more than the greatest.
 
@@ -42,7 +42,7 @@ def text(data: Any) -> str:
     """A text.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
 
     Raises:
         StoreError: It is something else.
@@ -56,7 +56,7 @@ def boolean(data: Any) -> bool:
     """True or false.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
 
     Raises:
         StoreError: It is something else.
@@ -67,11 +67,11 @@ def boolean(data: Any) -> bool:
 
 
 def items(data: Any, length: int | None = None) -> list[Any]:
-    """A list, of a given length where one is given.
+    """A list, of `length` entries if that is not None.
 
     Args:
-        data: What the file says.
-        length: How many entries it must have.
+        data: JSON data of the file.
+        length: The number of entries it must have.
 
     Raises:
         StoreError: It is something else.
@@ -87,7 +87,7 @@ def members(data: Any, names: Sequence[str]) -> dict[str, Any]:
     """An object with these members and no others.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
         names: The members.
 
     Raises:
@@ -105,10 +105,10 @@ def members(data: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def entry(table: Sequence[Any], data: Any) -> Any:
-    """The entry of a table that a number in the file stands for.
+    """The entry of a table by its number in the file.
 
     Args:
-        table: What has been read.
+        table: The entries read so far.
         data: The number.
 
     Raises:
@@ -123,13 +123,13 @@ def entry(table: Sequence[Any], data: Any) -> Any:
 
 @contextmanager
 def at(where: str) -> Iterator[None]:
-    """Says where an error was, and makes StoreErrors of the errors of values that refuse what they are given.
+    """Adds the place in the file to errors inside, and turns errors of constructors that reject their data into StoreErrors.
 
     Args:
         where: The part of the file.
 
     Raises:
-        StoreError: What was raised inside.
+        StoreError: A check inside failed.
     """
     try:
         yield
@@ -145,7 +145,7 @@ def described(data: Any) -> str:
     """A piece of a file, short enough for a message.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
 
     Example:
         >>> described({"a": 1}), described([1, 2]), described("x" * 100)[:5]

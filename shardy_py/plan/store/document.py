@@ -47,18 +47,18 @@ _PARTITIONED = ("collectives", "findings", "local_program")
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """What came of partitioning a plan, stored with it; a `CollectiveSource`."""
+    """The partitioned program stored with a plan; a `CollectiveSource`."""
 
     communication: tuple[Collective, ...]
     noted: tuple[Finding, ...]
     program: Program
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
-        """Those of the stored plan."""
+        """The collectives of the stored plan."""
         return self.communication
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
-        """What could not be partitioned."""
+        """Findings for ops that could not be partitioned."""
         return self.noted
 
     def is_run(self, plan: PlanRecord) -> bool:
@@ -103,7 +103,7 @@ def _written(plan: PlanRecord) -> str:
 
 
 def _noted(plan: PlanRecord) -> tuple[Finding, ...]:
-    """What planning found, and why XLA's partitioner runs the plan if `lowering="auto"` left it with that."""
+    """Findings of planning, and the reason why `lowering="auto"` left the plan to XLA's partitioner."""
     left_to_xla = plan.partitioner is not None and plan.source is None
     return (*plan.noted, *plan.partitioner.findings(plan)) if left_to_xla and plan.partitioner is not None else plan.noted
 
@@ -241,7 +241,7 @@ def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int],
                 raise StoreError(f"expected an {kind}, got {value.kind}")
             if not value.path:
                 raise StoreError("a value without a path")
-            # A PRNG key has fewer dimensions than the array that holds it.
+            # A PRNG key has fewer dimensions than its physical array.
             if value.type.rank > rank or (value.sharding is not None and value.sharding.rank != rank):
                 raise StoreError(f"the value has not the rank of that of the program, {rank}")
             own = mesh if value.sharding is None else value.sharding.mesh_in(meshes)
@@ -294,7 +294,7 @@ class StoredTrees:
         return placed_arguments(plan, args, dict(plan.mesh.shape) if mesh is None else mesh)
 
     def structure(self, plan: PlanRecord) -> Structure:
-        """What was stored."""
+        """The stored structure."""
         return self.trees
 
 

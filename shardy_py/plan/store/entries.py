@@ -16,7 +16,7 @@ from shardy_py.plan.values import PlannedValue
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """How a field is written and read."""
+    """Writer and reader of a field."""
 
     write: Callable[[Writer, Any], Any]
     read: Callable[[Reader, Any], Any]
@@ -106,7 +106,7 @@ CODECS: dict[type[Any], dict[str, FieldCodec]] = {
         "module": TEXT,
     },
 }
-"""Every field of what is kept; a field that a class gets is added here, and a file without it has its default."""
+"""Codecs of all stored fields; a new field of a class is added here, and a file without it has its default."""
 
 
 def write_entries(cls: type[Any], entries: Sequence[Any], tables: Writer) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def write_entries(cls: type[Any], entries: Sequence[Any], tables: Writer) -> dic
     Args:
         cls: Their class, one of `CODECS`.
         entries: The entries.
-        tables: Where types and shardings are entered.
+        tables: The tables for types and shardings.
     """
     names = [field.name for field in fields(cls)]
     codecs = [(name, CODECS[cls][name]) for name in names]
@@ -127,7 +127,7 @@ def read_entries(cls: type[Any], data: Any, tables: Reader) -> tuple[Any, ...]:
 
     Args:
         cls: Their class.
-        data: What the file says.
+        data: JSON data of the file.
         tables: The tables of the file.
 
     Raises:

@@ -21,7 +21,7 @@ def save_text(document: str, path: str | os.PathLike[str]) -> None:
 
     Args:
         document: The text.
-        path: Where; gzip where it ends with `.gz`. The same text gives the same bytes.
+        path: The file; gzip where it ends with `.gz`. The same text gives the same bytes.
 
     Raises:
         OSError: It cannot be written.

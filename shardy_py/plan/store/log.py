@@ -24,7 +24,7 @@ def write_log(log: Sequence[Step], program: Program, tables: Writer, numbers: Nu
     Args:
         log: The steps.
         program: The program.
-        tables: Where what ops have in common is entered.
+        tables: The tables for data that ops share.
         numbers: The numbers of the program's values and ops; those of erased ones are added.
     """
     erased, results = _write_others(log, program, tables, numbers)
@@ -72,7 +72,7 @@ def _write_others(log: Sequence[Step], program: Program, tables: Writer, numbers
 
 
 def _write_erased(first: Op | Block, program: Program, tables: Writer, numbers: Numbers, rows: list[Any]) -> None:
-    """An erased op behind what its operands are made of, or the arguments of an erased body."""
+    """Writes an erased op after the ops of its operands, or the arguments of an erased body."""
     waiting: list[Op | Block] = [first]
     begun: set[Op] = set()
     while waiting:
@@ -110,9 +110,9 @@ def read_log(data: Any, tables: Reader, program: ProgramReader) -> list[Step]:
     """The inverse of `write_log`.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
         tables: The tables of the file.
-        program: What its program was read by; the values and ops that were erased are added to its lists.
+        program: The reader of its program; erased values and ops are added to its lists.
 
     Raises:
         StoreError: It is no log.

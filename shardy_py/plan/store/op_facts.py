@@ -1,4 +1,4 @@
-"""What the views of a plan take for granted of single ops, checked for programs that were read from a file.
+"""Checks facts of single ops that the views of a plan rely on, for programs read from a file.
 
 The verifier checks the graph, types, shardings and rules, and what SDY ops hold; of StableHLO's ops it takes attributes and shapes as they
 are, since front ends make them. A file may say anything. `CHECKS` has an entry for each op whose attributes or shapes something reads;
@@ -151,7 +151,7 @@ _OPERANDS = {
     "stablehlo.clamp": 3,
     "stablehlo.select": 3,
 }
-"""How many operands those elementwise ops have that have several, of which views read the second or third."""
+"""Number of operands of elementwise ops whose second or third operand a view reads."""
 
 
 def _elementwise(op: Op) -> None:
@@ -264,7 +264,7 @@ def _indices(op: Op, operand: Value, indices: Value, names: Sequence[str]) -> tu
 
     Args:
         op: A gather or a scatter.
-        operand: What is indexed.
+        operand: The indexed value.
         indices: The indices.
         names: Attributes of collapsed dimensions, batch dimensions of the operand and of the indices, and the dimensions that are indexed.
     """

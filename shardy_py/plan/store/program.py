@@ -2,7 +2,7 @@
 
 `["function", ...]`, then its body; a body is `["block", types, shardings]`, its ops, `["end"]`. An op is
 `[kind, location, operands, shardings of results]`, with the number of its regions where it has any; their bodies follow.
-Values are numbered in the order in which rows make them, so that an operand has a smaller number than what is made of it.
+Values are numbered in the order in which rows define them, so that an operand has a smaller number than results computed from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardy_py.plan.store.op_facts import check_ops
 from shardy_py.plan.store.tables import Reader, Writer
 
 DEEPEST = 200
-"""Bodies may stand in bodies so far."""
+"""Limit of bodies in bodies."""
 
 
 class Numbers:
@@ -39,7 +39,7 @@ def write_program(program: Program, tables: Writer) -> tuple[list[Any], Numbers]
 
     Args:
         program: The program.
-        tables: Where what its ops have in common is entered.
+        tables: The tables for data that its ops share.
     """
     rows: list[Any] = []
     numbers = Numbers()
@@ -80,7 +80,7 @@ def write_op(op: Op, tables: Writer, numbers: Numbers, location: int | None) -> 
 
     Args:
         op: The op; its operands have numbers.
-        tables: Where what it has in common with others is entered.
+        tables: The tables for data that it shares with other ops.
         numbers: The numbers of values.
         location: The number of its location.
     """
@@ -106,9 +106,9 @@ class ProgramReader:
     """Makes a program from its rows.
 
     Attributes:
-        values: The values that were made, by number.
-        ops: The ops that were made, by number.
-        functions: The functions that were made.
+        values: The values read so far, by number.
+        ops: The ops read so far, by number.
+        functions: The functions read so far.
     """
 
     def __init__(self, tables: Reader) -> None:
@@ -124,9 +124,9 @@ class ProgramReader:
         """The program.
 
         Args:
-            rows: What the file says.
-            attributes: Those of the program.
-            mesh_attributes: Those of its meshes.
+            rows: JSON data of the file.
+            attributes: The attributes of the program.
+            mesh_attributes: The attributes of its meshes.
 
         Raises:
             StoreError: It is no program, or one that breaks a rule of its ops.
@@ -256,7 +256,7 @@ def make_op(tables: Reader, row: Any, values: list[Any]) -> Op:
     Args:
         tables: The tables of the file.
         row: Kind, location, operands and shardings of results.
-        values: The values that have been made.
+        values: The values read so far.
 
     Raises:
         StoreError: It is no op.
@@ -283,7 +283,7 @@ def read_names(data: Any, values: list[Any]) -> None:
     """Gives values their names.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
         values: The values, by number.
 
     Raises:

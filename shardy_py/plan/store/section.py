@@ -1,4 +1,4 @@
-"""A program with its meshes and its tables: what a file holds one of, and a second one where the plan has been partitioned."""
+"""A section of a file: a program with its meshes and tables. A file has one, and a second one where the plan has been partitioned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Written:
     Attributes:
         tables: Its tables, to which the rest of the file adds entries.
         numbers: The numbers of its values and ops.
-        parts: Its members, of which those of `tables` are to come.
+        parts: Its members without those of `tables`, which follow.
     """
 
     tables: Writer
@@ -57,7 +57,7 @@ class Read:
 
     Attributes:
         tables: Its tables.
-        reader: The values and ops of the program, by number.
+        reader: The reader with the values and ops of the program, by number.
         program: The program.
     """
 

@@ -1,4 +1,4 @@
-"""The structure of arguments and results as JSON, so that trees of shardings can be made again without the function.
+"""The structure of arguments and results as JSON, so that trees of shardings can be rebuilt without the function.
 
 `["leaf"]`, `["none"]`, `["list", [...]]`, `["tuple", [...]]`, `["dict", [keys], [...]]`, and `["node", class, [keys], [...]]` for anything
 else that is a pytree, which becomes a dict when it is read: no class is looked up by its name.
@@ -13,12 +13,12 @@ from typing import Any
 from shardy_py.plan.store.checks import StoreError, described, items, text
 
 DEEPEST = 100
-"""Trees may be so deep."""
+"""Limit of the depth of trees."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What is known of the trees of a stored plan.
+    """The pytree structures of a stored plan.
 
     Attributes:
         inputs: The structure of `(args, kwargs)`.
@@ -47,8 +47,8 @@ def checked_tree(data: Any, leaves: int) -> Any:
     """The data of a tree with so many leaves, checked.
 
     Args:
-        data: What the file says.
-        leaves: How many leaves it must have.
+        data: JSON data of the file.
+        leaves: The number of leaves it must have.
 
     Raises:
         StoreError: It is no tree, or one of other leaves.
@@ -60,7 +60,7 @@ def checked_tree(data: Any, leaves: int) -> Any:
 
 
 def leaves_of(data: Any) -> int:
-    """How many leaves a tree has.
+    """The number of leaves of a tree.
 
     Args:
         data: A tree.
@@ -75,9 +75,9 @@ def checked_arguments(data: Any, leaves: int, names: int) -> Any:
     """The data of `(args, kwargs)`, checked.
 
     Args:
-        data: What the file says.
-        leaves: How many leaves it must have.
-        names: How many positional arguments it must have.
+        data: JSON data of the file.
+        leaves: The number of leaves it must have.
+        names: The number of positional arguments it must have.
 
     Raises:
         StoreError: It is something else.
@@ -108,7 +108,7 @@ def children_of(node: Any) -> list[Any]:
     """The children of a node that is no leaf.
 
     Args:
-        node: What the file says.
+        node: JSON data of the file.
 
     Raises:
         StoreError: It is no node.

@@ -1,4 +1,4 @@
-"""Tables of what occurs many times in a plan, so that an op is a few numbers."""
+"""Tables of data that occur many times in a plan, so that an op is a few numbers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Rows:
         self._numbers: dict[Hashable, int] = {}
 
     def number(self, key: Hashable, make: Callable[[], Any]) -> int:
-        """The number of an entry, which is made where there is none yet.
+        """The number of an entry; a new entry is added.
 
         Args:
             key: Equal for equal entries.
-            make: Gives the entry as JSON.
+            make: Returns the entry as JSON.
         """
         number = self._numbers.get(key)
         if number is None:
@@ -128,7 +128,7 @@ def _frozen(data: Any) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class KindOfOp:
-    """What many ops have in common."""
+    """The data that many ops share."""
 
     name: str
     primitive: str | None
@@ -186,7 +186,7 @@ class Reader:
 
         Args:
             name: One of `NAMES`; those before it have been read.
-            rows: What the file says.
+            rows: JSON data of the file.
 
         Raises:
             StoreError: It is no such table.
@@ -202,7 +202,7 @@ def read_mesh(data: Any) -> Mesh:
     """A mesh from its SDY text.
 
     Args:
-        data: What the file says.
+        data: JSON data of the file.
 
     Raises:
         StoreError: It is no mesh.

@@ -1,4 +1,4 @@
-"""Why values lack axes, for those of a plan that are asked about first."""
+"""Reasons why values lack axes, for the values of a plan that a reader opens first."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def values_to_explain(plan: PlanRecord, with_findings: Iterable[int], sizes: Seq
         plan: A plan.
         with_findings: As for `absences`.
         sizes: As for `absences`.
-        most: How many.
+        most: The limit of their number.
     """
     count, outputs = len(plan.values), len(plan.outputs)
     ends = [*range(len(plan.inputs)), *range(count - outputs, count)]

@@ -22,10 +22,10 @@ VALUES_SHOWN = 24
 """Of inputs and of outputs that many are listed, those that take the most memory."""
 
 MOVES_SHOWN = 12
-"""That many reshards are listed, those that move the most bytes."""
+"""Number of listed reshards, those that move the most bytes."""
 
 FINDINGS_SHOWN = 12
-"""That many findings are listed, the gravest first."""
+"""Number of listed findings, the gravest first."""
 
 _CELL = 'style="text-align:left;padding:1px 12px 1px 0;vertical-align:top"'
 _NUMBER = 'style="text-align:right;padding:1px 12px 1px 0;vertical-align:top;white-space:nowrap"'
@@ -36,7 +36,7 @@ _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 def card(plan: PlanRecord) -> str:
     """The plan in short: mesh, figures, largest inputs and outputs, reshards and findings, each list behind a triangle.
 
-    A plan that is run by explicit collectives is not partitioned for it: what is not yet known is left out.
+    A plan that is run by explicit collectives is not partitioned for it: figures not yet computed are left out.
 
     Args:
         plan: A plan.

@@ -46,7 +46,7 @@ class Tables:
     """Every table of one plan.
 
     Args:
-        program: Where meshes are looked up by name.
+        program: The program with the named meshes.
         mesh: The plan's mesh.
         devices: The ids of its devices, in the mesh's order; none for 0, 1, 2, ...
 
