@@ -19,8 +19,8 @@ from shardy_py.plan.cost_analysis import CostAnalysis
 from shardy_py.plan.diff import PlanDiff, diff_plans
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
-from shardy_py.plan.explain import Explanation
-from shardy_py.plan.explained import explained
+from shardy_py.plan.explain import explain
+from shardy_py.plan.explanation import Explanation
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.memory.report import MemoryAnalysis
@@ -131,7 +131,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: There is no such value, axis or dimension, or the plan was made without `Options.provenance`.
         """
-        return explained(self, target, axis, dim)
+        return explain(self, target, axis, dim)
 
     def cost_analysis(self, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
         """What one call costs on one device: operations, bytes, communication, and seconds by a roofline.

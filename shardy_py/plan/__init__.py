@@ -2,10 +2,10 @@
 
 from shardy_py.plan.collectives import Collective as Collective
 from shardy_py.plan.donation import Donated as Donated
-from shardy_py.plan.explain import Explanation as Explanation
-from shardy_py.plan.explain import Missing as Missing
-from shardy_py.plan.explain import Reason as Reason
-from shardy_py.plan.explain import Source as Source
+from shardy_py.plan.explanation import Explanation as Explanation
+from shardy_py.plan.explanation import Missing as Missing
+from shardy_py.plan.explanation import Reason as Reason
+from shardy_py.plan.explanation import Source as Source
 from shardy_py.plan.findings import Finding as Finding
 from shardy_py.plan.movements import Movement as Movement
 from shardy_py.plan.record import PlanError as PlanError

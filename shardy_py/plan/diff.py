@@ -168,7 +168,7 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
         after: The second.
     """
     matches = partners(before, after)
-    names = _renamed(before, after, matches)
+    names = _new_names(before, after, matches)
     return PlanDiff(
         names=(before.name, after.name),
         meshes=(_mesh_text(before), _mesh_text(after)),
@@ -185,7 +185,7 @@ def _mesh_text(plan: PlanRecord) -> str:
     return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
 
 
-def _renamed(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> dict[str, str]:
+def _new_names(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> dict[str, str]:
     """The names that values of the first plan have in the second."""
     others = after.values
     return {v.path: others[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, matches) if v.kind == "intermediate"}
@@ -226,9 +226,9 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
     left, right = list(before.shardy_reshards), list(after.shardy_reshards)
     pairs: list[tuple[Reshard | None, Reshard | None]] = []
     keys: tuple[Callable[[Reshard, str], Hashable], ...] = (
-        lambda r, name: (name, _plain(r.reason), r.type, _done(r)),
-        lambda r, name: (name, _plain(r.reason)),
-        lambda r, name: (_plain(r.reason), r.type),
+        lambda r, name: (name, _without_numbers(r.reason), r.type, _movement(r)),
+        lambda r, name: (name, _without_numbers(r.reason)),
+        lambda r, name: (_without_numbers(r.reason), r.type),
     )
     for key in keys:
         waiting: dict[Hashable, list[Reshard]] = defaultdict(list)
@@ -248,7 +248,7 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
     pairs += ((None, reshard) for reshard in right)
     pairs += ((reshard, None) for reshard in left)
     for old, new in pairs:
-        was, now = ("" if reshard is None else _done(reshard) for reshard in (old, new))
+        was, now = ("" if reshard is None else _movement(reshard) for reshard in (old, new))
         size, new_size = (0 if reshard is None else _total(reshard) for reshard in (old, new))
         if was == now and size == new_size:
             continue
@@ -258,12 +258,12 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
         yield ReshardChange(sign, shown.value, shown.reason, was, now, size, new_size, shown.location)
 
 
-def _plain(reason: str) -> str:
+def _without_numbers(reason: str) -> str:
     """A reason without the numbers by which computations of one name are told apart."""
     return re.sub(r"_\d+\b", "", reason)
 
 
-def _done(reshard: Reshard) -> str:
+def _movement(reshard: Reshard) -> str:
     steps = ", ".join(map(str, reshard.collectives))
     return f"{typed(reshard.type, reshard.source)} -> {typed(reshard.type, reshard.target)}: {steps}"
 
@@ -319,7 +319,7 @@ def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
     if diff.meshes[0] != diff.meshes[1]:
         lines.append(f"mesh  {diff.meshes[0]} -> {diff.meshes[1]}")
     for title, kind in (("inputs", "input"), ("outputs", "output")):
-        lines += _section(title, _named([change for change in diff.values if change.kind == kind]), limit)
+        lines += _section(title, _input_lines([change for change in diff.values if change.kind == kind]), limit)
     lines += _section("values", _intermediates([change for change in diff.values if change.kind == "intermediate"]), limit)
     lines += _collective_lines(diff)
     lines += _section("reshards", _reshard_lines(diff.reshards), limit)
@@ -374,7 +374,7 @@ def _to(before: str, after: str) -> str:
     return f"{before} -> {after}" if before and after else before or after
 
 
-def _named(changes: Sequence[ValueChange]) -> list[str]:
+def _input_lines(changes: Sequence[ValueChange]) -> list[str]:
     rows = [(group[0], paths_as_one([c.path for c in group])) for group in alike_layers(changes)]
     width = max((len(path) for _, path in rows), default=0)
     return [f"  {_SIGNS[c.sign]} {path:<{width}}  {_to(c.before, c.after)}" for c, path in rows]

@@ -1,512 +1,111 @@
-"""Explanations: why a value has the axes that it has, and why it lacks others."""
+"""`Plan.explain`: resolves the target and assembles its explanation."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import textwrap
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from shardy_py.dialect import OpShardingRule
-from shardy_py.dialect.format import printable
-from shardy_py.dialect.rule import factor_symbol
+from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
-
-FORMAT = "shardy_py.explanation"
-VERSION = 1
-
-KINDS = {
-    "conflict": "other axes are where it would go",
-    "closed": "an annotation closes the dimension",
-    "replicated": "an annotation says that the axis is not used",
-    "used": "it is on another dimension of the value",
-    "indivisible": "its devices do not divide the dimension, or the factor of it that an op has",
-    "major": "a more significant part of the dimension would have to be sharded whole first",
-    "part": "the neighbour has it on a part of its dimension that does not go with this one",
-    "blocked": "nothing propagates along the factor of the op between",
-    "barrier": "a propagation barrier lets nothing pass in this direction",
-    "manual": "it is a manual axis of a shard_map",
-    "no-rule": "an op without a rule stands between",
-    "unrelated": "no rule relates the dimension to one that has the axis",
-    "cut": "it was there and was cut after the propagation",
-    "conservative": "it would have to be split, which conservative propagation does not do",
-    "mesh": "the neighbour is on another mesh",
-    "one-device": "the op that makes it runs on one device",
-    "late": "the propagation did not return to the op between after the neighbour got it",
-    "absent": "no annotation names it",
-}
-"""Why a dimension lacks an axis: kinds of `Missing`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One link of a chain: how one mesh axis came to one dimension of one value.
-
-    Attributes:
-        value: The value's path or name.
-        dim: The dimension.
-        axis: The mesh axis.
-        cause: `annotation`; or what brought it: `propagated` (the rule of an op), `entry`, `carry` or `exit` (over a border of a loop,
-            branch or computation, in either direction), `barrier`, `result` (of the function, from what is returned or back), `group`,
-            `constraint` (a value that a closed constraint is on takes its sharding before the propagation), or `priority` (what it was
-            given so was set aside until its user priority).
-        through: The primitive whose rule brought it; empty for annotations.
-        rule: The rule, as SDY text.
-        location: `file:line` of that primitive, or of the annotation.
-        step: Number of the step in the propagation log; -1 for annotations.
-        user_priority: The user priority at which it happened.
-        op_priority: The op priority at which it happened; -1 where none applies.
-        factor: The factors of the rule along which the axis came.
-        annotation: The kind of annotation: `in_shardings`, `with_sharding_constraint`, ...; empty for other causes.
-        axes: The axes with which the dimension begins up to this one, major to minor; all of them are explained by what is needed.
-        needs: Positions in the chain of the reasons that this one needs; several where the axis came in parts from several values.
-    """
-
-    value: str
-    dim: int
-    axis: str
-    cause: str
-    through: str = ""
-    rule: str = ""
-    location: str = ""
-    step: int = -1
-    user_priority: int = 0
-    op_priority: int = -1
-    factor: str = ""
-    annotation: str = ""
-    axes: tuple[str, ...] = ()
-    needs: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return printable(reason_text(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An annotation that has an axis.
-
-    Attributes:
-        value: The annotated value.
-        dim: The dimension that has the axis.
-        axis: The axis.
-        annotation: The kind of annotation: `in_shardings`, `with_sharding_constraint`, ...
-        location: `file:line` of the annotation, where it stands in the function.
-    """
-
-    value: str
-    dim: int
-    axis: str
-    annotation: str
-    location: str = ""
-
-    def __str__(self) -> str:
-        return printable(source_text(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Why a dimension lacks an axis.
-
-    Attributes:
-        dim: The dimension of the query.
-        axis: The axis.
-        kind: One of `KINDS`.
-        message: The reason as a sentence.
-        value: The value at which the axis stopped; the target itself, where it reached a neighbour of that.
-        stopped: The dimension of `value`.
-        source: The nearest value that has the axis; empty where there is none.
-        source_dim: Its dimension that has it.
-        through: The primitive that stands between the two.
-        rule: Its rule, as SDY text.
-        factor: The factor of the rule that it would have come along.
-        location: `file:line` of that primitive.
-        winner: The chain of the axis that blocks it; empty where none does.
-        fix: A simple change that would let it through, if there is one.
-    """
-
-    dim: int
-    axis: str
-    kind: str
-    message: str
-    value: str = ""
-    stopped: int = -1
-    source: str = ""
-    source_dim: int = -1
-    through: str = ""
-    rule: str = ""
-    factor: str = ""
-    location: str = ""
-    winner: tuple[Reason, ...] = ()
-    fix: str = ""
-
-    def __str__(self) -> str:
-        return printable(missing_text(self))
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
-    """Why a value has the axes that it has, and why it lacks one.
-
-    Attributes:
-        target: The explained value.
-        sharding: Its type with its sharding.
-        chains: One per axis of each dimension; each begins with the value and ends with annotations. The steps of a chain, in the order
-            of their numbers, bring the axis again from nothing but the annotations that it names.
-        axis: The only axis of the query; None for all.
-        missing: Why axes are missing, one per dimension and axis: the one that was asked about; where none was, those that came to the
-            value and were cut afterwards, and all axes of the mesh where the value is replicated.
-        also: Further annotations with the axis, connected with the value by values that have it: take those of the chains away, and the
-            axis still comes from these, unless something else then takes its place.
-        connected: Further annotations with the axis, connected with the value by rules, but not by values that have the axis: they may
-            bring it where others are taken away.
-        nearby: The other values made on the source line, in the scope or for the variable that the query names.
-        asked: The target as the query named it, where that is not the name of the value.
-        primitive: The JAX primitive that makes the value; empty for inputs and outputs.
-        location: `file:line` of that.
-    """
-
-    target: str
-    sharding: str
-    chains: tuple[tuple[Reason, ...], ...]
-    axis: str | None = None
-    missing: tuple[Missing, ...] = ()
-    also: tuple[Source, ...] = ()
-    connected: tuple[Source, ...] = ()
-    nearby: tuple[str, ...] = ()
-    asked: str = ""
-    primitive: str = ""
-    location: str = ""
-
-    def as_text(self, *, full: bool = False, width: int = 116) -> str:
-        """The explanation for a terminal: one row per step, from the value back to the annotation.
-
-        Args:
-            full: Every step, also of long runs through elementwise ops, with rules as SDY writes them and numbers of steps.
-            width: Columns at which lines are broken.
-        """
-        return printable(explanation_text(self, full=full, width=width))
-
-    def __str__(self) -> str:
-        return self.as_text()
-
-    def __repr__(self) -> str:
-        return self.as_text()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data: dicts, lists, texts and numbers, with a version."""
-        return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-
-    def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON text.
-
-        Args:
-            indent: Spaces per level; None for one line.
-        """
-        return json.dumps(self.to_dict(), indent=indent)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
-        """The inverse of `to_dict`; also takes what JSON made of it.
-
-        Args:
-            data: The data.
-
-        Raises:
-            ShardyError: It is of another version or no explanation.
-        """
-        if not isinstance(data, Mapping) or data.get("version") != VERSION:
-            raise ShardyError(
-                "this is no explanation",
-                where="Explanation.from_dict",
-                why=f"it has no member version={VERSION}",
-                fix="pass what Explanation.to_dict gave, of the same version of shardy_py",
-            )
-        try:
-            return cls(
-                target=str(data["target"]),
-                sharding=str(data["sharding"]),
-                chains=tuple(tuple(_reason(r) for r in chain) for chain in data["chains"]),
-                axis=data["axis"],
-                missing=tuple(Missing(**{**m, "winner": tuple(_reason(r) for r in m["winner"])}) for m in data["missing"]),
-                also=tuple(Source(**s) for s in data["also"]),
-                connected=tuple(Source(**s) for s in data["connected"]),
-                nearby=tuple(data["nearby"]),
-                asked=str(data["asked"]),
-                primitive=str(data["primitive"]),
-                location=str(data["location"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ShardyError("this is no explanation", where="Explanation.from_dict", why=str(error)) from error
-
-    @classmethod
-    def from_json(cls, text: str) -> Explanation:
-        """The inverse of `to_json`.
-
-        Args:
-            text: JSON.
-
-        Raises:
-            ShardyError: It is no explanation.
-        """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ShardyError("this is no JSON", where="Explanation.from_json", why=str(error)) from error
-        return cls.from_dict(data)
-
-
-def _reason(data: Mapping[str, Any]) -> Reason:
-    return Reason(**{**data, "axes": tuple(data["axes"]), "needs": tuple(data["needs"])})
-
-
-_RUN = 4
-"""Runs through so many elementwise ops and more are shortened."""
-_LISTED = 3
-"""Further annotations that are listed by name."""
-_LONGEST_RULE = 40
-_NARROWEST = 40
-
-
-def explanation_text(explanation: Explanation, *, full: bool = False, width: int = 116) -> str:
-    """As `Explanation.as_text`.
-
-    Args:
-        explanation: The explanation.
-        full: Every step, with the rules as SDY writes them and the numbers of steps.
-        width: Columns at which lines are broken.
-    """
-    room = max(width, _NARROWEST) - 2
-    below: list[str] = []
-    for chain in explanation.chains:
-        below += [*([""] if len(explanation.chains) > 1 else []), *chain_text(chain, full=full, width=room)]
-    if not explanation.chains and not explanation.missing:
-        below.append("it has no dimensions that an axis could be on")
-    elif not explanation.chains and explanation.axis is None:
-        below.append("it is replicated: no axis reached it")
-    below += _missing_lines(explanation.missing, full, room)
-    below += _sources("also from", explanation.also, room)
-    if full:
-        below += _sources("related to", explanation.connected, room)
-        below += [f"also made there: {each}" for each in explanation.nearby]
-    elif explanation.nearby:
-        more = len(explanation.nearby) - _LISTED
-        shown = ", ".join(explanation.nearby[:_LISTED]) + (f", {more} more" if more > 0 else "")
-        below += _wrapped(f"also made there: {shown}", room)
-    return "\n".join([*_wrapped(_head(explanation), room + 2), *_indented(below)])
-
-
-def _head(explanation: Explanation) -> str:
-    origin = ", ".join(part for part in (explanation.primitive, _short(explanation.location)) if part)
-    question = f"{explanation.asked} is " if explanation.asked else ""
-    return f"{question}{explanation.target}{f' ({origin})' if origin else ''}: {explanation.sharding}"
-
-
-def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
-    """A chain as lines: the annotations where it ends, then a table of its steps.
-
-    Args:
-        chain: The value first.
-        full: Every step, with rules as SDY writes them and numbers of steps.
-        width: Columns at which lines are broken.
-    """
-    first = chain[0]
-    ends = dict.fromkeys(_end(reason) for reason in chain if not reason.needs)
-    lines = _wrapped(f"{first.axis!r} on dimension {first.dim}: {' and '.join(ends)}", width)
-    if len(chain) == 1:
-        return lines
-    branches = [reason for reason in chain if len(reason.needs) > 1]
-    rows: list[tuple[str, ...]] = []
-    at = 0
-    while at < len(chain):
-        length = 0 if full else _plain_run(chain, at)
-        if length >= _RUN:
-            rows.append(_row(chain, at, full))
-            ops = Counter(reason.through for reason in chain[at + 1 : at + length - 1])
-            names = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in ops.items())
-            rows.append(("...", f"{length - 2} more: {names}"))
-            rows.append(_row(chain, at + length - 1, full))
-            at += length
-            continue
-        rows.append(_row(chain, at, full))
-        at += 1
-    lines += _indented(_table(rows, width - 2))
-    if branches:
-        names = ", ".join(dict.fromkeys(r.value for r in branches))
-        lines += _indented(_wrapped(f"the axis comes in parts: {names} needs several of the rows below it", width - 2))
-    return lines
-
-
-def _plain_run(chain: Sequence[Reason], start: int) -> int:
-    """Length of the run of elementwise steps from one on, each depending on the next."""
-    length = 0
-    for at in range(start, len(chain)):
-        reason = chain[at]
-        if reason.needs != (at + 1,) or reason.cause != "propagated" or not _is_plain(reason.rule) or reason.dim != chain[start].dim:
-            break
-        length += 1
-    return length
-
-
-def _is_plain(rule: str) -> bool:
-    """Whether all tensors of a rule have the same dimensions."""
-    sides = rule.partition("<")[2].partition(" {")[0].replace("->", ", ").replace("(", "").replace(")", "")
-    mappings = {each for each in sides.replace("], [", "]|[").split("|") if each != "[]"}
-    return len(mappings) == 1
-
-
-def _row(chain: Sequence[Reason], at: int, full: bool) -> tuple[str, ...]:
-    reason = chain[at]
-    step = f"step {reason.step}" if full and reason.step >= 0 else ""
-    other = "" if reason.axis == chain[0].axis else f" @{reason.axis}"
-    return (reason.value, f"dim {reason.dim}{other}", *_how(reason, full), step)
-
-
-def _how(reason: Reason, full: bool = False) -> tuple[str, str, str]:
-    """The cause of a reason, its location, and rule and priorities."""
-    ranks = [f"user priority {reason.user_priority}"] if reason.user_priority else []
-    where = _short(reason.location)
-    if not reason.needs:
-        return reason.annotation or "annotation", where, ", ".join(ranks)
-    if full and reason.op_priority >= 0:
-        ranks.append(f"op priority {reason.op_priority}")
-    if reason.cause == "propagated":
-        rule = reason.rule.removeprefix("#sdy.op_sharding_rule") if full else _short_rule(reason.rule)
-        along = f"{rule} along {reason.factor}" if rule else ""
-        return reason.through, where, "  ".join(part for part in (along, ", ".join(ranks)) if part)
-    words = {
-        **{border: f"{border} of {reason.through}" for border in ("entry", "carry", "exit")},
-        "barrier": "through the barrier",
-        "group": "sharding group",
-        "result": "returned",
-        "constraint": "constrained",
-        "priority": "set aside before",
-    }
-    return words.get(reason.cause, reason.cause), where, ", ".join(ranks)
-
-
-def _short_rule(rule: str) -> str:
-    """A rule as einsum writes it; empty for elementwise ops and where it is long."""
-    if not rule or _is_plain(rule):
-        return ""
-    sides = OpShardingRule.parse(rule)
-    both = (sides.operand_mappings, sides.result_mappings)
-    text = "->".join(",".join("".join(map(_dim, mapping)) or "()" for mapping in side) for side in both)
-    return text if len(text) <= _LONGEST_RULE else ""
-
-
-def _dim(factors: Sequence[int]) -> str:
-    symbols = "".join(map(factor_symbol, factors))
-    return symbols if len(factors) == 1 else f"({symbols})"
-
-
-def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Rows with their columns aligned; a row of two cells is a remark. A name that is too long stands in a line of its own."""
-    cells = [row for row in rows if len(row) > 2]
-    first, *widths = [max(map(len, column)) for column in zip(*cells)]
-    room = width - sum(w + 2 for w in widths if 0 < w <= width // 2)
-    if first > room:
-        first = max((len(row[0]) for row in cells if len(row[0]) <= room), default=2)
-    lines: list[str] = []
-    for name, *rest in rows:
-        if len(rest) == 1:
-            lines += _wrapped(f"{name}  {rest[0]}", width)
-            continue
-        if len(name) > first:
-            lines.append(name)
-            name = ""
-        line = name.ljust(first)
-        for cell, wide in zip(rest, widths):
-            if cell and line.strip() and len(line) + 2 + len(cell) > width:
-                lines.append(line.rstrip())
-                line = " " * first
-            line += f"  {cell.ljust(wide)}" if wide else ""
-        lines.append(line.rstrip())
-    return lines
-
-
-def _wrapped(sentence: str, width: int) -> list[str]:
-    return textwrap.wrap(sentence, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _missing_lines(all_missing: Sequence[Missing], full: bool, width: int) -> list[str]:
-    """The reasons as lines, those that several dimensions share once, chains that several have once."""
-    alike: dict[tuple[str, ...], list[Missing]] = {}
-    for missing in all_missing:
-        alike.setdefault((missing.axis, missing.kind, missing.message, missing.fix), []).append(missing)
-    lines: list[str] = []
-    shown: set[tuple[Reason, ...]] = set()
-    for same in alike.values():
-        missing = same[0]
-        dims = f"dimension{'s' if len(same) > 1 else ''} {', '.join(str(each.dim) for each in same)}"
-        sentence = f"{dims} lack{'s' if len(same) == 1 else ''} {missing.axis!r}, {missing.kind}: {missing.message}"
-        lines += _wrapped(sentence, width)
-        if missing.rule and full:
-            lines.append(f"  its rule is {missing.rule}" + (f", factor {missing.factor}" if missing.factor else ""))
-        if missing.winner and missing.winner not in shown:
-            shown.add(missing.winner)
-            lines += _indented(chain_text(missing.winner, full=full, width=width - 2))
-        if missing.fix:
-            lines += _indented(_wrapped(f"fix: {missing.fix}", width - 2))
-    return lines
-
-
-def _sources(head: str, sources: Sequence[Source], width: int) -> list[str]:
-    if not sources:
-        return []
-    more = len(sources) - _LISTED
-    shown = ", ".join(str(source) for source in sources[:_LISTED])
-    return _wrapped(f"{head}: {shown}" + (f", and {more} more" if more > 0 else ""), width)
-
-
-def _end(reason: Reason) -> str:
-    at = f" at {_short(reason.location)}" if reason.location else ""
-    return f"{reason.annotation or 'annotation'}{at}" if at else f"{reason.annotation or 'annotation'} of {reason.value}"
-
-
-def _short(location: str) -> str:
-    return location.rpartition("/")[2]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" if line else "" for line in lines]
-
-
-def reason_text(reason: Reason) -> str:
-    """One reason as a sentence.
-
-    Args:
-        reason: The reason.
-    """
-    head = f"{reason.value} has {reason.axis!r} on dimension {reason.dim}"
-    if not reason.needs:
-        where = f" at {reason.location}" if reason.location else ""
-        priority = f" (user priority {reason.user_priority})" if reason.user_priority else ""
-        return f"{head}: {reason.annotation or 'annotated'}{where}{priority}"
-    how, _, _ = _how(reason)
-    how = f"through {how}" if reason.cause == "propagated" else how
-    where = f" at {reason.location}" if reason.location else ""
-    ranks = f", user priority {reason.user_priority}" if reason.user_priority else ""
-    ranks += f", op priority {reason.op_priority}" if reason.op_priority >= 0 else ""
-    return f"{head}: {how}{where} (step {reason.step}{ranks})"
-
-
-def source_text(source: Source) -> str:
-    """An annotation as a phrase.
-
-    Args:
-        source: The source.
-    """
-    where = f" at {_short(source.location)}" if source.location else f" of {source.value}"
-    return f"{source.annotation}{where}"
-
-
-def missing_text(missing: Missing) -> str:
-    """Why an axis is missing, as a line.
-
-    Args:
-        missing: The missing axis.
-    """
-    return f"dimension {missing.dim} lacks {missing.axis!r}, {missing.kind}: {missing.message}"
+from shardy_py.ir import Value
+from shardy_py.passes.propagation.graph import Holder
+from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.plan.explainer import explainer_of
+from shardy_py.plan.explanation import Explanation, Missing, Reason, Source
+from shardy_py.plan.find import Match, find
+from shardy_py.plan.missing import missing
+from shardy_py.plan.record import PlanError, PlanRecord
+from shardy_py.plan.values import PlannedValue, typed
+
+if TYPE_CHECKING:
+    from shardy_py.plan.explainer import Explainer
+
+
+def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:
+    """Explains a value of a plan; see `Plan.explain` for arguments and result."""
+    _check_axis(plan, axis)
+    match = find(plan, target)
+    _check_dim(plan, match.planned, dim)
+    if not plan.propagation.recorded:
+        raise _error(
+            f"the plan does not know why {match.planned.path} is {typed(match.planned.type, match.planned.sharding)}",
+            where=f"plan of {plan.name}",
+            why="it was made with Options(provenance=False), which keeps no steps of the propagation",
+            fix="plan with Options(provenance=True), which is the default",
+        )
+    explainer = explainer_of(plan)
+    holder = _holder(explainer, match)
+    sharding = match.planned.sharding
+    chains: list[tuple[Reason, ...]] = []
+    also: dict[Source, None] = {}
+    connected: dict[Source, None] = {}
+    for d, dims in enumerate(() if sharding is None else sharding.dims[: len(match.planned.shape)]):
+        for n, a in enumerate(dims.axes):
+            if (axis is None or a.name == axis) and (dim is None or d == dim):
+                links = explainer.derivation(holder, d, dims.axes[: n + 1])
+                chains.append(explainer.reasons(links))
+                more, further = explainer.other_sources(holder, d, a, links)
+                also.update(dict.fromkeys(more))
+                connected.update(dict.fromkeys(further))
+    return Explanation(
+        match.planned.path,
+        typed(match.planned.type, sharding),
+        tuple(chains),
+        axis,
+        _missing(explainer, holder, match.planned, axis, dim, bool(chains)),
+        tuple(also),
+        tuple(source for source in connected if source not in also),
+        match.nearby,
+        "" if not isinstance(target, str) or target == match.planned.path else target,
+        match.planned.primitive,
+        match.planned.location,
+    )
+
+
+def _missing(
+    explainer: Explainer, holder: Holder, planned: PlannedValue, axis: str | None, dim: int | None, has_chains: bool
+) -> tuple[Missing, ...]:
+    dims = [d for d in range(len(planned.shape)) if dim is None or d == dim]
+    if axis is not None:
+        return () if has_chains else tuple(missing(explainer, holder, d, axis, planned) for d in dims)
+    if not has_chains:
+        axes = [each.name for each in explainer.plan.mesh.axes if each.size > 1]
+        return tuple(missing(explainer, holder, d, name, planned) for name in axes for d in dims)
+    before = explainer.history.at(holder, explainer.history.end)
+    cut = [(d, name) for d in dims for name in _names(before, d) if name not in _names(planned.sharding, d)]
+    return tuple(missing(explainer, holder, d, name, planned) for d, name in cut)
+
+
+def _names(sharding: TensorSharding | None, dim: int) -> list[str]:
+    return [] if sharding is None else list(dict.fromkeys(axis.name for axis in sharding.dims[dim].axes))
+
+
+def _holder(explainer: Explainer, match: Match) -> Holder:
+    """The holder of a value's sharding during the propagation."""
+    if isinstance(match.value, Value):
+        return explainer.history.holder(match.value)
+    result = explainer.history.results.get(match.value)
+    return explainer.history.holder(FunctionResult(match.value, match.planned.given)) if result is None else result
+
+
+def _check_axis(plan: PlanRecord, axis: str | None) -> None:
+    if axis is not None and axis not in plan.mesh.shape:
+        raise _error(
+            f"unknown mesh axis {axis!r}",
+            where=f"plan of {plan.name}",
+            why=f"the mesh has {', '.join(f'{name}={size}' for name, size in plan.mesh.shape.items())}",
+            fix=f"use one of {', '.join(map(repr, plan.mesh.shape))}",
+        )
+
+
+def _check_dim(plan: PlanRecord, planned: PlannedValue, dim: int | None) -> None:
+    if dim is not None and not (isinstance(dim, int) and 0 <= dim < len(planned.shape)):
+        raise _error(
+            f"{planned.path} has no dimension {dim!r}",
+            where=f"plan of {plan.name}",
+            why=f"it is {typed(planned.type, planned.sharding)}",
+            fix=f"use a number from 0 to {len(planned.shape) - 1}" if planned.shape else "leave dim out",
+        )
+
+
+def _error(what: str, *, where: str, why: str, fix: str) -> ShardyError:
+    return PlanError(what, where=where, why=why, fix=fix)

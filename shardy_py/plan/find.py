@@ -56,22 +56,22 @@ def find(plan: PlanRecord, target: str | PlannedValue) -> Match:
     if exact is not None:
         return Match(*exact)
     entries = plan.intermediates
-    for candidates in (_named, _at_line, _in_scope, _assigned):
+    for candidates in (_by_name, _by_line, _by_scope, _by_variable):
         matches = candidates(path, entries)
         if matches:
-            return _chosen(matches, plan.program)
-    called = _called(entries, plan.program)
-    for candidates in (_at_line, _assigned):
+            return _choose(matches, plan.program)
+    called = _at_calls(entries, plan.program)
+    for candidates in (_by_line, _by_variable):
         matches = candidates(path, called)
         if matches:
             inside = {value for value, _ in matches}
-            return _chosen([entry for entry in entries if entry[0] in inside], plan.program)
-    raise _unknown(plan, path)
+            return _choose([entry for entry in entries if entry[0] in inside], plan.program)
+    raise _error(plan, path)
 
 
-def _called(entries: Entries, program: Program) -> Entries:
+def _at_calls(entries: Entries, program: Program) -> Entries:
     """Every value once for each call in which it is made, as if it were made on the line of the call."""
-    at_calls: list[tuple[Value, PlannedValue]] = []
+    values: list[tuple[Value, PlannedValue]] = []
     lines_by_location: dict[int, list[str]] = {}
     for value, planned in entries:
         op = value.defining_op
@@ -79,26 +79,26 @@ def _called(entries: Entries, program: Program) -> Entries:
         lines = lines_by_location.get(id(location))
         if lines is None:
             lines = lines_by_location[id(location)] = list(dict.fromkeys(program.calls(location)))
-        at_calls += [(value, dataclasses.replace(planned, location=line)) for line in lines]
-    return at_calls
+        values += [(value, dataclasses.replace(planned, location=line)) for line in lines]
+    return values
 
 
-def _named(target: str, entries: Entries) -> Entries:
+def _by_name(target: str, entries: Entries) -> Entries:
     return [entry for entry in entries if entry[0].name == target]
 
 
-def _at_line(target: str, entries: Entries) -> Entries:
+def _by_line(target: str, entries: Entries) -> Entries:
     if not _LINE.fullmatch(target):
         return ()
     return [entry for entry in entries if entry[1].location == target or entry[1].location.endswith("/" + target)]
 
 
-def _in_scope(target: str, entries: Entries) -> Entries:
+def _by_scope(target: str, entries: Entries) -> Entries:
     wanted = f"/{target.strip('/')}/"
     return [entry for entry in entries if wanted in f"/{entry[1].module}/"] if wanted != "//" else ()
 
 
-def _assigned(target: str, entries: Entries) -> Entries:
+def _by_variable(target: str, entries: Entries) -> Entries:
     if not _NAME.fullmatch(target):
         return ()
     files: dict[str, dict[int, list[tuple[Value, PlannedValue]]]] = {}
@@ -134,7 +134,7 @@ _ASSIGN = (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 _MOST_NEARBY = 12
 
 
-def _chosen(matches: Entries, program: Program) -> Match:
+def _choose(matches: Entries, program: Program) -> Match:
     """The last value of the forward computation that is used elsewhere, in as few bodies as any; derivatives keep further values there."""
     forward = [entry for entry in matches if not _is_backward(entry[0].defining_op, program)] or matches
     inside = {value.defining_op for value, _ in matches}
@@ -157,7 +157,7 @@ def _is_backward(op: Op | None, program: Program) -> bool:
     return False
 
 
-def _unknown(plan: PlanRecord, target: str) -> Exception:
+def _error(plan: PlanRecord, target: str) -> Exception:
     paths = [v.path for v in (*plan.inputs, *plan.outputs)]
     near = [path for path in paths if target in path][:5] or difflib.get_close_matches(target, paths, 5)
     if _LINE.fullmatch(target):

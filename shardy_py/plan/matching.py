@@ -19,7 +19,7 @@ from shardy_py.plan.values import PlannedValue, typed
 _ROUNDS = 2
 """Radius of the surroundings of a value, in ops."""
 
-_FEW = 64
+_MAX_ALIGNED = 64
 """Up to so many equals, changed shardings are distinguished from additions and removals."""
 
 
@@ -41,11 +41,11 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
         if value.kind != "intermediate":
             matches[number] = named.get((value.kind, value.path), -1)
     numbers: dict[Hashable, int] = {}
-    ours, theirs = _Described(plan, numbers), _Described(other, numbers)
+    ours, theirs = _Descriptions(plan, numbers), _Descriptions(other, numbers)
     first, first_of_other = len(plan.inputs), len(other.inputs)
     left, right = list(range(len(ours.planned))), list(range(len(theirs.planned)))
     for level in range(len(_LEVELS)):
-        pairs = list(_paired(level, ours, theirs, left, right))
+        pairs = list(_pairs(level, ours, theirs, left, right))
         for i, j in pairs:
             matches[first + i] = first_of_other + j
         taken, taken_there = {i for i, _ in pairs}, {j for _, j in pairs}
@@ -56,7 +56,7 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
     return matches
 
 
-class _Described:
+class _Descriptions:
     """The intermediates of a plan with their descriptions; equal descriptions are equal numbers in both plans."""
 
     def __init__(self, plan: PlanRecord, numbers: dict[Hashable, int]) -> None:
@@ -129,8 +129,8 @@ class _Described:
         return self.number((op.name, operand)) if op.name.endswith(".return") else op
 
 
-def _near(rounds: int) -> Callable[[_Described, int], Hashable]:
-    def key(plan: _Described, i: int) -> Hashable:
+def _near(rounds: int) -> Callable[[_Descriptions, int], Hashable]:
+    def key(plan: _Descriptions, i: int) -> Hashable:
         value = plan.values[i]
         op = value.owner
         assert isinstance(op, Op)
@@ -139,15 +139,15 @@ def _near(rounds: int) -> Callable[[_Described, int], Hashable]:
     return key
 
 
-def _by(*parts: Callable[[PlannedValue], Hashable], function: bool = False) -> Callable[[_Described, int], Hashable]:
-    def key(plan: _Described, i: int) -> Hashable:
+def _by(*parts: Callable[[PlannedValue], Hashable], function: bool = False) -> Callable[[_Descriptions, int], Hashable]:
+    def key(plan: _Descriptions, i: int) -> Hashable:
         description = tuple(part(plan.planned[i]) for part in parts)
         return (*description, plan.functions[i], plan.values[i].index) if function else (*description, plan.values[i].index)
 
     return key
 
 
-_LEVELS: tuple[tuple[Callable[[_Described, int], Hashable], bool], ...] = (
+_LEVELS: tuple[tuple[Callable[[_Descriptions, int], Hashable], bool], ...] = (
     (_near(2), False),
     (_near(1), False),
     (_near(0), True),
@@ -158,7 +158,7 @@ _LEVELS: tuple[tuple[Callable[[_Described, int], Hashable], bool], ...] = (
 """Descriptions that values match by, finest first; and whether one suffices where the plans have different numbers of equals."""
 
 
-def _paired(level: int, ours: _Described, theirs: _Described, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(level: int, ours: _Descriptions, theirs: _Descriptions, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
     key, enough = _LEVELS[level]
     groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for i in left:
@@ -174,11 +174,11 @@ def _paired(level: int, ours: _Described, theirs: _Described, left: Sequence[int
     return pairs
 
 
-def _aligned(ours: _Described, theirs: _Described, mine: list[int], others: list[int]) -> list[tuple[int, int]]:
+def _aligned(ours: _Descriptions, theirs: _Descriptions, mine: list[int], others: list[int]) -> list[tuple[int, int]]:
     """Pairs equals of which one plan has more; equal shardings first."""
     a = [typed(ours.planned[i].type, ours.planned[i].sharding) for i in mine]
     b = [typed(theirs.planned[j].type, theirs.planned[j].sharding) for j in others]
-    if len(a) > _FEW or len(b) > _FEW:
+    if len(a) > _MAX_ALIGNED or len(b) > _MAX_ALIGNED:
         return list(zip(mine, others))
     pairs: list[tuple[int, int]] = []
     i = j = 0

@@ -15,13 +15,13 @@ from shardy_py.passes import dataflow
 from shardy_py.passes.export.update_non_divisible_input_output_shardings import REASON as INDIVISIBLE
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.step import FactorStrategy
-from shardy_py.plan.explain import Missing
-from shardy_py.plan.explaining import Explainer, title
+from shardy_py.plan.explainer import Explainer, title
+from shardy_py.plan.explanation import Missing
 from shardy_py.plan.neighbours import Neighbours, dims_with
 from shardy_py.plan.obstacles import Obstacle, nearest_sizes, obstacle
 
 if TYPE_CHECKING:
-    from shardy_py.plan.explain import Reason
+    from shardy_py.plan.explanation import Reason
     from shardy_py.plan.values import PlannedValue
 
 _BEST = ("conflict", "closed", "used", "replicated", "indivisible", "barrier", "blocked")

@@ -12,7 +12,7 @@ from shardy_py.passes.propagation.schedule import everything, schedule
 from shardy_py.passes.propagation.step import FactorStrategy, propagate_step
 from shardy_py.plan import Reason
 from shardy_py.plan.derivation import View
-from shardy_py.plan.explaining import explainer_of
+from shardy_py.plan.explainer import explainer_of
 from shardy_py.plan.history import begins_with
 from shardy_py.rules import is_elementwise, pass_through_direction
 

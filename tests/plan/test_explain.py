@@ -15,7 +15,7 @@ import shardy_py as sp
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.plan import Explanation, PlanError, Reason
-from shardy_py.plan.explaining import explainer_of
+from shardy_py.plan.explainer import explainer_of
 from tests.plan.explained_replay import holds
 
 MESH = {"data": 2, "model": 4}

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.facade import Plan
-from shardy_py.plan.explain import KINDS, Missing
+from shardy_py.plan.explanation import KINDS, Missing
 from shardy_py.plan.obstacles import nearest_sizes
 
 MESH = {"data": 2, "model": 4}

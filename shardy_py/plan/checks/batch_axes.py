@@ -128,9 +128,9 @@ class _Search:
             if marks:
                 self.set(result, marks)
             if loss is not None:
-                self.lost(op, result, loss)
+                self.record_loss(op, result, loss)
 
-    def lost(self, op: Op, result: Value, loss: _Loss) -> None:
+    def record_loss(self, op: Op, result: Value, loss: _Loss) -> None:
         described = self.context.described.get(result)
         is_constrained = any(user.name in ("sdy.reshard", "sdy.sharding_constraint") for user, _ in result.uses)
         if described is None or is_constrained or self.context.local(result.type, result.sharding) < NOTABLE:

@@ -49,10 +49,10 @@ def costly_reshard(context: CheckContext) -> Iterator[Finding]:
             costly.append((total, involuntary, group))
     for total, involuntary, group in costly:
         yield _finding(context, group, total, involuntary)
-    yield from _undone(context, {(first.value, first.location) for _, _, (first, *_) in costly})
+    yield from _round_trips(context, {(first.value, first.location) for _, _, (first, *_) in costly})
 
 
-def _undone(context: CheckContext, reported: set[tuple[str, str]]) -> Iterator[Finding]:
+def _round_trips(context: CheckContext, reported: set[tuple[str, str]]) -> Iterator[Finding]:
     """Operands that XLA gathers over axes which cut the result in the same place: an op that it runs whole, and cuts again.
 
     As opposed to a weight that is cut over the axis of the data, which a product needs whole.

@@ -77,10 +77,10 @@ def write_plan(plan: PlanRecord) -> str:
         plan: The plan. Unless under `lowering="jit"` it is partitioned if it has not been.
     """
     with no_collection():
-        return _written(plan)
+        return _document(plan)
 
 
-def _written(plan: PlanRecord) -> str:
+def _document(plan: PlanRecord) -> str:
     section = write_section(plan.program)
     tables = section.tables
     parts: dict[str, Any] = {
@@ -93,22 +93,22 @@ def _written(plan: PlanRecord) -> str:
         "log": write_log(plan.log, plan.program, tables, section.numbers),
         "inputs": entries.write_entries(PlannedValue, plan.inputs, tables),
         "outputs": entries.write_entries(PlannedValue, plan.outputs, tables),
-        "noted": entries.write_entries(Finding, _noted(plan), tables),
+        "noted": entries.write_entries(Finding, _findings(plan), tables),
         "donation": entries.write_entries(Donated, plan.donation, tables),
-        "partitioned": None if plan.source is None else _partitioned(plan, plan.source, tables),
+        "partitioned": None if plan.source is None else _partition_data(plan, plan.source, tables),
         "trees": None if plan.trees is None else plan.trees.structure(plan).to_data(),
         "propagation": asdict(plan.propagation),
     }
     return "".join(_lines({**parts, **section.data()}))
 
 
-def _noted(plan: PlanRecord) -> tuple[Finding, ...]:
+def _findings(plan: PlanRecord) -> tuple[Finding, ...]:
     """Findings of planning, and the reason why `lowering="auto"` left the plan to XLA's partitioner."""
     left_to_xla = plan.partitioner is not None and plan.source is None
     return (*plan.noted, *plan.partitioner.findings(plan)) if left_to_xla and plan.partitioner is not None else plan.noted
 
 
-def _partitioned(plan: PlanRecord, source: CollectiveSource, tables: Writer) -> dict[str, Any]:
+def _partition_data(plan: PlanRecord, source: CollectiveSource, tables: Writer) -> dict[str, Any]:
     parts = (
         entries.write_entries(Collective, collectives_of(plan), tables),
         entries.write_entries(Finding, source.findings(plan), tables),
@@ -148,10 +148,10 @@ def read_plan(document: str | bytes, kind: type[P]) -> P:
         StoreError: It is no stored plan of this version.
     """
     with no_collection():
-        return _checked(_parsed(document), kind)
+        return _plan_of(_json(document), kind)
 
 
-def _checked(data: Any, kind: type[P]) -> P:
+def _plan_of(data: Any, kind: type[P]) -> P:
     if type(data) is not dict or data.get("format") != FORMAT:
         raise StoreError("this is no stored plan", why=f"it has no member 'format' that says {FORMAT!r}", fix="Plan.save writes such files")
     if data.get("version") != VERSION or type(data["version"]) is not int:
@@ -298,7 +298,7 @@ class StoredTrees:
         return self.trees
 
 
-def _parsed(document: str | bytes) -> Any:
+def _json(document: str | bytes) -> Any:
     try:
         if isinstance(document, bytes | bytearray):
             document = bytes(document).decode("utf-8")

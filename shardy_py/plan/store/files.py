@@ -45,19 +45,19 @@ def load_bytes(path: str | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
         content = file.read(MOST_BYTES + 1)
     if content.startswith(_GZIP):
-        content = _unpacked(content)
+        content = _decompressed(content)
     if len(content) > MOST_BYTES:
         raise StoreError(f"a text of more than {MOST_BYTES} bytes", where=str(path))
     return content
 
 
-def _unpacked(content: bytes) -> bytes:
-    unpacking = zlib.decompressobj(wbits=31)
+def _decompressed(content: bytes) -> bytes:
+    decompressor = zlib.decompressobj(wbits=31)
     try:
-        data = unpacking.decompress(content, MOST_BYTES + 1)
+        data = decompressor.decompress(content, MOST_BYTES + 1)
     except zlib.error as error:
         raise StoreError(f"the gzip file is damaged: {error}") from None
-    if not unpacking.eof and len(data) <= MOST_BYTES:
+    if not decompressor.eof and len(data) <= MOST_BYTES:
         raise StoreError("the gzip file is cut short")
     return data
 

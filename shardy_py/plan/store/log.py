@@ -27,7 +27,7 @@ def write_log(log: Sequence[Step], program: Program, tables: Writer, numbers: Nu
         tables: The tables for data that ops share.
         numbers: The numbers of the program's values and ops; those of erased ones are added.
     """
-    erased, results = _write_others(log, program, tables, numbers)
+    erased, results = _write_removed(log, program, tables, numbers)
     tensors, before = Rows(), Rows()
     values, ops, sharding = numbers.values, numbers.ops, tables.sharding
     tensor_rows: dict[int, int | None] = {}
@@ -52,7 +52,7 @@ def _tensors(step: Step, values: dict[Any, int], tensors: Rows) -> int | None:
     return tensors.number(row, lambda: list(row))
 
 
-def _write_others(log: Sequence[Step], program: Program, tables: Writer, numbers: Numbers) -> tuple[list[Any], list[Any]]:
+def _write_removed(log: Sequence[Step], program: Program, tables: Writer, numbers: Numbers) -> tuple[list[Any], list[Any]]:
     rows: list[Any] = []
     results: dict[FunctionResult, None] = {}
     seen: set[int] = set()

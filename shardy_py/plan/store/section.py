@@ -14,7 +14,7 @@ MEMBERS = ("meshes", *NAMES, "program", "program_attributes", "value_names")
 
 
 @dataclass(frozen=True)
-class Written:
+class SectionWriter:
     """A section while it is written.
 
     Attributes:
@@ -32,7 +32,7 @@ class Written:
         return {**self.parts, **{name: table.rows for name, table in self.tables.tables.items()}}
 
 
-def write_section(program: Program) -> Written:
+def write_section(program: Program) -> SectionWriter:
     """A program as JSON.
 
     Args:
@@ -48,11 +48,11 @@ def write_section(program: Program) -> Written:
         "program_attributes": tables.attributes(program.attributes),
         "value_names": names_of(numbers),
     }
-    return Written(tables, numbers, parts)
+    return SectionWriter(tables, numbers, parts)
 
 
 @dataclass(frozen=True)
-class Read:
+class Section:
     """A section that was read.
 
     Attributes:
@@ -66,7 +66,7 @@ class Read:
     program: Program
 
 
-def read_section(data: dict[str, Any]) -> Read:
+def read_section(data: dict[str, Any]) -> Section:
     """The inverse of `write_section`.
 
     Args:
@@ -91,4 +91,4 @@ def read_section(data: dict[str, Any]) -> Read:
     program = reader.program(data["program"], attributes, {name: dict(entries) for name, entries in of_meshes.items() if entries})
     with at("value_names"):
         read_names(data["value_names"], reader.values)
-    return Read(tables, reader, program)
+    return Section(tables, reader, program)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from shardy_py.plan.explain import KINDS, Missing
-from shardy_py.plan.explained import explained
+from shardy_py.plan.explain import explain
+from shardy_py.plan.explanation import KINDS, Missing
 from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:
@@ -63,5 +63,5 @@ def values_to_explain(plan: PlanRecord, with_findings: Iterable[int], sizes: Seq
 
 
 def _best(plan: PlanRecord, value: PlannedValue, axis: str) -> list[Missing]:
-    told = [why for why in explained(plan, value, axis, None).missing if why.kind not in _NOTHING]
-    return sorted(told, key=lambda why: _ORDER[why.kind])[:1]
+    missing = [why for why in explain(plan, value, axis, None).missing if why.kind not in _NOTHING]
+    return sorted(missing, key=lambda why: _ORDER[why.kind])[:1]

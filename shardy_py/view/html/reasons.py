@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.derivation import Fact, derive_all
-from shardy_py.plan.explaining import explainer_of
+from shardy_py.plan.explainer import explainer_of
 from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.tables import Interner, Tables
 
 if TYPE_CHECKING:
-    from shardy_py.plan.explaining import Explainer
+    from shardy_py.plan.explainer import Explainer
 
 
 def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.walk import ops_of
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.derivation import IDENTITIES, Fact, Link, View, derive
-from shardy_py.plan.explain import Reason, Source
+from shardy_py.plan.explanation import Reason, Source
 from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
 from shardy_py.plan.neighbours import Neighbourhood, Neighbours
 from shardy_py.plan.record import PlanRecord
