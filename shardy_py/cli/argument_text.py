@@ -1,4 +1,4 @@
-"""Arguments as they are written on a command line: types as plans print them, in dicts, lists and tuples.
+"""Parses arguments of a command line: types as plans print them, in dicts, lists and tuples.
 
 `float32[8,128]`, `bf16[8@data,128@(data,model)]`, `{'w': f32[8,8], 'b': None}`, `[f32[8], 3]`, `(f32[8], 0.1)`, `True`, `'relu'`.
 A sharding in a type is an annotation of the argument.
@@ -31,7 +31,7 @@ _DEEPEST = 50
 
 @dataclass(frozen=True, slots=True)
 class ArrayText:
-    """An array that was written as its type.
+    """An array written as its type.
 
     Attributes:
         dtype: Its element type in JAX's spelling.
@@ -73,7 +73,7 @@ def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def parse_argument(text: str) -> Any:
-    """One argument.
+    """Parses one argument.
 
     Args:
         text: The argument as written.

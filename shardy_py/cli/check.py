@@ -12,7 +12,7 @@ from shardy_py.cli.report import dumped, finding_report
 from shardy_py.cli.targets import plan_of
 from shardy_py.plan.checks.accept import accepted
 
-FOUND = 1
+HAS_FINDINGS = 1
 """The exit status where there are warnings or errors."""
 
 
@@ -41,4 +41,4 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.plain("\n".join(map(str, shown)))
     else:
         out.show(finding_lines(shown))
-    return FOUND if grave else 0
+    return HAS_FINDINGS if grave else 0

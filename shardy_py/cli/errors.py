@@ -12,7 +12,7 @@ _PACKAGE = str(Path(__file__).parent.parent)
 
 
 class CommandError(ShardyError):
-    """The command line asks for something that is not there."""
+    """The command line names an object that does not exist."""
 
 
 def one_line(error: BaseException) -> str:

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line.
 
     Args:
-        arguments: The words behind the name of the program; None for those of the process.
+        arguments: The words after the name of the program; None for the arguments of the process.
 
     Returns:
         The exit status: 0; 1 where there are findings or differences; 2 where the command could not be run.

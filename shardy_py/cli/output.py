@@ -20,7 +20,7 @@ NARROWEST = 40
 
 @dataclass(frozen=True)
 class Output:
-    """Standard output as a command sees it.
+    """The standard output of a command.
 
     Attributes:
         console: The console for tables; None for plain lines.
@@ -32,11 +32,11 @@ class Output:
 
     @property
     def width(self) -> int:
-        """Columns that sentences have."""
+        """Width of sentences in columns."""
         return 100 if self.console is None else max(self.console.width, NARROWEST)
 
     def plain(self, text: str) -> None:
-        """Writes lines as they are."""
+        """Writes lines unchanged."""
         text = printable(text)
         self.stream.write(text if text.endswith("\n") else f"{text}\n")
 
@@ -54,7 +54,7 @@ class _Console(Console):
 
 
 def output_of(color: str) -> Output:
-    """The output of this process.
+    """The standard output of this process.
 
     Args:
         color: `auto`, `always` or `never`.

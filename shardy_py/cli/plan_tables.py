@@ -110,7 +110,7 @@ def _reshards(plan: Plan, limit: int) -> RenderableType:
 
 
 def finding_lines(findings: Sequence[Finding], limit: int | None = None) -> Iterator[RenderableType]:
-    """Findings, those that are alike as one, notes last.
+    """Findings that differ only in numbers of layers grouped, notes last.
 
     Args:
         findings: The findings.

@@ -17,7 +17,7 @@ VERSION = 1
 
 
 def dumped(data: Any) -> str:
-    """JSON text as commands print it."""
+    """The JSON text that commands print."""
     return json.dumps(data, indent=1) + "\n"
 
 

@@ -74,7 +74,7 @@ def lookup(target: str, flags: list[str]) -> Any:
         flags: Flags for absl, for modules that define some.
 
     Raises:
-        CommandError: There is no such module or name.
+        CommandError: The module or name does not exist.
     """
     module, _, name = target.rpartition(":")
     if not module or not name:

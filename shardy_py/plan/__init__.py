@@ -1,4 +1,4 @@
-"""Plans: what was decided, why, and what their reader should know; knows nothing of JAX."""
+"""Plans: decisions, their reasons, and findings; independent of JAX."""
 
 from shardy_py.plan.collectives import Collective as Collective
 from shardy_py.plan.donation import Donated as Donated

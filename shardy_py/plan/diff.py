@@ -134,7 +134,7 @@ class PlanDiff:
         """The differences as text; the same differences give the same text in every process.
 
         Args:
-            limit: The most lines of inputs, outputs, intermediates and reshards each, of the last two those with the most bytes; None for
+            limit: Limit of the lines of inputs, outputs, intermediates and reshards each, largest bytes first for the last two; None for
                 all. Collectives and findings are always listed.
         """
         return printable(diff_text(self, limit))
@@ -306,7 +306,7 @@ _SIGNS = {"changed": "~", "added": "+", "removed": "-"}
 
 
 def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
-    """Sections of inputs, outputs, intermediates, collectives, reshards and findings; those without a difference are left out.
+    """Renders sections of inputs, outputs, intermediates, collectives, reshards and findings; sections without a difference are left out.
 
     Args:
         diff: The differences.

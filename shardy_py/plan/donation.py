@@ -189,7 +189,7 @@ def _agreement(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 
 
 def refusals(donated: Sequence[Donated], location: str = "") -> tuple[Finding, ...]:
-    """One finding per donated leaf that no output takes."""
+    """Findings for donated leaves that no output takes."""
     return tuple(
         Finding(
             "refused-donation",
@@ -220,7 +220,7 @@ class Arrangement:
 
 
 def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[PlannedValue]) -> Arrangement:
-    """The layout that gives the planned pairs, with as little out of order as possible."""
+    """The arrangement that yields the planned pairs, as close to the original order as possible."""
     wanted = {d.input: d.output for d in donated if d.output is not None}
     if not wanted:
         return Arrangement()
@@ -255,7 +255,7 @@ def _order(first: Sequence[int], outs: Sequence[Buffer]) -> tuple[int, ...]:
 
 
 def first_fit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[int, int]:
-    """The pairs that JAX and XLA make of donated inputs and outputs in their order.
+    """Models the pairs that JAX and XLA form of donated inputs and outputs in their order.
 
     JAX pairs equal shapes and types of the devices' pieces, and lets XLA have what matches in its number of elements; XLA pairs those by
     bytes (`OptimizeInputOutputBufferAlias`).

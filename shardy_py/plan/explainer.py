@@ -122,7 +122,7 @@ class Explainer:
         return derive(Fact(holder, dim, axes), self.history, self.meshes, time)
 
     def reasons(self, links: Iterable[Link]) -> tuple[Reason, ...]:
-        """A derivation as a chain, in which the reasons that one depends on follow right behind it."""
+        """Orders a derivation as a chain: each reason right before the reasons it depends on."""
         links = list(links)
         order: list[int] = []
         place: dict[int, int] = {}
@@ -154,7 +154,7 @@ class Explainer:
         return self.annotation(link.fact.holder)
 
     def reason(self, link: Link, needs: tuple[int, ...]) -> Reason:
-        """One link as a reason.
+        """Renders a link as a reason.
 
         Args:
             link: The link.
@@ -216,7 +216,7 @@ class Explainer:
         return also, connected
 
     def annotations(self) -> Iterator[tuple[Holder, TensorSharding, str, str]]:
-        """Holders that the user annotated: the holder, its sharding, what the annotation is called, and `file:line` of it.
+        """Annotations of the user: the holder, its sharding, the name of the annotation, and its `file:line`.
 
         The in_specs of a shard_map are said of its operands: no value of its own holds them.
         """

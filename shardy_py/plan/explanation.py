@@ -1,4 +1,4 @@
-"""Explanations: why a value has the axes that it has, and why it lacks others."""
+"""Explanations: the reasons why a value has its axes and lacks others."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ KINDS = {
     "late": "the propagation did not return to the op between after the neighbour got it",
     "absent": "no annotation names it",
 }
-"""Why a dimension lacks an axis: kinds of `Missing`."""
+"""Kinds of `Missing`: reasons why a dimension lacks an axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One link of a chain: how one mesh axis came to one dimension of one value.
+    """A link of a chain: the arrival of a mesh axis on a dimension of a value.
 
     Attributes:
         value: The value's path or name.
         dim: The dimension.
         axis: The mesh axis.
-        cause: `annotation`; or what brought it: `propagated` (the rule of an op), `entry`, `carry` or `exit` (over a border of a loop,
+        cause: `annotation`, or the way it came: `propagated` (the rule of an op), `entry`, `carry` or `exit` (over a border of a loop,
             branch or computation, in either direction), `barrier`, `result` (of the function, from what is returned or back), `group`,
             `constraint` (a value that a closed constraint is on takes its sharding before the propagation), or `priority` (what it was
             given so was set aside until its user priority).
@@ -61,8 +61,8 @@ class Reason:
         op_priority: The op priority at which it happened; -1 where none applies.
         factor: The factors of the rule along which the axis came.
         annotation: The kind of annotation: `in_shardings`, `with_sharding_constraint`, ...; empty for other causes.
-        axes: The axes with which the dimension begins up to this one, major to minor; all of them are explained by what is needed.
-        needs: Positions in the chain of the reasons that this one needs; several where the axis came in parts from several values.
+        axes: The leading axes of the dimension up to this one, major to minor; `needs` explains all of them.
+        needs: Positions in the chain of the reasons that this one depends on; several where the axis came in parts from several values.
     """
 
     value: str
@@ -108,7 +108,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why a dimension lacks an axis.
+    """The reason why a dimension lacks an axis.
 
     Attributes:
         dim: The dimension of the query.
@@ -148,7 +148,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """Why a value has the axes that it has, and why it lacks one.
+    """The reasons why a value has its axes and lacks others.
 
     Attributes:
         target: The explained value.
@@ -156,9 +156,9 @@ class Explanation:
         chains: One per axis of each dimension; each begins with the value and ends with annotations. The steps of a chain, in the order
             of their numbers, bring the axis again from nothing but the annotations that it names.
         axis: The only axis of the query; None for all.
-        missing: Why axes are missing, one per dimension and axis: the one that was asked about; where none was, those that came to the
+        missing: Reasons for missing axes, one per dimension and axis: the axis of the query; without one, the axes that came to the
             value and were cut afterwards, and all axes of the mesh where the value is replicated.
-        also: Further annotations with the axis, connected with the value by values that have it: take those of the chains away, and the
+        also: Further annotations with the axis, connected with the value by values that have it: without the chains' annotations the
             axis still comes from these, unless something else then takes its place.
         connected: Further annotations with the axis, connected with the value by rules, but not by values that have the axis: they may
             bring it where others are taken away.
@@ -263,7 +263,7 @@ def _reason(data: Mapping[str, Any]) -> Reason:
 
 
 _RUN = 4
-"""Runs through so many elementwise ops and more are shortened."""
+"""Runs through at least so many elementwise ops are abbreviated."""
 _LISTED = 3
 """Further annotations that are listed by name."""
 _LONGEST_RULE = 40
@@ -271,7 +271,7 @@ _NARROWEST = 40
 
 
 def explanation_text(explanation: Explanation, *, full: bool = False, width: int = 116) -> str:
-    """As `Explanation.as_text`.
+    """Renders an explanation; see `Explanation.as_text`.
 
     Args:
         explanation: The explanation.
@@ -305,7 +305,7 @@ def _head(explanation: Explanation) -> str:
 
 
 def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
-    """A chain as lines: the annotations where it ends, then a table of its steps.
+    """Renders a chain as lines: the annotations where it ends, then a table of its steps.
 
     Args:
         chain: The value first.
@@ -388,7 +388,7 @@ def _how(reason: Reason, full: bool = False) -> tuple[str, str, str]:
 
 
 def _short_rule(rule: str) -> str:
-    """A rule as einsum writes it; empty for elementwise ops and where it is long."""
+    """A rule in einsum notation; empty for elementwise ops and long rules."""
     if not rule or _is_plain(rule):
         return ""
     sides = OpShardingRule.parse(rule)
@@ -432,7 +432,7 @@ def _wrapped(sentence: str, width: int) -> list[str]:
 
 
 def _missing_lines(all_missing: Sequence[Missing], full: bool, width: int) -> list[str]:
-    """The reasons as lines, those that several dimensions share once, chains that several have once."""
+    """Renders missing axes as lines; reasons and chains that dimensions share occur once."""
     alike: dict[tuple[str, ...], list[Missing]] = {}
     for missing in all_missing:
         alike.setdefault((missing.axis, missing.kind, missing.message, missing.fix), []).append(missing)
@@ -475,7 +475,7 @@ def _indented(lines: Sequence[str]) -> list[str]:
 
 
 def reason_text(reason: Reason) -> str:
-    """One reason as a sentence.
+    """Renders a reason as a sentence.
 
     Args:
         reason: The reason.
@@ -494,7 +494,7 @@ def reason_text(reason: Reason) -> str:
 
 
 def source_text(source: Source) -> str:
-    """An annotation as a phrase.
+    """Renders an annotation as a phrase.
 
     Args:
         source: The source.
@@ -504,7 +504,7 @@ def source_text(source: Source) -> str:
 
 
 def missing_text(missing: Missing) -> str:
-    """Why an axis is missing, as a line.
+    """Renders the reason for a missing axis as a line.
 
     Args:
         missing: The missing axis.

@@ -1,4 +1,4 @@
-"""Findings: what a plan has to tell its reader that is no error."""
+"""Findings: remarks about a plan that are no errors."""
 
 from __future__ import annotations
 

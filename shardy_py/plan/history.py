@@ -20,7 +20,7 @@ from shardy_py.passes.propagation.log import FunctionResult, Step
 
 ANNOTATION, GROUP, MEMBER, PRIORITY, PROPAGATE = "annotation", "group", "member", "priority", "propagate"
 CONSTRAINING = ("a closed sharding constraint", "the in sharding of a manual computation")
-"""Reasons of steps in which a value takes the sharding of what constrains it, before the propagation."""
+"""Reasons of steps in which a value takes the sharding of its constraint, before the propagation."""
 
 _PROPAGATION = frozenset((ANNOTATION, GROUP, MEMBER, PRIORITY, PROPAGATE, *CONSTRAINING))
 

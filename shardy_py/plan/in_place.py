@@ -33,7 +33,7 @@ UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 
 
 def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
-    """The arguments that a value is made of position by position, with the number of ops between; 0 for a value that is the argument.
+    """The arguments that a value depends on position by position, with the number of ops between; 0 for the argument itself.
 
     Loops, branches and named computations are entered. What changes positions (products, sums, transposes) ends the search.
 
@@ -66,7 +66,7 @@ def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
 
 
 def _before(value: Value) -> Iterator[tuple[Value, int]]:
-    """The values that one is made of position by position, each with the ops between."""
+    """The values that one depends on position by position, each with the ops between."""
     op = value.defining_op
     k = value.index
     if op is None:

@@ -26,7 +26,7 @@ _MAX_ALIGNED = 64
 def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
     """For each of `plan.values` the number of its match among the values of the other plan; -1 where there is none.
 
-    Takes time that grows with the number of ops, not with its square.
+    Runs in time linear in the number of ops.
 
     Args:
         plan: One plan.

@@ -1,4 +1,4 @@
-"""Modules: the named scopes that an op stands in, as a user reads them."""
+"""Modules: the named scopes around an op, as a user reads them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from shardy_py.passes.export.collective_bytes import received as received
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """One collective.
+    """A collective of a reshard.
 
     Attributes:
         kind: `all_slice`, `all_gather`, `all_to_all`, `collective_permute`, `all_reduce`, `reduce_scatter`, `reshard` where a value goes to

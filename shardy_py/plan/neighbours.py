@@ -120,7 +120,7 @@ class Neighbourhood:
                 self._add(step.op, "group", step.tensors, rule, everything(rule))
 
     def _gone(self) -> None:
-        """Ops that nothing uses in the end; shardings may have passed through them before they were removed."""
+        """Adds removed ops: shardings may have passed through them before their results lost all uses."""
         seen: dict[Op, None] = {}
         for step in self.history.log:
             op = step.op
@@ -206,7 +206,7 @@ class Neighbourhood:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _by_factor(rule: OpShardingRule, directions: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each factor along which something propagates the dimensions that have it, as `(tensor, dimension)`."""
+    """The dimensions of each factor that shardings propagate along, as `(tensor, dimension)`."""
     by_factor: dict[int, list[tuple[int, int]]] = {}
     for i, mapping in enumerate(rule.mappings):
         for d, dim in enumerate(mapping):

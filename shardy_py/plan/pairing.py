@@ -71,7 +71,7 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 def components_of(path: str) -> list[str]:
-    """The components of a path as they are written; joined they are the path.
+    """The components of a path as written; joined they are the path.
 
     Example:
         >>> components_of("state.params['mlp'][0]")
@@ -82,7 +82,7 @@ def components_of(path: str) -> list[str]:
 
 
 def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
-    """As many pairs as sizes allow, in order of inputs.
+    """Pairs as many inputs and outputs as sizes allow, in order of inputs.
 
     Pieces of the same shape and element type are paired first, then those of as many elements and bytes. Among candidates an input
     that is returned goes to that output, then to one that is computed from it position by position, then to one with the same end of
@@ -91,7 +91,7 @@ def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable
     Args:
         inputs: Donated inputs.
         outputs: All outputs.
-        origins: For an output the inputs it is made of position by position, with the number of ops between.
+        origins: Returns the inputs that an output depends on position by position, with the number of ops between.
     """
     paired: list[Pair] = []
     for key in (_exact, _roughly):
@@ -113,7 +113,7 @@ def _roughly(buffer: Buffer) -> Hashable:
 
 
 def fits(a: Buffer, b: Buffer) -> bool:
-    """Whether one could reuse the memory of the other."""
+    """Whether one buffer could reuse the memory of the other."""
     return _roughly(a) == _roughly(b)
 
 
@@ -125,7 +125,7 @@ def _grouped(buffers: Iterable[Buffer], key: Callable[[Buffer], Hashable]) -> di
 
 
 class _Matching:
-    """Inputs and outputs of one size, and which of them are still free."""
+    """Inputs and outputs of one size that are still free."""
 
     def __init__(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         self.inputs = {b.index: b for b in inputs}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from shardy_py.errors import ShardyError
 
 LONGEST = 1000
-"""Characters of a pattern; what is longer is no pattern that someone wrote."""
+"""Limit of the characters of a pattern: nobody writes a longer one."""
 
 _SEPARATOR = re.compile(r"\['|'\]|\[|\]|\.|/")
 

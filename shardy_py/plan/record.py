@@ -62,14 +62,14 @@ class ShardingTrees(Protocol):
 
 
 class CollectiveSource(Protocol):
-    """Partitions a plan that is run by explicit collectives, when it is first asked for what came of that."""
+    """Partitions a plan that is run by explicit collectives, at first use of a result."""
 
     def is_run(self, plan: PlanRecord) -> bool:
         """Whether the partitioned program runs; under `lowering="auto"` XLA's partitioner may be left with the plan."""
         ...
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
-        """In the order in which they run."""
+        """The collectives in execution order."""
         ...
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:

@@ -31,7 +31,7 @@ def trip_count(loop: Op) -> int | None:
 
 
 def _constant(value: Value, loop: Op) -> int | None:
-    """The number that a value is; one that a loop carries unchanged is what it is before the loop."""
+    """Constant-folds a scalar, looking through loop-invariant carries."""
     for region in loop.regions:
         if value.owner is region:
             carried = loop.regions[1].terminator.operands[value.index] is loop.regions[1].arguments[value.index]

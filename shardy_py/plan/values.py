@@ -24,8 +24,7 @@ class PlannedValue:
         primitive: The JAX primitive that makes it; empty for inputs.
         location: `file:line` of the user's code; empty where unknown.
         depth: The number of bodies (scan, while, cond, named computations) around it.
-        module: The named scopes it stands in, `Transformer/block_0/attention`; those that JAX's name stacks hold, of Flax modules among
-            others.
+        module: The named scopes around it, `Transformer/block_0/attention`, from JAX's name stacks; Flax modules are among them.
         given: The annotation of an input or output before the propagation, by in_shardings, rules or the argument itself; None where
             there is none.
         given_by: The source of the annotation: `in_shardings`, `rules[0] ('embed')`, `the sharding of the argument`, `out_shardings`;
@@ -83,7 +82,7 @@ def location_of(program: Program, op: Op) -> str:
 
 
 def module_of(program: Program, op: Op) -> str:
-    """The named scopes that an op stands in, as `PlannedValue.module` has them.
+    """The named scopes around an op, in the form of `PlannedValue.module`.
 
     Args:
         program: The program.

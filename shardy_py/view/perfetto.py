@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from shardy_py.plan.memory.report import MemoryAnalysis
 
 NOMINAL_MEMORY = 1e12
-"""Bytes per second to and from memory, where no hardware is given."""
+"""Bytes per second to and from memory, without named hardware."""
 
 NOMINAL_LINK = 1e11
-"""Bytes per second that a device receives, where no hardware is given."""
+"""Bytes per second that a device receives, without named hardware."""
 
 PROCESS = 1
 OPS_TRACK = 1

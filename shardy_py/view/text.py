@@ -138,7 +138,7 @@ def _place(value: PlannedValue) -> tuple[str, int]:
 
 
 def _named(nodes: Sequence[Node]) -> list[Node]:
-    """Modules that hold only one module, as one; lines keep a line of their own."""
+    """Merges modules that contain only one module; lines keep a line of their own."""
     out = []
     for node in nodes:
         children = _named(node.children)

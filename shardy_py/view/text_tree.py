@@ -1,4 +1,4 @@
-"""A tree of lines that fits into so many: equal layers are one, small subtrees stand on one line, the rest is counted."""
+"""A tree within a limit of lines: equal layers are merged, small subtrees stand on one line, the rest is counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from shardy_py.plan.movements import format_bytes
 
 INLINE = 4
-"""A subtree of so many lines gets no line of its own: its lines carry its label."""
+"""A subtree of at most so many lines gets no line of its own: its lines carry its label."""
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
@@ -21,7 +21,7 @@ class Node:
     Attributes:
         label: Its name among its siblings.
         text: The rest of its line; of an inner node, the text in place of its children where they are left out.
-        bytes: Bytes per device, once; of an inner node those of its children.
+        bytes: Bytes per device, once; of an inner node the sum over its children.
         count: The number of values it stands for, once.
         times: The number of equal rows it stands for.
         replicated: Whether it is a value that every device has whole.
@@ -60,7 +60,7 @@ def inner_node(label: str, children: Sequence[Node]) -> Node:
 def tree_of(
     leaves: Iterable[tuple[Sequence[str], Node]], depth: int | None = None, numbered: Callable[[str], bool] = lambda label: True
 ) -> tuple[Node, ...]:
-    """The nodes of a tree, siblings in the order in which they come, equal numbered ones as one.
+    """Builds the nodes of a tree in order of first occurrence; equal numbered siblings are merged.
 
     Args:
         leaves: Labels from the root to each leaf, and the leaf, whose own label is the last.
@@ -82,7 +82,7 @@ def tree_of(
 
 
 def merged(nodes: Sequence[Node], numbered: Callable[[str], bool] = lambda label: True) -> list[Node]:
-    """Siblings that differ only in one number, and count up by it, as one: `[0]`, `[1]`, `[2]` as `[0..2]`.
+    """Merges siblings that differ only in one consecutive number: `[0]`, `[1]`, `[2]` as `[0..2]`.
 
     Args:
         nodes: Siblings.
@@ -136,7 +136,7 @@ def _arrays(count: int) -> str:
 
 
 def joined(nodes: Sequence[Node], join: str = "", inline: int = INLINE) -> list[Node]:
-    """Nodes with one child, and those with few lines below them, put together with these.
+    """Merges nodes with their only child or with few lines below them.
 
     Args:
         nodes: Siblings.
@@ -157,12 +157,12 @@ def joined(nodes: Sequence[Node], join: str = "", inline: int = INLINE) -> list[
 
 
 def lines_of(node: Node) -> int:
-    """The number of lines that it takes."""
+    """The number of lines of a node."""
     return 1 + sum(map(lines_of, node.children))
 
 
 def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: str = "") -> list[Node]:
-    """Subtrees that equal an earlier one, with its label in place of their children.
+    """Replaces the children of subtrees that equal an earlier one by its label.
 
     Args:
         nodes: Siblings.

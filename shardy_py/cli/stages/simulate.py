@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Makes a schedule, runs it on paper, draws it."""
+    """Builds a schedule, simulates it, draws it."""
     from shardy_py.stages import schedule, simulate
 
     if options.width is not None and options.width < 1:
@@ -94,7 +94,7 @@ def _costs_of_graph(options: argparse.Namespace) -> tuple[dict[str, Any], list[f
     if len(replicas) != count or 0 in replicas:
         raise CommandError(f"--replicas {options.replicas} is not a number of machines for each of {count} stages")
     shared = list(zip(members, replicas))
-    # Half of a backward pass makes gradients of inputs, half those of parameters.
+    # Half of a backward pass computes gradients of inputs, half gradients of parameters.
     backward = [sum(node.backward_ms for node in nodes) / 2 / width for nodes, width in shared]
     costs: dict[str, Any] = {"forward": [sum(node.forward_ms for node in nodes) / width for nodes, width in shared]}
     costs |= {"backward": backward, "weight": backward}

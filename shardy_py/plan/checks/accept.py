@@ -17,16 +17,16 @@ _INDEX = re.compile(r"\[\d+\]|(?<=\D)\d+(?=\W|_|$)")
 
 
 def accepted(findings: Sequence[Finding], ignore: str | Iterable[str]) -> tuple[Finding, ...]:
-    """The findings that no pattern names.
+    """Drops the findings that a pattern names.
 
     Args:
         findings: The findings of a plan.
-        ignore: `kind`, or `kind:path`, a pattern for the last components of a path or for all of it as it is printed (`plan/patterns`); one
+        ignore: `kind`, or `kind:path`, a pattern for the last components of a path or for the whole path (`plan/patterns`); one
             string, or several.
 
     Raises:
         TypeError: A pattern is no string.
-        ShardyError: There is no such kind, or a pattern is too long.
+        ShardyError: A pattern has an unknown kind, or is too long.
 
     Example:
         >>> accepted([Finding("replicated-large", "...", "params['table']")], ["replicated-large:params*"])
@@ -88,7 +88,7 @@ class Alike:
 
 
 def alike(findings: Sequence[Finding]) -> list[Alike]:
-    """Findings grouped by everything but the numbers in their paths, in order of the first of each group.
+    """Groups findings by everything but the numbers in their paths, in order of each group's first.
 
     Args:
         findings: The findings of a plan.

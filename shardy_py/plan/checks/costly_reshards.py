@@ -1,4 +1,4 @@
-"""Reshards that bring the whole value to every device, and the constraint that avoids it."""
+"""Reshards that bring the whole value to every device, and constraints that avoid them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _round_trips(context: CheckContext, reported: set[tuple[str, str]]) -> Itera
 
 
 def _is_kept_cut(origin: Origin, axes: tuple[str, ...]) -> bool:
-    """Whether the result is cut by the axes that an operand is gathered over, along the same factor; by an op's rule, or else in place."""
+    """Whether the result is cut by the axes that an operand is gathered over, along a factor of the op's rule or, without one, in place."""
     op, source = origin.op, origin.op.operands[origin.operand].sharding
     rule = op.rule if op.rule_decided else rule_for(op)
     if source is None or op.regions or op.name.startswith("sdy.") or is_elementwise(op.name):
@@ -177,7 +177,7 @@ def _is_end_of_sum(first: Collective, second: Collective) -> bool:
 def _gathered(context: CheckContext) -> Iterator[Finding]:
     """Collectives of the partitioned program that bring most of an intermediate to every device; one per line and kind.
 
-    Where the partitioner said that an op takes whole operands, that is all there is to say.
+    Ops that the partitioner reported as taking whole operands are skipped.
     """
     locations_run_whole = {finding.location for finding in context.findings if finding.location and finding.kind in _TAKE_WHOLE}
     groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
@@ -189,7 +189,7 @@ def _gathered(context: CheckContext) -> Iterator[Finding]:
         total = c.received_bytes * (c.trips or 1)
         if c.kind != "all_gather" or total < GRAVE or c.location in locations_run_whole:
             continue
-        if not c.value:  # an argument, or what a loop makes of one, as weights that are cut over the axis of the data
+        if not c.value:  # an argument, or a loop's slice of one, such as weights cut over the axis of the data
             continue
         key = (c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips)
         count, _, name = groups.get(key, (0, 0, c.value))

@@ -28,7 +28,7 @@ class _Loss:
     Attributes:
         dim: The dimension of the operand.
         axes: The lost axes.
-        sizes: The sizes of the parts that the dimension of the result, or that of the operand, is made of.
+        sizes: The sizes of the parts of the merged or split dimension.
         part: The number of the part that cannot keep the axes.
         merged: Whether the parts are dimensions of the operand that the result has as one.
     """
@@ -91,7 +91,7 @@ def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding |
 
 
 def _shards_by_axis(sharding: TensorSharding | None, context: CheckContext) -> dict[str, int]:
-    """Into how many parts each axis cuts a value, all its parts together."""
+    """The number of shards by axis name, over all sub-axes of it."""
     shards: dict[str, int] = {}
     for axis in () if sharding is None else sharding.dim_axes():
         shards[axis.name] = shards.get(axis.name, 1) * axis.size_in(context.mesh)
@@ -129,7 +129,7 @@ def _finding(context: CheckContext, values: Sequence[Value], op: Op, loss: _Loss
 def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
     """Arguments and results that lost parts of axes because JAX's shardings cannot name them.
 
-    They are in the log of the propagation, so they are not known of a plan without provenance.
+    The log of the propagation records them, so that a plan without provenance has none.
     """
     arguments = dict(zip(context.plan.program.main.arguments, context.plan.inputs))
     results: dict[Value, list[PlannedValue]] = {}

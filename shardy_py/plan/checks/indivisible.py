@@ -23,7 +23,7 @@ KIND = "indivisible"
 def indivisible(context: CheckContext) -> Iterator[Finding]:
     """Axes that arguments and results lost because they do not divide a dimension, and intermediates that are padded much.
 
-    The first are in the log of the propagation, so they are not known of a plan without provenance.
+    The log of the propagation records the former, so that a plan without provenance has none.
     """
     arguments = dict(zip(context.plan.program.main.arguments, context.plan.inputs))
     results: dict[Value, list[PlannedValue]] = {}

@@ -1,4 +1,4 @@
-"""Ops that nothing propagates through: what they read is brought to every device whole."""
+"""Ops that nothing propagates through: every device gets their operands whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardy_py.plan.movements import format_bytes
 KIND = "opaque"
 
 OPAQUE = frozenset(("stablehlo.custom_call", "stablehlo.composite"))
-"""Ops that hold something which propagation does not look into."""
+"""Ops with contents that propagation does not see."""
 
 
 def opaque(context: CheckContext) -> Iterator[Finding]:

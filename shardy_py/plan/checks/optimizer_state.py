@@ -21,7 +21,7 @@ _STATE = re.compile(
     r"mu|nu|m|v|momentum|momentums|moment|moments|velocity|trace|ema|average|averages|accumulator|acc|accum|accumulated"
     r"|exp_avg|exp_avg_sq|grads?|gradients?|opt|opt_state|optim|optimizer|optimizer_state|inner_state|slow_params|(first|second)_moments?"
 )
-"""Names by which a path is that of state: those of optax, Flax and what people write."""
+"""Names that mark a path as optimizer state: names of optax, of Flax, and common ones."""
 
 
 def state_unlike_parameter(context: CheckContext) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ _Parameters = dict[tuple[tuple[str, ...], tuple[int, ...]], list[PlannedValue]]
 
 
 def _state_name(names: Sequence[str]) -> int:
-    """The number of the last name that says that a path is one of state; -1 where none does."""
+    """The number of the last name that marks a path as state; -1 where none does."""
     return max((i for i, name in enumerate(names) if _STATE.fullmatch(name)), default=-1)
 
 

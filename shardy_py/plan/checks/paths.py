@@ -1,4 +1,4 @@
-"""Paths that differ only in the numbers of layers, as one."""
+"""Merges paths that differ only in the numbers of layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def paths_as_one(paths: Sequence[str]) -> str:
-    """Paths that differ only in numbers as one: `layers[0..23]['w']` where it is one number and none is left out.
+    """Merges paths that differ only in numbers: `layers[0..23]['w']` if they differ in one number, without gaps.
 
     Args:
         paths: At least one.

@@ -1,4 +1,4 @@
-"""Large values that every device has whole, and the axes that could cut them."""
+"""Large replicated values, and the axes that could cut them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
 
 
 _OF_NAMES = ("unmatched-rule", "unused-rule", "refused-donation")
-"""Kinds of findings that say nothing of how an argument is cut."""
+"""Kinds of findings that do not concern the sharding of an argument."""
 
 _Series = Counter[tuple[object, ...]]
 """Number of arguments per path without its numbers, type and sharding."""
@@ -121,7 +121,7 @@ def _intermediates(context: CheckContext) -> tuple[set[Value], set[Value], _Grou
     cheap: set[Value] = set()
     large: set[Value] = set()
     groups: _Groups = {}
-    # A gradient is as its parameter, or that transposed, which is found already or was said to be so.
+    # A gradient has the shape of its parameter or the transposed shape; the finding for the parameter, or its annotation, covers it.
     ends = {tuple(sorted(value.shape)) for value in (*context.plan.inputs, *context.plan.outputs) if is_replicated(value.sharding)}
     for op, manual in context.ops:
         if _is_cheap(op, cheap):
@@ -157,7 +157,7 @@ def _intermediate_findings(context: CheckContext, groups: _Groups, reported: set
 
 
 def _is_cheap(op: Op, cheap: set[Value]) -> bool:
-    """Whether results are made of constants position by position, so that they are made where they are used."""
+    """Whether results depend only on constants position by position, so that XLA recomputes them at each use."""
     if op.regions:
         return False
     if op.name in ("sdy.constant", "stablehlo.iota"):
@@ -171,7 +171,7 @@ _RESHAPING = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stab
 
 
 def _is_root(op: Op, value: Value, large: set[Value], cheap: set[Value], context: CheckContext) -> bool:
-    """Whether a large replicated value is no mere consequence: of another one, or of an op that is a finding itself."""
+    """Whether a large replicated value is no mere consequence of another one, or of an op that has its own finding."""
     if op.name in BODIES and op.name != WHILE:
         return False
     if op.rule is None and op.name in OPAQUE:

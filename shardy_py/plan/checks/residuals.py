@@ -10,7 +10,7 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 
 LARGE = 1 << 30
-"""1 GiB: a memory analysis and plans of variants, which take longer than all checks, are made where scans give so much and more."""
+"""1 GiB: stacks of scans from which a memory analysis and plans of variants run; both take longer than all checks."""
 
 
 def smaller_peak(context: CheckContext) -> Iterator[Finding]:

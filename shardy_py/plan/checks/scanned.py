@@ -22,7 +22,7 @@ _SLICE = "stablehlo.dynamic_slice"
 
 
 def cut_along_scan(context: CheckContext) -> Iterator[Finding]:
-    """Stacks of which a scan reads one slice a step, and which are cut along that dimension: all of them is sent.
+    """Stacks cut along the dimension that a scan reads slice by slice: the whole stack is sent.
 
     As layers that are stacked for a scan and cut by a rule that was meant for the dimensions of one layer. One finding per stack, for the
     first scan that reads it, from `NOTABLE` gathered bytes on.
@@ -69,14 +69,14 @@ def _in_front_of_scan(value: Value) -> tuple[Value, Op | None]:
 
 
 def _sliced_dimension(op: Op) -> int | None:
-    """The dimension of which a slice has one element, where the operand is cut along it."""
+    """The sharded dimension along which a slice has one element; None where there is none."""
     source, result = op.operands[0], op.results[0]
     dims = () if source.sharding is None else source.sharding.dims
     return next((d for d, dim in enumerate(dims) if dim.axes and result.type.shape[d] == 1 and source.type.shape[d] > 1), None)
 
 
 def _along_another(context: CheckContext, value: Value, d: int) -> TensorSharding | None:
-    """The sharding with the axes of dimension `d` on another dimension that they divide; of these the longest."""
+    """Moves the axes of dimension `d` to the longest other dimension that they divide."""
     sharding, shape = value.sharding, value.type.shape
     assert sharding is not None
     moved: list[tuple[int, int]] = []

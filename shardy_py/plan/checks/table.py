@@ -1,4 +1,4 @@
-"""Every kind of finding: its meaning, its check, and its severity."""
+"""The table of all kinds of findings: meaning, check, and severity."""
 
 from __future__ import annotations
 

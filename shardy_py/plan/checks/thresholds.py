@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardy_py.plan.findings import Severity
 
 NOTABLE = 1 << 20
-"""1 MiB: what takes or moves fewer bytes is no finding of its own."""
+"""1 MiB: values and movements of fewer bytes are no findings of their own."""
 
 GRAVE = 16 << 20
 """16 MiB: from here on it is a warning; a note below."""

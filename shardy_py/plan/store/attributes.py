@@ -122,7 +122,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def write(value: Any) -> Any:
-    """An attribute as JSON.
+    """Writes an attribute as JSON data.
 
     Args:
         value: As in `Op.attributes`. A value that is neither Python's nor the dialect's is kept as the name of its class,

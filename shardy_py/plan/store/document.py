@@ -1,4 +1,4 @@
-"""A plan as one JSON text, and back.
+"""Writes a plan as one JSON text, and reads it.
 
 Every table row and every op has a line of its own, so that texts can be compared by line. Nothing in the text depends on the process
 that wrote it: no clock, no timings, no addresses.
@@ -124,7 +124,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def _lines(data: dict[str, Any]) -> Iterator[str]:
-    """An object with one member per line, its lists with one entry per line."""
+    """Writes an object with one member per line, its lists with one entry per line."""
     yield "{\n"
     for number, (name, value) in enumerate(data.items()):
         yield f"{_encode(name)}:" if number == 0 else f",\n{_encode(name)}:"

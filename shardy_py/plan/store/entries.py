@@ -110,7 +110,7 @@ CODECS: dict[type[Any], dict[str, FieldCodec]] = {
 
 
 def write_entries(cls: type[Any], entries: Sequence[Any], tables: Writer) -> dict[str, Any]:
-    """Entries as JSON.
+    """Writes entries as JSON data.
 
     Args:
         cls: Their class, one of `CODECS`.

@@ -17,7 +17,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def save_text(document: str, path: str | os.PathLike[str]) -> None:
-    """Writes a text; the file is there as a whole or as it was before.
+    """Writes a text atomically: the file has all of it, or is unchanged.
 
     Args:
         document: The text.

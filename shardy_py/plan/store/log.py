@@ -19,7 +19,7 @@ MEMBERS = ("erased", "results", "tensors", "before", "steps")
 
 
 def write_log(log: Sequence[Step], program: Program, tables: Writer, numbers: Numbers) -> dict[str, Any]:
-    """The log as JSON.
+    """Writes the log as JSON data.
 
     Args:
         log: The steps.

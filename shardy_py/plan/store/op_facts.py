@@ -108,7 +108,7 @@ def _dims(op: Op, name: str, rank: int, count: int | None = None) -> list[int]:
 
 
 def _sizes(op: Op, name: str, count: int, low: int = 0) -> list[int]:
-    """So many sizes."""
+    """`count` sizes, each at least `low`."""
     return _numbers(op, name, low, LIMIT, count, distinct=False)
 
 

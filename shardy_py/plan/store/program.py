@@ -29,7 +29,7 @@ class Numbers:
         self.ops: dict[Op, int] = {}
 
     def add(self, values: Sequence[Any]) -> None:
-        """Numbers values as the next ones."""
+        """Assigns the next numbers to values."""
         for value in values:
             self.values[value] = len(self.values)
 

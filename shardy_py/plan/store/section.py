@@ -33,7 +33,7 @@ class SectionWriter:
 
 
 def write_section(program: Program) -> SectionWriter:
-    """A program as JSON.
+    """Writes a program as JSON data.
 
     Args:
         program: The program; kept alive until all is written, since tables go by identity.

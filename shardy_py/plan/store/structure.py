@@ -35,7 +35,7 @@ class Structure:
     devices: tuple[int, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON."""
+        """The structure as JSON data."""
         lists = {"names": list(self.names), "axis_types": list(self.axis_types), "devices": list(self.devices)}
         return {"inputs": self.inputs, "outputs": self.outputs, **lists}
 

@@ -23,7 +23,7 @@ COMPARED = 1 << 16
 
 
 class Rows:
-    """One table while it is written: equal entries are one."""
+    """A table under construction, without duplicate entries."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
@@ -118,7 +118,7 @@ class Writer:
 
 
 def _frozen(data: Any) -> Hashable:
-    """Something hashable, equal for equal JSON; 1, 1.0 and true are three."""
+    """A hashable form of JSON data, equal for equal data; 1, 1.0 and true differ."""
     if isinstance(data, dict):
         return tuple((name, _frozen(value)) for name, value in data.items())
     if isinstance(data, list):
@@ -185,7 +185,7 @@ class Reader:
         """Reads one of the tables.
 
         Args:
-            name: One of `NAMES`; those before it have been read.
+            name: One of `NAMES`; the tables before it have been read.
             rows: JSON data of the file.
 
         Raises:

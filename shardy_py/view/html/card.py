@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardy_py.plan.reshards import Reshard
 
 VALUES_SHOWN = 24
-"""Of inputs and of outputs that many are listed, those that take the most memory."""
+"""Number of listed inputs and of listed outputs, those that take the most memory."""
 
 MOVES_SHOWN = 12
 """Number of listed reshards, those that move the most bytes."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardy_py.plan.memory.report import MemoryAnalysis
 
 POINTS = 1200
-"""So many points the curve of live memory has at most; of steps that share one the largest counts."""
+"""Limit of the points of the curve of live memory; of steps that share one the largest counts."""
 
 LISTED = 12
 """Entries of the lists of buffers at the peak, and of modules and lines that take time."""

@@ -1,4 +1,4 @@
-"""A plan as one page of HTML that loads nothing: data, style and script are in it."""
+"""Renders a plan as one self-contained page of HTML with data, style and script."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def page(plan: PlanRecord, other: PlanRecord | None = None, hardware: str | Hard
         hardware: The hardware of seconds and memory, as for `Plan.cost_analysis`.
 
     Raises:
-        HardwareError: Such hardware is not known.
+        HardwareError: The hardware is not in the table.
         TypeError: `other` is no plan.
     """
     for each in (plan, other):
@@ -59,7 +59,7 @@ def assembled(data: dict[str, Any], title: str) -> str:
 
 
 def inert_json(data: Any) -> str:
-    r"""JSON that can stand in a `<script>` element: it cannot end it, nor begin a comment in it.
+    r"""Encodes JSON for a `<script>` element: it can neither end the element nor begin a comment.
 
     Args:
         data: Lists, dicts with string keys, strings, numbers, booleans, None.

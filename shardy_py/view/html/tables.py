@@ -70,7 +70,7 @@ class Tables:
         self.places = Interner[tuple[str, str]](self._place)
 
     def rows(self) -> dict[str, list[Any]]:
-        """All of them."""
+        """All tables by name."""
         return {name: getattr(self, name).rows for name in ("strings", "meshes", "shardings", "types", "places")}
 
     def _sharding(self, sharding: TensorSharding) -> dict[str, Any]:
