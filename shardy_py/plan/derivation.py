@@ -225,32 +225,32 @@ def _propagated(
             continue
         if fact.dim >= len(mappings[i]):
             raise _unfit(number, step)
-        wanted = view.seen_axes(i, fact)
+        target_axes = view.seen_axes(i, fact)
         dim = mappings[i][fact.dim]
         old = factors_of[i]
         needs: dict[tuple[Fact, int], None] = {}
-        own: Axes = ()
+        own_axes: Axes = ()
         factors = []
-        for f, axes in _dealt(dim, wanted, sizes, mesh).items():
+        for f, axes in _dealt(dim, target_axes, sizes, mesh).items():
             if not axes:
                 continue
             if is_prefix(axes, old[f].axes):
-                own = _up_to(dim, f, axes, old, mesh)
+                own_axes = _up_to(dim, f, axes, old, mesh)
                 continue
             source = _source(f, axes, i, factors_of)
             if source is None:
                 break
             d = next(d for d, dim_factors in enumerate(mappings[source]) if f in dim_factors)
-            kept = _up_to(mappings[source][d], f, axes, factors_of[source], mesh)
-            need = Fact(holders[source], d, kept)
+            prefix = _up_to(mappings[source][d], f, axes, factors_of[source], mesh)
+            need = Fact(holders[source], d, prefix)
             stored = view.stored_axes(source, need)
             if stored:  # manual axes alone are stated by the computation itself
                 needs[need._replace(axes=stored), number] = None
             factors.append(f)
         else:
-            kept = view.stored_axes(i, Fact(holder, fact.dim, own))
-            if kept:
-                needs[Fact(holder, fact.dim, kept), number] = None
+            prefix = view.stored_axes(i, Fact(holder, fact.dim, own_axes))
+            if prefix:
+                needs[Fact(holder, fact.dim, prefix), number] = None
             if factors:
                 return list(needs), tuple(factors)
     raise _unfit(number, step)

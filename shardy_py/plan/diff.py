@@ -234,7 +234,7 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
         waiting: dict[Hashable, list[Reshard]] = defaultdict(list)
         for reshard in reversed(right):
             waiting[key(reshard, reshard.value)].append(reshard)
-        still: list[Reshard] = []
+        unmatched: list[Reshard] = []
         taken: set[int] = set()
         for reshard in left:
             queue = waiting.get(key(reshard, names.get(reshard.value, reshard.value)))
@@ -243,8 +243,8 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
                 taken.add(id(other))
                 pairs.append((reshard, other))
             else:
-                still.append(reshard)
-        left, right = still, [reshard for reshard in right if id(reshard) not in taken]
+                unmatched.append(reshard)
+        left, right = unmatched, [reshard for reshard in right if id(reshard) not in taken]
     pairs += ((None, reshard) for reshard in right)
     pairs += ((reshard, None) for reshard in left)
     for old, new in pairs:

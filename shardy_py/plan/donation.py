@@ -221,22 +221,22 @@ class Arrangement:
 
 def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[PlannedValue]) -> Arrangement:
     """The arrangement that yields the planned pairs, as close to the original order as possible."""
-    wanted = {d.input: d.output for d in donated if d.output is not None}
-    if not wanted:
+    output_of = {d.input: d.output for d in donated if d.output is not None}
+    if not output_of:
         return Arrangement()
     outs = _buffers(outputs, program.main.body.terminator.operands, program)
     slots = tuple(sorted({d.slot for d in donated if d.output is not None}))
     donors = [_donor(d) for d in donated if d.slot in slots and d.parameter is not None]
-    if len(donors) == len(wanted):
-        if first_fit(donors, outs) == wanted:
+    if len(donors) == len(output_of):
+        if first_fit(donors, outs) == output_of:
             return Arrangement(slots)
-        order = _order([*wanted.values()], outs)
-        if first_fit(donors, [outs[k] for k in order]) == wanted:
+        order = _order([*output_of.values()], outs)
+        if first_fit(donors, [outs[k] for k in order]) == output_of:
             return Arrangement(slots, order)
     # Exact pairs first: JAX would give an input that takes an output of another type one of its own type instead.
-    chosen = sorted((d for d in donated if d.output is not None), key=lambda d: (not _is_exact(d, outs[wanted[d.input]]), d.input))
+    chosen = sorted((d for d in donated if d.output is not None), key=lambda d: (not _is_exact(d, outs[output_of[d.input]]), d.input))
     leaves = tuple(d.input for d in chosen)
-    order = _order([wanted[i] for i in leaves], outs)
+    order = _order([output_of[i] for i in leaves], outs)
     return Arrangement(slots, None if order == tuple(range(len(outs))) else order, leaves)
 
 
@@ -264,15 +264,15 @@ def first_fit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[int, 
     for buffer in inputs:
         waiting[buffer.shape, buffer.dtype].append(buffer)
     paired: dict[int, int] = {}
-    left = []
+    unpaired = []
     for out in outputs:
         queue = waiting[out.shape, out.dtype]
         if queue:
             paired[queue.popleft().index] = out.index
         else:
-            left.append(out)
+            unpaired.append(out)
     unmatched: dict[int, int] = defaultdict(int)
-    for out in left:
+    for out in unpaired:
         unmatched[out.elements] += 1
     donors = []
     for buffer in inputs:
@@ -280,7 +280,7 @@ def first_fit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[int, 
             unmatched[buffer.elements] -= 1
             donors.append(buffer)
     by_bytes: dict[int, deque[Buffer]] = defaultdict(deque)
-    for out in left:
+    for out in unpaired:
         by_bytes[out.bytes].append(out)
     for buffer in donors:
         if by_bytes[buffer.bytes]:

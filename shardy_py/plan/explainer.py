@@ -164,9 +164,9 @@ class Explainer:
         axes = tuple(map(format_axis, fact.axes))
         head = (self.name(fact.holder), fact.dim, axes[-1])
         if step is None or not needs:
-            said, where = self._beginning(link)
+            annotation, where = self._beginning(link)
             priority = 0 if step is None else step.user_priority
-            return Reason(*head, "annotation", location=where, step=link.number, user_priority=priority, annotation=said, axes=axes)
+            return Reason(*head, "annotation", location=where, step=link.number, user_priority=priority, annotation=annotation, axes=axes)
         view = View(step.op, step.tensors)
         rule = None if step.reason != PROPAGATE else view.rule()
         op = step.op
@@ -207,12 +207,16 @@ class Explainer:
         related = self.neighbourhood.related
         here, home = sharing.root((holder, dim)), related.root((holder, dim))
         also, connected = [], []
-        for source, sharding, said, where in self.annotations():
+        for source, sharding, annotation, where in self.annotations():
             for d, dims in enumerate(sharding.dims):
-                if (source, d, said, where) in used or all(a.name != axis.name for a in dims.axes) or related.root((source, d)) != home:
+                if (
+                    (source, d, annotation, where) in used
+                    or all(a.name != axis.name for a in dims.axes)
+                    or related.root((source, d)) != home
+                ):
                     continue
                 shared = sharing.root((source, d)) == here and begins_with(self.history.at(source, self.history.end), d, ())
-                (also if shared else connected).append(Source(self.name(source), d, axis.name, said, where))
+                (also if shared else connected).append(Source(self.name(source), d, axis.name, annotation, where))
         return also, connected
 
     def annotations(self) -> Iterator[tuple[Holder, TensorSharding, str, str]]:

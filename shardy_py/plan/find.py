@@ -94,8 +94,8 @@ def _by_line(target: str, entries: Entries) -> Entries:
 
 
 def _by_scope(target: str, entries: Entries) -> Entries:
-    wanted = f"/{target.strip('/')}/"
-    return [entry for entry in entries if wanted in f"/{entry[1].module}/"] if wanted != "//" else ()
+    scope = f"/{target.strip('/')}/"
+    return [entry for entry in entries if scope in f"/{entry[1].module}/"] if scope != "//" else ()
 
 
 def _by_variable(target: str, entries: Entries) -> Entries:

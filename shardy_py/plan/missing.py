@@ -56,7 +56,7 @@ class _Search:
     def __init__(self, explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> None:
         self.explainer = explainer
         self.history = explainer.history
-        self.around = explainer.neighbourhood
+        self.neighbourhood = explainer.neighbourhood
         self.holder, self.dim, self.axis, self.planned = holder, dim, axis, planned
         self.size = planned.shape[dim]
 
@@ -72,8 +72,8 @@ class _Search:
             return self.absence(
                 "manual", f"{self.axis!r} is manual inside of the shard_map that it is in", location=self.explainer.locate(op)
             )
-        related = self.around.related
-        stop = self.nearest() if related.root((self.holder, self.dim)) in self.around.parts_with(self.axis) else None
+        related = self.neighbourhood.related
+        stop = self.nearest() if related.root((self.holder, self.dim)) in self.neighbourhood.parts_with(self.axis) else None
         adjacent = stop is not None and stop.neighbours.holders[stop.target] is self.holder
         if own is not None and own.dims[self.dim].is_closed and not adjacent:
             return self.closed()
@@ -137,9 +137,9 @@ class _Search:
         return self.absence("cut", f"{self.axis!r} came to {name}, but {why}", winner=self.chain(self.holder, self.dim, self.axis))
 
     def closed(self) -> Missing:
-        said, where = self.explainer.closer(self.holder, self.dim)
-        message = f"{self.name(self.holder, self.dim)} is closed by {said}, and none of its neighbours has {self.axis!r} to give"
-        fix = f"name {self.axis!r} in {said}, or leave the dimension open: P.UNCONSTRAINED"
+        annotation, where = self.explainer.closer(self.holder, self.dim)
+        message = f"{self.name(self.holder, self.dim)} is closed by {annotation}, and none of its neighbours has {self.axis!r} to give"
+        fix = f"name {self.axis!r} in {annotation}, or leave the dimension open: P.UNCONSTRAINED"
         return self.absence("closed", message, location=where, fix=fix)
 
     def nearest(self) -> Stop | None:
@@ -152,7 +152,7 @@ class _Search:
             stops: list[Stop] = []
             following = []
             for holder, dim in level:
-                for neighbours, i, factor in self.around.around(holder, dim):
+                for neighbours, i, factor in self.neighbourhood.of_dimension(holder, dim):
                     for j, other in enumerate(neighbours.holders):
                         for d, factors in enumerate(neighbours.rule.mappings[j]):
                             if factor not in factors or (other, d) in seen:
@@ -179,12 +179,12 @@ class _Search:
 
     def stopped(self, stop: Stop) -> Missing:
         """The reason with the obstacle that stops the axis."""
-        around, holders = stop.neighbours, stop.neighbours.holders
+        neighbours, holders = stop.neighbours, stop.neighbours.holders
         target, source = holders[stop.target], holders[stop.source]
-        mappings = around.rule.mappings
+        mappings = neighbours.rule.mappings
         at = next(d for d, dim in enumerate(mappings[stop.target]) if stop.factor in dim)
         source_dim = next(d for d, dim in enumerate(mappings[stop.source]) if stop.factor in dim)
-        through, where = self.explainer.through(around)
+        through, where = self.explainer.through(neighbours)
         here = self.name(target, at)
         place = f" at {where.rpartition('/')[2]}" if where else ""
         lead = f"{self.name(source, source_dim)} has {self.axis!r}, which {through}{place} would bring to {here}"
@@ -201,7 +201,7 @@ class _Search:
             source=self.explainer.name(source),
             source_dim=source_dim,
             through=through,
-            rule="" if around.kind != "op" else str(around.rule),
+            rule="" if neighbours.kind != "op" else str(neighbours.rule),
             factor=factor_symbol(stop.factor),
             location=where,
             winner=winner,
@@ -210,19 +210,21 @@ class _Search:
 
     def in_words(self, stop: Stop, target: Holder, at: int) -> tuple[str, str, str, tuple[Reason, ...]]:
         """Kind, reason, fix, and the chain of the blocking axis."""
-        blocker, around = stop.obstacle, stop.neighbours
-        holder = around.holders[blocker.tensor]
+        blocker, neighbours = stop.obstacle, stop.neighbours
+        holder = neighbours.holders[blocker.tensor]
         axis = self.axis if blocker.axis is None else blocker.axis.name
         place = self.name(holder, blocker.dim) if blocker.dim >= 0 else self.explainer.name(holder)
         symbol = factor_symbol(stop.factor)
         if blocker.kind == "conflict":
             return "conflict", *self.conflict(stop, target, at, holder, place)
         if blocker.kind == "closed":
-            said, _ = self.explainer.closer(holder, blocker.dim)
-            return "closed", f"{place} is closed by {said}", f"name {axis!r} in {said}, or leave the dimension open: P.UNCONSTRAINED", ()
+            annotation, _ = self.explainer.closer(holder, blocker.dim)
+            fix = f"name {axis!r} in {annotation}, or leave the dimension open: P.UNCONSTRAINED"
+            return "closed", f"{place} is closed by {annotation}", fix, ()
         if blocker.kind == "replicated":
-            said, _ = self.explainer.annotation(holder)
-            return "replicated", f"{said} of {self.explainer.name(holder)} says that {axis!r} is not used", f"name it in {said}", ()
+            annotation, _ = self.explainer.annotation(holder)
+            why = f"{annotation} of {self.explainer.name(holder)} says that {axis!r} is not used"
+            return "replicated", why, f"name it in {annotation}", ()
         if blocker.kind == "used":
             before = "" if axis == self.axis else f", and {axis!r} comes before {self.axis!r}"
             why = f"{axis!r} is on {place} already{before}"
@@ -230,7 +232,7 @@ class _Search:
         if blocker.kind in ("indivisible", "overflow"):
             mesh = self.explainer.plan.mesh
             shards = mesh.shape[axis] if axis in mesh.shape else 1
-            size = blocker.size or around.rule.factor_sizes[stop.factor]
+            size = blocker.size or neighbours.rule.factor_sizes[stop.factor]
             below, above = nearest_sizes(size, (AxisRef(axis),), mesh)
             nearest = f"{below} or {above}" if below else str(above)
             why = f"{shards} devices along {axis!r} do not divide the factor {symbol} of size {size} of {place}"
@@ -238,7 +240,7 @@ class _Search:
         if blocker.kind == "barrier":
             return "barrier", "the barrier lets no sharding pass in this direction", "change its allowed_direction", ()
         if blocker.kind == "blocked":
-            whole = " (it needs it whole)" if around.rule.is_need_replication(stop.factor) else ""
+            whole = " (it needs it whole)" if neighbours.rule.is_need_replication(stop.factor) else ""
             return "blocked", f"nothing propagates along its factor {symbol}{whole}", "constrain the value itself", ()
         if blocker.kind == "major":
             return "major", f"the more significant part of {place} is not sharded whole, so that its factor {symbol} cannot be", "", ()
@@ -274,7 +276,7 @@ class _Search:
         path = self.path()
         if not path:
             return self.absence("unrelated", f"no value that computes with {self.explainer.name(self.holder)} has {self.axis!r}")
-        related = self.around.related
+        related = self.neighbourhood.related
         home = related.root((self.holder, self.dim))
         here = self.holder
         between = path[-1]
@@ -339,7 +341,7 @@ class _Search:
 
     def steps_from(self, holder: Holder) -> Iterator[tuple[Op | None, Neighbours | None, Holder]]:
         """The values that share an op, edge or group with one."""
-        for neighbours, _ in self.around.at.get(holder, ()):
+        for neighbours, _ in self.neighbourhood.at.get(holder, ()):
             for other in neighbours.holders:
                 yield neighbours.op, neighbours, other
         if isinstance(holder, Value):
@@ -347,7 +349,7 @@ class _Search:
             if isinstance(holder.owner, Op):
                 ops.append(holder.owner)
             for op in ops:
-                if op not in self.around.ops and not op.regions and op.results:
+                if op not in self.neighbourhood.ops and not op.regions and op.results:
                     for value in (*op.operands, *op.results):
                         yield op, None, self.history.holder(value)
 
@@ -356,9 +358,11 @@ def _rank(winner: tuple[Reason, ...], loser: tuple[Reason, ...]) -> str:
     """The priority that put the winner before the loser; empty for other causes."""
     if not winner or not loser:
         return ""
-    ours, theirs = (max(r.user_priority for r in chain) for chain in (winner, loser))
-    if ours != theirs:
-        return f" (with the user priority {ours}, {loser[0].axis!r} has {theirs})" if ours < theirs else ""
+    winner_priority, loser_priority = (max(r.user_priority for r in chain) for chain in (winner, loser))
+    if winner_priority > loser_priority:
+        return ""
+    if winner_priority < loser_priority:
+        return f" (with the user priority {winner_priority}, {loser[0].axis!r} has {loser_priority})"
     if not winner[0].needs:
         return ""
     if winner[0].op_priority < loser[0].op_priority:

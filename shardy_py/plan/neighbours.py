@@ -129,7 +129,7 @@ class Neighbourhood:
                 if op.name not in IDENTITIES and op.name != "sdy.sharding_group":
                     self._add(op, "op", step.tensors, op.rule, everything(op.rule))
 
-    def around(self, holder: Holder, dim: int) -> Iterator[tuple[Neighbours, int, int]]:
+    def of_dimension(self, holder: Holder, dim: int) -> Iterator[tuple[Neighbours, int, int]]:
         """`(neighbours, position, factor)` for each factor of a dimension.
 
         Args:

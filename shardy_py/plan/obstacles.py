@@ -73,20 +73,20 @@ def obstacle(
         return Obstacle("barrier", source)
     if neighbours.kind == "edge" and neighbours.op is not None and axis in dataflow.manual_axes(neighbours.op):
         return Obstacle("manual", source)
-    seen = [neighbours.view.seen(i, s) for i, s in enumerate(shardings)]
-    named_mesh = common_mesh(seen, meshes)
+    compared = [neighbours.view.seen(i, s) for i, s in enumerate(shardings)]
+    named_mesh = common_mesh(compared, meshes)
     if named_mesh is None:
         return Obstacle("mesh", source)
     mesh, sizes, mappings = named_mesh[1], rule.factor_sizes, rule.mappings
-    tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, seen, strict=True)]
+    tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, compared, strict=True)]
     agreed = compatible_major_axes(tensors, operands, factor, direction)
-    wanted = tensors[source].factors[factor].axes
-    place = next((i for i, a in enumerate(wanted) if a.name == axis), None)
+    source_axes = tensors[source].factors[factor].axes
+    place = next((i for i, a in enumerate(source_axes) if a.name == axis), None)
     if place is None:
         return Obstacle("part", source, _dim_of(mappings[source], factor))
-    wanted = wanted[: place + 1]
+    source_axes = source_axes[: place + 1]
     if all(a.name != axis for a in agreed):
-        return _conflict(tensors, mappings, factor, wanted, target)
+        return _conflict(tensors, mappings, factor, source_axes, target)
     checked = range(len(tensors)) if strategies == ("basic",) else (target,)
     for i in checked:
         if factor in tensors[i].factors:
@@ -97,7 +97,7 @@ def obstacle(
         update = propagate_step(
             rule,
             neighbours.directions,
-            seen,
+            compared,
             meshes,
             strategy=strategy,
             conservative=conservative and neighbours.kind == "op",
@@ -109,15 +109,15 @@ def obstacle(
 
 
 def _conflict(
-    tensors: Sequence[TensorFactors], mappings: Sequence[Sequence[Sequence[int]]], factor: int, wanted: Axes, target: int
+    tensors: Sequence[TensorFactors], mappings: Sequence[Sequence[Sequence[int]]], factor: int, source_axes: Axes, target: int
 ) -> Obstacle:
     """The first tensor whose axes are neither among those wanted nor begin with them; the target itself before all others."""
     order = [target, *(i for i in range(len(tensors)) if i != target)]
     for i in order:
         state = tensors[i].factors.get(factor)
-        if state is None or is_prefix(state.axes, wanted) or is_prefix(wanted, state.axes):
+        if state is None or is_prefix(state.axes, source_axes) or is_prefix(source_axes, state.axes):
             continue
-        other = next((a for a, b in zip(state.axes, wanted) if a is not b), state.axes[-1])
+        other = next((a for a, b in zip(state.axes, source_axes) if a is not b), state.axes[-1])
         return Obstacle("conflict", i, _dim_of(mappings[i], factor), other)
     return Obstacle("conflict", target, _dim_of(mappings[target], factor))
 
@@ -139,9 +139,9 @@ def _stop(
     before = 1
     for each in agreed:
         if not any(own.name == each.name and contains(own, each) for own in state.axes):
-            kept = fit_within_factor(each, before, tensor, state, size, mesh)
-            across = None if kept is None else fit_across_factors(kept, tensor, factor)
-            if kept is None or (state.axes and state.axes[-1] is kept):
+            fitted = fit_within_factor(each, before, tensor, state, size, mesh)
+            across = None if fitted is None else fit_across_factors(fitted, tensor, factor)
+            if fitted is None or (state.axes and state.axes[-1] is fitted):
                 if any(a.name == each.name for a in tensor.blocked_axes):
                     return Obstacle("replicated", number, dim, each)
                 if state.closed:

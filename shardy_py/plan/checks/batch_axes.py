@@ -81,9 +81,11 @@ class _Search:
         """Records the marks of a value whose axes are in its sharding."""
         sharding = value.sharding
         if marks and sharding is not None:
-            kept = frozenset(m for m in marks if m[0] < sharding.rank and any(axis.name == m[1] for axis in sharding.dims[m[0]].axes))
-            if kept:
-                self.marks[value] = kept
+            sharded_marks = frozenset(
+                m for m in marks if m[0] < sharding.rank and any(axis.name == m[1] for axis in sharding.dims[m[0]].axes)
+            )
+            if sharded_marks:
+                self.marks[value] = sharded_marks
 
     def visit(self, block: Block) -> None:
         """Visits the ops of a block and those inside of them."""
@@ -209,9 +211,9 @@ def _finding(context: CheckContext, op: Op, loss: _Loss, count: int, location: s
         f" is not cut by the data any more{more}"
     )
     dims = [dim.axes for dim in described.sharding.dims] if described.sharding is not None else []
-    wanted = [[a for a in axes if a.name != axis] for axes in dims]
-    wanted[loss.expected] = [*wanted[loss.expected], *(a for axes in dims for a in axes if a.name == axis)]
-    text = spec_text(TensorSharding("mesh", wanted))
+    proposed_dims = [[a for a in axes if a.name != axis] for axes in dims]
+    proposed_dims[loss.expected] = [*proposed_dims[loss.expected], *(a for axes in dims for a in axes if a.name == axis)]
+    text = spec_text(TensorSharding("mesh", proposed_dims))
     fix = (
         f"x = sp.with_sharding_constraint(x, {text}) on it"
         if text is not None

@@ -109,13 +109,13 @@ def _price(context: CheckContext, reshard: Reshard, planned: dict[str, TensorSha
     kinds = {step.kind for step in reshard.collectives}
     if kinds & {"all_reduce", "reduce_scatter"} or reshard.source is None:
         return 0, False
-    whole = context.local(reshard.type, None)
+    whole_bytes = context.local(reshard.type, None)
     between = planned.get(reshard.value, reshard.source)
     shape = reshard.type.shape
     if is_involuntary(shape, reshard.source, between, context.mesh) or is_involuntary(shape, between, reshard.target, context.mesh):
-        return whole - context.local(reshard.type, reshard.source), True
+        return whole_bytes - context.local(reshard.type, reshard.source), True
     named_input = not reshard.value.startswith("%")
-    if named_input or "all_gather" not in kinds or 2 * reshard.bytes_per_device < whole:
+    if named_input or "all_gather" not in kinds or 2 * reshard.bytes_per_device < whole_bytes:
         return 0, False
     return reshard.bytes_per_device, False
 

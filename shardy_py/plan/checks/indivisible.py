@@ -41,25 +41,25 @@ def indivisible(context: CheckContext) -> Iterator[Finding]:
     yield from _padded(context)
 
 
-def _cut(context: CheckContext, value: PlannedValue, wanted: TensorSharding) -> Iterator[Finding]:
+def _cut(context: CheckContext, value: PlannedValue, uncut: TensorSharding) -> Iterator[Finding]:
     size = context.bytes_of(value)
-    severity: Severity = "warning" if _is_requested(value, wanted) else graded(size)
+    severity: Severity = "warning" if _is_requested(value, uncut) else graded(size)
     if severity == "info" and size < NOTABLE:
         return
-    for d, (n, dim) in enumerate(zip(value.shape, wanted.dims)):
+    for d, (n, dim) in enumerate(zip(value.shape, uncut.dims)):
         shards = dim.shards(context.mesh)
         if n % shards == 0:
             continue
         message = (
             f"dimension {d} of size {n} is no multiple of {shards} ({_sizes(dim.axes, context)}), so it is not cut as"
-            f" {typed(value.type, wanted)} says: it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
+            f" {typed(value.type, uncut)} says: it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
         )
         yield Finding(KIND, message, value.path, "", severity, size, _fix(context, d, n, shards))
 
 
-def _is_requested(value: PlannedValue, wanted: TensorSharding) -> bool:
+def _is_requested(value: PlannedValue, sharding: TensorSharding) -> bool:
     """Whether the user requested the sharding that was cut."""
-    return value.given is not None and value.given.are_dim_axes_equal(wanted)
+    return value.given is not None and value.given.are_dim_axes_equal(sharding)
 
 
 def _sizes(axes: tuple[AxisRef, ...], context: CheckContext) -> str:

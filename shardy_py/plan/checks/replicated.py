@@ -82,8 +82,8 @@ def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Fi
     whole = is_replicated(value.sharding)
     if not whole and (size < PARTLY or value.kind == "output"):
         return None
-    said = value.given
-    if said is not None and all(dim.is_closed for dim in said.dims):
+    annotation = value.given
+    if annotation is not None and all(dim.is_closed for dim in annotation.dims):
         return None
     more = extended(value.shape, value.sharding, context.mesh)
     where = "in_shardings or rules" if value.kind == "input" else "out_shardings"

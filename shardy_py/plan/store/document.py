@@ -244,9 +244,9 @@ def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int],
             # A PRNG key has fewer dimensions than its physical array.
             if value.type.rank > rank or (value.sharding is not None and value.sharding.rank != rank):
                 raise StoreError(f"the value has not the rank of that of the program, {rank}")
-            own = mesh if value.sharding is None else value.sharding.mesh_in(meshes)
-            if own is not mesh and own.axes and not own.is_maximal:
-                raise StoreError(f"the value lies on the mesh {own}, the plan is for {mesh}")
+            value_mesh = mesh if value.sharding is None else value.sharding.mesh_in(meshes)
+            if value_mesh is not mesh and value_mesh.axes and not value_mesh.is_maximal:
+                raise StoreError(f"the value lies on the mesh {value_mesh}, the plan is for {mesh}")
 
 
 def _read_trees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:

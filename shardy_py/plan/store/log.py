@@ -37,10 +37,10 @@ def write_log(log: Sequence[Step], program: Program, tables: Writer, numbers: Nu
         if key not in tensor_rows:
             tensor_rows[key] = _tensors(step, values, tensors)
         shardings = step.before
-        stated = before.number(shardings, lambda shardings=shardings: list(map(sharding, shardings)))
+        before_row = before.number(shardings, lambda shardings=shardings: list(map(sharding, shardings)))
         op = None if step.op is None else ops[step.op]
         old, new = sharding(step.old), sharding(step.new)
-        steps.append([values[step.target], old, new, op, tensor_rows[key], stated, step.reason, step.user_priority, step.op_priority])
+        steps.append([values[step.target], old, new, op, tensor_rows[key], before_row, step.reason, step.user_priority, step.op_priority])
     return dict(zip(MEMBERS, (erased, results, tensors.rows, before.rows, steps)))
 
 
@@ -152,27 +152,27 @@ def _read_steps(
     before: list[tuple[Any, ...]],
 ) -> list[Step]:
     steps: list[Step] = []
-    own: dict[Op, tuple[Any, ...]] = {}
+    op_tensors: dict[Op, tuple[Any, ...]] = {}
     for number, row in enumerate(items(rows)):
         try:
-            target, old, new, by, tensors_row, stated, reason, user_priority, op_priority = items(row, 9)
+            target, old, new, by, tensors_row, before_row, reason, user_priority, op_priority = items(row, 9)
             value = entry(values, target)
             op = None if by is None else entry(ops, by)
             if tensors_row is not None:
-                around = entry(tensors, tensors_row)
+                step_tensors = entry(tensors, tensors_row)
             elif op is None:
                 raise StoreError("a step without an op does not say between which values it is")
             else:
-                around = own.get(op)
-                if around is None:
-                    around = own[op] = (*op.operands, *op.results)
-            shardings = entry(before, stated)
-            if reason == "propagate" and len(shardings) != len(around):
-                raise StoreError(f"{len(shardings)} shardings of {len(around)} values")
+                step_tensors = op_tensors.get(op)
+                if step_tensors is None:
+                    step_tensors = op_tensors[op] = (*op.operands, *op.results)
+            shardings = entry(before, before_row)
+            if reason == "propagate" and len(shardings) != len(step_tensors):
+                raise StoreError(f"{len(shardings)} shardings of {len(step_tensors)} values")
             rank = value.type.rank if isinstance(value, Value) else None
-            was, now = (tables.sharding(s) if rank is None else tables.sharding_of(s, rank) for s in (old, new))
+            old_sharding, new_sharding = (tables.sharding(s) if rank is None else tables.sharding_of(s, rank) for s in (old, new))
             first, second = integer(user_priority), integer(op_priority, -1)
-            steps.append(Step(value, was, now, op, around, shardings, text(reason), first, second))
+            steps.append(Step(value, old_sharding, new_sharding, op, step_tensors, shardings, text(reason), first, second))
         except StoreError as error:
             error.at(f"steps, row {number}")
             raise
