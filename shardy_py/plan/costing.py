@@ -1,4 +1,4 @@
-"""Computes the cost of a plan."""
+"""Works out what a plan costs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from shardy_py.plan.record import PlanRecord
 
 @no_collection()
 def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
-    """The cost of a call of a plan; see `Plan.cost_analysis`.
+    """What a call of a plan costs; see `Plan.cost_analysis`.
 
     Args:
         plan: The plan.
         which: The hardware.
-        links: The network links of each mesh axis; see `lay_out`.
+        links: What the axes of the mesh lie on; see `lay_out`.
 
     Raises:
-        HardwareError: The hardware is not in the table, or links are passed without it.
+        HardwareError: Such hardware is not known, or links are given without it.
         LinkError: The links do not fit the mesh.
     """
     machine = None if which is None else hardware(which)

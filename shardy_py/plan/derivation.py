@@ -57,7 +57,7 @@ class Link(NamedTuple):
     sources: tuple[Holder, ...] = ()
 
 
-class View:
+class RuleView:
     """The tensors of a step as its rule compares them; at the border of a manual computation this differs from the stored form.
 
     Args:
@@ -210,7 +210,7 @@ def _propagated(
     fact: Fact, step: Step, number: int, history: History, meshes: Mapping[str, Mesh]
 ) -> tuple[list[tuple[Fact, int]], tuple[int, ...]]:
     holders = [history.holder(t) for t in step.tensors]
-    view = View(step.op, step.tensors)
+    view = RuleView(step.op, step.tensors)
     before = [view.seen(i, s) for i, s in enumerate(step.before)]
     named_mesh = common_mesh(before, meshes)
     rule = view.rule()

@@ -15,7 +15,7 @@ from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.walk import ops_of
 from shardy_py.plan.analysis import Analysis
-from shardy_py.plan.derivation import IDENTITIES, Fact, Link, View, derive
+from shardy_py.plan.derivation import IDENTITIES, Fact, Link, RuleView, derive
 from shardy_py.plan.explanation import Reason, Source
 from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
 from shardy_py.plan.neighbours import Neighbourhood, Neighbours
@@ -125,15 +125,15 @@ class Explainer:
         """Orders a derivation as a chain: each reason right before the reasons it depends on."""
         links = list(links)
         order: list[int] = []
-        place: dict[int, int] = {}
+        position_of: dict[int, int] = {}
         stack = [0]
         while stack:
-            at = stack.pop()
-            if at not in place:
-                place[at] = len(order)
-                order.append(at)
-                stack.extend(reversed(links[at].needs))
-        return tuple(self.reason(links[at], tuple(place[need] for need in links[at].needs)) for at in order)
+            number = stack.pop()
+            if number not in position_of:
+                position_of[number] = len(order)
+                order.append(number)
+                stack.extend(reversed(links[number].needs))
+        return tuple(self.reason(links[number], tuple(position_of[need] for need in links[number].needs)) for number in order)
 
     def _border(self, link: Link, owner: Value) -> str:
         """The border of a loop, branch or computation that an axis crossed, in either direction."""
@@ -167,7 +167,7 @@ class Explainer:
             annotation, where = self._beginning(link)
             priority = 0 if step is None else step.user_priority
             return Reason(*head, "annotation", location=where, step=link.number, user_priority=priority, annotation=annotation, axes=axes)
-        view = View(step.op, step.tensors)
+        view = RuleView(step.op, step.tensors)
         rule = None if step.reason != PROPAGATE else view.rule()
         op = step.op
         if step.reason == GROUP:

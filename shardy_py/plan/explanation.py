@@ -319,19 +319,19 @@ def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
         return lines
     branches = [reason for reason in chain if len(reason.needs) > 1]
     rows: list[tuple[str, ...]] = []
-    at = 0
-    while at < len(chain):
-        length = 0 if full else _plain_run(chain, at)
+    position = 0
+    while position < len(chain):
+        length = 0 if full else _plain_run(chain, position)
         if length >= _RUN:
-            rows.append(_row(chain, at, full))
-            ops = Counter(reason.through for reason in chain[at + 1 : at + length - 1])
+            rows.append(_row(chain, position, full))
+            ops = Counter(reason.through for reason in chain[position + 1 : position + length - 1])
             names = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in ops.items())
             rows.append(("...", f"{length - 2} more: {names}"))
-            rows.append(_row(chain, at + length - 1, full))
-            at += length
+            rows.append(_row(chain, position + length - 1, full))
+            position += length
             continue
-        rows.append(_row(chain, at, full))
-        at += 1
+        rows.append(_row(chain, position, full))
+        position += 1
     lines += _indented(_table(rows, width - 2))
     if branches:
         names = ", ".join(dict.fromkeys(r.value for r in branches))
@@ -342,9 +342,9 @@ def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
 def _plain_run(chain: Sequence[Reason], start: int) -> int:
     """Length of the run of elementwise steps from one on, each depending on the next."""
     length = 0
-    for at in range(start, len(chain)):
-        reason = chain[at]
-        if reason.needs != (at + 1,) or reason.cause != "propagated" or not _is_plain(reason.rule) or reason.dim != chain[start].dim:
+    for position in range(start, len(chain)):
+        reason = chain[position]
+        if reason.needs != (position + 1,) or reason.cause != "propagated" or not _is_plain(reason.rule) or reason.dim != chain[start].dim:
             break
         length += 1
     return length
@@ -357,8 +357,8 @@ def _is_plain(rule: str) -> bool:
     return len(mappings) == 1
 
 
-def _row(chain: Sequence[Reason], at: int, full: bool) -> tuple[str, ...]:
-    reason = chain[at]
+def _row(chain: Sequence[Reason], position: int, full: bool) -> tuple[str, ...]:
+    reason = chain[position]
     step = f"step {reason.step}" if full and reason.step >= 0 else ""
     other = "" if reason.axis == chain[0].axis else f" @{reason.axis}"
     return (reason.value, f"dim {reason.dim}{other}", *_how(reason, full), step)
@@ -462,8 +462,8 @@ def _sources(head: str, sources: Sequence[Source], width: int) -> list[str]:
 
 
 def _end(reason: Reason) -> str:
-    at = f" at {_short(reason.location)}" if reason.location else ""
-    return f"{reason.annotation or 'annotation'}{at}" if at else f"{reason.annotation or 'annotation'} of {reason.value}"
+    place = f" at {_short(reason.location)}" if reason.location else ""
+    return f"{reason.annotation or 'annotation'}{place}" if place else f"{reason.annotation or 'annotation'} of {reason.value}"
 
 
 def _short(location: str) -> str:

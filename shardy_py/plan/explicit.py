@@ -46,7 +46,7 @@ class Origin:
         value: The value that moves.
         source: The sharding before.
         target: The sharding afterwards; both None of what the op moves while it runs.
-        depth: The number of bodies (scan, while, cond, `shard_map`) around it.
+        depth: How many bodies (scan, while, cond, `shard_map`) it stands in.
     """
 
     op: Op
@@ -62,7 +62,7 @@ class Transfer:
     """One collective of an explicit program.
 
     Attributes:
-        collective: The movement.
+        collective: What moves.
         step: The op of the explicit program that it is, or that makes it while it runs, as one with windows fetches what they need; None
             where XLA merges collectives of a region, so that the op of each is not known.
         origin: Why it moves, where XLA's partitioner makes it; the collectives of one movement share it.

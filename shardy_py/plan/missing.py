@@ -182,14 +182,14 @@ class _Search:
         neighbours, holders = stop.neighbours, stop.neighbours.holders
         target, source = holders[stop.target], holders[stop.source]
         mappings = neighbours.rule.mappings
-        at = next(d for d, dim in enumerate(mappings[stop.target]) if stop.factor in dim)
+        target_dim = next(d for d, dim in enumerate(mappings[stop.target]) if stop.factor in dim)
         source_dim = next(d for d, dim in enumerate(mappings[stop.source]) if stop.factor in dim)
         through, where = self.explainer.through(neighbours)
-        here = self.name(target, at)
+        here = self.name(target, target_dim)
         place = f" at {where.rpartition('/')[2]}" if where else ""
         lead = f"{self.name(source, source_dim)} has {self.axis!r}, which {through}{place} would bring to {here}"
-        kind, why, fix, winner = self.in_words(stop, target, at)
-        far = "" if target is self.holder and at == self.dim else f"; {self.name(self.holder, self.dim)} would get it from there"
+        kind, why, fix, winner = self.in_words(stop, target, target_dim)
+        far = "" if target is self.holder and target_dim == self.dim else f"; {self.name(self.holder, self.dim)} would get it from there"
         message = f"{lead}, but {why}{far}"
         if kind == "part":
             message = f"{self.name(source, source_dim)} has {self.axis!r}, but on another part than {through}{place} relates to {here}{far}"
@@ -197,7 +197,7 @@ class _Search:
             kind,
             message,
             value=self.explainer.name(target),
-            stopped=at,
+            stopped=target_dim,
             source=self.explainer.name(source),
             source_dim=source_dim,
             through=through,
@@ -208,7 +208,7 @@ class _Search:
             fix=fix,
         )
 
-    def in_words(self, stop: Stop, target: Holder, at: int) -> tuple[str, str, str, tuple[Reason, ...]]:
+    def in_words(self, stop: Stop, target: Holder, target_dim: int) -> tuple[str, str, str, tuple[Reason, ...]]:
         """Kind, reason, fix, and the chain of the blocking axis."""
         blocker, neighbours = stop.obstacle, stop.neighbours
         holder = neighbours.holders[blocker.tensor]
@@ -216,7 +216,7 @@ class _Search:
         place = self.name(holder, blocker.dim) if blocker.dim >= 0 else self.explainer.name(holder)
         symbol = factor_symbol(stop.factor)
         if blocker.kind == "conflict":
-            return "conflict", *self.conflict(stop, target, at, holder, place)
+            return "conflict", *self.conflict(stop, target, target_dim, holder, place)
         if blocker.kind == "closed":
             annotation, _ = self.explainer.closer(holder, blocker.dim)
             fix = f"name {axis!r} in {annotation}, or leave the dimension open: P.UNCONSTRAINED"
@@ -254,7 +254,7 @@ class _Search:
             return "mesh", "its values are on different meshes", "", ()
         return "late", "the propagation did not return to it after that", "constrain the value itself", ()
 
-    def conflict(self, stop: Stop, target: Holder, at: int, holder: Holder, place: str) -> tuple[str, str, tuple[Reason, ...]]:
+    def conflict(self, stop: Stop, target: Holder, target_dim: int, holder: Holder, place: str) -> tuple[str, str, tuple[Reason, ...]]:
         blocker = stop.obstacle
         if blocker.axis is None:
             return "the shardings of its other values do not agree with it", "", ()
@@ -266,7 +266,7 @@ class _Search:
         first = _rank(winner, loser)
         why = f"{place} has {format_axis(blocker.axis)!r} there{first}"
         ends = dict.fromkeys(f"{r.annotation} of {r.value}" for r in winner if r.annotation)
-        fix = f"constrain {self.name(target, at)} to {self.axis!r}"
+        fix = f"constrain {self.name(target, target_dim)} to {self.axis!r}"
         if ends:
             fix += f", or take {axis!r} from {' and '.join(ends)}"
         return why, fix, winner

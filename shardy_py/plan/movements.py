@@ -15,14 +15,14 @@ from shardy_py.passes.export.collective_bytes import received as received
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """A collective of a reshard.
+    """One collective.
 
     Attributes:
         kind: `all_slice`, `all_gather`, `all_to_all`, `collective_permute`, `all_reduce`, `reduce_scatter`, `reshard` where a value goes to
             a mesh with other axes, `sharded_to_unreduced` or `replicated_to_unreduced`.
         axes: The mesh axes it is over, in mesh order; none for a `collective_permute`, which exchanges pieces between any devices.
-        group: The number of devices that exchange data with each other.
-        bytes_per_device: Bytes that each device receives; see `Reshard`.
+        group: How many devices exchange data with each other.
+        bytes_per_device: What each device receives; see `Reshard`.
     """
 
     kind: str
@@ -47,12 +47,12 @@ MOVING_OPS = frozenset((*_PER_DIM, *_FLAT, "sdy.all_to_all", "sdy.collective_per
 
 
 def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
-    """Describes a collective of the SDY dialect.
+    """What a collective of the SDY dialect does.
 
     Args:
         op: One named in `MOVING_OPS`.
         source: The sharding of its operand.
-        meshes: The meshes of the program, by name.
+        meshes: Where named meshes are looked up.
     """
     target = op.result.sharding
     mesh = None if target is None else target.mesh_in(meshes)

@@ -12,7 +12,7 @@ from shardy_py.passes import dataflow
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder, PropagationGraph
 from shardy_py.passes.propagation.schedule import everything
-from shardy_py.plan.derivation import IDENTITIES, View
+from shardy_py.plan.derivation import IDENTITIES, RuleView
 from shardy_py.plan.history import History
 from shardy_py.rules import identity_rule, is_elementwise
 
@@ -40,9 +40,9 @@ class Neighbours(NamedTuple):
     owner: Value | None = None
 
     @property
-    def view(self) -> View:
+    def view(self) -> RuleView:
         """The tensors as the rule compares them."""
-        return View(self.op, self.holders, self.owner)
+        return RuleView(self.op, self.holders, self.owner)
 
     @property
     def elementwise(self) -> bool:
@@ -165,8 +165,8 @@ class Neighbourhood:
         """
         parts = self._with.get(axis)
         if parts is None:
-            end, at = self.history.end, self.history.at
-            places = ((holder, d) for holder in self.at for d in dims_with(at(holder, end), axis))
+            end, sharding_at = self.history.end, self.history.at
+            places = ((holder, d) for holder in self.at for d in dims_with(sharding_at(holder, end), axis))
             parts = self._with[axis] = frozenset(map(self.related.root, places))
         return parts
 
@@ -188,8 +188,8 @@ class Neighbourhood:
 
     def _shared(self, axis: str) -> Parts:
         parts = Parts()
-        end, at = self.history.end, self.history.at
-        having = {holder: dims for holder in self.at if (dims := dims_with(at(holder, end), axis))}
+        end, sharding_at = self.history.end, self.history.at
+        having = {holder: dims for holder in self.at if (dims := dims_with(sharding_at(holder, end), axis))}
         seen: set[int] = set()
         for holder in having:
             for neighbours, _ in self.at[holder]:

@@ -38,21 +38,21 @@ class Node:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A node that is being built."""
+class _NodeBuilder:
+    """A node under construction."""
 
     label: str
     leaves: list[Node] = field(default_factory=list)
-    inner: dict[str, _Open] = field(default_factory=dict)
-    order: list[_Open | Node] = field(default_factory=list)
+    inner: dict[str, _NodeBuilder] = field(default_factory=dict)
+    order: list[_NodeBuilder | Node] = field(default_factory=list)
 
-    def closed(self, numbered: Callable[[str], bool]) -> Node:
-        nodes = [part if isinstance(part, Node) else part.closed(numbered) for part in self.order]
+    def build(self, numbered: Callable[[str], bool]) -> Node:
+        nodes = [part if isinstance(part, Node) else part.build(numbered) for part in self.order]
         return inner_node(self.label, merged(nodes, numbered))
 
 
 def inner_node(label: str, children: Sequence[Node]) -> Node:
-    """A node above others."""
+    """A node with children."""
     size = sum(child.bytes * child.times for child in children)
     return Node(label, "", size, sum(child.count * child.times for child in children), children=tuple(children))
 
@@ -67,17 +67,17 @@ def tree_of(
         depth: Levels; deeper nodes are left out.
         numbered: Whether a number in a label counts things that are alike.
     """
-    root = _Open("")
+    root = _NodeBuilder("")
     for labels, leaf in leaves:
         at = root
         for label in labels[:-1]:
             node = at.inner.get(label)
             if node is None:
-                node = at.inner[label] = _Open(label)
+                node = at.inner[label] = _NodeBuilder(label)
                 at.order.append(node)
             at = node
         at.order.append(replace(leaf, label=labels[-1]))
-    nodes = root.closed(numbered).children
+    nodes = root.build(numbered).children
     return nodes if depth is None else tuple(_cut(node, depth) for node in nodes)
 
 

@@ -11,7 +11,7 @@ from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.schedule import everything, schedule
 from shardy_py.passes.propagation.step import FactorStrategy, propagate_step
 from shardy_py.plan import Reason
-from shardy_py.plan.derivation import View
+from shardy_py.plan.derivation import RuleView
 from shardy_py.plan.explainer import explainer_of
 from shardy_py.plan.history import begins_with
 from shardy_py.rules import is_elementwise, pass_through_direction
@@ -79,7 +79,7 @@ def axis_of(text: str) -> AxisRef:
 
 def _propagate(plan: Plan, state: dict[Holder, TensorSharding | None], step: Step) -> None:
     history, how = explainer_of(plan).history, plan.propagation
-    view = View(step.op, step.tensors)
+    view = RuleView(step.op, step.tensors)
     rule = view.rule()
     assert rule is not None
     directions = _directions(step, rule)

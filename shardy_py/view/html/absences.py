@@ -53,7 +53,7 @@ def values_to_explain(plan: PlanRecord, with_findings: Iterable[int], sizes: Seq
         plan: A plan.
         with_findings: As for `absences`.
         sizes: As for `absences`.
-        most: The limit of their number.
+        most: Their number.
     """
     count, outputs = len(plan.values), len(plan.outputs)
     ends = [*range(len(plan.inputs)), *range(count - outputs, count)]

@@ -45,8 +45,8 @@ def _figures(analysis: CostAnalysis, memory: MemoryAnalysis) -> list[list[str]]:
         figures.append([f"time on {analysis.hardware.name}", span_text(analysis.step_seconds.low, analysis.step_seconds.high)])
     if memory.headroom_in_bytes is not None:
         room = memory.headroom_in_bytes
-        said = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too little"
-        figures.append([f"room on {memory.hardware}", said])
+        text = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too little"
+        figures.append([f"room on {memory.hardware}", text])
     return figures
 
 
@@ -70,7 +70,7 @@ def span_text(low: float, high: float) -> str:
 def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any]:
     at, heights = thinned(memory.series)
     peak = memory.peak
-    said = "" if peak is None else " at ".join(part for part in (peak.primitive, peak.location.rpartition("/")[2]) if part)
+    text = "" if peak is None else " at ".join(part for part in (peak.primitive, peak.location.rpartition("/")[2]) if part)
     top = [
         [
             -1 if part.role == "temporary" else numbers.get(part.name, -1),
@@ -89,7 +89,7 @@ def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any
         "end": len(memory.series),
         "peak": memory.peak_memory_in_bytes,
         "peak_at": memory.peak_step,
-        "where": said,
+        "where": text,
         "top": top,
     }
 
