@@ -41,13 +41,13 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
         if value.kind != "intermediate":
             matches[number] = named.get((value.kind, value.path), -1)
     numbers: dict[Hashable, int] = {}
-    ours, theirs = _Descriptions(plan, numbers), _Descriptions(other, numbers)
-    first, first_of_other = len(plan.inputs), len(other.inputs)
-    left, right = list(range(len(ours.planned))), list(range(len(theirs.planned)))
+    first, second = _Descriptions(plan, numbers), _Descriptions(other, numbers)
+    offset, other_offset = len(plan.inputs), len(other.inputs)
+    left, right = list(range(len(first.planned))), list(range(len(second.planned)))
     for level in range(len(_LEVELS)):
-        pairs = list(_pairs(level, ours, theirs, left, right))
+        pairs = list(_pairs(level, first, second, left, right))
         for i, j in pairs:
-            matches[first + i] = first_of_other + j
+            matches[offset + i] = other_offset + j
         taken, taken_there = {i for i, _ in pairs}, {j for _, j in pairs}
         left = [i for i in left if i not in taken]
         right = [j for j in right if j not in taken_there]
@@ -158,32 +158,32 @@ _LEVELS: tuple[tuple[Callable[[_Descriptions, int], Hashable], bool], ...] = (
 """Descriptions that values match by, finest first; and whether one suffices where the plans have different numbers of equals."""
 
 
-def _pairs(level: int, ours: _Descriptions, theirs: _Descriptions, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(level: int, first: _Descriptions, second: _Descriptions, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
     key, enough = _LEVELS[level]
     groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for i in left:
-        groups[key(ours, i)][0].append(i)
+        groups[key(first, i)][0].append(i)
     for j in right:
-        groups[key(theirs, j)][1].append(j)
+        groups[key(second, j)][1].append(j)
     pairs: list[tuple[int, int]] = []
-    for mine, others in groups.values():
-        if len(mine) == len(others):
-            pairs += zip(mine, others)
-        elif enough and mine and others:
-            pairs += _aligned(ours, theirs, mine, others)
+    for of_first, of_second in groups.values():
+        if len(of_first) == len(of_second):
+            pairs += zip(of_first, of_second)
+        elif enough and of_first and of_second:
+            pairs += _aligned(first, second, of_first, of_second)
     return pairs
 
 
-def _aligned(ours: _Descriptions, theirs: _Descriptions, mine: list[int], others: list[int]) -> list[tuple[int, int]]:
+def _aligned(first: _Descriptions, second: _Descriptions, of_first: list[int], of_second: list[int]) -> list[tuple[int, int]]:
     """Pairs equals of which one plan has more; equal shardings first."""
-    a = [typed(ours.planned[i].type, ours.planned[i].sharding) for i in mine]
-    b = [typed(theirs.planned[j].type, theirs.planned[j].sharding) for j in others]
+    a = [typed(first.planned[i].type, first.planned[i].sharding) for i in of_first]
+    b = [typed(second.planned[j].type, second.planned[j].sharding) for j in of_second]
     if len(a) > _MAX_ALIGNED or len(b) > _MAX_ALIGNED:
-        return list(zip(mine, others))
+        return list(zip(of_first, of_second))
     pairs: list[tuple[int, int]] = []
     i = j = 0
     for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
-        pairs += zip(mine[i : block.a], others[j : block.b])
-        pairs += zip(mine[block.a : block.a + block.size], others[block.b : block.b + block.size])
+        pairs += zip(of_first[i : block.a], of_second[j : block.b])
+        pairs += zip(of_first[block.a : block.a + block.size], of_second[block.b : block.b + block.size])
         i, j = block.a + block.size, block.b + block.size
     return pairs

@@ -106,7 +106,9 @@ def _is_coarser(state: TensorSharding | None, parameter: TensorSharding | None) 
         return False
     if state is None:
         return True
-    return any(ours.axes[: len(theirs.axes)] != theirs.axes for ours, theirs in zip(state.dims, parameter.dims))
+    return any(
+        state_dim.axes[: len(parameter_dim.axes)] != parameter_dim.axes for state_dim, parameter_dim in zip(state.dims, parameter.dims)
+    )
 
 
 def _finding(context: CheckContext, state: PlannedValue, parameter: PlannedValue) -> Finding | None:
