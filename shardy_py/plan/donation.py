@@ -83,7 +83,7 @@ def donations(
     used: Sequence[bool],
     off: str = "",
 ) -> tuple[Donated, ...]:
-    """Pairs each donated input with the output that reuses its memory.
+    """Pairs donated inputs with the outputs that reuse their memory.
 
     Args:
         program: The program, its shardings decided.

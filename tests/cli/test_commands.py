@@ -35,9 +35,9 @@ def stored(tmp_path: Path) -> str:
 
 def ran(capsys: Captured, *arguments: str, status: int = 0) -> str:
     """Standard output of a command."""
-    found = main(arguments)
+    code = main(arguments)
     out, err = capsys.readouterr()
-    assert found == status, err
+    assert code == status, err
     return out
 
 

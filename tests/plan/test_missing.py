@@ -43,14 +43,14 @@ def test_conflict_names_the_winner_and_where_it_comes_from() -> None:
         return (a + jnp.sin(b)) * 2
 
     plan = planned(add, f32(8, 8), f32(8, 8), in_shardings=(P("data", U), P("model", U)))
-    found = lacks(plan, "result", "model")
-    assert found.kind == "conflict"
-    assert (found.value, found.stopped, found.source, found.source_dim, found.through) == ("%1", 0, "%0", 0, "add")
-    assert found.location.endswith(f"test_missing.py:{add.__code__.co_firstlineno + 1}")
-    assert [(r.value, r.annotation) for r in found.winner] == [("a", "in_shardings")]
-    assert "dimension 0 of a has 'data' there" in found.message
-    assert found.message.endswith("dimension 0 of result would get it from there")
-    assert found.fix == "constrain dimension 0 of %1 to 'model', or take 'data' from in_shardings of a"
+    missing = lacks(plan, "result", "model")
+    assert missing.kind == "conflict"
+    assert (missing.value, missing.stopped, missing.source, missing.source_dim, missing.through) == ("%1", 0, "%0", 0, "add")
+    assert missing.location.endswith(f"test_missing.py:{add.__code__.co_firstlineno + 1}")
+    assert [(r.value, r.annotation) for r in missing.winner] == [("a", "in_shardings")]
+    assert "dimension 0 of a has 'data' there" in missing.message
+    assert missing.message.endswith("dimension 0 of result would get it from there")
+    assert missing.fix == "constrain dimension 0 of %1 to 'model', or take 'data' from in_shardings of a"
 
 
 def test_conflict_tells_which_priority_decided() -> None:
@@ -63,11 +63,11 @@ def test_conflict_tells_which_priority_decided() -> None:
 
 def test_closed_says_by_whom() -> None:
     plan = planned(lambda a, b: a + b, f32(8, 8), f32(8, 8), in_shardings=(P("data"), P(None, "model")))
-    found = lacks(plan, "a", "model", 1)
-    assert (found.kind, found.value, found.stopped) == ("closed", "a", 1)
-    assert (found.source, found.through) == ("b", "add")
-    assert "dimension 1 of a is closed by in_shardings" in found.message
-    assert found.fix == "name 'model' in in_shardings, or leave the dimension open: P.UNCONSTRAINED"
+    missing = lacks(plan, "a", "model", 1)
+    assert (missing.kind, missing.value, missing.stopped) == ("closed", "a", 1)
+    assert (missing.source, missing.through) == ("b", "add")
+    assert "dimension 1 of a is closed by in_shardings" in missing.message
+    assert missing.fix == "name 'model' in in_shardings, or leave the dimension open: P.UNCONSTRAINED"
     constrained = planned(lambda a: sp.with_sharding_constraint(jnp.sin(a), P(None)) * 2, f32(8), in_shardings=P("data"))
     assert "closed by with_sharding_constraint" in lacks(constrained, "result", "data").message
     far = planned(lambda a, b: (a * 2, b), f32(8, 8), f32(8), in_shardings=(P("data"), P("model")))
@@ -77,9 +77,9 @@ def test_closed_says_by_whom() -> None:
 def test_used_on_another_dimension() -> None:
     plan = planned(lambda x: x @ x.T, f32(8, 8), in_shardings=P("data"))
     assert plan.explain("result").sharding == "float32[8@data,8]"
-    found = lacks(plan, "result", "data", 1)
-    assert found.kind == "used"
-    assert found.winner[-1].value == "x"
+    missing = lacks(plan, "result", "data", 1)
+    assert missing.kind == "used"
+    assert missing.winner[-1].value == "x"
     assert plan.explain("result", "data").missing == ()
 
 
@@ -88,11 +88,11 @@ def test_indivisible_names_the_nearest_sizes() -> None:
         return sp.with_sharding_constraint(jnp.concatenate([a, b]), P("model"))
 
     plan = planned(joined, f32(5, 2), f32(5, 2))
-    found = lacks(plan, "a", "model")
-    assert found.kind == "indivisible"
-    assert "5 is not a multiple of 4 (model)" in found.message
-    assert found.fix == "make it 4 or 8"
-    assert found.winner[-1].annotation == "with_sharding_constraint"
+    missing = lacks(plan, "a", "model")
+    assert missing.kind == "indivisible"
+    assert "5 is not a multiple of 4 (model)" in missing.message
+    assert missing.fix == "make it 4 or 8"
+    assert missing.winner[-1].annotation == "with_sharding_constraint"
     why = plan.explain("a")
     assert [m.kind for m in why.missing if m.axis == "model"] == ["indivisible", "used"]
     assert "it is replicated" in str(why)
@@ -113,16 +113,16 @@ def test_blocked_and_missing_rules() -> None:
     def opaque(x):
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
 
-    found = lacks(planned(opaque, f32(8, 4), in_shardings=P("data")), "result", "data")
-    assert (found.kind, found.through, found.source) == ("no-rule", "pure_callback", "x")
-    assert found.fix == "give it a rule with shardy_py.sharding_rule"
+    missing = lacks(planned(opaque, f32(8, 4), in_shardings=P("data")), "result", "data")
+    assert (missing.kind, missing.through, missing.source) == ("no-rule", "pure_callback", "x")
+    assert missing.fix == "give it a rule with shardy_py.sharding_rule"
 
     @sp.sharding_rule("a b -> a b", blocked_propagation="a")
     def sine(x):
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-    found = lacks(planned(lambda x: sine(x) + 1, f32(8, 4), in_shardings=P("data")), "result", "data")
-    assert found.kind == "blocked"
+    missing = lacks(planned(lambda x: sine(x) + 1, f32(8, 4), in_shardings=P("data")), "result", "data")
+    assert missing.kind == "blocked"
 
 
 def test_what_runs_on_one_device() -> None:
@@ -130,8 +130,8 @@ def test_what_runs_on_one_device() -> None:
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
 
     plan = planned(opaque, f32(8, 4), in_shardings=P("data"))
-    found = lacks(plan, "%0", "model")
-    assert (found.kind, found.through, found.location) == ("one-device", "pure_callback", plan.values[1].location)
+    missing = lacks(plan, "%0", "model")
+    assert (missing.kind, missing.through, missing.location) == ("one-device", "pure_callback", plan.values[1].location)
     assert "runs on one device" in str(plan.explain("%0"))
     assert all(str(plan.explain(value, axis)) for value in plan.values for axis in (None, "data", "model"))
 
@@ -140,24 +140,24 @@ def test_barriers() -> None:
     plan = planned(lambda w, x: w + sp.propagation_barrier(x, "forward"), f32(8), f32(8), in_shardings=(P("model"), None))
     assert lacks(plan, "x", "model").kind == "barrier"
     plan = planned(lambda w, x: w + sp.propagation_barrier(x, "none"), f32(8), f32(8), in_shardings=(P("model"), None))
-    found = lacks(plan, "x", "model")
-    assert found.kind == "barrier"
-    assert "lets nothing pass" in found.message
+    missing = lacks(plan, "x", "model")
+    assert missing.kind == "barrier"
+    assert "lets nothing pass" in missing.message
 
 
 def test_unrelated_names_the_nearest_and_the_op_between() -> None:
     plan = planned(lambda w, x: x @ w, f32(16, 32), f32(8, 16), in_shardings=(P(None, "model"), P("data", U)))
-    found = lacks(plan, "x", "model", 1)
-    assert (found.kind, found.source, found.source_dim, found.through) == ("unrelated", "w", 1, "dot_general")
+    missing = lacks(plan, "x", "model", 1)
+    assert (missing.kind, missing.source, missing.source_dim, missing.through) == ("unrelated", "w", 1, "dot_general")
     alone = planned(lambda a, b: (a * 2, b * 2), f32(8), f32(8), in_shardings=(P("data"), None))
     assert lacks(alone, "b", "data").message == "no value that computes with b has 'data'"
 
 
 def test_scalars_on_the_way_need_no_rule() -> None:
     plan = planned(lambda x: jnp.ones(4) * (x[0] * 2), f32(8), in_shardings=P("data"))
-    found = plan.explain("result", "data").missing[0]
-    assert (found.kind, found.fix) == ("unrelated", "")
-    assert "no rule relates it to a dimension with 'data'" in found.message
+    missing = plan.explain("result", "data").missing[0]
+    assert (missing.kind, missing.fix) == ("unrelated", "")
+    assert "no rule relates it to a dimension with 'data'" in missing.message
 
 
 def test_absent() -> None:

@@ -28,7 +28,7 @@ FLAGS = (
 )
 
 
-def _found(*names: str) -> str | None:
+def _executable(*names: str) -> str | None:
     return next((path for path in map(shutil.which, names) if path), None)
 
 
@@ -36,7 +36,7 @@ def _found(*names: str) -> str | None:
 def chromium() -> Iterator[Any]:
     """A selenium driver of its own for each file of tests."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    browser, driver = _found("chromium", "chromium-browser", "google-chrome"), _found("chromedriver")
+    browser, driver = _executable("chromium", "chromium-browser", "google-chrome"), _executable("chromedriver")
     if browser is None or driver is None:
         pytest.skip("chromium or chromedriver is not installed (Debian: apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
@@ -48,13 +48,13 @@ def chromium() -> Iterator[Any]:
             environment.setenv(name, "*")
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
-        made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver, log_output=os.devnull))
-        made.set_script_timeout(LONG)
-        made.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+        chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver, log_output=os.devnull))
+        chrome.set_script_timeout(LONG)
+        chrome.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         try:
-            yield made
+            yield chrome
         finally:
-            made.quit()
+            chrome.quit()
 
 
 @pytest.fixture

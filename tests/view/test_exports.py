@@ -82,9 +82,9 @@ def test_timeline_of_explicit_collectives_and_of_loops() -> None:
 
 def test_model_explorer() -> None:
     for plan in (plans.training(), plans.scanned(), plans.hostile()):
-        found = graph(plan)
-        assert set(found) == {"label", "graphs"}
-        (only,) = found["graphs"]
+        collection = graph(plan)
+        assert set(collection) == {"label", "graphs"}
+        (only,) = collection["graphs"]
         nodes = only["nodes"]
         outputs = {node["id"]: {m["id"] for m in node["outputsMetadata"]} for node in nodes}
         assert len(outputs) == len(nodes)

@@ -233,8 +233,8 @@ def test_modules() -> None:
     start = next(i for i, line in enumerate(lines) if line.startswith("values"))
     assert lines[start + 1 : start + 3] == ["  Stack/", "    block_0..5/"]
     assert sum("dot_general" in line for line in lines[start:]) - sum("all_reduce" in line for line in lines) == 2
-    found = plan.as_text(where="Stack/block_3*")
-    assert "  Stack/block_3/" in found
+    text = plan.as_text(where="Stack/block_3*")
+    assert "  Stack/block_3/" in text
     assert {v.module for v in plan.values if v.primitive == "max"} == {"Stack/norm", *(f"Stack/block_{i}" for i in range(6))}
 
 
