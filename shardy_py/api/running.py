@@ -39,8 +39,8 @@ from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import only_grows
-from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
+from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.values import PlannedValue
 
 EMPTY_COMES_WHOLE = jax.__version_info__ < (0, 12)
@@ -266,7 +266,7 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
     with plan.timings.step("pin"), no_collection():
         platform = request.settings.options.platform_of(view.user_mesh)
         partition = Partitions(view, request.settings.options, None, lambda: None)
-        if as_run_of(plan).planned:
+        if jit_program_of(plan).follows_plan:
             grows = bool(plan.log) and only_grows(plan.log)
             program = pinned(closed, planned.imported, view.twin, import_copy, platform, partition, grows)
         else:

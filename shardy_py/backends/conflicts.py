@@ -1,7 +1,7 @@
 """Detects conflicts in a plan, in which the shape of the program and the order of visits decide.
 
 XLA propagates through another form of a program than the one that JAX makes. Where shardings do not conflict, that gives the same result;
-where they do, another. So the values around a conflict are constrained to a plan that is worth it (`plan/as_run`).
+where they do, another. So the values around a conflict are constrained to a plan that is worth it (`plan/jit_program`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Op
 from shardy_py.partition.mispartitioned import OPS, cut_in_any_way, is_mispartitioned
-from shardy_py.plan.prediction.conflicts import Seen, conflicts
+from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
 
 
 def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
@@ -26,10 +26,10 @@ def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
         pins: Where pins are added.
         meshes: Where named meshes are looked up.
     """
-    seen: Seen = {}
+    cache: ConflictCache = {}
 
     def is_pinned(eqn: JaxprEqn, scope: Scope) -> bool:
-        return any((op := _maker(v, scope)) is not None and conflicts(op, meshes, seen) for v in eqn.outvars)
+        return any((op := _maker(v, scope)) is not None and conflicts(op, meshes, cache) for v in eqn.outvars)
 
     _pin(scope, pins, meshes, is_pinned, entering=False)
 

@@ -1,1 +1,1 @@
-"""What a plan costs: links, compute, memory."""
+"""The cost of a plan: links, compute, memory."""

@@ -1,4 +1,4 @@
-"""How long collectives take: a latency per hop and a rate per link, on rings, tori and switches, over one or several kinds of links.
+"""Time of collectives: a latency per hop and a rate per link, on rings, tori and switches, over one or several kinds of links.
 
 With V the bytes that a device holds of a value that is gathered, n devices, and w the bytes per second of a link in one direction:
 
@@ -57,7 +57,7 @@ class _Net:
         """Seconds of the bytes of an all_to_all alone."""
         if self.switched:
             return size * (self.size - 1) / self.size / self.speed
-        # Half of what half of a dimension has crosses its middle, by as many links as it has directions.
+        # Half of the data in one half of a dimension crosses its middle, over as many links as it has directions.
         return max(n * size / (4 * directions * rate) for n, directions, rate, _ in self.dims)
 
 
@@ -107,11 +107,11 @@ def collective_seconds(kind: str, operand_bytes: float, levels: Sequence[Level])
 
 @functools.lru_cache(1 << 10)
 def _nets(levels: tuple[Level, ...]) -> tuple[_Net, ...]:
-    """Levels that are used at once, together."""
+    """The levels grouped into those that are used at once."""
     groups: dict[tuple[str, bool], list[tuple[int, int, float, float]]] = {}
     for level in levels:
         links = level.links
-        dims = [(n, directions, links.bandwidth, links.latency) for n, directions in links.ways(level.size)]
+        dims = [(n, directions, links.bandwidth, links.latency) for n, directions in links.dimensions(level.size)]
         if dims:
             groups.setdefault((links.name, links.kind == "switch"), []).extend(dims)
     return tuple(_Net(switched, tuple(dims)) for (_, switched), dims in groups.items())

@@ -1,7 +1,7 @@
-"""How many operations an op makes on one device, counted as XLA's HloCostAnalysis counts them, and how long a roofline says that takes.
+"""Operations of an op on one device, counted as XLA's HloCostAnalysis counts them, and their time by a roofline.
 
-A multiplication and an addition are two operations; functions such as exp are counted apart, as transcendentals. Ops that only move
-data make none.
+A multiplication and an addition are two operations; functions such as exp are counted separately, as transcendentals. Ops that only move
+data have none.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import TypeVar
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.sizes import LocalSizes
-from shardy_py.dialect import AxisRef
-from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import Op
 from shardy_py.ir.operation import Operation
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
-Axes = tuple[AxisRef, ...]
 N = TypeVar("N", int, float)
 
 PRODUCTS = frozenset(("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution"))
@@ -62,32 +60,32 @@ POINTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an op computes on one device, once.
+    """The operations of an op on one device, once.
 
     Attributes:
         flops: Operations.
         transcendentals: Elements of functions such as exp.
-        matrix: Element type of a matrix product or convolution; empty for what vector units do.
-        known: Whether there is a formula for the op.
+        matrix: Element type of a matrix product or convolution; empty for ops of vector units.
+        has_formula: Whether there is a formula for the op.
     """
 
     flops: float = 0.0
     transcendentals: float = 0.0
     matrix: str = ""
-    known: bool = True
+    has_formula: bool = True
 
 
 _NOTHING = Work()
-_UNKNOWN = Work(known=False)
+_UNKNOWN = Work(has_formula=False)
 
 
 def work(op: Operation, operands: Sequence[Shape], results: Sequence[Shape]) -> Work:
-    """The operations of an op without regions on pieces of such shapes.
+    """The operations of an op without regions on pieces of the given shapes.
 
-    Sizes are numbers, or arrays of one length, of which an op is counted as often; so are the figures of the answer then.
+    Sizes are numbers, or arrays of one length with an entry per layout; the figures of the result are of the same kind.
 
     Args:
-        op: The op; of it count name, primitive, attributes and types.
+        op: The op; its name, primitive, attributes and types matter.
         operands: Shapes of the pieces of operands that a device computes with.
         results: Shapes of the pieces of results that it makes.
     """
@@ -161,7 +159,7 @@ def common_axes(lhs: Axes, rhs: Axes, used: Collection[str]) -> Axes:
 
     Args:
         lhs: Axes of the dimension of one side.
-        rhs: Those of the other side.
+        rhs: Axes of the dimension of the other side.
         used: Names of axes that the result has.
     """
     same = itertools.takewhile(lambda pair: pair[0] is pair[1], zip(lhs, rhs))
@@ -172,9 +170,9 @@ def roofline_seconds(work: Work, moved: float, hardware: Hardware) -> float:
     """The longer of computing and of moving bytes to and from memory.
 
     Args:
-        work: What is computed.
+        work: Its operations.
         moved: Bytes.
-        hardware: On which.
+        hardware: The hardware.
 
     Example:
         >>> from shardy_py.cost.hardware_table import hardware

@@ -12,7 +12,7 @@ from shardy_py.errors import ShardyError
 
 
 class HardwareError(ShardyError):
-    """Hardware, or links between devices, that are not known or make no sense."""
+    """Unknown hardware, or figures that make no sense."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Hardware:
     """One kind of accelerator; one of these is one JAX device.
 
     Attributes:
-        name: What it is called: `h100`.
+        name: Its name, such as `h100`.
         flops: Element type -> peak floating point operations per second of matrix products (a multiplication and an addition are two),
             dense, at the precision that JAX takes by default for the type.
         vector_flops: Operations per second outside of matrix products, in float32.
@@ -28,7 +28,7 @@ class Hardware:
         hbm_bandwidth: Bytes per second to and from it.
         fabric: The fast links, which join the devices of a slice or of a node.
         network: The network between slices or nodes; its bandwidth is a device's share.
-        transcendental_operations: How many vector operations a function such as exp takes.
+        transcendental_operations: Vector operations of a function such as exp.
         sources: Name of an attribute -> the datasheet, manual or book its figure is from, or how it was estimated.
 
     Example:
@@ -105,4 +105,4 @@ _WIDER: dict[str, tuple[str, ...]] = {
     "complex64": ("float32",),
     "complex128": ("float64",),
 }
-"""What matrix products of a type run as where the hardware does not list it."""
+"""Element type -> the types that its matrix products run as where the hardware does not list it."""

@@ -1,4 +1,4 @@
-"""The hardware that is known by name."""
+"""Hardware by name."""
 
 from __future__ import annotations
 

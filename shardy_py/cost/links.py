@@ -1,4 +1,4 @@
-"""What joins devices, and how the axes of a mesh lie on it."""
+"""Links between devices, and the layout of mesh axes on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardy_py.errors import ShardyError
 
 
 class LinkError(ShardyError):
-    """Links that are not known, or that do not fit the mesh."""
+    """Unknown links, or links that do not fit the mesh."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Fabric:
             sends to any other at its full rate.
         bandwidth: Bytes per second in one direction: of one link of a ring or torus, of one device on a switch.
         latency: Seconds per hop of a ring or torus, per round of messages on a switch.
-        reach: How many devices it joins at most: a pod, a node.
+        reach: Largest number of devices that it joins: a pod, a node.
         dims: Dimensions of a torus.
         wrap: A dimension of a torus is closed to a ring where its size is a multiple of this.
-        name: What it is called: `ici`, `nvlink`, `dcn`.
+        name: Its name, such as `ici`, `nvlink`, `dcn`.
 
     Example:
         >>> from shardy_py import Fabric
@@ -55,7 +55,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Links:
-    """What joins the devices along one mesh axis, or along one part of it.
+    """The links of the devices along one mesh axis, or along one part of it.
 
     Attributes:
         kind: As in `Fabric`.
@@ -89,7 +89,7 @@ class Links:
         if any(n < 1 for n in self.dims):
             raise LinkError(f"dims are {self.dims}", where=f"links {self.name!r}", why="sizes are whole numbers from one on")
 
-    def ways(self, size: int) -> tuple[tuple[int, int], ...]:
+    def dimensions(self, size: int) -> tuple[tuple[int, int], ...]:
         """Size of each dimension above one and the directions in which a device sends along it: two on a ring, one on a line or a pair.
 
         Args:
@@ -107,16 +107,16 @@ class Links:
         Args:
             size: Devices that take part.
         """
-        return self.bandwidth * sum(directions for _, directions in self.ways(size))
+        return self.bandwidth * sum(directions for _, directions in self.dimensions(size))
 
 
 @dataclass(frozen=True)
 class Level:
-    """So many devices, joined by such links.
+    """A number of devices and the links between them.
 
     Attributes:
-        links: What joins them.
-        size: How many they are.
+        links: The links.
+        size: The number of devices.
     """
 
     links: Links
@@ -239,8 +239,8 @@ def levels_of(axes: Sequence[tuple[str, int]], layout: AxisLinks, sizes: Mapping
     A part of an axis is taken to lie as the whole axis does, on its fastest links first.
 
     Args:
-        axes: Axis, and how many devices along it take part.
-        layout: How the axes lie.
+        axes: Axis, and the number of devices along it that take part.
+        layout: The links of each axis.
         sizes: Sizes of the axes.
     """
     levels: list[Level] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Type, Value
 from shardy_py.ir.types import element_bits
 
@@ -28,7 +29,7 @@ class LocalSizes:
         self._shapes: dict[tuple[Type, TensorSharding | None], tuple[int, ...]] = {}
         self._bytes: dict[tuple[Type, TensorSharding | None], int] = {}
 
-    def axes(self, value: Value) -> tuple[tuple[AxisRef, ...], ...]:
+    def axes(self, value: Value) -> tuple[Axes, ...]:
         """The axes of each dimension of a value."""
         sharding, rank = value.sharding, value.type.rank
         cut = () if sharding is None else tuple(dim.axes for dim in sharding.dims[:rank])

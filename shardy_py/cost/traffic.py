@@ -1,10 +1,10 @@
-"""How many bytes each op moves to and from memory, given what a compiler fuses.
+"""Bytes that each op moves to and from memory, given the fusions of a compiler.
 
 Pointwise ops, broadcasts, slices and the like are computed where their result is used. A value lies in memory where it is an argument,
 where a loop carries it, where an op makes or reads it that is not fused (a matrix product, a sort, a scatter, a collective), and where it
 is returned. A constant is part of the op that reads it; an iota is made by each op that reads it and is not fused. An op reads those of its
-operands that lie in memory and writes those of its results that do. Slices read what they take, updates write what they change: the rest
-stays in place. A transpose beside a product is part of it.
+operands that lie in memory and writes those of its results that do. Slices read the part that they take, updates write the part that they
+change: the rest stays in place. A transpose beside a product is part of it.
 Memory keeps up with what collectives send, so they are charged for their links alone (`cost/collectives`). Which values lie in memory does
 not depend on shardings, so that costs of layouts are sums over ops and moves.
 """
@@ -64,9 +64,9 @@ class Access:
     """A read or a write of an op.
 
     Attributes:
-        number: Of the operand, or, counted on behind these, the result.
-        times: How often its piece is read or written.
-        taken: Number of the result whose piece is read of it where that is the smaller one, as of slices.
+        number: Index of the operand, or, counted on behind these, of the result.
+        times: Number of times that its piece is read or written.
+        taken: Index of the result whose piece bounds the elements read, as of slices.
     """
 
     number: int
@@ -78,7 +78,7 @@ def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
     """Bytes that an op reads and writes, once.
 
     Args:
-        accesses: Those of the op.
+        accesses: The accesses of the op.
         size: Bytes of the piece of an operand or a result by its number, as the op reads or makes it: a number, or an array of them.
     """
     moved = 0
@@ -114,7 +114,7 @@ class Fusion:
                 self._handed_on.update(origins)
 
     def origin(self, value: Value) -> Value:
-        """The value that this one is under another name."""
+        """The value that this one forwards."""
         origin = self._origins.get(value)
         if origin is None:
             passed: list[Value] = []
@@ -186,7 +186,7 @@ class Traffic(Fusion):
 
 
 def _before(value: Value) -> Value | None:
-    """The value that this one is; None where it is one of its own."""
+    """The value that this one aliases; None where it is a value of its own."""
     owner = value.owner
     if isinstance(owner, Op):
         if owner.name in FORWARDED or _is_folded(owner):
@@ -197,14 +197,14 @@ def _before(value: Value) -> Value | None:
 
 
 def _is_folded(op: Op) -> bool:
-    """Whether an op transposes what a product makes, or what only products read: they read and write either order, as XLA folds it."""
+    """Whether an op transposes the result of a product, or a value that only products read: XLA folds it into the product."""
     if op.name != "stablehlo.transpose":
         return False
     source = op.operands[0]
     while (maker := source.defining_op) is not None and maker.name in _MOVES:
         source = maker.operands[0]
-    made_by_product = maker is not None and maker.name in _PRODUCTS and len(_users(source)) == 1
-    return made_by_product or all(user.name in _PRODUCTS for user in _users(op.results[0]))
+    from_product = maker is not None and maker.name in _PRODUCTS and len(_users(source)) == 1
+    return from_product or all(user.name in _PRODUCTS for user in _users(op.results[0]))
 
 
 def _users(value: Value) -> list[Op]:

@@ -1,1 +1,1 @@
-"""How an op runs on the devices of a mesh, what moves for it, and what both cost."""
+"""Strategies of ops on a mesh, the data that moves for them, and the cost of both."""

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 from shardy_py.cost.compute import PRODUCTS
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.dialect.axis import num_shards
-from shardy_py.partition.layouts import Axes, parts
+from shardy_py.dialect.axis import Axes, num_shards
+from shardy_py.partition.layouts import parts
 
 REDUCTIONS = frozenset(("stablehlo.reduce",))
 """Ops that run as their operand is sharded."""
@@ -59,7 +59,7 @@ class AxisLists(Protocol[L]):
         ...
 
     def spare(self, size: int, taken: int) -> L:
-        """As many devices along the first parts in mesh order that are not in a set; the empty list where these are not as many."""
+        """The first parts in mesh order outside of a set with `size` devices along them; the empty list where there are none."""
         ...
 
     def same(self, first: L, second: L) -> bool:
@@ -166,8 +166,8 @@ def factor_axes(
         rule: Its rule.
         shapes: Global shapes of operands.
         operands: Axes of the factors of each operand, as it lies.
-        results: Those of each result, as it is wanted.
-        lists: Of which kind the axes are.
+        results: Axes of the factors of each result, as it is wanted.
+        lists: Operations on the lists of axes.
     """
     if name in PRODUCTS:
         return _product_axes(rule, shapes, operands, results[0], lists)

@@ -6,13 +6,10 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import num_shards, sort_and_merge
-
-Axes = tuple[AxisRef, ...]
-"""Parts of axes, of prime size where they can be."""
+from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
 
 Layout = tuple[Axes, ...]
-"""Per dimension, major to minor."""
+"""Axes of each dimension, major to minor, in parts of prime size."""
 
 
 @functools.cache
@@ -47,7 +44,7 @@ def mesh_of(shardings: Iterable[TensorSharding | None], meshes: Mapping[str, Mes
 
 
 def layout_of(sharding: TensorSharding | None, rank: int, mesh: Mesh) -> Layout:
-    """The layout that a sharding means; a missing one is replicated."""
+    """The layout of a sharding; None is replicated."""
     if sharding is None:
         return ((),) * rank
     cut = (tuple(p for axis in dim.axes for p in parts(axis, mesh)) for dim in sharding.dims[:rank])

@@ -17,7 +17,7 @@ from shardy_py.ir.operation import Operation, Tensor
 from shardy_py.partition.windows import is_cumulative
 
 Parts = Callable[[Any], tuple[int, ...]]
-"""Into how many parts each dimension of an operand or a result is cut."""
+"""The number of parts of each dimension of an operand or a result."""
 
 
 def is_mispartitioned(op: Operation, parts: Parts) -> bool:
@@ -25,7 +25,7 @@ def is_mispartitioned(op: Operation, parts: Parts) -> bool:
 
     Args:
         op: The op.
-        parts: How its operands and results are cut.
+        parts: The number of parts of each dimension of its operands and results.
     """
     at_risk = AT_RISK.get(op.name)
     if at_risk is None or not all(v.type.size for v in op.results):
@@ -157,7 +157,7 @@ def _scatter(op: Operation, parts: Parts) -> bool:
 
 
 def _gather(op: Operation, parts: Parts) -> bool:
-    """Where the derivative would be a scatter that is at risk; `jax.grad` may take it outside of where shardings are planned."""
+    """Whether the derivative would be a scatter that is at risk; `jax.grad` may run outside of the planned function."""
     a = op.attributes
     dims = _Dims(a["offset_dims"], a["collapsed_slice_dims"], a["operand_batching_dims"], a["index_vector_dim"])
     return _is_differentiable(op.result) and _indexed(op.operands[0], op.operands[1], op.result, dims, parts)
@@ -183,10 +183,10 @@ class _Dims(NamedTuple):
     """Dimensions of a gather or a scatter.
 
     Attributes:
-        windows: Those of slices or updates that are positions in a window.
-        collapsed: Those of the operand that slices or updates lack.
-        batching: Those of the operand that are batches, as of the indices.
-        vector: That of the indices which holds index vectors.
+        windows: Window dimensions of slices or updates.
+        collapsed: Dimensions of the operand that slices or updates lack.
+        batching: Batch dimensions of the operand.
+        vector: The dimension of the indices that holds index vectors.
     """
 
     windows: Sequence[int]
@@ -196,7 +196,7 @@ class _Dims(NamedTuple):
 
 
 def _cut_among(indices: Tensor, slices: Tensor, dims: _Dims, parts: Parts) -> int:
-    """Of how many dimensions that indices and slices share one of them is cut."""
+    """The number of dimensions shared by indices and slices that either is cut along."""
     batch = [d for d in range(indices.type.rank) if d != dims.vector]
     among = [d for d in range(slices.type.rank) if d not in dims.windows]
     return sum(_is_cut(indices, parts, [d]) or _is_cut(slices, parts, [e]) for d, e in zip(batch, among, strict=True))

@@ -1,4 +1,4 @@
-"""Specifications of ops: all that decides how an op runs but its layouts."""
+"""Specifications of ops: everything that decides their strategies, except layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardy_py.rules import rule_for
 
 CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 CHEAP = CONSTANTS | {"stablehlo.iota"}
-"""Ops that are made again in the layout in which their result is read."""
+"""Ops that are recomputed in the layout in which their result is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
 
     Args:
         op: The op.
-        origin: The value that a value is under another name, as one that a loop or a call hands on; of it counts whether it is a constant.
+        origin: The value that a value forwards, as through a loop or a call; its maker counts.
     """
 
     def maker(value: Value) -> str:
-        made_by = (value if origin is None else origin(value)).defining_op
-        return made_by.name if made_by is not None and made_by.name in CHEAP else ""
+        producer = (value if origin is None else origin(value)).defining_op
+        return producer.name if producer is not None and producer.name in CHEAP else ""
 
     count = len(op.operands)
     operands = tuple(TensorSpec(v.type, i, maker(v)) for i, v in enumerate(op.operands))
@@ -97,7 +97,7 @@ def _rotates(op: Op) -> bool:
 
 
 def _key(attribute: Any) -> object:
-    """An attribute as something that can be hashed; what cannot be is itself alone."""
+    """A hashable key of an attribute; an unhashable one is only equal to itself."""
     if isinstance(attribute, Mapping):
         return tuple((name, _key(value)) for name, value in sorted(attribute.items()))
     if isinstance(attribute, list | tuple):

@@ -1,23 +1,28 @@
-"""Who decides how an op runs."""
+"""Policies: functions that decide the strategies of ops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from shardy_py.dialect import Mesh
-from shardy_py.partition.layouts import Layout
+from shardy_py.dialect import Mesh, OpShardingRule
+from shardy_py.ir import Op, Type
+from shardy_py.partition.layouts import Layout, layout_of
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.strategy import Strategy, strategy
-from shardy_py.partition.workarounds import workaround
+from shardy_py.partition.workarounds import workaround, workaround_of
+from shardy_py.rules import rule_for
 
-HANDED_ON = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.sharding_constraint", "sdy.reshard"))
+FORWARDING = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.sharding_constraint", "sdy.reshard"))
 """Ops each of whose results is an operand, brought to the layout of the result."""
 
 Policy = Callable[[OpSpec, Sequence[Layout], Mesh], Strategy]
 
+StrategyCache = dict[tuple[str, OpShardingRule | None, tuple[Layout, ...], tuple[Type, ...], Mesh], Strategy]
+"""Name, rule, layouts and types of an op, and its mesh -> its strategy."""
+
 
 def xla(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
-    """How an op runs under `lowering="jit"`: as XLA's partitioner runs it, or as the region does that stands in for it.
+    """The strategy of an op under `lowering="jit"`: XLA's own, or that of the workaround in its place.
 
     Args:
         op: The op.
@@ -25,13 +30,38 @@ def xla(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
         mesh: The mesh.
     """
     count = len(op.operands)
-    if op.name in HANDED_ON:
+    if op.name in FORWARDING:
         return Strategy(tuple(layouts[count:]), tuple(layouts[count:]))
-    own = workaround(op, layouts, mesh)
-    if own is not None:
-        return own
-    shapes = [type_.shape for type_ in op.types]
-    return strategy(op.name, op.rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
+    return workaround(op, layouts, mesh) or _without_workaround(op.name, op.rule, op.types, layouts, count, mesh)
+
+
+def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache, *, manual: bool = False) -> Strategy:
+    """As `xla`, of an op of a program.
+
+    Args:
+        op: With final shardings; none of `FORWARDING`.
+        mesh: Its mesh.
+        meshes: Where named meshes are looked up.
+        cache: Filled with strategies; building an `OpSpec` of every op, to look it up, would cost more than most strategies.
+        manual: Whether it stands in a `shard_map`, where there are no workarounds.
+    """
+    instead = None if manual else workaround_of(op, mesh, meshes)
+    if instead is not None:
+        return instead
+    values = (*op.operands, *op.results)
+    layouts = tuple([layout_of(v.sharding, v.type.rank, mesh) for v in values])
+    rule, types = op.rule if op.rule_decided else rule_for(op), tuple([v.type for v in values])
+    key = (op.name, rule, layouts, types, mesh)
+    if key not in cache:
+        cache[key] = _without_workaround(op.name, rule, types, layouts, len(op.operands), mesh)
+    return cache[key]
+
+
+def _without_workaround(
+    name: str, rule: OpShardingRule | None, types: Sequence[Type], layouts: Sequence[Layout], count: int, mesh: Mesh
+) -> Strategy:
+    shapes = [type_.shape for type_ in types]
+    return strategy(name, rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
 
 
 POLICIES: Mapping[str, Policy] = {"xla": xla}

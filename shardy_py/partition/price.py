@@ -1,8 +1,8 @@
-"""Seconds and bytes of one op whose operands and results lie in some layouts, and of what moves for it.
+"""Seconds and bytes of one op under a joint layout of its operands and results, and of the data that moves for it.
 
 A plan's cost is the sum of these: of every op, once per trip, and of every value that is brought to a layout, once. So a search over
-layouts can price them without a plan. The price of an op holds what completes its results; what brings its operands is apart, since
-several readers may share it.
+layouts can price them without a plan. The price of an op includes the collectives that complete its results; moves of its operands are
+separate, since several readers may share one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import Level, lay_out, levels_of
 from shardy_py.cost.traffic import Access, traffic
 from shardy_py.dialect import Mesh
-from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import Type
 from shardy_py.ir.types import element_bits
-from shardy_py.partition.layouts import Axes, Layout, local_shape
+from shardy_py.partition.layouts import Layout, local_shape
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.policies import policy_named
 from shardy_py.partition.routes import Move, moves, settled
@@ -134,12 +134,12 @@ class Price:
     """The cost of one op under a joint layout, once.
 
     Attributes:
-        seconds: Of computing, and of what the op itself and its results communicate; operands are apart.
-        work: What a device computes.
+        seconds: Of computing, and of collectives inside the op and of its results; operands are separate.
+        work: Operations of a device.
         traffic: Bytes to and from its memory.
         received: Bytes that it receives for results and inside of the op.
         reads: The layout in which each operand is read.
-        makes: The layout in which each result is made; in this one it is at hand, too.
+        makes: The layout in which each result is made; readers can use it in this one, too.
         moves: The cost of bringing each operand there; nothing for constants, which are made where they are read.
     """
 
@@ -159,7 +159,7 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
         policy: One of `POLICIES`.
         op: The op; it has no regions.
         layouts: Of operands, then of results.
-        machine: What it runs on.
+        machine: The machine.
         memory: Its reads and writes; see `Fusion.accesses`.
     """
     mesh, count, types = machine.mesh, len(op.operands), op.types

@@ -1,4 +1,4 @@
-"""How XLA's partitioner brings a value from one layout to another: `PartitionedHlo::Reshard` of xla/service/spmd/spmd_partitioner.cc."""
+"""Routes between layouts as XLA's partitioner takes them: `PartitionedHlo::Reshard` of xla/service/spmd/spmd_partitioner.cc."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.dialect.axis import num_shards
-from shardy_py.partition.layouts import Axes, Layout, all_axes, local_shape
+from shardy_py.dialect.axis import Axes, num_shards
+from shardy_py.partition.layouts import Layout, all_axes, local_shape
 from shardy_py.partition.xla_moves import replicates
 
 
@@ -118,7 +118,7 @@ def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
 
 
 def _behind(dim: Axes, kept: int, mesh: Mesh) -> Axes:
-    """The axes of a dimension that are behind so many pieces."""
+    """The minor axes of a dimension, below a number of pieces."""
     size, i = 1, 0
     while i < len(dim) and size < kept:
         size *= dim[i].size_in(mesh)
@@ -127,7 +127,7 @@ def _behind(dim: Axes, kept: int, mesh: Mesh) -> Axes:
 
 
 def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
-    """With axes that change dimensions; nothing where there is no way but through the whole value."""
+    """A route with all-to-alls; empty where only gathering the whole value does."""
     here = {axis: d for d, dim in enumerate(source) for axis in dim}
     there = {axis: d for d, dim in enumerate(target) for axis in dim}
     moved = [axis for axis in here if axis in there and there[axis] != here[axis]]

@@ -1,4 +1,4 @@
-"""Under which axes XLA's partitioner runs an op, and what it has to move for that.
+"""Strategies of XLA's partitioner: the axes that an op runs under, and the collectives inside of it.
 
 Most ops run as their result is sharded: operands are brought to it. A reduction runs as its operand is sharded, and its result is brought
 to where it is wanted. A matrix product adds up partial results over axes that cut a summed dimension of both sides in the same way; all
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import Mesh, OpShardingRule
+from shardy_py.dialect.axis import Axes
 from shardy_py.partition.factor_axes import Exact, factor_axes
-from shardy_py.partition.layouts import Axes, Layout, from_factors, local_shape, to_factors
+from shardy_py.partition.layouts import Layout, from_factors, local_shape, to_factors
 from shardy_py.partition.routes import Move
 
 SHIFTS = frozenset(("stablehlo.slice", "stablehlo.concatenate", "stablehlo.pad"))
@@ -27,13 +28,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How an op runs, whatever it costs to bring values there and back.
+    """The layouts that an op runs in, whatever it costs to bring values there and back.
 
     Attributes:
         reads: The layout in which each operand is read.
         makes: The layout in which each result is made.
         summed: Axes over which results are added up.
-        inside: The collectives of the op itself, which fetch what its pieces lack from neighbours.
+        inside: The collectives of the op itself, which fetch parts of its pieces from neighbours.
     """
 
     reads: tuple[Layout, ...]
@@ -76,13 +77,13 @@ def strategy(
 
 
 def shifts(shapes: Sequence[Shape], result: Shape, reads: Sequence[Layout], makes: Layout, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives of an op of `SHIFTS`: at most an operand's piece comes from a neighbour, at most the result's.
+    """The collectives of an op of `SHIFTS`: at most an operand's piece, and at most the result's, comes from a neighbour.
 
     Args:
         shapes: Global shapes of operands.
-        result: That of the result.
+        result: Global shape of the result.
         reads: Layouts in which operands are read.
-        makes: That in which the result is made.
+        makes: The layout in which the result is made.
         mesh: The mesh.
     """
     piece = local_shape(result, makes, mesh)

@@ -1,7 +1,7 @@
 """Prices of one op under arrays of joint layouts.
 
 Lists of axes are numbered, sets of them are bit masks, and an op's decision is made on arrays of both (`factor_axes`). Anything else is a
-function of few arguments that take few values: it is asked once per distinct row of these, and its answers are dealt out (`_Rows`).
+function of few arguments that take few values: it runs once per distinct row of these, and its results are broadcast (`_Rows`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from shardy_py.cost.compute import PRODUCTS, common_axes, roofline_seconds, run_shapes, work
 from shardy_py.cost.traffic import Access, traffic
 from shardy_py.dialect import Mesh, OpShardingRule
-from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
-from shardy_py.partition.layouts import Axes, Layout, joined, local_shape, to_factors
+from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK
 from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import HANDED_ON, Policy, policy_named, xla
+from shardy_py.partition.policies import FORWARDING, Policy, policy_named, xla
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
@@ -80,7 +80,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         policy: One of `POLICIES`.
         op: The op; it has no regions.
         candidates: The joint layouts.
-        machine: What it runs on.
+        machine: The machine.
         memory: Its reads and writes; see `Fusion.accesses`.
     """
     index, domains, mesh = np.asarray(candidates.index, np.int64), candidates.domains, machine.mesh
@@ -160,15 +160,15 @@ class _Rows:
         return zip(*(column[self.first].tolist() for column in self.columns))
 
     def deal(self, values: Sequence[float]) -> Array:
-        """A value of each distinct row, given to all rows that are like it."""
+        """Broadcasts one value per distinct row to all rows."""
         return np.array(values)[self.number] if len(values) else self.number
 
 
 class _Numbered(Generic[T]):
-    """Things by number, in the order in which they come.
+    """Numbers items in the order of their arrival.
 
     Args:
-        *items: The first of them.
+        *items: The first items.
     """
 
     def __init__(self, *items: T) -> None:
@@ -176,7 +176,7 @@ class _Numbered(Generic[T]):
         self.numbers = {item: i for i, item in enumerate(items)}
 
     def number(self, item: T) -> int:
-        """The number of a thing."""
+        """The number of an item."""
         number = self.numbers.setdefault(item, len(self.items))
         if number == len(self.items):
             self.items.append(item)
@@ -208,7 +208,7 @@ class _Lists:
         return number
 
     def call(self, function: Callable[..., Axes], lists: Sequence[Array], *numbers: Array) -> Array:
-        """The lists that a function of lists and numbers gives."""
+        """Applies a function of lists and numbers."""
         columns = np.broadcast_arrays(*map(np.atleast_1d, (*lists, *numbers)))
         rows, count, items = _Rows(*columns), len(lists), self.lists.items
         return rows.deal([self.number(function(*(items[i] for i in row[:count]), *row[count:])) for row in rows.distinct()])
@@ -273,7 +273,7 @@ class _Runs:
     inside: Array
 
     def at(self, where: Array) -> _Runs:
-        """Those of some joint layouts."""
+        """The strategies of some joint layouts."""
         return _Runs(self.numbers[:, where], self.summed[where], self.inside[where])
 
     def set(self, where: Array, other: _Runs) -> None:
@@ -282,7 +282,7 @@ class _Runs:
 
 
 class _Decider:
-    """How one op runs under joint layouts.
+    """Decides the strategies of one op under joint layouts.
 
     Args:
         op: The op.
@@ -305,7 +305,7 @@ class _Decider:
     def decide(self, policy: str, index: Array) -> _Runs:
         """Strategies for joint layouts: on arrays where the policy can, else one by one."""
         op, count = self.op, index.shape[1]
-        if policy != "xla" or op.name in HANDED_ON:
+        if policy != "xla" or op.name in FORWARDING:
             return self.one_by_one(policy_named(policy), index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
         runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
@@ -336,13 +336,13 @@ class _Decider:
         )
 
     def handled(self, index: Array) -> _Runs:
-        """Those of an op that XLA has a handler for."""
+        """The strategies of an op that XLA has a handler for."""
         if self.op.name == "stablehlo.sort" and self.op.primitive != "top_k":
             return self.by_xla(index)
         return self.one_by_one(xla, index)
 
     def by_xla(self, index: Array) -> _Runs:
-        """Those of XLA's partitioner."""
+        """The strategies of XLA's partitioner."""
         op, count = self.op, len(self.op.operands)
         if op.rule is None or op.name in WHOLE:
             whole = [layouts.number(((),) * len(type_.shape)) for layouts, type_ in zip(self.layouts, op.types)]
@@ -362,7 +362,7 @@ class _Decider:
         return runs
 
     def apart(self, index: Array) -> _Runs:
-        """Those of the regions that stand in for what XLA may get wrong: the proposal that moves least, as `workaround` has it."""
+        """The strategies of workarounds: the proposal that moves the fewest bytes, as in `workaround`."""
         op, rule, count, mesh, size = self.op, self.op.rule, len(self.op.operands), self.mesh, index.shape[1]
         assert rule is not None
         best, least, most = None, np.zeros(0), np.zeros(0)
@@ -395,7 +395,7 @@ class _Decider:
         return best
 
     def factors(self, rule: OpShardingRule, index: Array) -> list[Factors[Array]]:
-        """Of each operand and result, numbers of the axes of its factors."""
+        """Per operand and result, numbers of the axes of its factors."""
         tensors: list[Factors[Array]] = []
         for mapping, domain, own in zip(rule.mappings, self.domains, index):
             dealt = [to_factors(mapping, layout, rule.factor_sizes, self.mesh) for layout in domain]

@@ -1,4 +1,4 @@
-"""Windows along dimensions, and what a device needs of its neighbours where these are cut."""
+"""Windows along dimensions, and their halos where these are sharded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Window:
 
     Attributes:
         dim: The dimension of the operand.
-        to: That of the result.
+        to: The dimension of the result.
         size: Positions of the window.
         stride: Of the window.
         low: Padding in front.
@@ -32,12 +32,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """What a piece is extended by.
+    """Elements from neighbours that extend a piece.
 
     Attributes:
         left: Elements that come from pieces in front.
         right: Elements that come from pieces behind.
-        extent: Elements that a piece has with what it needs of these.
+        extent: Elements of the extended piece.
     """
 
     left: int

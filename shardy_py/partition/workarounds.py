@@ -1,8 +1,7 @@
-"""How ops run that are partitioned here, as XLA's partitioner may get them wrong (`mispartitioned`, `backends/xla_workarounds`).
+"""Strategies of ops that XLA's partitioner may get wrong, and that run in regions (`mispartitioned`, `backends/xla_workarounds`).
 
 Such an op runs under the axes of one of its operands or results, completed by those of the others, whichever moves the fewest bytes.
-Along a dimension that windows or shifts go over it gets what it lacks from its neighbours. Ops that XLA runs otherwise than most, by
-handlers of their own, are here too.
+Along a dimension with windows or shifts it fetches halos from its neighbours. Ops with handlers of their own in XLA are here too.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import TypeVar
 
 from shardy_py.cost.collectives import received_bytes
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
-from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import Op
 from shardy_py.partition.factor_axes import AxisLists, Exact, Factors
-from shardy_py.partition.layouts import Axes, Layout, from_factors, layout_of, local_shape, to_factors
+from shardy_py.partition.layouts import Layout, from_factors, layout_of, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartitioned
 from shardy_py.partition.op import CONSTANTS, OpSpec, spec_of
 from shardy_py.partition.routes import Move, moves, settled
@@ -33,7 +32,7 @@ def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | 
     Args:
         op: With final shardings.
         mesh: Its mesh.
-        meshes: Those of the program.
+        meshes: The meshes of the program.
     """
     if op.name not in WORKAROUNDS:
         return None
@@ -46,13 +45,13 @@ def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | 
 
 
 def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Sequence[Layout] | None = None) -> Strategy | None:
-    """How an op runs that XLA's partitioner is not left with, or runs on whole operands; None of others.
+    """The strategy of an op that runs in a region, or that XLA has a handler for; None of others.
 
     Args:
         op: The op.
         layouts: Of operands, then of results.
         mesh: The mesh.
-        variables: The same where constants lie as the variables do that they come from.
+        variables: As `layouts`, with constants in the layouts of their variables.
     """
     if op.name not in WORKAROUNDS:
         return None
@@ -97,9 +96,9 @@ def _whole(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None
 
 
 def _whole_along_written(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
-    """An update of several elements along a cut dimension, at a place known at run time only: whole along all that it writes a part of.
+    """An update of several elements along a sharded dimension at a dynamic index: replicated along all dimensions that it writes partly.
 
-    XLA writes single elements, and at places known when it compiles, on the device that has them (`HandleDynamicUpdateSlice`).
+    XLA writes single elements, and updates at constant indices, on the device that has them (`HandleDynamicUpdateSlice`).
     """
     operand, update, *starts = op.operands
     wanted = layouts[-1]

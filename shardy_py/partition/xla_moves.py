@@ -1,4 +1,4 @@
-"""What XLA's partitioner does to bring a value from one sharding to another."""
+"""Resharding in XLA's partitioner: the cases in which it replicates the value."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from shardy_py.dialect import AxisRef
+from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.format import format_axis
 from shardy_py.plan.collectives import Collective
 
@@ -13,9 +14,9 @@ _PART = re.compile(r"(.*):\((\d+)\)(\d+)", re.DOTALL)
 
 
 def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The mesh axes that a collective is over, and how many devices along each take part.
+    """The mesh axes that a collective is over, each with the number of devices along it that take part.
 
-    One that exchanges pieces between any devices is over all of them.
+    A collective without axes, which exchanges pieces between any devices, is over all of them.
 
     Args:
         collective: Its axes as a plan writes them: `x`, `x:(1)2`.
@@ -34,7 +35,7 @@ def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str,
     return list(devices.items())
 
 
-def axis_refs_of(collective: Collective, axes: Iterable[str]) -> tuple[AxisRef, ...]:
+def axis_refs_of(collective: Collective, axes: Iterable[str]) -> Axes:
     """The mesh axes that a collective is over, and parts of axes.
 
     Args:

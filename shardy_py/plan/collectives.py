@@ -1,4 +1,4 @@
-"""The collectives of a program that runs on shards: what each moves, how often, and the totals."""
+"""The collectives of a program that runs on shards: bytes and trips of each, and the totals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Collective:
     Attributes:
         kind: One of `KINDS`.
         axes: The mesh axes it is over, major to minor.
-        group_size: How many devices exchange data with each other.
+        group_size: Number of devices that exchange data with each other.
         operand_bytes: Bytes of the operand on one device.
-        trips: How often it runs in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown. Each
+        trips: Number of executions in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown. Each
             branch of a cond counts as if it ran.
         dtype: Element type of the operand, in JAX's spelling.
         shape: Shape of the operand on one device.
@@ -67,8 +67,8 @@ class Total:
 
     Attributes:
         kind: The kind.
-        count: How many there are in the program.
-        bytes: What a device receives in one call; those in a loop without a known trip count count once.
+        count: Number of them in the program.
+        bytes: Bytes that a device receives in one call; loops with an unknown trip count count once.
         exact: Whether all trip counts are known.
     """
 
@@ -85,26 +85,26 @@ def summary(collectives: Iterable[Collective]) -> tuple[Total, ...]:
     """Count and bytes per kind, in the order of `KINDS`; kinds that do not occur are left out.
 
     Args:
-        collectives: Those of a plan.
+        collectives: The collectives of a plan.
 
     Example:
         >>> print(*summary([Collective("all_reduce", ("x",), 2, 512), Collective("all_reduce", ("x",), 2, 256, trips=None)]))
         2 all_reduce  at least 768 B
     """
-    found: dict[str, Total] = {}
+    totals: dict[str, Total] = {}
     for c in collectives:
-        old = found.get(c.kind, Total(c.kind, 0, 0, True))
+        old = totals.get(c.kind, Total(c.kind, 0, 0, True))
         runs = 1 if c.trips is None else c.trips
-        found[c.kind] = Total(c.kind, old.count + 1, old.bytes + c.received_bytes * runs, old.exact and c.trips is not None)
-    order = (*KINDS, *(kind for kind in found if kind not in KINDS))
-    return tuple(found[kind] for kind in order if kind in found)
+        totals[c.kind] = Total(c.kind, old.count + 1, old.bytes + c.received_bytes * runs, old.exact and c.trips is not None)
+    order = (*KINDS, *(kind for kind in totals if kind not in KINDS))
+    return tuple(totals[kind] for kind in order if kind in totals)
 
 
 def lines(collectives: Sequence[Collective]) -> list[str]:
-    """One line per collective, their columns aligned: kind and axes, operand, bytes received and trips, place, what asks for it.
+    """One line per collective, their columns aligned: kind and axes, operand, bytes received and trips, place, primitive.
 
     Args:
-        collectives: What to write.
+        collectives: The collectives to list.
 
     Example:
         >>> print(Collective("all_gather", ("x", "y"), 8, 64, 3, "float32", (4, 4), "w", "dot_general", "/home/me/train.py:12"))
@@ -114,12 +114,12 @@ def lines(collectives: Sequence[Collective]) -> list[str]:
 
 
 def _cells(c: Collective) -> tuple[str, ...]:
-    often = " each trip" if c.trips is None else f" x{c.trips}" if c.trips != 1 else ""
+    trips = " each trip" if c.trips is None else f" x{c.trips}" if c.trips != 1 else ""
     operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
     return (
         f"{c.kind}({','.join(c.axes)})",
         " ".join(part for part in (c.value, operand) if part),
-        format_bytes(c.received_bytes) + often,
+        format_bytes(c.received_bytes) + trips,
         c.location.rpartition("/")[2],
         c.primitive,
     )

@@ -1,4 +1,4 @@
-"""What a call of a planned function costs on one device: operations, bytes, communication, and how long they take."""
+"""The cost of a call of a planned function on one device: operations, bytes, communication, and their time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """What one op costs in one call, all trips of loops together.
+    """The cost of one op in one call, all trips of loops together.
 
     Attributes:
         value: Name of the first value it makes, as in `Plan.values`; `region %3` where it runs in a region.
@@ -48,7 +48,7 @@ class OpCost:
         transcendentals: Elements of functions such as exp.
         bytes_accessed: Bytes to and from memory.
         seconds: By the roofline; None without hardware.
-        trips: How often it runs; once where a trip count is unknown.
+        trips: Number of executions; one where a trip count is unknown.
     """
 
     value: str
@@ -64,10 +64,10 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """What one collective costs in one call, all trips of loops together.
+    """The cost of one collective in one call, all trips of loops together.
 
     Attributes:
-        collective: What moves, as in `Plan.collectives`.
+        collective: The collective, as in `Plan.collectives`.
         bytes: Bytes that a device receives.
         seconds: None without hardware.
         links: Names of the links it uses.
@@ -107,7 +107,7 @@ class Share:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CostAnalysis(Mapping[str, float]):
-    """What one call costs on one device.
+    """The cost of one call on one device.
 
     As a mapping it has the names that `jax.stages.Compiled.cost_analysis()` uses, `flops`, `transcendentals`, `bytes accessed` and, given
     hardware, `optimal_seconds`, and beside them `communicated bytes`.
@@ -116,12 +116,12 @@ class CostAnalysis(Mapping[str, float]):
         name: The function.
         mesh: The mesh.
         hardware: None where only operations and bytes were asked for.
-        links: How the axes of the mesh lie on its links.
+        links: The links that each axis of the mesh lies on.
         ops: Ops that cost something, in program order. Of the branches of a cond the costliest counts.
         collectives: The collectives, in the order of `Plan.collectives`. Given hardware, an all-reduce of which each device keeps only a
             piece is a reduce-scatter, as XLA makes it on GPUs and TPUs; `Plan.collectives` has what it makes on CPUs.
         path_seconds: The longest chain of ops and collectives that wait for each other; None without hardware.
-        exact: Whether all trip counts of loops are known; what is in one that is not counts once.
+        exact: Whether all trip counts are known; a loop with an unknown one counts once.
         unknown: Primitives that have no formula, such as kernels: their operations are missing, their bytes are counted.
     """
 
@@ -167,10 +167,10 @@ class CostAnalysis(Mapping[str, float]):
 
     @functools.cached_property
     def step_seconds(self) -> Range | None:
-        """How long a call takes.
+        """Bounds on the time of a call.
 
         At most: all ops and all collectives one after the other. At least: the longest of all ops, of the collectives that share links, and
-        of what has to wait for each other.
+        of the critical path.
         """
         if self.compute_seconds is None or self.communication_seconds is None:
             return None
@@ -206,10 +206,10 @@ class CostAnalysis(Mapping[str, float]):
 
     @functools.cached_property
     def by_axis(self) -> tuple[Share, ...]:
-        """What is sent over each set of mesh axes, the costliest first."""
+        """Shares of the sets of mesh axes that collectives are over, the costliest first."""
         return _sorted(
-            Share(axes, 0.0, 0.0, sum(c.bytes for c in found), None, self._sum(found))
-            for axes, found in _grouped(self.collectives, lambda c: ",".join(c.collective.axes) or "any").items()
+            Share(axes, 0.0, 0.0, sum(c.bytes for c in group), None, self._sum(group))
+            for axes, group in _grouped(self.collectives, lambda c: ",".join(c.collective.axes) or "any").items()
         )
 
     def _sum(self, collectives: Iterable[CollectiveCost]) -> float | None:
@@ -231,7 +231,7 @@ class CostAnalysis(Mapping[str, float]):
         )
 
     def _resources(self, collective: Collective) -> tuple[str, ...]:
-        """What a collective keeps busy: a device's port to a switch, or the links along an axis."""
+        """The resources that a collective occupies: a device's port to a switch, or the links along an axis."""
         sizes = dict(self.mesh.shape)
         used: dict[str, None] = {}
         for axis, taken in axes_of(collective, sizes):
@@ -338,7 +338,7 @@ def _short(number: float) -> str:
 
 
 def summary_rows(cost: CostAnalysis) -> list[tuple[str, str]]:
-    """What and how much."""
+    """Title and figure of each total."""
     rows = [
         ("operations", f"{count_text(cost.flops)}FLOP" if cost.flops >= 1e3 else f"{count_text(cost.flops)} FLOP"),
         ("memory traffic", format_bytes(int(cost.bytes_accessed))),
@@ -362,17 +362,17 @@ def _peak(cost: CostAnalysis) -> float:
 
 
 def remarks(cost: CostAnalysis) -> list[str]:
-    """What the reader should know of the figures."""
-    found = []
+    """Notes on the limits of the figures."""
+    notes = []
     if not cost.exact:
-        found.append("a loop has no trip count that is known: what is in it counts once")
+        notes.append("a loop has no trip count that is known: what is in it counts once")
     if cost.unknown:
-        found.append(f"no formula for {', '.join(cost.unknown)}: operations in it are missing")
-    return found
+        notes.append(f"no formula for {', '.join(cost.unknown)}: operations in it are missing")
+    return notes
 
 
 def layout_text(cost: CostAnalysis) -> str:
-    """How the axes lie on links: `data=16 on dcn, model=8 on nvlink`."""
+    """The links of each axis as text: `data=16 on dcn, model=8 on nvlink`."""
     return ", ".join(
         f"{axis}={size} on {' and '.join(_level(level, alone=len(cost.links[axis]) == 1) for level in cost.links[axis])}"
         for axis, size in cost.mesh.shape.items()
@@ -389,12 +389,12 @@ def _level(level: Level, alone: bool) -> str:
 def tables(cost: CostAnalysis, limit: int) -> list[Table]:
     """By axis, by collective, by op, by module where there are any, by source line."""
     timed = cost.hardware is not None
-    found: list[Table] = []
+    sections: list[Table] = []
     if cost.by_axis:
         heads = ("axes", "received", *(("time",) if timed else ()))
         rows = [(s.name, format_bytes(s.communicated_bytes), *((seconds_text(s.seconds),) if timed else ())) for s in cost.by_axis]
-        found.append(("by mesh axis", heads, rows))
-        found.append(("collectives", *_collectives(cost, limit)))
+        sections.append(("by mesh axis", heads, rows))
+        sections.append(("collectives", *_collectives(cost, limit)))
     shares: list[tuple[str, Sequence[Share]]] = [("by op", cost.by_op)]
     if any(share.name for share in cost.by_module):
         shares.append(("by module", cost.by_module))
@@ -404,8 +404,8 @@ def tables(cost: CostAnalysis, limit: int) -> list[Table]:
         rows = [_share(share, timed) for share in parts[:limit]]
         if len(parts) > limit:
             rows.append((f"... and {len(parts) - limit} more", *("",) * (len(heads) - 1)))
-        found.append((title, heads, rows))
-    return found
+        sections.append((title, heads, rows))
+    return sections
 
 
 def _collectives(cost: CostAnalysis, limit: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

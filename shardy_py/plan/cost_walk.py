@@ -1,4 +1,4 @@
-"""Goes through a planned program: what each op costs, how often it runs, and the longest chain of ops that wait for each other."""
+"""Walks a planned program: the cost and trip count of each op, and the longest chain of ops that wait for each other."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Run:
 
     Attributes:
         op: The op.
-        work: What it computes, once.
+        work: Its operations, once.
         bytes: Bytes that it moves to and from memory, once.
-        trips: How often it runs; those of a loop whose trip count is not known count once.
+        trips: Number of executions; loops with an unknown trip count run once.
     """
 
     op: Op
@@ -37,14 +37,14 @@ class Run:
 
 
 @dataclass(eq=False)
-class Walked:
-    """What a walk found.
+class BlockCosts:
+    """The costs of the ops of a block.
 
     Attributes:
         runs: Ops that cost something, in program order; of the branches of a cond those of the costliest.
         path: Seconds of the longest chain of ops and collectives that wait for each other; 0 without `seconds`.
         exact: Whether all trip counts are known.
-        unknown: JAX primitives whose computation is not known, in order.
+        unknown: JAX primitives without a formula for their operations, in order.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -58,20 +58,20 @@ def walk(
     meshes: Mapping[str, Mesh],
     seconds: Callable[[Work, int], float] | None = None,
     delays: Mapping[Edge, float] | None = None,
-) -> Walked:
-    """What the ops of a block cost on one device.
+) -> BlockCosts:
+    """The costs of the ops of a block on one device.
 
     Args:
         block: The body of a planned function, with final shardings; or that of a region, whose values are those of one device.
         meshes: Where named meshes are looked up.
-        seconds: How long so much work and so many bytes take; without it no path is looked for.
+        seconds: Time of an amount of work and bytes; without it no path is computed.
         delays: Seconds that collectives take between an op's operand, or its results, and the op.
     """
     walker = _Walker(block, meshes, seconds, delays or {})
     walker.block(block, 1)
-    found = walker.found
-    found.path = walker.longest
-    return found
+    costs = walker.costs
+    costs.path = walker.longest
+    return costs
 
 
 class _Walker:
@@ -83,9 +83,9 @@ class _Walker:
         self.seconds = seconds
         self.delays = delays
         self.delayed = {op for op, _ in delays}
-        self.found = Walked()
+        self.costs = BlockCosts()
         self.finish: dict[Value, float] = {}
-        self.early: set[Value] = set()
+        self.independent: set[Value] = set()
         self.longest = 0.0
 
     def block(self, block: Block, trips: int) -> None:
@@ -100,25 +100,25 @@ class _Walker:
         moved = self.traffic.bytes_of(op)
         work = work_of(op, self.sizes)
         if moved or work.flops or work.transcendentals:
-            self.found.runs.append(Run(op, work, moved, trips))
-        if not work.known:
-            self.found.unknown[op.primitive or op.name] = None
+            self.costs.runs.append(Run(op, work, moved, trips))
+        if not work.has_formula:
+            self.costs.unknown[op.primitive or op.name] = None
         if self.seconds is not None and op.results:
             self.pass_on(op, self.seconds(work, moved))
 
     def ready(self, op: Op) -> float:
-        """When the operands of an op are there."""
+        """The time at which the operands of an op are ready."""
         finish = self.finish
         if op in self.delayed:
-            waits = (finish.get(v, 0.0) + self.delays.get((op, i), 0.0) for i, v in enumerate(op.operands) if v not in self.early)
+            waits = (finish.get(v, 0.0) + self.delays.get((op, i), 0.0) for i, v in enumerate(op.operands) if v not in self.independent)
             return max(waits, default=0.0)
         return max((finish.get(v, 0.0) for v in op.operands), default=0.0)
 
     def pass_on(self, op: Op, took: float) -> None:
-        """Says when the results of an op are there."""
-        if self.early and all(v in self.early or v not in self.finish for v in op.operands):
-            # Independent of what the trip before makes: it can be computed, and sent, while that runs.
-            self.early.update(op.results)
+        """Sets the time at which the results of an op are ready."""
+        if self.independent and all(v in self.independent or v not in self.finish for v in op.operands):
+            # Independent of the trip before: it can be computed, and sent, while that trip runs.
+            self.independent.update(op.results)
             return
         if op in self.delayed:
             took += self.delays.get((op, RESULTS), 0.0)
@@ -133,14 +133,14 @@ class _Walker:
         elif op.name in COMPUTATIONS:
             body = op.regions[0]
             for i, (argument, operand) in enumerate(zip(body.arguments, op.operands)):
-                if operand in self.early:
-                    self.early.add(argument)
+                if operand in self.independent:
+                    self.independent.add(argument)
                 else:
                     self.finish[argument] = self.finish.get(operand, 0.0) + self.delays.get((op, i), 0.0)
             self.block(body, trips)
             for result, value in zip(op.results, body.terminator.operands):
-                if value in self.early:
-                    self.early.add(result)
+                if value in self.independent:
+                    self.independent.add(result)
                 else:
                     self.finish[result] = self.finish.get(value, 0.0) + self.delays.get((op, RESULTS), 0.0)
         elif op.name == CASE:
@@ -148,49 +148,49 @@ class _Walker:
         else:
             self.single(op, trips)
 
-    def inside(self, block: Block, trips: int, early: set[Value]) -> float:
+    def inside(self, block: Block, trips: int, independent: set[Value]) -> float:
         """The longest chain in a block by itself.
 
         Args:
             block: The block.
-            trips: How often it runs.
-            early: The arguments that do not depend on the trip before; nor does what is computed outside.
+            trips: Number of executions.
+            independent: The arguments that do not depend on the trip before; nor do values from outside.
         """
-        kept = self.finish, self.early, self.longest
-        self.finish, self.early, self.longest = {a: 0.0 for a in block.arguments if a not in early}, early, 0.0
+        kept = self.finish, self.independent, self.longest
+        self.finish, self.independent, self.longest = {a: 0.0 for a in block.arguments if a not in independent}, independent, 0.0
         self.block(block, trips)
         longest = self.longest
-        self.finish, self.early, self.longest = kept
+        self.finish, self.independent, self.longest = kept
         return longest
 
     def loop(self, op: Op, trips: int) -> None:
         condition, body = op.regions
         count = trip_count(op)
         if count is None:
-            self.found.exact = False
+            self.costs.exact = False
         times = 1 if count is None else count
         ends = body.terminator.operands
-        early = {a for a, end in zip(body.arguments, ends) if end is a or (not a.type.rank and a.type.dtype.startswith("int"))}
-        before = len(self.found.runs)
+        independent = {a for a, end in zip(body.arguments, ends) if end is a or (not a.type.rank and a.type.dtype.startswith("int"))}
+        before = len(self.costs.runs)
         path = self.inside(condition, trips * (times + 1), set()) * (times + 1)
-        path += self.inside(body, trips * times, early) * times
+        path += self.inside(body, trips * times, independent) * times
         if not times:
-            del self.found.runs[before:]
+            del self.costs.runs[before:]
         self.pass_on(op, path)
 
     def branches(self, op: Op, trips: int) -> None:
-        runs = self.found.runs
+        runs = self.costs.runs
         longest, best = 0.0, []
         for region in op.regions:
-            self.found.runs = []
+            self.costs.runs = []
             longest = max(longest, self.inside(region, trips, set()))
-            best = max(best, self.found.runs, key=_weight)
-        self.found.runs = [*runs, *best]
+            best = max(best, self.costs.runs, key=_weight)
+        self.costs.runs = [*runs, *best]
         self.pass_on(op, longest)
 
 
 def _weight(runs: list[Run]) -> float:
-    """How costly a branch is; a byte counts as a hundred operations."""
+    """The cost of a branch; a byte counts as a hundred operations."""
     return sum((run.work.flops + run.work.transcendentals + 100 * run.bytes) * run.trips for run in runs)
 
 
@@ -199,7 +199,7 @@ def trips_within(block: Block, trips: int | None = 1) -> Iterator[tuple[Op, int 
 
     Args:
         block: Where to begin.
-        trips: How often the block itself runs.
+        trips: Number of executions of the block itself.
     """
     for op in block.ops:
         yield op, trips

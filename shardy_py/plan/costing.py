@@ -1,4 +1,4 @@
-"""Works out what a plan costs."""
+"""Computes the cost of a plan."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
-from shardy_py.plan.cost_walk import RESULTS, Edge, Walked, walk
+from shardy_py.plan.cost_walk import RESULTS, BlockCosts, Edge, walk
 from shardy_py.plan.executed import Executed, executed
 from shardy_py.plan.record import PlanRecord
 
 
 @no_collection()
 def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
-    """What a call of a plan costs; see `Plan.cost_analysis`.
+    """The cost of a call of a plan; see `Plan.cost_analysis`.
 
     Args:
         plan: The plan.
         which: The hardware.
-        links: What the axes of the mesh lie on; see `lay_out`.
+        links: The links that the axes of the mesh lie on; see `lay_out`.
 
     Raises:
         HardwareError: Such hardware is not known, or links are given without it.
@@ -40,13 +40,13 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
     def timed(collective: Collective) -> float:
         return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
 
-    what = executed(plan)
-    moved, delays = _moved(what, machine, timed)
+    program = executed(plan)
+    moved, delays = _moved(program, machine, timed)
     collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
-    walked = _walk(what, machine, delays)
+    walked = _walk(program, machine, delays)
     ops: list[OpCost] = []
     for run in walked.runs:
-        value = what.values.get(run.op.results[0]) if run.op.results else None
+        value = program.values.get(run.op.results[0]) if run.op.results else None
         once = None if machine is None else roofline_seconds(run.work, run.bytes, machine)
         ops.append(
             OpCost(
@@ -67,22 +67,22 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
 
 
 def _moved(
-    what: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
+    program: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
 ) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
-    """The collectives, and how long those whose op is known keep it waiting."""
+    """The collectives, and the delay of each op by its own."""
     if machine is None:
-        return tuple(t.collective for t in what.transfers), {}
+        return tuple(t.collective for t in program.transfers), {}
     delays: dict[Edge, float] = {}
-    for t in what.transfers:
-        if t.step is not None and not t.early:
+    for t in program.transfers:
+        if t.step is not None and not t.hoisted:
             edge = (t.step, RESULTS)
             delays[edge] = delays.get(edge, 0.0) + timed(t.on_accelerator)
-    return tuple(t.on_accelerator for t in what.transfers), delays
+    return tuple(t.on_accelerator for t in program.transfers), delays
 
 
-def _walk(what: Executed, machine: Hardware | None, delays: Mapping[Edge, float]) -> Walked:
+def _walk(program: Executed, machine: Hardware | None, delays: Mapping[Edge, float]) -> BlockCosts:
     if machine is None:
-        return walk(what.block, what.meshes)
+        return walk(program.block, program.meshes)
     times: dict[tuple[Work, int], float] = {}
 
     def seconds(work: Work, moved: int) -> float:
@@ -91,7 +91,7 @@ def _walk(what: Executed, machine: Hardware | None, delays: Mapping[Edge, float]
             times[key] = roofline_seconds(work, moved, machine)
         return times[key]
 
-    return walk(what.block, what.meshes, seconds, delays)
+    return walk(program.block, program.meshes, seconds, delays)
 
 
 def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:

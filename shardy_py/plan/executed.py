@@ -1,4 +1,4 @@
-"""The program that a device executes under a plan: what is listed, priced, drawn, and kept in memory is read from it."""
+"""The program that a device executes under a plan; lists, costs, drawings and memory are read from it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.plan.analysis import Analysis
-from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.collectives import KINDS, Collective
 from shardy_py.plan.explicit import Explicit, Transfer
+from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.partitioner import partition
 from shardy_py.plan.prediction.loops import as_xla_propagates
 from shardy_py.plan.record import PlanRecord
@@ -26,7 +26,7 @@ class Executed:
         block: Its ops: of a region those on the arrays of one device, else those of the program that XLA's partitioner is predicted to
             make, whose shardings say which piece a device has.
         meshes: Where named meshes are looked up.
-        values: Descriptions of the values that its ops make. Those of a region are named `region %3`: they are no values of the plan.
+        values: Descriptions of the values that its ops make. In a region they are named `region %3`: they are no values of the plan.
         transfers: The collectives, which are `plan.collectives`.
     """
 
@@ -43,8 +43,8 @@ def explicit_of(plan: PlanRecord) -> Explicit:
     Args:
         plan: The plan.
     """
-    run = as_run_of(plan)
-    program, lineage = as_xla_propagates(run.program) if run.planned else (run.program, run.lineage)
+    run = jit_program_of(plan)
+    program, lineage = as_xla_propagates(run.program) if run.follows_plan else (run.program, run.lineage)
     return partition(program, lambda value: plan.names.get(value) or value.name or "", lineage)
 
 
@@ -81,7 +81,7 @@ def executed(plan: PlanRecord) -> Executed:
 
 
 def _region(local: Program) -> Block:
-    """The body of what runs on every device; beside it a local program has constants only."""
+    """The body that runs on every device; beside it a local program has constants only."""
     body = local.main.body  # on one device it is the region itself
     return next((op.regions[0] for op in body.ops if op.name == MANUAL_COMPUTATION), body)
 

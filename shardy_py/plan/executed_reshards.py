@@ -1,4 +1,4 @@
-"""The reshards of the explicit program of a plan: its collectives, those of one movement together."""
+"""The reshards of the explicit program of a plan: its collectives, grouped by movement."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _of_shard(plan: PlanRecord, reason: str, collectives: list[Collective]) -> R
 
 
 def _reshard(plan: PlanRecord, origin: Origin, collectives: list[Collective]) -> Reshard:
-    """A movement that the partitioner makes."""
+    """A movement that XLA's partitioner inserts."""
     op, source, target, first = origin.op, origin.source, origin.target, collectives[0]
     name = primitive_of(op)
     if source is None and target is None:

@@ -10,16 +10,16 @@ from shardy_py.ir import Op, Program, Value
 from shardy_py.plan.collectives import Collective
 
 RESULTS = -1
-"""In place of the number of an operand."""
+"""Index of an operand that stands for the results of an op."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lineage:
-    """The ops and values of a plan's program that those of another form of it come from.
+    """Maps the ops and values of a derived program to those of the plan's program.
 
     Attributes:
         program: The plan's program.
-        ops: Op of the other form -> op of the program; ops that are not in it are the program's own.
+        ops: Op of the derived program -> op of the plan's program; ops that are missing are the plan's own.
         values: The same for values.
     """
 
@@ -38,15 +38,15 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """Why data moves, in terms of the plan's program.
+    """The cause of a movement of data, in terms of the plan's program.
 
     Attributes:
         op: The op that it moves for.
-        operand: Which of its operands is moved; `RESULTS` where it is a result.
+        operand: Index of the operand that moves; `RESULTS` for a result.
         value: The value that moves.
         source: The sharding before.
-        target: The sharding afterwards; both None of what the op moves while it runs.
-        depth: How many bodies (scan, while, cond, `shard_map`) it stands in.
+        target: The sharding afterwards; both None where the op itself moves data while it runs.
+        depth: Number of bodies (scan, while, cond, `shard_map`) around it.
     """
 
     op: Op
@@ -62,19 +62,19 @@ class Transfer:
     """One collective of an explicit program.
 
     Attributes:
-        collective: What moves.
-        step: The op of the explicit program that it is, or that makes it while it runs, as one with windows fetches what they need; None
-            where XLA merges collectives of a region, so that the op of each is not known.
-        origin: Why it moves, where XLA's partitioner makes it; the collectives of one movement share it.
-        early: Whether it moves once in front of the loop that the op is in.
-        scatters: Whether it is an all-reduce of which each device keeps a piece of its own, which XLA makes a reduce-scatter of on GPUs
-            and TPUs.
+        collective: The collective.
+        step: The op of the explicit program that it is, or that runs it inside, as an op with windows fetches its halo; None where XLA
+            merges collectives of a region, so that the op of each is unknown.
+        origin: Its cause, where XLA's partitioner inserts it; the collectives of one movement share it.
+        hoisted: Whether it moves once, in front of the loop around the op.
+        scatters: Whether it is an all-reduce of which each device keeps a piece of its own, which becomes a reduce-scatter on GPUs and
+            TPUs.
     """
 
     collective: Collective
     step: Op | None
     origin: Origin | None = None
-    early: bool = False
+    hoisted: bool = False
     scatters: bool = False
 
     @property
@@ -89,8 +89,8 @@ class Explicit:
 
     Attributes:
         program: Its values have the shardings of the pieces that ops read and make.
-        transfers: Its collectives, in the order in which they are asked for.
-        values: Value of `program` -> value of the plan's program that it is, in the layout in which its op makes it.
+        transfers: Its collectives, in the order of the ops that need them.
+        values: Value of `program` -> the same value of the plan's program, in the layout in which its op makes it.
     """
 
     program: Program

@@ -1,12 +1,12 @@
-"""The collectives of a plan, and how many bytes each brings to a device."""
+"""The collectives of a plan, and the bytes that each brings to a device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import num_shards, sort_and_merge
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op
 from shardy_py.passes.export.collective_bytes import local_bytes
@@ -21,12 +21,12 @@ class Movement:
         kind: `all_slice`, `all_gather`, `all_to_all`, `collective_permute`, `all_reduce`, `reduce_scatter`, `reshard` where a value goes to
             a mesh with other axes, `sharded_to_unreduced` or `replicated_to_unreduced`.
         axes: The mesh axes it is over, in mesh order; none for a `collective_permute`, which exchanges pieces between any devices.
-        group: How many devices exchange data with each other.
-        bytes_per_device: What each device receives; see `Reshard`.
+        group: Number of devices that exchange data with each other.
+        bytes_per_device: Bytes that each device receives; see `Reshard`.
     """
 
     kind: str
-    axes: tuple[AxisRef, ...]
+    axes: Axes
     group: int
     bytes_per_device: int
 
@@ -47,7 +47,7 @@ MOVING_OPS = frozenset((*_PER_DIM, *_FLAT, "sdy.all_to_all", "sdy.collective_per
 
 
 def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
-    """What a collective of the SDY dialect does.
+    """Describes a collective of the SDY dialect.
 
     Args:
         op: One named in `MOVING_OPS`.
@@ -82,7 +82,7 @@ def format_bytes(count: int) -> str:
     return f"{value / 1024:.4g} TiB"
 
 
-def _axes(op: Op) -> tuple[AxisRef, ...]:
+def _axes(op: Op) -> Axes:
     if op.name in _PER_DIM:
         return tuple(axis for axes in op.attributes[_PER_DIM[op.name]].lists for axis in axes.axes)
     if op.name in _FLAT:

@@ -20,14 +20,13 @@ from shardy_py.dialect import (
     Mesh,
     TensorSharding,
 )
-from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.types import element_bits
-from shardy_py.partition.layouts import Axes, Layout, layout_of, local_shape, mesh_of, spelled
+from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of, spelled
+from shardy_py.partition.policies import StrategyCache, xla_of
 from shardy_py.partition.routes import Move, route, settled
-from shardy_py.partition.strategy import Strategy, strategy
-from shardy_py.partition.workarounds import workaround_of
 from shardy_py.passes.clone import clone_op
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
@@ -37,7 +36,6 @@ from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.written import KINDS, axes_of_written
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, module_of
-from shardy_py.rules import rule_for
 
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant", "stablehlo.iota"))
 """Ops that are made anew in the layout in which their result is wanted."""
@@ -65,7 +63,7 @@ class _Scope:
 
     Args:
         block: The block.
-        trips: How often it runs; None where that is unknown.
+        trips: Number of executions; None where it is unknown.
         changing: Values that differ from trip to trip; None outside of loops.
         around: The scope around it.
     """
@@ -110,7 +108,7 @@ class _Scope:
         return place
 
     def append(self, op: Op) -> Op:
-        """Adds an op, whose results change if what it reads does."""
+        """Adds an op, whose results vary where its operands do."""
         for scope in self.outward():
             if scope.changing and any(v in scope.changing for inner in (op.walk() if op.regions else (op,)) for v in inner.operands):
                 scope.changing.update(op.results)
@@ -127,8 +125,8 @@ class _Partitioner:
         self.transfers: list[Transfer] = []
         self.values: dict[Value, Value] = {}
         self.aliases: dict[Value, Value] = {}
-        self.made_by: dict[Value, Value] = {}
-        self.strategies: dict[tuple[object, ...], Strategy] = {}
+        self.sources: dict[Value, Value] = {}
+        self.strategies: StrategyCache = {}
         self.spellings: dict[tuple[Layout, Mesh], TensorSharding] = {}
         self.mesh_names: dict[Mesh, str | Mesh] = {}
         self.manual: tuple[str, ...] = ()
@@ -138,7 +136,7 @@ class _Partitioner:
         copy = Program(functions, self.meshes)
         copy.mesh_attributes, copy.attributes = self.program.mesh_attributes, self.program.attributes
         copy.locate, copy.calls = self.program.locate, self.program.calls
-        return Explicit(copy, tuple(self.transfers), self.made_by)
+        return Explicit(copy, tuple(self.transfers), self.sources)
 
     def function(self, source: Function) -> Function:
         body = self.body(source.body)
@@ -161,12 +159,12 @@ class _Partitioner:
         return body
 
     def set(self, source: Value, value: Value) -> None:
-        """Says which value of the explicit program one of the source program is."""
+        """Maps a value of the source program to one of the explicit program."""
         self.values[source] = value
-        self.made_by.setdefault(value, self.lineage.value(source))
+        self.sources.setdefault(value, self.lineage.value(source))
 
     def origin(self, value: Value) -> Value:
-        """The value of the source program that this one is under another name, in the same sharding."""
+        """The value of the source program that this one forwards, in the same sharding."""
         while (before := self.aliases.get(value)) is not None:
             value = before
         return value
@@ -205,7 +203,7 @@ class _Partitioner:
             if old is not new:
                 copy.set_operand(i, new)
         for old, new in zip(op.results, copy.results):
-            self.made_by.setdefault(new, self.lineage.value(old))
+            self.sources.setdefault(new, self.lineage.value(old))
         return scope.append(copy)
 
     def end(self, terminator: Op, operands: Sequence[Value], scope: _Scope) -> None:
@@ -216,14 +214,14 @@ class _Partitioner:
         return [self.to(terminator, i, v, s, scope) for i, (v, s) in enumerate(zip(terminator.operands, shardings))]
 
     def loop(self, op: Op, scope: _Scope) -> None:
-        """Operands are brought to the shardings of the loop once, what the body makes on every trip."""
+        """Reshards operands to the shardings of the loop once, results of the body on every trip."""
         shardings = [result.sharding for result in op.results]
         operands = [self.to(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, shardings))]
         count = trip_count(op)
         end = op.regions[1].terminator
         varies = [end.operands[i] is not a for i, a in enumerate(op.regions[1].arguments)]
         regions: list[Block] = []
-        for region, more in zip(op.regions, (1, 0)):  # the condition is asked once more than the body runs
+        for region, more in zip(op.regions, (1, 0)):  # the condition runs once more than the body
             block = self.body(region)
             changing = {a for a, changes in zip(block.arguments, varies) if changes}
             for a, outer, operand, changes in zip(region.arguments, op.operands, operands, varies):
@@ -275,7 +273,7 @@ class _Partitioner:
                 self.aliases[result] = value
 
     def computation(self, op: Op, scope: _Scope) -> None:
-        """The body of a `shard_map` on the pieces that it asks for."""
+        """The body of a `shard_map` on the pieces of its specs."""
         (region,) = op.regions
         operands = [self.to(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, op.attributes["in_shardings"]))]
         block = self.body(region)
@@ -324,9 +322,9 @@ class _Partitioner:
                 break
         maker = new.defining_op
         if maker is not None and maker.name in _CONSTANTS:
-            made = Op(maker.name, (), [new.type], maker.attributes, location=maker.location, primitive=maker.primitive)
-            made.result.sharding = self.sharding(target, mesh)
-            copy = place.append(made).result
+            constant = Op(maker.name, (), [new.type], maker.attributes, location=maker.location, primitive=maker.primitive)
+            constant.result.sharding = self.sharding(target, mesh)
+            copy = place.append(constant).result
         else:
             origin = self.why(op, operand, value, self.sharding(source, mesh), self.sharding(target, mesh), scope)
             copy = self.chain(new, source, target, origin, mesh, scope, place)
@@ -343,7 +341,7 @@ class _Partitioner:
         """A value brought from one layout to another by collectives, each an op, and by slices."""
         shape, layout, home, steps = value.type.shape, source, scope.home(value), route(source, target, mesh)
         for i, step in enumerate(steps):
-            if local_shape(shape, layout, mesh) != local_shape(shape, step.before, mesh):  # what is not needed is cut off first
+            if local_shape(shape, layout, mesh) != local_shape(shape, step.before, mesh):  # the part that is not needed is cut off first
                 value, layout = self.sliced(value, layout, step.before, origin, mesh, place)
             attributes: dict[str, Any] = {}
             if step.kind == "all_gather":
@@ -364,7 +362,7 @@ class _Partitioner:
         return value
 
     def sliced(self, value: Value, layout: Layout, target: Layout, origin: Origin, mesh: Mesh, place: _Scope) -> tuple[Value, Layout]:
-        """The parts of pieces that a layout with more axes asks for."""
+        """The part of each piece that a layout with more axes keeps."""
         added = [[axis for axis in after if axis not in before] for before, after in zip(layout, target)]
         return self.step("sdy.all_slice", value, target, {"slicing_axes": _per_dim(added, mesh)}, origin, mesh, place), target
 
@@ -375,7 +373,7 @@ class _Partitioner:
         return place.append(op).result
 
     def transfer(self, step: Move, op: Op | Block, origin: Origin, mesh: Mesh, home: _Scope, scope: _Scope) -> None:
-        """Lists a collective that an op is, or makes."""
+        """Lists a collective that an op is, or runs inside."""
         axes = spelled(step.axes, mesh)
         group = num_shards(axes, mesh) if axes else mesh.size
         if group == 1 or not step.elements:
@@ -437,7 +435,7 @@ class _Partitioner:
                 self.listed(total, origin, "all_reduce", names, mesh.size, size, dtype, result.type.shape, scope, scope)
 
     def plain(self, op: Op, scope: _Scope) -> None:
-        """An op that runs under the axes that are chosen for it."""
+        """An op that runs under the axes of its strategy."""
         values = (*op.operands, *op.results)
         mesh = None if op.name in _CONSTANTS or not op.results else self.mesh_of(*[v.sharding for v in values])
         if mesh is None:
@@ -446,44 +444,29 @@ class _Partitioner:
         if any(r.sharding is not None and r.sharding.mesh_in(self.meshes).is_maximal for r in op.results):
             self.on_one_device(op, scope)
             return
-        run = self.strategy(op, mesh)
+        run = xla_of(op, mesh, self.meshes, self.strategies, manual=bool(self.manual))
         operands = [
             self.brought(op, i, v, layout_of(v.sharding, v.type.rank, mesh), read, mesh, scope)
             for i, (v, read) in enumerate(zip(op.operands, run.reads))
         ]
         copy = self.copied(op, operands, scope)
-        for v, new, made in zip(op.results, copy.results, run.makes):
+        for v, new, layout in zip(op.results, copy.results, run.makes):
             wanted = layout_of(v.sharding, v.type.rank, mesh)
-            origin = self.why(op, RESULTS, v, self.sharding(made, mesh), v.sharding, scope)
+            origin = self.why(op, RESULTS, v, self.sharding(layout, mesh), v.sharding, scope)
             home = scope.home(new)
             for move in run.inside if v is op.results[0] else ():
                 self.transfer(move, copy, origin, mesh, home, scope)
-            if made != wanted:
-                new.sharding = self.sharding(made, mesh)
+            if layout != wanted:
+                new.sharding = self.sharding(layout, mesh)
             total = new
             if run.summed:
                 attributes = {"reduction_axes": AxisRefList(_merged(run.summed, mesh))}
-                total = self.step("sdy.all_reduce", new, made, attributes, origin, mesh, scope)
-                self.transfer(settled(v.type.shape, made, wanted, run.summed, mesh)[0], total.owner, origin, mesh, home, scope)
-            brought = self.chain(total, made, wanted, origin, mesh, scope, scope)
+                total = self.step("sdy.all_reduce", new, layout, attributes, origin, mesh, scope)
+                self.transfer(settled(v.type.shape, layout, wanted, run.summed, mesh)[0], total.owner, origin, mesh, home, scope)
+            brought = self.chain(total, layout, wanted, origin, mesh, scope, scope)
             if brought is not total:
-                scope.copies[brought, made] = total
+                scope.copies[brought, layout] = total
             self.set(v, brought)
-
-    def strategy(self, op: Op, mesh: Mesh) -> Strategy:
-        """How an op runs."""
-        values = (*op.operands, *op.results)
-        layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
-        own = None if self.manual else workaround_of(op, mesh, self.meshes)
-        if own is not None:
-            return own
-        rule = op.rule if op.rule_decided else rule_for(op)
-        key = (op.name, rule, tuple(layouts), tuple([v.type for v in values]))
-        if key not in self.strategies:
-            count = len(op.operands)
-            shapes = [v.type.shape for v in values]
-            self.strategies[key] = strategy(op.name, rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
-        return self.strategies[key]
 
 
 def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefLists:

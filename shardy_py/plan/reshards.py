@@ -1,4 +1,4 @@
-"""Where data moves in a planned program: each reshard and reduction, what asks for it, what it becomes, what it costs."""
+"""Data movement in a planned program: each reshard and reduction with its reason, its collectives and its cost."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """One movement of data: a value goes from one sharding to another, or parts of a sum are added up.
+    """One movement of data: a value is resharded, or partial sums are reduced.
 
-    `bytes_per_device` is what each device receives when it happens once, summed over the collectives. With n devices in a group, and
-    the pieces that a device has before and after a collective:
+    `bytes_per_device` counts the bytes that each device receives when it runs once, summed over the collectives. With n devices in a group
+    and the pieces that a device has before and after a collective:
 
     * `all_gather` and `all_to_all`: (n-1)/n of the piece afterwards
     * `reduce_scatter`: (n-1)/n of the piece before
@@ -38,18 +38,18 @@ class Reshard:
     * `all_slice`: nothing; each device keeps a part of what it has
 
     Attributes:
-        value: Path or name of the value that moves, as in `Plan.values`. An argument of a computation, and what a loop carries unchanged,
-            is called as what is passed to it.
+        value: Path or name of the value that moves, as in `Plan.values`. An argument of a computation, and a value that a loop carries
+            unchanged, has the name of its operand.
         type: Its global type; inside a `shard_map`, that of one shard.
         source: The sharding before; axes of a sum still to be taken are its unreduced axes.
         target: The sharding afterwards.
-        collectives: What is done, in order.
+        collectives: Its collectives, in order.
         bytes_per_device: Bytes that each device receives, once; see above.
-        reason: What asks for it: `operand of dot_general`, `sharding constraint`, `function result result[0]`, ...
+        reason: Its cause: `operand of dot_general`, `sharding constraint`, `function result result[0]`, ...
         location: `file:line` of the user's code; empty where unknown.
         primitive: The JAX primitive that asks for it; empty for results of the function.
-        depth: How many bodies (scan, while, cond, computations) it stands in.
-        trips: How often it happens in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown.
+        depth: Number of bodies (scan, while, cond, computations) around it.
+        trips: Number of executions in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown.
             Each branch of a cond counts as if it ran.
     """
 
@@ -77,19 +77,19 @@ class Reshard:
         """One line: value, types, collectives, bytes, trips, source line, reason.
 
         Args:
-            value: What to write in place of the value's name.
+            value: Text in place of the value's name.
         """
         steps = ", ".join(map(str, self.collectives))
-        often = "  each trip" if self.trips is None else f" x{self.trips}" if self.trips != 1 else ""
+        trips = "  each trip" if self.trips is None else f" x{self.trips}" if self.trips != 1 else ""
         where = self.location.rpartition("/")[2]
         before, after = typed(self.type, self.source), typed(self.type, self.target)
         head = f"{value or self.value} {before if before == after else f'{before} -> {after}'}: {steps}".lstrip()
-        return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + often, where, self.reason) if part)
+        return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + trips, where, self.reason) if part)
 
 
 @dataclass(eq=False, slots=True)
 class _Origin:
-    """Why an op moves data. It stands in place of the op's location, which passes hand on to the collectives they make of it."""
+    """The cause of a movement. It replaces the op's location, which passes copy to the collectives that they create."""
 
     value: str
     reason: str
@@ -101,9 +101,8 @@ class _Origin:
 def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[str, ...]) -> tuple[Reshard, ...]:
     """The data movements of a program with final shardings, in program order.
 
-    They are those of Shardy's explicit collectives: `sdy-insert-explicit-reshards` in its full version, then reshards are made
-    collectives, and a reduction whose result is only sliced a reduce-scatter. Collectives that the user wrote in a `shard_map` are not
-    listed.
+    Shardy's explicit collectives: `sdy-insert-explicit-reshards` in its full version, then reshards become collectives, and a reduction
+    whose result is only sliced becomes a reduce-scatter. Collectives that the user wrote in a `shard_map` are not listed.
 
     Args:
         program: Left as it is; a copy is changed.
@@ -113,34 +112,34 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     copy, mapping = clone_program(program)
     namer = _Namer({mapping[value]: name for value, name in names.items() if value in mapping})
     inserted: list[tuple[Op, str, Op]] = []
-    asked = [op for op in copy.walk() if op.name == _RESHARD]
+    user_reshards = [op for op in copy.walk() if op.name == _RESHARD]
     InsertExplicitReshards(enable_full_version=True).run(copy, record=lambda *entry: inserted.append(entry))
-    made = {op for op, _, _ in inserted}
+    inserted_ops = {op for op, _, _ in inserted}
     origins: list[tuple[Op, _Origin]] = []
-    for op in asked:
+    for op in user_reshards:
         if op.block is not None:
             primitive = op.primitive or "sharding_constraint"
-            origins.append((op, _Origin(namer.of(op.operands[0], made), "sharding constraint", location_of(copy, op), primitive)))
+            origins.append((op, _Origin(namer.of(op.operands[0], inserted_ops), "sharding constraint", location_of(copy, op), primitive)))
     for op, why, cause in inserted:
         reason = _reason(op, why, cause, results)
         value = op.operands[0]
         by = value.defining_op if cause.name in _RETURNS else cause
-        while by is not None and by in made:
+        while by is not None and by in inserted_ops:
             by = by.operands[0].defining_op
         location = location_of(copy, by) if by is not None else location_of(copy, cause)
-        origins.append((op, _Origin(namer.of(value, made), reason, location, primitive_of(cause))))
+        origins.append((op, _Origin(namer.of(value, inserted_ops), reason, location, primitive_of(cause))))
     for op, origin in origins:
         op.location = origin
     _merge([op for op, _ in origins], copy)
     ReshardToCollectives().run(copy)
     Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
-    found: dict[_Origin, _Found] = {}
-    _collect(copy.main.body, 0, 1, found)
-    return tuple(_entry(origin, entry, copy) for origin, entry in found.items())
+    groups: dict[_Origin, _OpGroup] = {}
+    _collect(copy.main.body, 0, 1, groups)
+    return tuple(_entry(origin, entry, copy) for origin, entry in groups.items())
 
 
 def _merge(ops: list[Op], program: Program) -> None:
-    """Reshards at once what would be resharded twice in a row."""
+    """Merges two reshards in a row into one."""
     blocks: dict[Block, None] = {}
     for op in ops:
         first = op.operands[0].defining_op
@@ -154,29 +153,29 @@ def _merge(ops: list[Op], program: Program) -> None:
 
 
 @dataclass(slots=True)
-class _Found:
+class _OpGroup:
     ops: list[Op]
     depth: int
     trips: int | None
 
 
-def _collect(block: Block, depth: int, trips: int | None, found: dict[_Origin, _Found]) -> None:
-    """The collectives of a block and those inside it, by what asks for them."""
+def _collect(block: Block, depth: int, trips: int | None, groups: dict[_Origin, _OpGroup]) -> None:
+    """Groups the collectives of a block, and of regions in it, by cause."""
     for op in block.ops:
         if op.name in MOVING_OPS and isinstance(op.location, _Origin):
-            found.setdefault(op.location, _Found([], depth, trips)).ops.append(op)
+            groups.setdefault(op.location, _OpGroup([], depth, trips)).ops.append(op)
         if op.regions:
             within = trips
             if op.name == WHILE:
                 count = trip_count(op)
                 within = None if count is None or trips is None else count * trips
             for region in op.regions:
-                _collect(region, depth + 1, within, found)
+                _collect(region, depth + 1, within, groups)
 
 
-def _entry(origin: _Origin, found: _Found, program: Program) -> Reshard:
-    first, last = found.ops[0], found.ops[-1]
-    steps = tuple(movement_of(op, get_sharding(op.operands[0]), program.meshes) for op in found.ops)
+def _entry(origin: _Origin, group: _OpGroup, program: Program) -> Reshard:
+    first, last = group.ops[0], group.ops[-1]
+    steps = tuple(movement_of(op, get_sharding(op.operands[0]), program.meshes) for op in group.ops)
     source = get_sharding(first.operands[0])
     reason = origin.reason
     if steps[0].kind in ("all_reduce", "reduce_scatter"):
@@ -194,13 +193,13 @@ def _entry(origin: _Origin, found: _Found, program: Program) -> Reshard:
         reason,
         origin.location,
         origin.primitive,
-        found.depth,
-        found.trips,
+        group.depth,
+        group.trips,
     )
 
 
 def primitive_of(op: Op) -> str:
-    """The JAX primitive that asks for what moves for an op; empty for results of the function."""
+    """The JAX primitive of an op that data moves for; empty for results of the function."""
     if op.name == "func.return":
         return ""
     if op.name in _RETURNS and op.block is not None and isinstance(op.block.parent, Op):
@@ -209,7 +208,7 @@ def primitive_of(op: Op) -> str:
 
 
 def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:
-    """Why an op was inserted, in the words of JAX."""
+    """The reason that an op was inserted for, in the words of JAX."""
     name = primitive_of(cause)
     if cause.name != "func.return" and op.name == "sdy.all_reduce":
         return f"reduction in {name}"
@@ -220,7 +219,7 @@ def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:
 
 
 def reason_of(op: Op, result: str) -> str:
-    """Why an operand of an op is moved, in the words of JAX.
+    """The reason that an operand of an op is moved for, in the words of JAX.
 
     Args:
         op: The op that reads it.
@@ -242,7 +241,7 @@ def reason_of(op: Op, result: str) -> str:
 
 
 def _title(op: object, name: str) -> str:
-    """What a computation or branch is called."""
+    """The name of a computation or branch."""
     if not isinstance(op, Op):
         return name
     if op.name == MANUAL_COMPUTATION:
@@ -253,7 +252,7 @@ def _title(op: object, name: str) -> str:
 
 
 def _final_uses(op: Op) -> Collection[tuple[Op, int]]:
-    """Uses of what an inserted op makes, behind further ops inserted for the same use."""
+    """Uses of an inserted op's result, behind further ops inserted for the same use."""
     uses = op.results[0].uses
     while len(uses) == 1 and (user := next(iter(uses))[0]).name in MOVING_OPS:
         uses = user.results[0].uses
@@ -266,15 +265,15 @@ class _Namer:
     def __init__(self, names: Mapping[Value, str]) -> None:
         self.names = names
 
-    def of(self, value: Value, made: set[Op]) -> str:
-        """The name of a value, behind inserted ops; an argument of a body is called as what is passed to it."""
+    def of(self, value: Value, inserted: set[Op]) -> str:
+        """The name of a value, looking through inserted ops; an argument of a body has the name of its operand."""
         while True:
-            known = self.names.get(value)
-            if known is not None:
-                return known
+            name = self.names.get(value)
+            if name is not None:
+                return name
             owner = value.owner
             if isinstance(owner, Op):
-                if owner in made:
+                if owner in inserted:
                     value = owner.operands[0]
                     continue
                 return "constant" if owner.name == "sdy.constant" else value.name or owner.primitive or owner.name

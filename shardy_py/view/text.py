@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.passes.export.collective_bytes import local_bytes
-from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.checks.accept import Alike, alike
 from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
+from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.pairing import components_of
 from shardy_py.plan.record import PlanRecord
@@ -84,7 +84,7 @@ def plan_text(
 
 
 def _conflicts(plan: PlanRecord) -> str:
-    return "" if as_run_of(plan).planned else "; where shardings conflict, XLA decides, not the plan"
+    return "" if jit_program_of(plan).follows_plan else "; where shardings conflict, XLA decides, not the plan"
 
 
 def _leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = None) -> Node:

@@ -15,7 +15,7 @@ import shardy_py as sp
 from shardy_py.backends import conflicts
 from shardy_py.backends.rewriting import Pins
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.plan import as_run
+from shardy_py.plan import jit_program
 from shardy_py.plan.prediction.conflicts import conflict
 from shardy_py.rules.builder import Signature
 from shardy_py.rules.contraction import dot_general
@@ -59,7 +59,7 @@ def constraints(fun: Callable[..., Any], specs: tuple[P | None, ...]) -> int:
 
 
 def test_only_conflicts_are_constrained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(as_run, "WORTH", math.inf)  # the plan is run however little it saves
+    monkeypatch.setattr(jit_program, "MAX_BYTES_RATIO", math.inf)  # the plan is run however little it saves
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.sin(jnp.cos(a) @ jnp.cos(b))
@@ -70,7 +70,7 @@ def test_only_conflicts_are_constrained(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_nothing_uses_is_not_constrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A constraint would bring it back, for what is constrained is propagated through."""
-    monkeypatch.setattr(as_run, "WORTH", math.inf)
+    monkeypatch.setattr(jit_program, "MAX_BYTES_RATIO", math.inf)
 
     def unused(a: jax.Array, b: jax.Array) -> jax.Array:
         _ = jnp.cos(a) + jnp.cos(b)

@@ -16,7 +16,7 @@ import shardy_py as sp
 from shardy_py.api import running
 from shardy_py.api.running import make_entry
 from shardy_py.backends import jit
-from shardy_py.plan import as_run
+from shardy_py.plan import jit_program
 from tests.random_programs import load, program_of_seed
 
 
@@ -28,7 +28,7 @@ def mesh():
 @pytest.fixture
 def run_plans(monkeypatch):
     """Plans are run however little they save."""
-    monkeypatch.setattr(as_run, "WORTH", math.inf)
+    monkeypatch.setattr(jit_program, "MAX_BYTES_RATIO", math.inf)
 
 
 def entry(step, *args):

@@ -92,7 +92,7 @@ def test_of_another_form_it_does_not() -> None:
     m = Maker()
     product = m.whole(m.graph.main.arguments[0])
     turned = m.node(Kind.ELEMENTWISE, product)
-    m.graph.forms = {product: (10, 100), turned: (1000,)}
+    m.graph.array_types = {product: (10, 100), turned: (1000,)}
     assert m.done(m.whole(turned, size=8)).temp == 2 * BIG
 
 

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.layouts import Axes, Layout, local_shape, names, replicated
+from shardy_py.backends.local.layouts import Layout, local_shape, names, replicated
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, Recorded, as_is, bind, bits_of
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
 from shardy_py.backends.local.reshard_steps import reshard_steps
@@ -23,6 +23,7 @@ from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, 
 from shardy_py.backends.local.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies
 from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
 from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope

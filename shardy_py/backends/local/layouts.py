@@ -10,9 +10,9 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect.axis import Axes
 
 Layout = TensorSharding
-Axes = tuple[AxisRef, ...]
 
 MESH = "region"
 """The name of the region's mesh in layouts."""

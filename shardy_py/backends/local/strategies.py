@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from shardy_py.backends.local.layouts import Axes, Layout, local_shape, num_shards, partial
+from shardy_py.backends.local.layouts import Layout, local_shape, num_shards, partial
 from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
 from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
+from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
 from shardy_py.passes.export.collective_bytes import received
 

@@ -1,4 +1,4 @@
-"""All-reduces that are carried out at once: their operands have to wait for each other."""
+"""Combining of all-reduces, whose operands then wait for each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 
 AT_MOST = 256
-"""How many are combined."""
+"""Largest number of all-reduces in one."""
 
 
 def combine(graph: Graph) -> None:
@@ -84,7 +84,7 @@ def _joined(nodes: list[Node], groups: list[list[Node]]) -> list[Node]:
 
 
 def _sorted(nodes: list[Node]) -> list[Node]:
-    """In an order in which what is read is made before, as near to the given one as can be."""
+    """The nodes in topological order, as near to their present order as possible."""
     maker = {v: n for n in nodes for v in n.results}
     done: set[int] = set()
     out: list[Node] = []

@@ -1,4 +1,4 @@
-"""What compilers do with memory that a program does not say."""
+"""Memory policies of compilers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from shardy_py.errors import ShardyError
 
 
 class CompilerError(ShardyError):
-    """A compiler that is not known."""
+    """An unknown compiler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """How a compiler lays out memory.
+    """The memory policy of a compiler.
 
     Attributes:
-        name: What it is called.
-        order: In which order it runs a program; one of `order.ORDERS`.
-        alignment: Where buffers start, in bytes.
+        name: Its name.
+        order: The order in which it runs a program; one of `order.ORDERS`.
+        alignment: Of the start of buffers, in bytes.
         pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
-        small_program: Up to how many buffers are placed one by one, gaps between them counted; of more, gaps are left out.
+        small_program: Largest number of buffers that are placed one by one, with the gaps between them; of more, gaps are left out.
         widens: Whether it computes with floats of two bytes in float32.
     """
 
@@ -58,7 +58,7 @@ def compiler(name: str) -> Compiler:
         >>> compiler("cpu").order
         'breadth-first'
     """
-    found = COMPILERS.get(name)
-    if found is None:
+    match = COMPILERS.get(name)
+    if match is None:
         raise CompilerError(f"unknown compiler {name!r}", why=f"known are {', '.join(COMPILERS)}", fix="use one of these names")
-    return found
+    return match

@@ -1,4 +1,4 @@
-"""Copies that loops and results need: what a loop carries lies in one place from before it until behind it."""
+"""Copies that loops and results need: a carried value has one buffer from before its loop until after it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def insert_copies(graph: Graph) -> None:
         graph: Is changed.
     """
     fixed = set(graph.main.arguments)
-    given = {graph.main.arguments[i]: r for i, r in graph.donated.items() if i < len(graph.main.arguments)}
-    _region(graph, graph.main, fixed, given.keys())
-    pairs = [(v, graph.main.results[r]) for v, r in given.items()]
+    donated = {graph.main.arguments[i]: r for i, r in graph.donated.items() if i < len(graph.main.arguments)}
+    _region(graph, graph.main, fixed, donated.keys())
+    pairs = [(v, graph.main.results[r]) for v, r in donated.items()]
     _over(graph, graph.main, [(a, b) for a, b in pairs if a != b and b not in fixed])
     seen: set[int] = set()
     results = []
     for r, v in enumerate(graph.main.results):
-        if v in seen or (v in fixed and given.get(v) != r):
+        if v in seen or (v in fixed and donated.get(v) != r):
             v = _copied(graph, v, graph.main.nodes)
         seen.add(v)
         results.append(v)
@@ -29,36 +29,36 @@ def insert_copies(graph: Graph) -> None:
 
 
 def _copied(graph: Graph, v: int, nodes: list[Node], at: int | None = None) -> int:
-    made = graph.value(graph.bytes[v])
-    graph.forms[made] = graph.forms.get(v)
-    node = Node(Kind.COPY, [v], [made], label="copy")
+    copy = graph.value(graph.bytes[v])
+    graph.array_types[copy] = graph.array_types.get(v)
+    node = Node(Kind.COPY, [v], [copy], label="copy")
     nodes.insert(len(nodes) if at is None else at, node)
-    return made
+    return copy
 
 
-def _region(graph: Graph, region: Region, fixed: set[int], given: Set[int]) -> None:
-    """Copies around the loops and branches of a region; values in `fixed` may not be written to, but updates may to those `given` too."""
+def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) -> None:
+    """Inserts copies around loops and branches of a region; values in `fixed` are read-only, but updates may write `donated` ones."""
     if not any(n.kind in _WRITING for n in region.nodes):
         return
     uses: dict[int, int] = {}
     _count(region, uses)
     literal = {v for n in region.nodes if n.kind is Kind.LITERAL for v in n.results}
-    written = _written(region, uses, (fixed - given) | literal)
-    made: list[Node] = []
+    written = _written(region, uses, (fixed - donated) | literal)
+    nodes: list[Node] = []
     carried: set[int] = set()
     for node in region.nodes:
         if node.kind is Kind.LOOP:
             for i, v in enumerate(node.operands):
                 readers = uses[v]
                 if v in fixed or v in literal or v in carried or readers > node.operands.count(v):
-                    node.operands[i] = _copied(graph, v, made)
+                    node.operands[i] = _copied(graph, v, nodes)
                 else:
                     carried.add(v)
-            _region(graph, node.regions[1], fixed, given)
+            _region(graph, node.regions[1], fixed, donated)
             _body(graph, node.regions[1])
         elif node.kind is Kind.BRANCH:
             for inner in node.regions:
-                _region(graph, inner, fixed, given)
+                _region(graph, inner, fixed, donated)
                 own = {v for n in inner.nodes for v in n.results}
                 taken: set[int] = set()
                 for i, v in enumerate(inner.results):
@@ -67,29 +67,29 @@ def _region(graph: Graph, region: Region, fixed: set[int], given: Set[int]) -> N
                     taken.add(inner.results[i])
         elif id(node) in written:
             v = node.operands[0]
-            node.operands[0] = copy = _copied(graph, v, made)
+            node.operands[0] = copy = _copied(graph, v, nodes)
             node.shares = tuple(copy if s == v else s for s in node.shares)
-        made.append(node)
-    region.nodes = made
+        nodes.append(node)
+    region.nodes = nodes
 
 
 _WRITING = frozenset((Kind.LOOP, Kind.BRANCH, Kind.UPDATE, Kind.SCATTER))
-"""Kinds that write over what they read."""
+"""Kinds that write over their operands."""
 
 
 def _written(region: Region, uses: dict[int, int], fixed: set[int]) -> set[int]:
-    """Updates (their ids) that need a copy of what they write to, as others read it who need not run before."""
-    found: set[int] = set()
+    """Updates (their ids) that need a copy of their target, as other readers of it may run later."""
+    unsafe: set[int] = set()
     shared: dict[int, list[Node]] = {}
     for node in region.nodes:
         if node.kind not in (Kind.UPDATE, Kind.SCATTER) or node.operands[0] not in node.shares:
             continue
         v = node.operands[0]
         if v in fixed:
-            found.add(id(node))
+            unsafe.add(id(node))
         elif v not in region.arguments and uses[v] > node.operands.count(v):
             if v in region.results or node.operands.count(v) > 1:
-                found.add(id(node))
+                unsafe.add(id(node))
             else:
                 shared.setdefault(v, []).append(node)
     readers: dict[int, list[Node]] = {v: [] for v in shared}
@@ -99,7 +99,7 @@ def _written(region: Region, uses: dict[int, int], fixed: set[int]) -> set[int]:
                 if v in readers:
                     readers[v].append(node)
     wanted = {id(n): [u for u in readers[v] if u is not n] for v, nodes in shared.items() for n in nodes}
-    return found | (wanted.keys() - _preceded(region, wanted))
+    return unsafe | (wanted.keys() - _preceded(region, wanted))
 
 
 def _count(region: Region, uses: dict[int, int]) -> None:
@@ -113,18 +113,18 @@ def _count(region: Region, uses: dict[int, int]) -> None:
 
 
 def _body(graph: Graph, body: Region) -> None:
-    """A carried value is copied first where it is read after, or beside, what takes its place."""
-    made = {v for n in body.nodes for v in n.results}
+    """Copies carried values that are read after, or beside, the node that writes the next one."""
+    own = {v for n in body.nodes for v in n.results}
     taken: set[int] = set()
     for i, v in enumerate(body.results):
-        if v not in made or v in taken:
+        if v not in own or v in taken:
             body.results[i] = _copied(graph, v, body.nodes)
         taken.add(body.results[i])
     _over(graph, body, list(zip(body.arguments, body.results)))
 
 
 def _over(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
-    """Copies arguments that results are written over, where they are read after that, or may be."""
+    """Copies arguments that results are written over, where they are, or may be, read later."""
     own = {v: n for n in region.nodes for v in n.results}
     readers: dict[int, list[Node]] = {a: [] for a, _ in pairs}
     for node in region.nodes:
@@ -148,24 +148,24 @@ def _over(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
 
 
 def _preceded(region: Region, wanted: Mapping[int, list[Node]]) -> set[int]:
-    """Those of the nodes (their ids) before which all that are wanted of each have to run."""
+    """The keys of `wanted` (ids of nodes) whose nodes all have to run before."""
     number = {u: i for i, u in enumerate(dict.fromkeys(id(u) for nodes in wanted.values() for u in nodes))}
     if not number:
         return {id(node) for node in region.nodes if id(node) in wanted}
     behind: dict[int, int] = {}
-    found: set[int] = set()
+    preceded: set[int] = set()
     for node in region.nodes:
         before = 0
         for v in reads(node):
             before |= behind.get(v, 0)
         if id(node) in wanted and all(before >> number[id(u)] & 1 for u in wanted[id(node)]):
-            found.add(id(node))
+            preceded.add(id(node))
         if id(node) in number:
             before |= 1 << number[id(node)]
         if before:
             for v in node.results:
                 behind[v] = before
-    return found
+    return preceded
 
 
 def _replace(node: Node, old: int, new: int) -> None:

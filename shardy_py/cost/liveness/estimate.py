@@ -1,4 +1,4 @@
-"""Memory of a program, from its graph: what is alive when, and how much that takes."""
+"""Memory of a program from its graph: lifetimes of values, and the bytes alive at each step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Estimate:
         output: Of the results.
         alias: Of results that lie in donated arguments.
         temp: Of everything else that lies in memory at the fullest step, with the gaps between.
-        buffers: Those that need memory besides arguments and results, in the order in which they are first used.
+        buffers: Buffers besides arguments and results, in the order of their first use.
         steps: The nodes as they run; a loop or branch stands in front of its body and behind it.
         series: Bytes of `buffers` that are alive at each step.
     """
@@ -47,12 +47,12 @@ class Estimate:
 def estimate(graph: Graph, compiler: Compiler = COMPILERS["cpu"]) -> Estimate:
     """The memory that a compiled program takes.
 
-    Equal nodes become one, what can be computed where it is read is, loops get the copies they need, nodes are put in order, and buffers
-    live from the node that makes them to the last that reads them.
+    Equal nodes are merged, nodes are fused into their readers, loops get the copies that they need, nodes are scheduled, and buffers live
+    from the node that makes them to the last that reads them.
 
     Args:
         graph: Is changed.
-        compiler: Whose ways to follow.
+        compiler: The compiler to model.
     """
     name_stacks(graph)
     simplify(graph)
@@ -62,14 +62,14 @@ def estimate(graph: Graph, compiler: Compiler = COMPILERS["cpu"]) -> Estimate:
     fuse(graph)
     insert_copies(graph)
     put_in_order(graph, compiler.order)
-    found = lives(graph)
-    kept = into_outputs(found.buffers)
+    lifetimes = lives(graph)
+    kept = into_outputs(lifetimes.buffers)
     at, pointer = compiler.alignment, compiler.pointer
-    series = alive([replace(b, bytes=_aligned(b.bytes, at)) for b in kept], len(found.steps))
+    series = alive([replace(b, bytes=_aligned(b.bytes, at)) for b in kept], len(lifetimes.steps))
     temp = max(series, default=0)
     if len(kept) <= compiler.small_program:
         temp = packed(kept, at)
-    temp += sum(_aligned(pointer * entries, at) for entries in found.tables)
+    temp += sum(_aligned(pointer * entries, at) for entries in lifetimes.tables)
     main = graph.main
     results = sum(graph.bytes[v] for v in main.results) + (pointer * len(main.results) if len(main.results) != 1 else 0)
     return Estimate(
@@ -78,7 +78,7 @@ def estimate(graph: Graph, compiler: Compiler = COMPILERS["cpu"]) -> Estimate:
         alias=sum(graph.bytes[v] for i, v in enumerate(main.arguments) if i in graph.donated),
         temp=temp,
         buffers=tuple(kept),
-        steps=tuple(found.steps),
+        steps=tuple(lifetimes.steps),
         series=tuple(series),
     )
 

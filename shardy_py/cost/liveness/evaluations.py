@@ -1,4 +1,4 @@
-"""How many times the code of each node is written out in the nodes that compute it, and when that is too many."""
+"""Code duplication by fusion: the number of times that a node is written out in its readers, and the limit on it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import MappingProxyType
 from shardy_py.cost.liveness.graph import Graph, Kind, Node
 
 AT_MOST = 15
-"""How often the code of one node is written out in another."""
+"""Largest number of copies of one node's code in another."""
 
 REDUCTIONS = 6
-"""How many reductions are in one node."""
+"""Largest number of reductions in one node."""
 
 BLOCKS = frozenset(("stablehlo.concatenate", "stablehlo.pad"))
-"""Ops that are branches in code, in which nothing that was computed before them is read again."""
+"""Ops that are branches in code, which reuse nothing that was computed before them."""
 
 _ITSELF = frozenset((-1,))
 """The counter of a node's own result."""
@@ -25,8 +25,8 @@ _ITSELF = frozenset((-1,))
 class Placement:
     """The nodes that compute a node, its roots (their ids). Placements share their tables, which are never changed.
 
-    Along a chain of sums, such as a residual stream, roots add up. So a table is shared, or copied as a whole, and only what differs is
-    looked at one by one.
+    Along a chain of sums, such as a residual stream, roots add up. So a table is shared, or copied as a whole, and only differing
+    entries are visited one by one.
 
     Attributes:
         times: Root -> how many times the node's code is written out there.
@@ -58,7 +58,7 @@ class Evaluations:
         self._full: set[int] = set()
 
     def start(self, node: Node) -> None:
-        """A node that may take in others, and is its own root until something absorbs it.
+        """Starts a node that may absorb others, and is its own root until a reader absorbs it.
 
         Args:
             node: Comes before what it reads.
@@ -68,7 +68,7 @@ class Evaluations:
         self._reductions[root] = int(node.kind is Kind.REDUCE)
 
     def placement(self, node: Node, readers: Sequence[Node]) -> Placement:
-        """Where a node is written out if its readers compute it.
+        """The placement of a node if its readers compute it.
 
         Args:
             node: It has one result.
@@ -80,7 +80,7 @@ class Evaluations:
         first = max(parts, key=lambda part: len(part.times))
         times, counters = dict(first.times), dict(first.counters)
         shared: dict[int, set[int]] = {}
-        counts = node.operands or node.kind is not Kind.BROADCAST  # how often a constant is written out concerns nobody
+        counts = node.operands or node.kind is not Kind.BROADCAST  # copies of a constant do not count
         for part in parts:
             if part is first or part.counters is first.counters:
                 continue
@@ -99,14 +99,14 @@ class Evaluations:
         return any(len(table) > 1 for table in tables) or len(set().union(*tables)) > 1
 
     def absorb(self, node: Node, placement: Placement, readers: Sequence[Node], *, stays: bool, all_read: bool) -> None:
-        """Readers compute a node.
+        """Fuses a node into readers.
 
         Args:
-            node: It.
-            placement: Of the node, in all that read it.
-            readers: Those that compute it.
-            stays: Whether it is computed by itself too.
-            all_read: Whether no others read it.
+            node: The node.
+            placement: Of the node, in all of its readers.
+            readers: The readers that compute it.
+            stays: Whether it also stays a node.
+            all_read: Whether it has no other readers.
         """
         if not all_read:
             roots = set[int]().union(*(self._placements[id(u)].times for u in readers))
@@ -127,9 +127,9 @@ class Evaluations:
         """Whether a node would be written out too often in the roots of a reader.
 
         Args:
-            node: It.
-            placement: Of the node, in all that read it.
-            reader: One of those. A root that is alone as yet takes the node in anyhow.
+            node: The node.
+            placement: Of the node, in all of its readers.
+            reader: One of its readers. A root without other absorbed nodes always takes it.
             several: Whether the node has several readers.
         """
         if node.kind is Kind.BROADCAST:
@@ -146,12 +146,12 @@ class Evaluations:
         return times > AT_MOST or (blocks and (times > 1 or several))
 
     def _part(self, node: Node, reader: Node) -> Placement:
-        """What one reader contributes to a node's placement."""
+        """The contribution of one reader to a node's placement."""
         own = self._placements[id(reader)]
         if self._shape(node.results[0]) == self._shape(reader.results[0]):
             return own
         return Placement(own.times, dict.fromkeys(own.times, frozenset((id(reader),))), own.most)
 
     def _shape(self, v: int) -> object:
-        form = self._graph.forms.get(v)
-        return v if form is None else form[0]
+        array_type = self._graph.array_types.get(v)
+        return v if array_type is None else array_type[0]

@@ -1,4 +1,4 @@
-"""Which values never reach memory, because what reads them computes them."""
+"""Fusion of nodes into their readers, so that their results never reach memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIE
 """Kinds that can be computed where they are read."""
 
 ABSORBING = frozenset((*ABSORBED, Kind.LIBRARY, Kind.UPDATE))
-"""Kinds that can compute what they read."""
+"""Kinds that can compute their operands."""
 
 TAKEN_IN: Mapping[str, frozenset[str]] = {
     "": frozenset(("stablehlo.multiply", "stablehlo.exponential")),
@@ -19,9 +19,9 @@ TAKEN_IN: Mapping[str, frozenset[str]] = {
     "stablehlo.exponential": frozenset(("stablehlo.subtract",)),
     "stablehlo.subtract": frozenset(("stablehlo.broadcast_in_dim",)),
 }
-"""What a library's reduction takes in: by name of what reads it, "" being the reduction (YNNPACK's in XLA for CPUs).
+"""Reader -> the ops that a library's reduction fuses into it, "" being the reduction itself (YNNPACK's in XLA for CPUs).
 
-Of products that is one: factors that are products themselves lie in memory.
+Of nested products only the outermost: factors that are products themselves lie in memory.
 """
 
 SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
@@ -31,21 +31,21 @@ POINTWISE = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE))
 
 
 def fuse(graph: Graph) -> None:
-    """Removes nodes whose results need no memory; what reads them reads their operands instead.
+    """Removes nodes whose results need no memory; their readers read their operands instead.
 
-    As XLA's instruction fusion: a value is computed where it is read if all its readers can, it is not dear to do so several times, and it
-    is not a result.
+    As XLA's instruction fusion: a value is computed where it is read if all of its readers can, if it is not expensive to duplicate, and if
+    it is not a result.
 
     Args:
         graph: Is changed.
     """
     numbers: dict[object, int] = {}
-    likes = [numbers.setdefault((size, graph.forms.get(v)), len(numbers)) for v, size in enumerate(graph.bytes)]
+    likes = [numbers.setdefault((size, graph.array_types.get(v)), len(numbers)) for v, size in enumerate(graph.bytes)]
     _fuse(graph, graph.main, likes)
 
 
 def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
-    """See `fuse`; of values with equal numbers in `likes` one can be written over the other."""
+    """See `fuse`; a value can be written over another with an equal number in `likes`."""
     for node in region.nodes:
         for inner in node.regions:
             _fuse(graph, inner, likes)
@@ -58,7 +58,7 @@ def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
     for node in region.nodes:
         for v in node.operands:
             if v in seen_as:
-                node.late[seen_as[v]] = max(depth[v], node.late.get(seen_as[v], 0))
+                node.view_depth[seen_as[v]] = max(depth[v], node.view_depth.get(seen_as[v], 0))
         inside = {v for v in node.operands if v in absorbed or id(node) in repeated.get(v, ())}
         _rename(node, seen_as)
         in_place = node.kind is Kind.UPDATE and node.operands[0] not in inside and _reads_what_it_writes(node, inside, maker, absorbed)
@@ -74,7 +74,7 @@ def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
             continue
         if node.kind is Kind.VIEW and node.operands[0] not in inside:
             seen_as[node.results[0]] = node.operands[0]
-            depth[node.results[0]] = 1 + node.late.get(node.operands[0], 0)
+            depth[node.results[0]] = 1 + node.view_depth.get(node.operands[0], 0)
             continue
         if node.kind in ABSORBING:
             if node.results[0] in repeated:
@@ -93,11 +93,11 @@ def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
 def _read_too(reads: dict[int, bool], more: Mapping[int, bool], aligned: bool) -> dict[int, bool]:
     """Sources of a node with those of one more operand, and whether each is only read at the position that is computed.
 
-    What a residual stream adds up has many sources: tables are copied as a whole, and only the shorter one is looked at one by one.
+    A residual stream has many sources: tables are copied as a whole, and only the entries of the shorter one are visited.
 
     Args:
-        reads: Those of the operands before; may be changed.
-        more: Those of the operand.
+        reads: Sources of the operands before; may be changed.
+        more: Sources of the operand.
         aligned: Whether the operand is read at the position that is computed.
     """
     if not aligned:
@@ -113,7 +113,7 @@ def _read_too(reads: dict[int, bool], more: Mapping[int, bool], aligned: bool) -
 
 
 def _reads_what_it_writes(node: Node, inside: set[int], maker: Mapping[int, Node], absorbed: set[int]) -> bool:
-    """Whether an update reads nothing of what it writes to but the part that it writes, so that it may be done in place."""
+    """Whether an update reads only the part of its target that it writes, so that it can run in place."""
     target, starts = node.operands[0], node.operands[2:]
     seen: set[int] = set()
     stack = [v for v in node.operands[1:] if v != target]
@@ -124,13 +124,13 @@ def _reads_what_it_writes(node: Node, inside: set[int], maker: Mapping[int, Node
         if v in seen or not (v in inside or v in absorbed):
             continue
         seen.add(v)
-        made = maker[v]
-        sliced, begins = made.operands[:1], made.operands[1:]  # constants are no operands of nodes
-        if made.name == "stablehlo.dynamic_slice" and sliced == [target] and begins == starts[: len(begins)]:
+        source = maker[v]
+        sliced, begins = source.operands[:1], source.operands[1:]  # constants are no operands of nodes
+        if source.name == "stablehlo.dynamic_slice" and sliced == [target] and begins == starts[: len(begins)]:
             continue
-        if target in made.operands:
+        if target in source.operands:
             return False
-        stack += made.operands
+        stack += source.operands
     return True
 
 
@@ -150,14 +150,14 @@ def _mark_shares(likes: Sequence[int], nodes: Iterable[Node]) -> None:
             node.shares = tuple(v for v in node.operands if likes[v] == likes[node.results[0]])
         elif node.kind in (Kind.UPDATE, Kind.SCATTER):
             node.shares = tuple(node.operands[:1])
-        elif node.over is not None:
-            node.shares = (node.operands[node.over],)
+        elif node.writes_over is not None:
+            node.shares = (node.operands[node.writes_over],)
         elif node.name == "stablehlo.sort":
             node.shares = tuple(node.operands)
 
 
 def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int]]]:
-    """Results of nodes that are computed where they are read; of others, by value, the readers (their ids) that compute them anew."""
+    """Results of nodes that all readers compute; and value -> readers (their ids) that compute it again, of nodes that stay."""
     readers: dict[int, list[Node]] = {}
     outside = set(region.results)
     maker: dict[int, Node] = {}
@@ -168,7 +168,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
             readers.setdefault(v, []).append(node)
         for inner in node.regions:
             _read_inside(inner, outside)
-    along = _repeating(region)
+    varying = _repeating(region)
     times: dict[int, int] = {}
     in_library: dict[int, str] = {}
     absorbed: set[int] = set()
@@ -183,7 +183,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         v = node.results[0]
         users = readers.get(v, ())
         able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library) and not _is_written(u, v)]
-        if update:  # of what it writes one part comes from each operand, so that converting the result reads no more
+        if update:  # each operand writes a part of its own, so that converting the result reads no more
             able = [u for u in able if u.name == "stablehlo.convert"]
         times[v] = sum(times.get(u.results[0], 1) if u.name in SLICES else 1 for u in users)
         if not able:
@@ -195,7 +195,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         if not able or (_is_dear(node) and (use[v] == _REPEATED or evaluations.are_several(able))):
             continue
         if v in outside or len(able) < len(users):
-            if not _is_dear(node) and (update or _is_unary(graph, node, maker, along)):
+            if not _is_dear(node) and (update or _is_unary(graph, node, maker, varying)):
                 repeated[v] = {id(u) for u in able}
                 evaluations.absorb(node, placement, able, stays=True, all_read=len(able) == len(users))
             continue
@@ -209,15 +209,15 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
 
 
 _ONCE, _PERMUTED, _REPEATED = range(3)
-"""How elements are read: each once and in order, in another order, or several times (`HloInstruction::OperandElementUse`)."""
+"""Uses of elements: once and in order, once in another order, or several times (`HloInstruction::OperandElementUse`)."""
 
 _USE = {Kind.ELEMENTWISE: _ONCE, Kind.EXPENSIVE: _ONCE, Kind.BROADCAST: _REPEATED}
 
 
-def _use(ways: Sequence[int]) -> int:
-    """How elements are read that are read in several ways."""
-    most = max(ways, default=_ONCE)
-    return _REPEATED if len(ways) > 1 and most > _ONCE else most
+def _use(uses: Sequence[int]) -> int:
+    """The use of elements with several uses."""
+    most = max(uses, default=_ONCE)
+    return _REPEATED if len(uses) > 1 and most > _ONCE else most
 
 
 def _takes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
@@ -232,34 +232,34 @@ def _is_written(user: Node, v: int) -> bool:
 
 
 def _is_dear(node: Node) -> bool:
-    return node.kind in (Kind.EXPENSIVE, Kind.REDUCE) or node.dear or node.name == "stablehlo.gather"
+    return node.kind in (Kind.EXPENSIVE, Kind.REDUCE) or node.expensive or node.name == "stablehlo.gather"
 
 
 def _repeating(region: Region) -> dict[int, tuple[int, ...]]:
-    """Values that differ along some dimensions only: what is computed position by position of such is repeated after it is computed."""
-    found: dict[int, tuple[int, ...]] = {}
+    """Value -> the only dimensions along which it varies: elementwise ops on such values run before the broadcast."""
+    varying: dict[int, tuple[int, ...]] = {}
     for node in region.nodes:
-        if node.along is not None:
-            found[node.results[0]] = node.along
-        elif node.kind in POINTWISE and all(v in found for v in node.operands):
-            dims = {found[v] for v in node.operands} - {()}
+        if node.varying_dims is not None:
+            varying[node.results[0]] = node.varying_dims
+        elif node.kind in POINTWISE and all(v in varying for v in node.operands):
+            dims = {varying[v] for v in node.operands} - {()}
             if len(dims) <= 1:
-                found[node.results[0]] = next(iter(dims), ())
-    return found
+                varying[node.results[0]] = next(iter(dims), ())
+    return varying
 
 
-def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node], along: Mapping[int, tuple[int, ...]]) -> bool:
+def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node], varying: Mapping[int, tuple[int, ...]]) -> bool:
     """Whether at most one operand is as large as the result, so that computing it twice reads no more (`EffectivelyAtMostUnary`)."""
     rank = _rank(graph, node.results[0])
-    if any(v in maker and maker[v].turned for v in node.operands):  # so is what is repeated, which takes copies
+    if any(v in maker and maker[v].is_relayout for v in node.operands):  # so is what is repeated, which takes copies
         return sum(_rank(graph, v) >= rank for v in set(node.operands)) <= 1
-    large = [v for v in set(node.operands) if v not in along and _rank(graph, v) >= rank]
+    large = [v for v in set(node.operands) if v not in varying and _rank(graph, v) >= rank]
     return sum(v not in maker or maker[v].kind is not Kind.BROADCAST for v in large) <= 1
 
 
 def _rank(graph: Graph, v: int) -> int:
-    form = graph.forms.get(v)
-    return len(form[0]) if form is not None else 0
+    array_type = graph.array_types.get(v)
+    return len(array_type[0]) if array_type is not None else 0
 
 
 def _reader_in_library(user: Node, in_library: Mapping[int, str]) -> str | None:
@@ -267,9 +267,9 @@ def _reader_in_library(user: Node, in_library: Mapping[int, str]) -> str | None:
     return "" if user.kind is Kind.LIBRARY else in_library.get(user.results[0])
 
 
-def _read_inside(region: Region, found: set[int]) -> None:
-    found.update(region.results)
+def _read_inside(region: Region, values: set[int]) -> None:
+    values.update(region.results)
     for node in region.nodes:
-        found.update(node.operands)
+        values.update(node.operands)
         for inner in node.regions:
-            _read_inside(inner, found)
+            _read_inside(inner, values)

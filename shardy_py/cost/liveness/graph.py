@@ -1,4 +1,4 @@
-"""What liveness looks at: values with their bytes, and nodes that make them of others, in regions."""
+"""The graph that liveness runs on: values with their bytes, and the nodes that make them, in regions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 
 class Kind(Enum):
-    """How an op treats memory."""
+    """The memory behaviour of an op."""
 
     ELEMENTWISE = "elementwise"
-    """Each position of the result comes of the same position of the operands."""
+    """Each element of the result depends on the same element of the operands."""
     EXPENSIVE = "expensive"
-    """As elementwise, but dear enough not to be computed twice."""
+    """As elementwise, but too expensive to compute twice."""
     BROADCAST = "broadcast"
-    """Repeats its operand, or is an iota or a constant of one number: cheap wherever it is wanted."""
+    """Repeats its operand, or is an iota or a constant of one number: cheap in every reader."""
     VIEW = "view"
     """The same bytes in another shape; nothing where its operand lies in memory."""
     SHAPE = "shape"
     """Takes elements from elsewhere: slice, transpose, pad, concatenate, gather."""
     REDUCE = "reduce"
-    """Adds up positions; can take in what is computed position by position before."""
+    """Reduces elements; elementwise producers can be fused into it."""
     LIBRARY = "library"
-    """A large reduction, which a library carries out: it takes in products and exponentials only."""
+    """A large reduction, which a library runs: only products and exponentials can be fused into it."""
     UPDATE = "update"
     """Writes a part of its first operand, which it takes over where it can."""
     SCATTER = "scatter"
-    """As update, at places that are computed: takes nothing in."""
+    """As update, at computed indices: nothing can be fused into it."""
     WHOLE = "whole"
     """Reads and writes arrays in memory: products, convolutions, sorts, library calls."""
     COLLECTIVE = "collective"
@@ -35,7 +35,7 @@ class Kind(Enum):
     COPY = "copy"
     """A copy of its operand."""
     SUM = "sum"
-    """An all-reduce; several are carried out at once."""
+    """An all-reduce; several can be combined."""
     LITERAL = "literal"
     """A constant array, kept beside the program."""
     BARRIER = "barrier"
@@ -45,7 +45,7 @@ class Kind(Enum):
     BRANCH = "branch"
     """One of its regions runs."""
 
-    __hash__ = object.__hash__  # kinds are looked up hundreds of thousands of times; that of Enum is Python code
+    __hash__ = object.__hash__  # kinds are looked up hundreds of thousands of times; the hash of Enum is Python code
 
 
 @dataclass(slots=True, eq=False)
@@ -53,21 +53,23 @@ class Node:
     """One op.
 
     Attributes:
-        kind: How it treats memory.
-        operands: Values it reads.
-        results: Values it makes.
+        kind: Its memory behaviour.
+        operands: Values that it reads.
+        results: Values that it makes.
         regions: Bodies of a loop (condition, body) or branch.
-        key: What it computes, apart from its operands; nodes of equal key and operands give equal results. None for what has effects.
-        label: What people call it.
+        key: Identity of its computation, apart from its operands; nodes of equal key and operands have equal results. None of nodes with
+            effects.
+        label: Its name for users.
         name: The op's name; of one that a compiler adds as the program would name it, if at all.
-        source: What it was read from; None of what a compiler adds.
-        group: Of an all-reduce, what it has in common with those it can be combined with.
-        along: Of what repeats elements the dimensions along which they differ, where that is known.
-        late: Of operands that are read through views that stay nodes, how many views; they matter to the order.
-        dear: Whether it is dear enough not to be computed twice, where its kind does not say so.
-        over: The place of the operand that its first result is written over, of ops whose kind does not say so.
-        turned: Whether it only brings the elements of what a library gives into order.
-        shares: Operands whose memory its result may take over, if it is the last to read them; of several results each that at its place.
+        source: The op that it was read from; None of nodes that a compiler adds.
+        group: Of an all-reduce, a key that is equal for those that can be combined.
+        varying_dims: The dimensions along which the elements of a broadcast differ, where they are known.
+        view_depth: Operand -> the number of views that it is read through, of views that stay nodes; they matter to the order.
+        expensive: Whether it is too expensive to compute twice, where its kind does not say so.
+        writes_over: Index of the operand that its first result is written over, where its kind does not say so.
+        is_relayout: Whether it only reorders the elements of a library call's result.
+        shares: Operands whose memory its result may take over, if it is the last to read them; several results each take over the operand
+            at their index.
     """
 
     kind: Kind
@@ -80,11 +82,11 @@ class Node:
     source: Any = None
     shares: tuple[int, ...] = ()
     group: Any = None
-    along: tuple[int, ...] | None = None
-    late: dict[int, int] = field(default_factory=dict)
-    dear: bool = False
-    turned: bool = False
-    over: int | None = None
+    varying_dims: tuple[int, ...] | None = None
+    view_depth: dict[int, int] = field(default_factory=dict)
+    expensive: bool = False
+    is_relayout: bool = False
+    writes_over: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -95,30 +97,30 @@ class Region:
         arguments: Values that come from outside.
         nodes: In program order.
         results: Values that go back.
-        met: The arguments that are read, in the order in which they are met from the results on.
+        read_order: The arguments that are read, in the order of a traversal from the results.
     """
 
     arguments: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
-    met: list[int] = field(default_factory=list)
+    read_order: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A program as liveness sees it, on one device.
+    """The program of one device.
 
     Attributes:
         bytes: Bytes of each value; a value is its number.
         main: Its arguments are those of the program, its results likewise.
-        names: Value -> path, for values that people know by one.
+        names: Value -> its path, of arguments.
         writers: Argument of a loop's body -> the node that makes the elements that the body writes to it in each step (`stacks`).
         donated: Argument number -> number of the result that takes its memory.
-        forms: Value -> what has to be equal for one array to be written over another: shape and element type, as a rule.
+        array_types: Value -> shape and element type, which must be equal for one array to be written over another.
     """
 
     bytes: list[int] = field(default_factory=list)
-    forms: dict[int, Any] = field(default_factory=dict)
+    array_types: dict[int, Any] = field(default_factory=dict)
     main: Region = field(default_factory=Region)
     names: dict[int, str] = field(default_factory=dict)
     writers: dict[int, Node] = field(default_factory=dict)
@@ -134,9 +136,9 @@ def reads(node: Node) -> list[int]:
     """All values that a node reads, those that its regions read from outside included."""
     if not node.regions:
         return node.operands
-    found = list(node.operands)
+    values = list(node.operands)
     for inner in node.regions:
-        found.extend(inner.results)
+        values.extend(inner.results)
         for n in inner.nodes:
-            found.extend(reads(n))
-    return found
+            values.extend(reads(n))
+    return values

@@ -1,4 +1,4 @@
-"""How each op treats memory."""
+"""The kind of each op."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS: Mapping[str, Kind] = {
     "stablehlo.scatter": Kind.SCATTER,
     "stablehlo.while": Kind.LOOP,
 }
-"""Op -> kind; what is not listed reads and writes whole arrays."""
+"""Op -> kind; other ops read and write whole arrays."""
 
 
 def kind_of(name: str) -> Kind:

@@ -1,4 +1,4 @@
-"""From when to when each buffer is alive, and how many bytes are at each step."""
+"""Lifetimes of buffers, and the bytes alive at each step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Buffer:
         role: `argument`, `output`, `literal` or `temporary`.
         free: Of a donated argument, the last step that reads it and the first that writes to it, if there are others between.
         lives: The first and last step of each value that uses it; empty of one value.
-        rank: Where the first of its values comes, met from the results on, with those in regions before those around them.
-        outer_rank: The same with those in regions behind those around them.
-        written: Of what a loop fills step by step, such as the residuals of a scan, the argument of its body; None of anything else.
+        rank: Position of the first of its values in a traversal from the results, values in regions before those around them.
+        outer_rank: The same with values in regions after those around them.
+        written: The argument of a loop's body, of an array that the loop fills step by step, such as the residuals of a scan; else None.
     """
 
     bytes: int
@@ -48,8 +48,8 @@ class Lives:
     Attributes:
         buffers: In the order in which they are first used.
         steps: The node that runs at each step.
-        tables: Entries of each table of addresses: of the results of a node that has several, of what loops carry and read, of what
-            branches read and give.
+        tables: Sizes of the tables of addresses: of a node's several results, of the values that loops carry and read, of the operands
+            and results of branches.
     """
 
     buffers: list[Buffer]
@@ -188,9 +188,9 @@ class _Walk:
         for time, node in enumerate(self.steps):
             if not node.shares or node.kind in (Kind.LOOP, Kind.BRANCH):
                 continue
-            several = len(node.results) > 1  # each takes over the operand at its place
-            for place, made in enumerate(node.results):
-                result = self.find(made)
+            several = len(node.results) > 1  # each takes over the operand at its index
+            for place, value in enumerate(node.results):
+                result = self.find(value)
                 free = self.free.get(result)
                 if (first[result] if free is None else free[1]) != time:
                     continue
@@ -198,7 +198,7 @@ class _Walk:
                     if self.end[v] > time:  # so is that of its root
                         continue
                     root = self.find(v)
-                    if root == result or root in readonly or last[root] != time or bytes_[v] != bytes_[made]:
+                    if root == result or root in readonly or last[root] != time or bytes_[v] != bytes_[value]:
                         continue
                     if free is not None and first[root] <= free[0]:
                         continue
@@ -214,7 +214,7 @@ class _Walk:
 
 
 def _from_outside(region: Region) -> tuple[int, ...]:
-    """What a branch reads: it is handed over in a tuple, one for branches that read the same."""
+    """Values from outside that a branch reads: its tuple, which branches with the same reads share."""
     own = {v for n in region.nodes for v in n.results}
     return tuple(dict.fromkeys(v for v in (*(v for n in region.nodes for v in reads(n)), *region.results) if v not in own))
 
@@ -245,7 +245,7 @@ def lives(graph: Graph) -> Lives:
 
 
 def _buffers(walk: _Walk) -> list[Buffer]:
-    found: dict[int, Buffer] = {}
+    by_root: dict[int, Buffer] = {}
     inner, outer = (positions(walk.graph, inner_first=first) for first in (True, False))
     last = len(walk.parent)
     arguments = set(walk.graph.main.arguments)
@@ -254,10 +254,10 @@ def _buffers(walk: _Walk) -> list[Buffer]:
         if start < 0:
             continue
         root = walk.find(v)
-        buffer = found.get(root)
+        buffer = by_root.get(root)
         size = walk.graph.bytes[v]
         if buffer is None:
-            buffer = found[root] = Buffer(size, start, end, v, walk.maker[v], free=walk.free.get(root), rank=last, outer_rank=last)
+            buffer = by_root[root] = Buffer(size, start, end, v, walk.maker[v], free=walk.free.get(root), rank=last, outer_rank=last)
         else:
             buffer.bytes = max(buffer.bytes, size)
             buffer.start = min(buffer.start, start)
@@ -274,15 +274,15 @@ def _buffers(walk: _Walk) -> list[Buffer]:
             buffer.role, buffer.value, buffer.maker = "output", v, maker
         elif maker is not None and maker.kind is Kind.LITERAL and buffer.role == "temporary":
             buffer.role = "literal"
-    return sorted(found.values(), key=lambda b: (b.start, b.value))
+    return sorted(by_root.values(), key=lambda b: (b.start, b.value))
 
 
 def alive(buffers: Sequence[Buffer], steps: int) -> list[int]:
     """Bytes of buffers that are alive at each step.
 
     Args:
-        buffers: Those to count.
-        steps: How many steps there are.
+        buffers: The buffers.
+        steps: Number of steps.
     """
     change = [0] * (steps + 1)
     for b in buffers:

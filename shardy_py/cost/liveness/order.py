@@ -10,12 +10,12 @@ from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 
 
 def program_order(region: Region) -> list[Node]:
-    """As the program is written."""
+    """The order of the program."""
     return region.nodes
 
 
 def from_results(graph: Graph) -> None:
-    """Orders the nodes of all regions as they are met from the results on, operands first, as XLA's partitioner writes them anew.
+    """Orders the nodes of all regions by a traversal from the results, operands first, as XLA's partitioner rebuilds them.
 
     Args:
         graph: Is changed.
@@ -51,22 +51,22 @@ def _from_results(region: Region) -> None:
         stack.extend(reversed(reads(node)))
     seen = set(map(id, nodes))
     region.nodes = [n for n in region.nodes if id(n) not in seen and not n.results] + nodes
-    region.met = arguments
+    region.read_order = arguments
 
 
 def positions(graph: Graph, *, inner_first: bool) -> dict[int, int]:
-    """Where each value comes as values are met from the results on, operands first.
+    """The position of each value in a traversal from the results, operands first.
 
     Args:
         graph: The graph.
-        inner_first: Whether values in regions come before those around them; else behind, those of the last region first.
+        inner_first: Whether values in regions come before those around them; else after them, the last region first.
     """
-    found: dict[int, int] = {}
-    _number(graph.main, inner_first, found)
-    return found
+    numbers: dict[int, int] = {}
+    _number(graph.main, inner_first, numbers)
+    return numbers
 
 
-def _number(region: Region, inner_first: bool, found: dict[int, int]) -> None:
+def _number(region: Region, inner_first: bool, numbers: dict[int, int]) -> None:
     order: list[int] = []
     regions: list[Region] = []
     maker = {v: n for n in region.nodes for v in n.results}
@@ -92,15 +92,15 @@ def _number(region: Region, inner_first: bool, found: dict[int, int]) -> None:
                 order.append(item)
     if not inner_first:
         for v in order:
-            found.setdefault(v, len(found))
+            numbers.setdefault(v, len(numbers))
     for inner in regions if inner_first else reversed(regions):
-        _number(inner, inner_first, found)
+        _number(inner, inner_first, numbers)
     for v in order:
-        found.setdefault(v, len(found))
+        numbers.setdefault(v, len(numbers))
 
 
 def breadth_first(region: Region) -> list[Node]:
-    """What is ready first runs first, as XLA orders programs for CPUs (`BFScheduler`), so that much runs side by side.
+    """First ready, first run, as XLA orders programs for CPUs (`BFScheduler`), so that many nodes run in parallel.
 
     XLA's loops and branches read a tuple, and readers of one of several results read that result's element: each is one more step in the
     queue, as is a view.
@@ -109,7 +109,7 @@ def breadth_first(region: Region) -> list[Node]:
     users: dict[int, list[Node]] = {}
     inside = {v for n in region.nodes for v in n.results}
     inside.update(region.arguments)
-    ready: deque[Node | _Tuple | _Value] = deque(map(_Value, dict.fromkeys((*region.met, *region.arguments))))
+    ready: deque[Node | _Tuple | _Value] = deque(map(_Value, dict.fromkeys((*region.read_order, *region.arguments))))
 
     def enqueue(node: Node) -> None:
         ready.append(_Tuple(node) if node.kind in _TUPLED else node)
@@ -138,7 +138,7 @@ def breadth_first(region: Region) -> list[Node]:
         for value in values:
             further = False
             for user in users.get(value.number, ()):
-                views = user.late.get(value.number, 0)
+                views = user.view_depth.get(value.number, 0)
                 further |= views > value.views
                 if views == value.views:
                     waiting[id(user)] -= 1

@@ -1,4 +1,4 @@
-"""Where buffers lie: temporaries in outputs that are not written yet, and next to each other with gaps."""
+"""Placement of buffers: temporaries in outputs that are not written yet, and next to each other with gaps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from shardy_py.cost.liveness.live import Buffer
 
 TRIED = 64
-"""How many outputs are tried for one temporary."""
+"""Number of outputs that are tried for one temporary."""
 
 
 def into_outputs(buffers: Sequence[Buffer]) -> list[Buffer]:
     """The temporaries that need memory of their own.
 
-    Others lie in an output before it is written, as XLA assigns them, or in an argument that is given away and read no more.
+    Others lie in an output before it is written, as XLA assigns them, or in a donated argument after its last read.
 
     Args:
         buffers: All buffers.
@@ -57,7 +57,7 @@ def packed(buffers: Sequence[Buffer], alignment: int) -> int:
 
 
 def _durations(buffers: Sequence[Buffer]) -> list[int]:
-    """How long each buffer lives: XLA counts how often memory is taken and given back in between, not steps."""
+    """Lifetimes of buffers as XLA counts them: in allocations and deallocations, not in steps."""
     lives = sorted((start, end, i) for i, b in enumerate(buffers) for start, end in b.lives or [(b.start, b.end)])
     events = [(start, 0, k) for k, (start, _, _) in enumerate(lives)] + [(end, 1, k) for k, (_, end, _) in enumerate(lives)]
     first, last = [len(events)] * len(buffers), [0] * len(buffers)

@@ -1,4 +1,4 @@
-"""What every compiler does first: equal nodes are one, unused ones go, loops carry only what changes."""
+"""Simplifications of every compiler: CSE, DCE, constant folding, loop-invariant code motion, loops without invariant carries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 
 
 def simplify(graph: Graph) -> None:
-    """Changes a graph to what is computed in the end; twice, as loops that carry less leave more to remove.
+    """Simplifies a graph; merging and removal run twice, as loops that carry fewer values leave more to remove.
 
     Args:
         graph: Is changed.
@@ -24,26 +24,26 @@ def simplify(graph: Graph) -> None:
 
 
 def _sink(graph: Graph, region: Region, outside: dict[int, Node]) -> None:
-    """Arrays of one number that loops and branches read are made inside of them."""
+    """Copies splats into the loops and branches that read them."""
     uniform = {n.results[0]: n for n in region.nodes if n.kind is Kind.BROADCAST and not n.operands and n.label not in POSITIONS}
-    known = {**outside, **uniform}
+    visible = {**outside, **uniform}
     for node in region.nodes:
         for inner in node.regions:
             names: dict[int, int] = {}
             for v in dict.fromkeys((*inner.results, *(v for n in inner.nodes for v in reads(n)))):
-                if v in known:
-                    made = names[v] = graph.value(graph.bytes[v])
-                    graph.forms[made] = graph.forms.get(v)
+                if v in visible:
+                    copy = names[v] = graph.value(graph.bytes[v])
+                    graph.array_types[copy] = graph.array_types.get(v)
             if names:
                 for n in inner.nodes:
                     rename(n, names)
                 inner.results = [names.get(v, v) for v in inner.results]
-                inner.nodes[:0] = [replace(known[v], results=[made]) for v, made in names.items()]
-            _sink(graph, inner, known)
+                inner.nodes[:0] = [replace(visible[v], results=[copy]) for v, copy in names.items()]
+            _sink(graph, inner, visible)
 
 
 def rename(node: Node, names: dict[int, int]) -> None:
-    """Values that a node and its regions read, by other names."""
+    """Renames the values that a node and its regions read."""
     node.operands = [names.get(v, v) for v in node.operands]
     for inner in node.regions:
         inner.results = [names.get(v, v) for v in inner.results]
@@ -52,7 +52,7 @@ def rename(node: Node, names: dict[int, int]) -> None:
 
 
 def _fold(region: Region, constant: set[int], uniform: set[int]) -> None:
-    """What is computed of constants is one: of arrays of one number another such array, of others a literal."""
+    """Folds ops on constants: on splats to a splat, on literals to a literal."""
     for node in region.nodes:
         for inner in node.regions:
             _fold(inner, set(constant), set(uniform))
@@ -80,8 +80,8 @@ POSITIONS = frozenset(("iota", "axis_index", "stablehlo.partition_id", "partitio
 _FOLDED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE))
 
 
-def _merge(graph: Graph, region: Region, replaced: dict[int, int], known: dict[object, list[int]]) -> None:
-    """Equal nodes of a region become one; what a loop does not change is read from outside of it."""
+def _merge(graph: Graph, region: Region, replaced: dict[int, int], available: dict[object, list[int]]) -> None:
+    """Merges equal nodes of a region, and forwards loop-invariant carries."""
     kept: list[Node] = []
     for node in region.nodes:
         node.operands = [replaced.get(v, v) for v in node.operands]
@@ -91,11 +91,11 @@ def _merge(graph: Graph, region: Region, replaced: dict[int, int], known: dict[o
             _merge(graph, inner, replaced, {})
         if node.key is not None and node.kind is not Kind.SUM:  # each reduction is followed by a sum of its own
             key = _shape(node) if node.regions else (node.key, tuple(node.operands))
-            found = known.get(key)
-            if found is not None:
-                replaced.update(zip(node.results, found))
+            equal = available.get(key)
+            if equal is not None:
+                replaced.update(zip(node.results, equal))
                 continue
-            known[key] = node.results
+            available[key] = node.results
         if node.kind is Kind.LOOP:
             hoisted = _hoisted(graph, node)
             for n in hoisted:
@@ -108,7 +108,7 @@ def _merge(graph: Graph, region: Region, replaced: dict[int, int], known: dict[o
 
 
 def _shape(node: Node) -> object:
-    """What a node with regions computes: its nodes, their values numbered as they come."""
+    """The key of a node with regions: its nodes, their values numbered in order."""
     numbers: dict[int, int] = {}
 
     def number(v: int) -> object:
@@ -130,11 +130,11 @@ def _shape(node: Node) -> object:
 
 
 _CHANNELS = frozenset((Kind.COLLECTIVE, Kind.SUM))
-"""Kinds that talk to other devices on a channel of their own, so that loops with equal ones are not equal."""
+"""Kinds with a channel of their own, so that loops with equal ones are not equal."""
 
 
 def _unchanged(loop: Node, replaced: dict[int, int]) -> None:
-    """Values that a loop hands on as they are: inside and behind it they are what they are in front of it."""
+    """Forwards loop-invariant carries to their initial values, inside the loop and after it."""
     condition, body = loop.regions
     keep = []
     for i, (before, argument, result) in enumerate(zip(loop.operands, body.arguments, body.results)):
@@ -157,16 +157,16 @@ def _select(loop: Node, keep: list[int]) -> None:
 
 
 _STAYS = frozenset((Kind.UPDATE, Kind.SCATTER, Kind.COPY, Kind.BARRIER, Kind.LOOP, Kind.BRANCH))
-"""Kinds that are left in loops: what writes, or holds regions."""
+"""Kinds that are never hoisted: those that write, or have regions."""
 
 _LIGHT = frozenset((Kind.BROADCAST, Kind.LITERAL, Kind.VIEW))
-"""Kinds that cost next to nothing in a loop, and are only computed in front of it for others that are."""
+"""Kinds too cheap to hoist, except as operands of hoisted nodes."""
 
 _LIGHT_OPS = frozenset(("stablehlo.reverse", "stablehlo.slice", "stablehlo.transpose"))
 
 
 def _hoisted(graph: Graph, loop: Node) -> list[Node]:
-    """Nodes of a loop's body that read nothing the loop changes, taken out of it; copies of what they need, where it is light."""
+    """Removes loop-invariant nodes from a loop's body and returns them, with copies of the light nodes that they read."""
     body = loop.regions[1]
     inside = set(body.arguments)
     light: dict[int, Node] = {}
@@ -191,18 +191,18 @@ def _hoisted(graph: Graph, loop: Node) -> list[Node]:
 
 
 def _copy_out(graph: Graph, v: int, light: dict[int, Node], outside: dict[int, int], moved: list[Node]) -> None:
-    """Adds a copy of the light node that makes a value, and of those it needs."""
+    """Adds a copy of the light node that makes a value, and of the light nodes that it reads."""
     if v not in light or v in outside:
         return
     for read in light[v].operands:
         _copy_out(graph, read, light, outside, moved)
-    made = outside[v] = graph.value(graph.bytes[v])
-    graph.forms[made] = graph.forms.get(v)
-    moved.append(replace(light[v], operands=[outside.get(o, o) for o in light[v].operands], results=[made]))
+    copy = outside[v] = graph.value(graph.bytes[v])
+    graph.array_types[copy] = graph.array_types.get(v)
+    moved.append(replace(light[v], operands=[outside.get(o, o) for o in light[v].operands], results=[copy]))
 
 
 def _thin(region: Region, needed: set[int]) -> None:
-    """Removes nodes that nothing needs; `needed` gains what the region reads from outside."""
+    """Removes dead nodes; adds the values that the region reads from outside to `needed`."""
     kept: list[Node] = []
     for node in reversed(region.nodes):
         if node.key is not None and needed.isdisjoint(node.results):
@@ -223,13 +223,13 @@ def _thin(region: Region, needed: set[int]) -> None:
 
 
 def _thin_loop(loop: Node, needed: set[int]) -> None:
-    """Removes what a loop carries but neither its condition nor anything behind it needs."""
+    """Removes carries that neither the loop's condition nor a reader after it needs."""
     _one_counter(loop, needed)
     condition, body = loop.regions
     wanted = {i for i, v in enumerate(loop.results) if v in needed}
     inside: set[int] = set(condition.results)
     _thin(condition, inside)
-    made = {v: n for n in body.nodes for v in n.results}
+    makers = {v: n for n in body.nodes for v in n.results}
     wanted |= {i for i, v in enumerate(condition.arguments) if v in inside}
     number = {v: i for i, v in enumerate(body.arguments)}
     seen: set[int] = set()
@@ -245,8 +245,8 @@ def _thin_loop(loop: Node, needed: set[int]) -> None:
         if v in number and number[v] not in wanted:
             wanted.add(number[v])
             stack.append(body.results[number[v]])
-        elif v in made:
-            stack.extend(reads(made[v]))
+        elif v in makers:
+            stack.extend(reads(makers[v]))
     _select(loop, sorted(wanted))
     needed.update(inside)
     inside = set(body.results)
@@ -255,10 +255,10 @@ def _thin_loop(loop: Node, needed: set[int]) -> None:
 
 
 def _one_counter(loop: Node, needed: set[int]) -> None:
-    """Of several counters that nothing behind a loop needs, all but one are computed from that one."""
+    """Computes all counters of a loop from one of them, except those that are read after it."""
     condition, body = loop.regions
-    made = {v: n for n in body.nodes for v in n.results}
-    counters = [i for i, v in enumerate(body.results) if _counts(made.get(v), body.arguments[i], made)]
+    makers = {v: n for n in body.nodes for v in n.results}
+    counters = [i for i, v in enumerate(body.results) if _counts(makers.get(v), body.arguments[i], makers)]
     kept = next((i for i in counters if condition.arguments[i] in _all_read(condition)), counters[0] if counters else -1)
     gone = [i for i in counters if i != kept and loop.results[i] not in needed]
     for region in (condition, body):
@@ -269,11 +269,11 @@ def _one_counter(loop: Node, needed: set[int]) -> None:
         _select(loop, [i for i in range(len(loop.results)) if i not in gone])
 
 
-def _counts(maker: Node | None, argument: int, made: dict[int, Node]) -> bool:
+def _counts(maker: Node | None, argument: int, makers: dict[int, Node]) -> bool:
     if maker is None or maker.name != "stablehlo.add" or argument not in maker.operands:
         return False
     others = [v for v in maker.operands if v != argument]
-    return len(others) == 1 and (others[0] not in made or made[others[0]].kind is Kind.LITERAL)
+    return len(others) == 1 and (others[0] not in makers or makers[others[0]].kind is Kind.LITERAL)
 
 
 def _all_read(region: Region) -> set[int]:

@@ -1,4 +1,4 @@
-"""What loops fill step by step: the results that a scan stacks, the residuals among them."""
+"""Arrays that loops fill step by step: the stacked results of a scan, with its residuals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOVES = frozenset((Kind.VIEW, Kind.BROADCAST, Kind.COPY))
 
 
 def name_stacks(graph: Graph) -> None:
-    """Fills in `Graph.writers`, before fusion hides what is written.
+    """Fills in `Graph.writers`, before fusion removes the nodes that make the elements.
 
     Args:
         graph: As it was read.
@@ -37,7 +37,7 @@ def _visit(region: Region, writers: dict[int, Node]) -> None:
 def _origin(value: int, body: Region, makers: Mapping[int, Node], writers: Mapping[int, Node]) -> Node | None:
     """The node that makes the elements of a value.
 
-    Of what the body gets from the step before, that is the node that makes it there; of what an inner loop fills, the one in that loop.
+    Of a value from the step before, it is the node that makes it there; of an array that an inner loop fills, the node in that loop.
     """
     carries = dict(zip(body.arguments, body.results))
     for _ in range(2):

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardy_py.ir import Value
-from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.values import typed
 
 KIND = "left-to-xla"
 
 
 def left_to_xla(context: CheckContext) -> Iterator[Finding]:
-    """The largest value that XLA will cut otherwise than planned, and how many more there are; see `plan/as_run`.
+    """The largest value that XLA will cut otherwise than planned, and how many more there are; see `plan/jit_program`.
 
     There are none where the plan is run: under `lowering="shard_map"`, without conflicts, or where holding XLA to it moves notably less.
     """
-    if context.plan.source is not None or as_run_of(context.plan).planned:
+    if context.plan.source is not None or jit_program_of(context.plan).follows_plan:
         return
     described = context.described
     differing: dict[Value, Value] = {}
-    for as_run, planned in as_run_of(context.plan).lineage.values.items():
+    for as_run, planned in jit_program_of(context.plan).lineage.values.items():
         if planned in described and _cuts(as_run) != _cuts(planned):
             differing.setdefault(planned, as_run)
     sizes = {v: max(context.local(v.type, v.sharding), context.local(v.type, w.sharding)) for v, w in differing.items()}

@@ -28,8 +28,8 @@ def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compile
 
     Args:
         plan: The plan.
-        which: Hardware it should fit on.
-        compiler: Whose ways to follow.
+        which: The hardware whose memory it should fit.
+        compiler: Name of the compiler to model.
     """
     name, room = _room(which)
     rules = compiler_named(compiler or ("accelerator" if name or plan.platform != "cpu" else "cpu"))
@@ -51,26 +51,26 @@ def _by_compiler(plan: PlanRecord) -> dict[str, MemoryAnalysis]:
 def _analysed(plan: PlanRecord, rules: Compiler) -> MemoryAnalysis:
     graph, program = local_graph(plan, rules)
     names = dict(graph.names)
-    found = estimate(graph, rules)
-    fixed = found.argument + found.output - found.alias
+    usage = estimate(graph, rules)
+    fixed = usage.argument + usage.output - usage.alias
     locate = _Locations(program)
-    parts = (*_fixed(plan, graph.bytes, graph.main.arguments, graph.main.results, names), *_temporaries(found, graph, locate))
+    parts = (*_fixed(plan, graph.bytes, graph.main.arguments, graph.main.results, names), *_temporaries(usage, graph, locate))
     return MemoryAnalysis(
         name=plan.name,
-        argument_size_in_bytes=found.argument,
-        output_size_in_bytes=found.output,
-        alias_size_in_bytes=found.alias,
-        temp_size_in_bytes=found.temp,
-        peak_memory_in_bytes=fixed + found.temp,
+        argument_size_in_bytes=usage.argument,
+        output_size_in_bytes=usage.output,
+        alias_size_in_bytes=usage.alias,
+        temp_size_in_bytes=usage.temp,
+        peak_memory_in_bytes=fixed + usage.temp,
         compiler=rules.name,
-        peak_step=found.fullest,
-        steps=tuple(Step(fixed + more, node.label, locate(node)) for node, more in zip(found.steps, found.series)),
+        peak_step=usage.fullest,
+        steps=tuple(Step(fixed + more, node.label, locate(node)) for node, more in zip(usage.steps, usage.series)),
         contributors=tuple(sorted(parts, key=_order)),
     )
 
 
 def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
-    """Name and memory of what the call should fit on; no name for a number of bytes."""
+    """Name and memory of the hardware that the call should fit; no name for a number of bytes."""
     if which is None:
         return "", None
     if isinstance(which, int) and not isinstance(which, bool):
@@ -82,20 +82,20 @@ def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
 
 
 class _Locations:
-    """Where nodes come from, each op looked up once."""
+    """Source locations of nodes, each op looked up once."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._known: dict[Op, str] = {}
+        self._locations: dict[Op, str] = {}
 
     def __call__(self, node: Node) -> str:
         op: Op | None = node.source
         if op is None:
             return ""
-        found = self._known.get(op)
-        if found is None:
-            found = self._known[op] = location_of(self._program, op)
-        return found
+        location = self._locations.get(op)
+        if location is None:
+            location = self._locations[op] = location_of(self._program, op)
+        return location
 
 
 def _fixed(plan: PlanRecord, sizes: list[int], arguments: list[int], results: list[int], names: dict[int, str]) -> Iterable[Contributor]:
@@ -107,14 +107,14 @@ def _fixed(plan: PlanRecord, sizes: list[int], arguments: list[int], results: li
             yield Contributor(output.path, "output", sizes[value])
 
 
-def _temporaries(found: Estimate, graph: Graph, locate: _Locations) -> Iterable[Contributor]:
-    """Those alive at the peak, together where one line makes several of a kind.
+def _temporaries(usage: Estimate, graph: Graph, locate: _Locations) -> Iterable[Contributor]:
+    """Temporaries alive at the peak; those of one kind and source line are added up.
 
-    What a loop fills step by step is named after what makes its elements, not after the loop.
+    An array that a loop fills step by step has the name of the op that makes its elements, not of the loop.
     """
-    at = found.fullest
+    at = usage.fullest
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for buffer in found.buffers:
+    for buffer in usage.buffers:
         if buffer.start <= at <= buffer.end and buffer.bytes:
             key = _maker(buffer, graph, locate)
             count, total = sums.get(key, (0, 0))
@@ -124,10 +124,10 @@ def _temporaries(found: Estimate, graph: Graph, locate: _Locations) -> Iterable[
 
 
 def _maker(buffer: Buffer, graph: Graph, locate: _Locations) -> tuple[str, str, str]:
-    """Primitive and place of what makes a buffer, and its type where a loop fills it."""
+    """Primitive and location of the op that makes a buffer, and the buffer's type where a loop fills it."""
     if buffer.written is not None:
         writer = graph.writers[buffer.written]
-        shape, dtype = graph.forms[buffer.written]
+        shape, dtype = graph.array_types[buffer.written]
         return writer.label, locate(writer), f"{dtype}[{','.join(map(str, shape))}]"
     return ("", "", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker), "")
 

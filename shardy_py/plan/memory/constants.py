@@ -1,4 +1,4 @@
-"""Arrays of one number that are computed from numbers in the program: what compilers fold before they look at memory."""
+"""Constant folding of splats (arrays whose elements are one number), which compilers do before they assign memory."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SAME = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape",
 
 
 def folded(op: Op, operands: Sequence[Number | None]) -> Number | None:
-    """The number that all elements of an op's result are, where that is known.
+    """The number that all elements of an op's result are; None where it is unknown.
 
     Args:
         op: Has one result.
-        operands: The numbers that the operands are; None of those not known.
+        operands: The numbers that all elements of each operand are; None where unknown.
     """
     dtype = op.result.type.dtype
     if op.name == "stablehlo.multiply" and _bits(dtype) and 0 in operands:
@@ -65,7 +65,7 @@ def folded(op: Op, operands: Sequence[Number | None]) -> Number | None:
 
 
 def chosen(op: Op, operands: Sequence[Number | None]) -> int | None:
-    """Which operand an op gives back: a select whose predicate is known, a product with one; None of others."""
+    """Index of the operand that an op returns: of a select by a constant, of a product with one; None of other ops."""
     if op.name == "stablehlo.multiply" and 1 in operands:
         return 1 - operands.index(1)
     if op.name != "stablehlo.select" or operands[0] is None or len(op.operands) != 3:

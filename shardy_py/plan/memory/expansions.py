@@ -1,6 +1,6 @@
-"""Ops that a compiler carries out in several steps, each with arrays of its own.
+"""Ops that a compiler expands to several steps, each with arrays of its own.
 
-What stands here holds for XLA on CPUs; other compilers do alike, with other scratch.
+The expansions are those of XLA for CPUs; other compilers do alike, with other scratch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _operands(reader: Reader, op: Op) -> list[int]:
 
 
 def _is_inner(shape: Sequence[int], dim: int) -> bool:
-    """Whether a dimension has others of more than one element in front of it."""
+    """Whether dimensions in front of this one have more than one element."""
     return math.prod(shape[:dim]) > 1
 
 
@@ -39,7 +39,7 @@ def _all_gather(reader: Reader, op: Op, region: Region) -> None:
 
 
 def _reduce_scatter(reader: Reader, op: Op, region: Region) -> None:
-    """As an all-gather."""
+    """Pieces of the operand are contiguous; see `_all_gather`."""
     _in_pieces(reader, op, region, reader.local_shape(op.operands[0]))
 
 
@@ -51,58 +51,58 @@ def _in_pieces(reader: Reader, op: Op, region: Region, whole: Sequence[int]) -> 
     turned = any(_is_inner(whole, d) for d in along)
     size = reader.local_bytes(op.result)
     if turned:
-        made = op.operands[0].defining_op
+        maker = op.operands[0].defining_op
         order = (*along, *(d for d in range(len(whole)) if d not in along))
         # A reshape can give its result in any order; of others a copy is made, even along dimensions of one element.
-        free = made is not None and made.name == "stablehlo.reshape" and not moves_elements(before, order)
-        x = reader.made(op, region, Kind.VIEW if free else Kind.SHAPE, [x], reader.graph.bytes[x], "turn")
-    x = reader.made(op, region, Kind.COLLECTIVE, [x], size)
+        free = maker is not None and maker.name == "stablehlo.reshape" and not moves_elements(before, order)
+        x = reader.emit(op, region, Kind.VIEW if free else Kind.SHAPE, [x], reader.graph.bytes[x], "turn")
+    x = reader.emit(op, region, Kind.COLLECTIVE, [x], size)
     if turned:
-        x = reader.made(op, region, Kind.SHAPE, [x], size, "back")
+        x = reader.emit(op, region, Kind.SHAPE, [x], size, "back")
     _finish(reader, op, x)
 
 
 def _all_to_all(reader: Reader, op: Op, region: Region) -> None:
-    """What goes to each device is cut out first, and put together afterwards."""
+    """Slices out the part for each device, and concatenates the received parts."""
     (x,) = _operands(reader, op)
     size = reader.local_bytes(op.result)
     before, after = reader.local_shape(op.operands[0]), reader.local_shape(op.result)
     parts = math.prod(n // m for n, m in zip(before, after) if m and n > m)
     if 1 < parts <= SEPARATE:
-        cut = [reader.made(op, region, Kind.SHAPE, [x], size // parts, ("cut", i)) for i in range(parts)]
-        joined = reader.made_several(op, region, Kind.COLLECTIVE, cut, [size // parts] * parts)
+        cut = [reader.emit(op, region, Kind.SHAPE, [x], size // parts, ("cut", i)) for i in range(parts)]
+        joined = reader.emit_several(op, region, Kind.COLLECTIVE, cut, [size // parts] * parts)
     else:
-        x = reader.made(op, region, Kind.SHAPE, [x], reader.graph.bytes[x], "cut")
-        joined = [reader.made(op, region, Kind.COLLECTIVE, [x], size)]
-    _finish(reader, op, reader.made(op, region, Kind.SHAPE, joined, size, "join"))
+        x = reader.emit(op, region, Kind.SHAPE, [x], reader.graph.bytes[x], "cut")
+        joined = [reader.emit(op, region, Kind.COLLECTIVE, [x], size)]
+    _finish(reader, op, reader.emit(op, region, Kind.SHAPE, joined, size, "join"))
 
 
 SEPARATE = 16
-"""Up to how many pieces of an all-to-all are looked at one by one."""
+"""Largest number of pieces of an all-to-all that are nodes of their own."""
 
 
 def _all_reduce(reader: Reader, op: Op, region: Region) -> None:
     """Parts of a reduction of several arrays at once are gathered, and reduced on every device."""
-    made = op.operands[0].defining_op
-    if made is None or made.name != "stablehlo.reduce" or len(made.results) < 2:
+    reduction = op.operands[0].defining_op
+    if reduction is None or reduction.name != "stablehlo.reduce" or len(reduction.results) < 2:
         region.nodes.append(reader.node(op))
         return
-    known = reader.reduced.get(made)
-    sharding = get_sharding(made.operands[0])
-    if known is None and sharding is not None:
+    totals = reader.reduced.get(reduction)
+    sharding = get_sharding(reduction.operands[0])
+    if totals is None and sharding is not None:
         mesh = sharding.mesh_in(reader.program.meshes)
-        ways = num_shards(op.attributes["reduction_axes"].axes, mesh)
-        sizes = [reader.local_bytes(v) for v in made.results]
+        group = num_shards(op.attributes["reduction_axes"].axes, mesh)
+        sizes = [reader.local_bytes(v) for v in reduction.results]
         parts = [
-            reader.made(op, region, Kind.COLLECTIVE, [reader.numbers[v]], size * ways, ("parts", i))
-            for i, (v, size) in enumerate(zip(made.results, sizes))
+            reader.emit(op, region, Kind.COLLECTIVE, [reader.numbers[v]], size * group, ("parts", i))
+            for i, (v, size) in enumerate(zip(reduction.results, sizes))
         ]
-        known = reader.reduced[made] = reader.made_several(op, region, Kind.WHOLE, parts, sizes)
-    _finish(reader, op, _operands(reader, op)[0] if known is None else known[op.operands[0].index])
+        totals = reader.reduced[reduction] = reader.emit_several(op, region, Kind.WHOLE, parts, sizes)
+    _finish(reader, op, _operands(reader, op)[0] if totals is None else totals[op.operands[0].index])
 
 
 def _convolution(reader: Reader, op: Op, region: Region) -> None:
-    """Images with channels last, kernels with outputs last: what lies otherwise is turned; of groups, each in its own way."""
+    """Transposes images to channels last and kernels to outputs last; grouped convolutions do not share the transposed arrays."""
     a = op.attributes
     image, kernel = _operands(reader, op)
     shapes = [reader.local_shape(v) for v in op.operands]
@@ -120,19 +120,19 @@ def _convolution(reader: Reader, op: Op, region: Region) -> None:
         for node in region.nodes[len(region.nodes) - sum(order != plain for order in orders[:2]) :]:
             node.key = (node.key, reader.key(op, []))
     size = reader.local_bytes(op.result)
-    x = reader.made(op, region, Kind.WHOLE, turned, size)
+    x = reader.emit(op, region, Kind.WHOLE, turned, size)
     if orders[2] != plain:
-        x = reader.made(op, region, Kind.SHAPE, [x], size, "output")
+        x = reader.emit(op, region, Kind.SHAPE, [x], size, "output")
     _finish(reader, op, x)
 
 
 def _turned(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
-    """A value with its dimensions in another order, where that takes a copy."""
+    """Transposes a value: a copy where elements move, else a view."""
     moved = moves_elements(shape, order)
-    form = tuple(shape[d] for d in order), "?"
-    made = reader.made(op, region, Kind.SHAPE if moved else Kind.VIEW, [value], reader.graph.bytes[value], form=form)
-    region.nodes[-1].key = ("transpose" if moved else "view", tuple(order), form)
-    return made
+    array_type = tuple(shape[d] for d in order), "?"
+    result = reader.emit(op, region, Kind.SHAPE if moved else Kind.VIEW, [value], reader.graph.bytes[value], array_type=array_type)
+    region.nodes[-1].key = ("transpose" if moved else "view", tuple(order), array_type)
+    return result
 
 
 def _is_plain(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[int], kept: Sequence[int]) -> bool:
@@ -161,47 +161,47 @@ def _dot(reader: Reader, op: Op, region: Region) -> None:
     elif math.prod(reader.local_shape(op.result)) == 1:
         _inner_product(reader, op, region, lhs, rhs, math.prod(shapes[0]))
     elif all(plain):
-        _finish(reader, op, reader.made(op, region, Kind.WHOLE, [lhs, rhs], size))
+        _finish(reader, op, reader.emit(op, region, Kind.WHOLE, [lhs, rhs], size))
     else:
-        ways = [[n for n in (shapes[0][d] for d in batch[0]) if n != 1], *([math.prod(shapes[i][d] for d in kept[i])] for i in (0, 1))]
-        form = tuple(n for part in ways for n in part), op.result.type.dtype
-        product = reader.made(op, region, Kind.WHOLE, [lhs, rhs], size, form=form)
-        _finish(reader, op, reader.made(op, region, Kind.VIEW, [product], size))
+        sizes = [[n for n in (shapes[0][d] for d in batch[0]) if n != 1], *([math.prod(shapes[i][d] for d in kept[i])] for i in (0, 1))]
+        array_type = tuple(n for part in sizes for n in part), op.result.type.dtype
+        product = reader.emit(op, region, Kind.WHOLE, [lhs, rhs], size, array_type=array_type)
+        _finish(reader, op, reader.emit(op, region, Kind.VIEW, [product], size))
 
 
 def _outer_product(reader: Reader, op: Op, region: Region) -> None:
-    """Nothing is added up: each operand is repeated, and they are multiplied."""
+    """A product without a sum: both operands are broadcast and multiplied."""
     size = reader.local_bytes(op.result)
-    repeated = [reader.made(op, region, Kind.BROADCAST, [v], size, i) for i, v in enumerate(_operands(reader, op))]
-    _finish(reader, op, reader.made(op, region, Kind.ELEMENTWISE, repeated, size))
+    repeated = [reader.emit(op, region, Kind.BROADCAST, [v], size, i) for i, v in enumerate(_operands(reader, op))]
+    _finish(reader, op, reader.emit(op, region, Kind.ELEMENTWISE, repeated, size))
     region.nodes[-1].name = "stablehlo.multiply"
 
 
 def _inner_product(reader: Reader, op: Op, region: Region, lhs: int, rhs: int, elements: int) -> None:
-    """One number: what is multiplied position by position is added up."""
+    """A product with one number as its result: an elementwise product, and a reduction."""
     size = reader.local_bytes(op.result)
-    x = reader.made(op, region, Kind.ELEMENTWISE, [lhs, rhs], size * elements, "product")
+    x = reader.emit(op, region, Kind.ELEMENTWISE, [lhs, rhs], size * elements, "product")
     region.nodes[-1].name = "stablehlo.multiply"
     kind = Kind.LIBRARY if elements >= LIBRARY_ELEMENTS and op.result.type.dtype == "float32" else Kind.REDUCE
     if kind is Kind.REDUCE:
         x = _in_windows(reader, op, region, x, (elements,), (0,), size)
-    _finish(reader, op, reader.made(op, region, kind, [x], size))
+    _finish(reader, op, reader.emit(op, region, kind, [x], size))
 
 
 REDUCED_AT_ONCE = 32
-"""Up to how many positions of a dimension are added up one after the other."""
+"""Largest size of a dimension that is reduced in one step."""
 
 
 def _in_windows(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], dims: Sequence[int], unit: int) -> int:
-    """What is left to add up of an array whose elements have so many bytes: `TreeReductionRewriter` adds up windows first."""
+    """The partial sums of windows, of `unit` bytes per element, which `TreeReductionRewriter` reduces first."""
     while any(shape[d] > REDUCED_AT_ONCE for d in dims):
         shape = [-(-n // min(n, REDUCED_AT_ONCE)) if d in dims and n else n for d, n in enumerate(shape)]
-        value = reader.made(op, region, Kind.WHOLE, [value], math.prod(shape) * unit, ("windows", *shape))
+        value = reader.emit(op, region, Kind.WHOLE, [value], math.prod(shape) * unit, ("windows", *shape))
     return value
 
 
 def _reduce(reader: Reader, op: Op, region: Region) -> None:
-    """In windows, where dimensions are long."""
+    """Reduces windows first where dimensions are long."""
     node = reader.node(op)
     if node.kind is Kind.REDUCE and len(node.results) == 1:
         operand = op.operands[0]
@@ -216,7 +216,7 @@ def _broadcast(reader: Reader, op: Op, region: Region) -> None:
         region.nodes.append(reader.node(op))
         return
     (x,) = _operands(reader, op)
-    _finish(reader, op, reader.made(op, region, Kind.VIEW, [x], reader.local_bytes(op.result)))
+    _finish(reader, op, reader.emit(op, region, Kind.VIEW, [x], reader.local_bytes(op.result)))
 
 
 def _concatenate(reader: Reader, op: Op, region: Region) -> None:
@@ -227,11 +227,11 @@ def _concatenate(reader: Reader, op: Op, region: Region) -> None:
         region.nodes.append(reader.node(op))
         return
     size = reader.local_bytes(op.result)
-    x = reader.made(op, region, Kind.BROADCAST, [], size)
-    region.nodes[-1].key, region.nodes[-1].along = ("zeros", op.result.type, size), ()
+    x = reader.emit(op, region, Kind.BROADCAST, [], size)
+    region.nodes[-1].key, region.nodes[-1].varying_dims = ("zeros", op.result.type, size), ()
     for i, v in enumerate(op.operands):
         starts = [offset(reader, op, region, axes, m) for e, axes, m in cuts(reader, v) if e == d]
-        x = reader.made(op, region, Kind.UPDATE, [x, reader.numbers[v], *starts], size, ("piece", i))
+        x = reader.emit(op, region, Kind.UPDATE, [x, reader.numbers[v], *starts], size, ("piece", i))
     _finish(reader, op, x)
 
 
@@ -249,20 +249,20 @@ def _divide(reader: Reader, op: Op, region: Region) -> None:
     size = reader.local_bytes(op.result)
     if repeated:
         small = reader.numbers[below.operands[0]]
-        small = reader.made(op, region, Kind.EXPENSIVE, [small], reader.graph.bytes[small], "inverse")
-        y = reader.made(op, region, Kind.BROADCAST, [small], size, "repeated")
+        small = reader.emit(op, region, Kind.EXPENSIVE, [small], reader.graph.bytes[small], "inverse")
+        y = reader.emit(op, region, Kind.BROADCAST, [small], size, "repeated")
         region.nodes[-1].name = "stablehlo.broadcast_in_dim"
-    _finish(reader, op, reader.made(op, region, Kind.ELEMENTWISE, [x, y], size))
+    _finish(reader, op, reader.emit(op, region, Kind.ELEMENTWISE, [x, y], size))
     region.nodes[-1].name = "stablehlo.multiply"
 
 
 def _is_by_power_of_two(reader: Reader, op: Op) -> bool:
-    number = reader.known.get(op.operands[1])
+    number = reader.splats.get(op.operands[1])
     return "int" in op.result.type.dtype and isinstance(number, int) and number > 0 and not number & (number - 1)
 
 
 def _by_bits(reader: Reader, op: Op, region: Region) -> None:
-    """What shifts and masks do is cheap."""
+    """Elementwise and cheap: shifts and masks do it."""
     node = reader.node(op)
     node.kind = Kind.ELEMENTWISE
     region.nodes.append(node)
@@ -284,25 +284,25 @@ def _erfc(reader: Reader, op: Op, region: Region) -> None:
     y = x
     for name, kind in steps:
         square = name == "stablehlo.multiply"
-        y = reader.made(op, region, kind, [x, x] if square else [y], size)
+        y = reader.emit(op, region, kind, [x, x] if square else [y], size)
         region.nodes[-1].key = reader.key_of(name, {}, op.result, size)
-    _finish(reader, op, reader.made(op, region, Kind.EXPENSIVE, [x, y], size))
+    _finish(reader, op, reader.emit(op, region, Kind.EXPENSIVE, [x, y], size))
 
 
 def _untransposed(reader: Reader, value: Value) -> int:
-    """What a product reads: of a transposed matrix the matrix."""
-    made = value.defining_op
-    if value.type.rank == 2 and made is not None and made.name == "stablehlo.transpose":
-        return reader.numbers[made.operands[0]]
+    """The operand of a product; of a transposed matrix, the matrix itself."""
+    maker = value.defining_op
+    if value.type.rank == 2 and maker is not None and maker.name == "stablehlo.transpose":
+        return reader.numbers[maker.operands[0]]
     return reader.numbers[value]
 
 
 def _transpose(reader: Reader, op: Op, region: Region) -> None:
-    """Nothing where dimensions of one element move, or a product can be written, or read, the other way round."""
+    """Free where only dimensions of one element move, or where a product can be written transposed."""
     (x,) = _operands(reader, op)
-    made = op.operands[0].defining_op
+    maker = op.operands[0].defining_op
     matrix = op.result.type.rank == 2
-    if matrix and made is not None and made.name == "stablehlo.dot_general" and len(made.result.uses) == 1:
+    if matrix and maker is not None and maker.name == "stablehlo.dot_general" and len(maker.result.uses) == 1:
         _finish(reader, op, x)
         return
     _finish(reader, op, _turned(reader, op, region, x, reader.local_shape(op.operands[0]), op.attributes["permutation"]))
@@ -313,14 +313,14 @@ def _fft(reader: Reader, op: Op, region: Region) -> None:
     (x,) = _operands(reader, op)
     before, after = op.operands[0].type.bytes, op.result.type.bytes
     if before != reader.graph.bytes[x]:
-        x = reader.made(op, region, Kind.COLLECTIVE, [x], before, "gather")
-    x = reader.made(op, region, Kind.WHOLE, [x], after, "whole")
+        x = reader.emit(op, region, Kind.COLLECTIVE, [x], before, "gather")
+    x = reader.emit(op, region, Kind.WHOLE, [x], after, "whole")
     size = reader.local_bytes(op.result)
-    _finish(reader, op, x if size == after else reader.made(op, region, Kind.SHAPE, [x], size, "slice"))
+    _finish(reader, op, x if size == after else reader.emit(op, region, Kind.SHAPE, [x], size, "slice"))
 
 
 def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
-    """Pieces with what windows reach of others, all where they reach beyond the next; those of cumulative ops run alone."""
+    """Runs on pieces with halos, or on gathered operands where windows reach beyond the neighbour; cumulative ops run on their pieces."""
     pieces, wholes = reader.local_shape(op.operands[0]), op.operands[0].type.shape
     windows = op.attributes["window_dimensions"]
     if is_cumulative(op):
@@ -336,23 +336,23 @@ def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
     region.nodes.append(node)
     if not far:
         return
-    ways = math.prod(wholes[d] // pieces[d] for d in far)
+    shards = math.prod(wholes[d] // pieces[d] for d in far)
     gathered: dict[int, int] = {}
     for i, v in enumerate(node.operands[: len(node.results)]):
         if v not in gathered:
-            gathered[v] = reader.made(op, region, Kind.COLLECTIVE, [v], reader.graph.bytes[v] * ways, ("gather", i))
+            gathered[v] = reader.emit(op, region, Kind.COLLECTIVE, [v], reader.graph.bytes[v] * shards, ("gather", i))
         node.operands[i] = gathered[v]
     region.nodes.append(region.nodes.pop(region.nodes.index(node)))
     for i, v in enumerate(op.results):
-        reader.graph.bytes[node.results[i]] *= ways
-        reader.numbers[v] = reader.made(op, region, Kind.SHAPE, [node.results[i]], reader.local_bytes(v), ("slice", i))
+        reader.graph.bytes[node.results[i]] *= shards
+        reader.numbers[v] = reader.emit(op, region, Kind.SHAPE, [node.results[i]], reader.local_bytes(v), ("slice", i))
 
 
 def _add(reader: Reader, op: Op, region: Region) -> None:
-    """What is added to a sum that is scattered into zeros is what the sum is scattered into, as XLA simplifies it."""
+    """add(x, scatter(zeros, ...)) becomes scatter(x, ...), as XLA simplifies it."""
     for i, v in enumerate(op.operands):
-        made = v.defining_op
-        if made is None or len(v.uses) > 1 or not _scatters_into_zeros(reader, made):
+        scatter = v.defining_op
+        if scatter is None or len(v.uses) > 1 or not _scatters_into_zeros(reader, scatter):
             continue
         node = next((n for n in region.nodes if n.kind is Kind.SCATTER and n.results == [reader.numbers[v]]), None)
         if node is not None:
@@ -367,7 +367,7 @@ def _add(reader: Reader, op: Op, region: Region) -> None:
 def _scatters_into_zeros(reader: Reader, op: Op) -> bool:
     if op.name == "stablehlo.select_and_scatter":
         return op.primitive == "select_and_scatter_add"
-    return op.name == "stablehlo.scatter" and op.attributes.get("body") == "stablehlo.add" and reader.known.get(op.operands[0]) == 0
+    return op.name == "stablehlo.scatter" and op.attributes.get("body") == "stablehlo.add" and reader.splats.get(op.operands[0]) == 0
 
 
 def _slice(reader: Reader, op: Op, region: Region) -> None:
@@ -389,11 +389,11 @@ def _same_if_whole(reader: Reader, op: Op, region: Region) -> None:
 _PADDING = ("edge_padding_low", "edge_padding_high", "interior_padding")
 
 ANNOTATIONS = frozenset(("LayoutConstraint", "Sharding"))
-"""Targets of custom calls that give back what they are given."""
+"""Targets of custom calls that return their operand."""
 
 
 def _custom_call(reader: Reader, op: Op, region: Region) -> None:
-    """LAPACK has matrices column by column, and works in place: they are turned before and after. Annotations are no calls."""
+    """LAPACK works in place on column-major matrices, which are transposed before and after. Annotations are no calls."""
     target = op.attributes.get("call_target_name", "")
     if target in ANNOTATIONS and len(op.operands) == len(op.results) == 1:
         reader.numbers[op.result] = reader.numbers[op.operands[0]]
@@ -403,15 +403,15 @@ def _custom_call(reader: Reader, op: Op, region: Region) -> None:
         region.nodes.append(node)
         return
     node.operands = [
-        reader.made(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("columns", i)) if v.type.rank > 1 else n
+        reader.emit(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("columns", i)) if v.type.rank > 1 else n
         for i, (v, n) in enumerate(zip(op.operands, node.operands))
     ]
-    node.over = next((i for i, v in reversed([*enumerate(op.operands)]) if v.type == op.results[0].type), None)
+    node.writes_over = next((i for i, v in reversed([*enumerate(op.operands)]) if v.type == op.results[0].type), None)
     region.nodes.append(node)
     for i, (v, n) in enumerate(zip(op.results, node.results)):
         if v.type.rank > 1:
-            reader.numbers[v] = reader.made(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("rows", i))
-            region.nodes[-1].turned = True
+            reader.numbers[v] = reader.emit(op, region, Kind.SHAPE, [n], reader.graph.bytes[n], ("rows", i))
+            region.nodes[-1].is_relayout = True
 
 
 def _select_and_scatter(reader: Reader, op: Op, region: Region) -> None:
@@ -419,12 +419,12 @@ def _select_and_scatter(reader: Reader, op: Op, region: Region) -> None:
     image, source, unit = _operands(reader, op)
     shape = reader.local_shape(op.operands[0])
     elements, picked = math.prod(shape), math.prod(reader.local_shape(op.operands[1]))
-    positions = [reader.made(op, region, Kind.BROADCAST, [], 4 * elements, d) for d in range(len(shape))]
-    found = [reader.made(op, region, Kind.WHOLE, [image, *positions], 4 * picked, f"window {d}") for d in range(len(shape) + 1)]
-    indices = reader.made(op, region, Kind.SHAPE, found[1:], 4 * picked * len(shape), "indices")
+    positions = [reader.emit(op, region, Kind.BROADCAST, [], 4 * elements, d) for d in range(len(shape))]
+    selected = [reader.emit(op, region, Kind.WHOLE, [image, *positions], 4 * picked, f"window {d}") for d in range(len(shape) + 1)]
+    indices = reader.emit(op, region, Kind.SHAPE, selected[1:], 4 * picked * len(shape), "indices")
     size = reader.local_bytes(op.result)
-    zeros = reader.made(op, region, Kind.BROADCAST, [unit], size, "zeros")
-    _finish(reader, op, reader.made(op, region, Kind.SCATTER, [zeros, indices, source], size))
+    zeros = reader.emit(op, region, Kind.BROADCAST, [unit], size, "zeros")
+    _finish(reader, op, reader.emit(op, region, Kind.SCATTER, [zeros, indices, source], size))
 
 
 EXPANSIONS: Mapping[str, Expansion] = {
@@ -454,4 +454,4 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "stablehlo.select_and_scatter": _select_and_scatter,
     "stablehlo.transpose": _transpose,
 }
-"""Op -> what appends its steps."""
+"""Op -> the function that appends its nodes."""

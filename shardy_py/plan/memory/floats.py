@@ -1,4 +1,4 @@
-"""Floats of two bytes as XLA for CPUs computes with them: in float32, with conversions in front of an op and behind it."""
+"""Floats of two bytes in XLA for CPUs, which computes in float32, with conversions around each op."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TRANSPOSE = "stablehlo.transpose"
 _UPDATE = "stablehlo.dynamic_update_slice"
 
 NORMALIZED = "bfloat16"
-"""Ops on these run in float32 (`FloatNormalization`): not even data is moved as such, so that an update that is scattered, or what is
-exchanged between devices, takes twice the bytes."""
+"""Ops on this type run in float32 (`FloatNormalization`), even those that only move data: scattered updates and collectives take twice the
+bytes."""
 
 PRODUCTS: Mapping[str, frozenset[str]] = {
     name: frozenset(("stablehlo.convolution", "stablehlo.dot_general")) for name in ("bfloat16", "float16")
@@ -42,10 +42,10 @@ _KEPT = frozenset(
         _UPDATE,
     )
 )
-"""Ops that take floats of two bytes. An update of a slice is computed with its conversions, in place: it is one of the array as it is."""
+"""Ops that take floats of two bytes. An update of a slice is fused with its conversions, and writes the array in place."""
 
 _MOVED = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", _TRANSPOSE))
-"""Ops that conversions are moved through (`AlgebraicSimplifier`): as the program has them, or in float32 where that is wanted."""
+"""Ops that conversions are moved through (`AlgebraicSimplifier`): they run in the type that their readers need."""
 
 _CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
@@ -53,16 +53,16 @@ _MOVING = frozenset(
     f"stablehlo.{name}"
     for name in "abs clamp concatenate dynamic_slice gather maximum minimum negate pad reverse scatter select sign slice sort".split()
 )
-"""Ops that give nothing but elements they are given, up to the sign."""
+"""Ops whose results are elements of their operands, up to the sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What XLA for CPUs does with bfloat16 as it is.
+    """The ops of bfloat16 that XLA for CPUs runs without conversions.
 
     Attributes:
-        kept: Ops that take it.
-        multiplies: Whether its library does matrix products of it into it.
+        kept: Names of such ops.
+        multiplies: Whether its library has matrix products with bfloat16 operands and results.
         updates: Whether slices are updated without conversions.
     """
 
@@ -72,7 +72,7 @@ class Support:
 
 
 def support(version: tuple[int, ...]) -> Support:
-    """What the XLA of a version of JAX supports.
+    """The support in the XLA of a version of JAX.
 
     Args:
         version: JAX's.
@@ -86,7 +86,7 @@ def support(version: tuple[int, ...]) -> Support:
 
 @functools.cache
 def installed() -> Support:
-    """What the XLA of the JAX that is installed supports; the newest if there is none, as where plans are only read."""
+    """The support in the XLA of the installed JAX; in the newest where none is installed, as where plans are only read."""
     try:
         version = importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
@@ -95,7 +95,7 @@ def installed() -> Support:
 
 
 def rounds(op: Op) -> bool:
-    """Whether an op rounds to bfloat16, which is not done twice, as most processors have no instruction for it.
+    """Whether an op rounds to bfloat16, which is never duplicated, as most processors have no instruction for it.
 
     Args:
         op: Has one result.
@@ -108,7 +108,7 @@ def rounds(op: Op) -> bool:
 
 
 def _in_library(op: Op) -> bool:
-    """Whether a product is one of rows of the first matrix, as it lies in memory or is brought to that."""
+    """Whether a library runs a product: the rows of the first matrix are contiguous, or are copied to be so."""
     a, ranks = op.attributes, [v.type.rank for v in op.operands]
     batch, contracted = a["lhs_batching_dimensions"], a["lhs_contracting_dimensions"]
     free = [
@@ -135,10 +135,10 @@ def widened(program: Program) -> Program:
     """
     if not any(_element(v) in PRODUCTS for op in program.walk() for v in (*op.operands, *op.results)):
         return program
-    made, _ = clone_program(program)
-    for function in made.functions:
+    copy, _ = clone_program(program)
+    for function in copy.functions:
         _Widener(installed()).block(function.body, {}, {})
-    return made
+    return copy
 
 
 def _element(value: Value) -> str:
@@ -153,7 +153,7 @@ class _Widener:
     """Changes blocks.
 
     Args:
-        support: What runs as it is.
+        support: Ops that run without conversions.
     """
 
     def __init__(self, support: Support) -> None:
@@ -164,8 +164,8 @@ class _Widener:
 
         Args:
             block: The block.
-            wide: Values from outside of which there are ones in float32.
-            exact: What was computed in float32 -> that before it was rounded.
+            wide: Value from outside -> the same value in float32.
+            exact: Value rounded from float32 -> the value before rounding.
         """
         wide, exact = dict(wide), dict(exact)
         out: list[Op] = []
@@ -186,18 +186,18 @@ class _Widener:
         """The element types in which an op does not run; None if it runs as it is."""
         if not (op.name.startswith(("stablehlo.", "chlo.")) or op.name in _EXCHANGED) or not op.results:
             return None
-        found = {_element(v) for v in (*op.operands, *op.results)}
-        if op.name == "stablehlo.dot_general" and found == {NORMALIZED, WIDE}:
-            return None  # a library multiplies these as they are
-        if op.name == "stablehlo.dot_general" and found == {NORMALIZED} and self.support.multiplies and _in_library(op):
+        types = {_element(v) for v in (*op.operands, *op.results)}
+        if op.name == "stablehlo.dot_general" and types == {NORMALIZED, WIDE}:
+            return None  # a library multiplies these without conversions
+        if op.name == "stablehlo.dot_general" and types == {NORMALIZED} and self.support.multiplies and _in_library(op):
             return None
-        elements = {e for e in found if e in PRODUCTS and op.name in PRODUCTS[e]}
-        if NORMALIZED in found and op.name not in self.support.kept and op.name not in _MOVED:
+        elements = {e for e in types if e in PRODUCTS and op.name in PRODUCTS[e]}
+        if NORMALIZED in types and op.name not in self.support.kept and op.name not in _MOVED:
             elements.add(NORMALIZED)
         return frozenset(elements) or None
 
     def convert(self, op: Op, wide: dict[Value, Value], exact: dict[Value, Value], out: list[Op]) -> None:
-        """The program's own conversion: back to float32 it gives what was not rounded yet."""
+        """A conversion of the program; one back to float32 returns the value before rounding."""
         source = op.operands[0]
         if _element(op.result) == WIDE and source in exact:
             op.result.replace_uses(exact[source])
@@ -211,9 +211,9 @@ class _Widener:
         """Puts conversions around an op."""
         operands = [self.widened(v, wide, out, op) if _element(v) in elements else v for v in op.operands]
         kinds = [_wide(v.type) if _element(v) in elements else v.type for v in op.results]
-        made = _like(op, operands, kinds)
-        out.append(made)
-        for old, new in zip(op.results, made.results):
+        wide_op = _like(op, operands, kinds)
+        out.append(wide_op)
+        for old, new in zip(op.results, wide_op.results):
             new.sharding = old.sharding
             if new.type == old.type:
                 old.replace_uses(new)
@@ -227,19 +227,19 @@ class _Widener:
 
     def widened(self, value: Value, wide: dict[Value, Value], out: list[Op], reader: Op) -> Value:
         """A value in float32."""
-        found = wide.get(value)
-        if found is not None:
-            return found
-        made = value.defining_op
-        if made is not None and made.name in _MOVED:
-            op = _like(made, [self.widened(made.operands[0], wide, out, reader)], [_wide(value.type)])
-        elif made is not None and made.name in _CONSTANTS:
-            number = made.attributes["value"]
+        copy = wide.get(value)
+        if copy is not None:
+            return copy
+        maker = value.defining_op
+        if maker is not None and maker.name in _MOVED:
+            op = _like(maker, [self.widened(maker.operands[0], wide, out, reader)], [_wide(value.type)])
+        elif maker is not None and maker.name in _CONSTANTS:
+            number = maker.attributes["value"]
             if isinstance(number, np.ndarray | np.generic):
                 number = number.astype(WIDE)
-            op = _like(made, [], [_wide(value.type)], {**made.attributes, "value": number})
+            op = _like(maker, [], [_wide(value.type)], {**maker.attributes, "value": number})
         else:
-            op = _converted(value, _wide(value.type), reader if made is None else made)
+            op = _converted(value, _wide(value.type), reader if maker is None else maker)
         op.result.sharding = value.sharding
         out.append(op)
         wide[value] = op.result
@@ -260,6 +260,6 @@ def _like(op: Op, operands: list[Value], kinds: list[Type], attributes: dict[str
 
 
 def _converted(value: Value, kind: Type, op: Op) -> Op:
-    made = Op(_CONVERT, [value], [kind], rule_decided=True, location=op.location, primitive="convert_element_type")
-    made.result.sharding = value.sharding
-    return made
+    convert = Op(_CONVERT, [value], [kind], rule_decided=True, location=op.location, primitive="convert_element_type")
+    convert.result.sharding = value.sharding
+    return convert

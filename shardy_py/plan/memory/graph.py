@@ -1,4 +1,4 @@
-"""The graph of what one device computes and keeps under a plan."""
+"""The graph of the nodes that one device runs under a plan, and of the values that it keeps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardy_py.plan.record import PlanRecord
 
 
 def local_graph(plan: PlanRecord, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Graph, Program]:
-    """What one device computes and keeps under a plan, and the program it is read from.
+    """The graph of one device under a plan, and the program that it is read from.
 
     Args:
-        plan: Under `lowering="shard_map"` its region is read, which is made if need be; under `lowering="jit"` the program that XLA's
-            partitioner is predicted to make of it.
-        compiler: Whose ways to follow.
+        plan: Under `lowering="shard_map"` its region is read, and built if need be; under `lowering="jit"` the predicted program of
+            XLA's partitioner.
+        compiler: The compiler to model.
     """
     if plan.source is None:
         program, sums = explicit_of(plan).program, ()

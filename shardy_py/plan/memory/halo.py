@@ -1,4 +1,4 @@
-"""What a device fetches from its neighbours for ops with windows along a dimension that is cut (`ReshardAsWindowedInput`)."""
+"""Halos that a device fetches from its neighbours for windows along a sharded dimension (`ReshardAsWindowedInput`)."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from shardy_py.plan.memory.reader import Reader
 
 
 def extended(reader: Reader, op: Op, region: Region, value: int, windows: Sequence[Window]) -> int:
-    """The first operand of an op, as `value`, with what its windows need of other devices' pieces.
+    """The first operand of an op extended by the halos of its windows.
 
-    Whole pieces come as they are, parts of pieces are cut out first; where all the pieces would have to come, they are gathered.
+    Whole pieces are sent directly, parts of pieces are sliced first; where a halo needs all pieces, they are gathered.
 
     Args:
         reader: The reader.
         op: The op.
         region: Where nodes go.
         value: The operand's piece.
-        windows: Those of the op.
+        windows: The windows of the op.
     """
     shape = list(reader.local_shape(op.operands[0]))
-    whole, made = op.operands[0].type.shape, reader.local_shape(op.result)
+    whole, result = op.operands[0].type.shape, reader.local_shape(op.result)
     for window in windows:
         d = window.dim
         piece = shape[d]
         if piece == whole[d]:
             continue
-        found = halo(window, piece, made[window.to], -(-whole[d] // piece))
-        if found.left <= 0 and found.right <= 0:
+        overlap = halo(window, piece, result[window.to], -(-whole[d] // piece))
+        if overlap.left <= 0 and overlap.right <= 0:
             continue
         unit = reader.graph.bytes[value] // piece
         parts = [value]
-        if found.left + piece + found.right > whole[d]:
-            parts = [reader.made(op, region, Kind.COLLECTIVE, [value], unit * whole[d], ("gather", d))]
+        if overlap.left + piece + overlap.right > whole[d]:
+            parts = [reader.emit(op, region, Kind.COLLECTIVE, [value], unit * whole[d], ("gather", d))]
         else:
-            for side, reach in (("left", found.left), ("right", found.right)):
+            for side, reach in (("left", overlap.left), ("right", overlap.right)):
                 for hop in range(-(-reach // piece)):
                     part = min(piece, reach - hop * piece)
-                    sent = value if part == piece else reader.made(op, region, Kind.SHAPE, [value], unit * part, ("edge", d, side))
-                    parts.append(reader.made(op, region, Kind.COLLECTIVE, [sent], unit * part, ("from", d, side, hop)))
-        shape[d] = found.extent
-        value = reader.made(op, region, Kind.SHAPE, parts, unit * found.extent, ("extended", d), (tuple(shape), op.operands[0].type.dtype))
+                    sent = value if part == piece else reader.emit(op, region, Kind.SHAPE, [value], unit * part, ("edge", d, side))
+                    parts.append(reader.emit(op, region, Kind.COLLECTIVE, [sent], unit * part, ("from", d, side, hop)))
+        shape[d] = overlap.extent
+        value = reader.emit(
+            op, region, Kind.SHAPE, parts, unit * overlap.extent, ("extended", d), (tuple(shape), op.operands[0].type.dtype)
+        )
     return value

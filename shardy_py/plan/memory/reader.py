@@ -1,4 +1,4 @@
-"""Reads a program with explicit collectives as a graph of what one device computes and keeps."""
+"""Reads a program with explicit collectives as the graph of one device."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LIBRARY_REDUCTIONS: Mapping[str, frozenset[str]] = {"float16": frozenset(_EXTREM
 """Element type -> reductions that XLA for CPUs leaves to a library."""
 
 LIBRARY_ELEMENTS = 4096
-"""From how many elements of an operand XLA for CPUs leaves reductions of float32 to a library."""
+"""Smallest operand, in elements, whose float32 reduction XLA for CPUs leaves to a library."""
 
 COMPARED = 1 << 16
-"""From how many bytes on constants are not compared with each other."""
+"""Constants of at least this many bytes are not compared with each other."""
 
 
 Expansion = Callable[["Reader", Op, Region], None]
@@ -59,7 +59,7 @@ class Reader:
         self.expansions = expansions
         self.graph = Graph()
         self.numbers: dict[Value, int] = {}
-        self.known: dict[Value, Any] = {}
+        self.splats: dict[Value, Any] = {}
         self._pieces: dict[tuple[Type, TensorSharding | None], tuple[tuple[int, ...], int]] = {}
         self._pieces_of: dict[Value, tuple[tuple[int, ...], int]] = {}
         self._keys: dict[int, tuple[Any, Any]] = {}
@@ -96,24 +96,24 @@ class Reader:
         if of_value is not None:
             return of_value
         kind, sharding = value.type, get_sharding(value)
-        found = self._pieces.get((kind, sharding))
-        if found is None:
+        piece = self._pieces.get((kind, sharding))
+        if piece is None:
             shape = kind.shape
             if sharding is not None:
                 mesh = sharding.mesh_in(self.program.meshes)
-                ways = (num_shards(d.axes, mesh) for d in sharding.dims)
-                shape = (*(-(-n // k) for n, k in zip(shape, ways)), *shape[sharding.rank :])  # a maximal sharding has no dimensions
+                shards = (num_shards(d.axes, mesh) for d in sharding.dims)
+                shape = (*(-(-n // k) for n, k in zip(shape, shards)), *shape[sharding.rank :])  # a maximal sharding has no dimensions
             size = -(-math.prod(shape) * element_bits(kind.dtype) // 8) if isinstance(kind, TensorType) else 0
-            found = self._pieces[kind, sharding] = shape, size
-        self._pieces_of[value] = found
-        return found
+            piece = self._pieces[kind, sharding] = shape, size
+        self._pieces_of[value] = piece
+        return piece
 
     def _new(self, value: Value) -> int:
         number = self.numbers[value] = self.graph.value(self.local_bytes(value))
-        self.graph.forms[number] = self.form(value)
+        self.graph.array_types[number] = self.array_type(value)
         return number
 
-    def form(self, value: Value) -> Any:
+    def array_type(self, value: Value) -> Any:
         """Shape and element type on a device."""
         return self.local_shape(value), value.type.dtype
 
@@ -139,32 +139,32 @@ class Reader:
             region.nodes.append(self.node(op))
 
     def _reshaped_after(self, op: Op, region: Region) -> bool:
-        """Whether an op is one on each element of what was reshaped, and was read as a reshape of the op's result (`ReshapeMover`)."""
-        made = op.operands[0].defining_op if len(op.operands) == len(op.results) == 1 else None
-        if made is None or made.name != "stablehlo.reshape" or kind_of(op.name) not in POINTWISE:
+        """Reads an elementwise op on a reshaped operand as a reshape of its result (`ReshapeMover`); whether it did."""
+        maker = op.operands[0].defining_op if len(op.operands) == len(op.results) == 1 else None
+        if maker is None or maker.name != "stablehlo.reshape" or kind_of(op.name) not in POINTWISE:
             return False
-        before = made.operands[0]
-        if before not in self.numbers or before in self.known:
+        before = maker.operands[0]
+        if before not in self.numbers or before in self.splats:
             return False
         shape, size = self.local_shape(before), self.local_bytes(op.result)
         kind = TensorType(before.type.shape, op.result.type.dtype)
         if math.prod(shape) != math.prod(self.local_shape(op.result)):
             return False
         inner = self.graph.value(size)
-        self.graph.forms[inner] = shape, kind.dtype
+        self.graph.array_types[inner] = shape, kind.dtype
         key = op.name, self._text(op.attributes), kind, size
         region.nodes.append(Node(kind_of(op.name), [self.numbers[before]], [inner], (), key, _label(op), op.name, op))
-        self.numbers[op.result] = self.made(op, region, Kind.VIEW, [inner], size, "reshaped")
+        self.numbers[op.result] = self.emit(op, region, Kind.VIEW, [inner], size, "reshaped")
         return True
 
     def _folded(self, op: Op, region: Region) -> bool:
-        """Whether an op gives a number that is known, or one of its operands, and was read as that."""
+        """Reads an op that folds to a splat or to one of its operands as that; whether it did."""
         if op.name in _CONSTANTS:
             number = _number(op.attributes["value"])
             if number is not None:
-                self.known[op.result] = number
+                self.splats[op.result] = number
             return False
-        numbers = [self.known.get(v) for v in op.operands]
+        numbers = [self.splats.get(v) for v in op.operands]
         if not numbers or numbers == [None] * len(numbers):
             return False
         which = chosen(op, numbers)
@@ -174,43 +174,43 @@ class Reader:
         number = folded(op, numbers)
         if number is None:
             return False
-        self.known[op.result] = number
+        self.splats[op.result] = number
         kind = Kind.BROADCAST if op.result.type.rank else Kind.LITERAL
         node = Node(kind, [], [self._new(op.result)], (), None, _label(op), op.name, op)
         node.key = ("sdy.constant", op.result.type, self.local_bytes(op.result), (number, math.copysign(1, number)))
-        node.along = ()
+        node.varying_dims = ()
         region.nodes.append(node)
         return True
 
-    def made(self, op: Op, region: Region, kind: Kind, operands: Sequence[int], size: int, key: Any = "", form: Any = None) -> int:
-        """Appends a node that is part of how an op is computed; returns its result.
+    def emit(self, op: Op, region: Region, kind: Kind, operands: Sequence[int], size: int, key: Any = "", array_type: Any = None) -> int:
+        """Appends a node that is one step of an op; returns its result.
 
         Args:
             op: The op.
-            region: Where to.
+            region: Where nodes go.
             kind: Of the node.
-            operands: What it reads.
+            operands: Values that it reads.
             size: Bytes of its result.
-            key: What it computes, besides what the op does.
-            form: Its form; by default that of the op's result where it has its size.
+            key: Tells the steps of an op apart.
+            array_type: Of the result; by default that of the op's result where it has its size.
         """
         result = self.graph.value(size)
-        if form is None and len(op.results) == 1 and size == self.local_bytes(op.result):
-            form = self.form(op.result)
-        self.graph.forms[result] = form
+        if array_type is None and len(op.results) == 1 and size == self.local_bytes(op.result):
+            array_type = self.array_type(op.result)
+        self.graph.array_types[result] = array_type
         own = self.key(op, [])
         whole = None if own is None else (own, key, size)
         region.nodes.append(Node(kind, list(operands), [result], key=whole, label=_label(op), source=op))
         return result
 
-    def made_several(self, op: Op, region: Region, kind: Kind, operands: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """As `made`, with several results.
+    def emit_several(self, op: Op, region: Region, kind: Kind, operands: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """As `emit`, with several results.
 
         Args:
             op: The op.
-            region: Where to.
+            region: Where nodes go.
             kind: Of the node.
-            operands: What it reads.
+            operands: Values that it reads.
             sizes: Bytes of its results.
         """
         results = [self.graph.value(size) for size in sizes]
@@ -220,26 +220,26 @@ class Reader:
         return results
 
     def _inlined(self, op: Op, region: Region) -> None:
-        """The body of a computation in place of it; between whole arrays and those of a manual computation nothing is done."""
+        """Inlines the body of a computation; the boundary of a manual computation takes no copies."""
         body = op.regions[0]
         for argument, operand in zip(body.arguments, op.operands):
             number = self._is(argument, operand)
             if op.name == MANUAL_COMPUTATION:
                 self.graph.bytes[number] = min(self.graph.bytes[number], self.local_bytes(argument))
-                self.graph.forms[number] = self.form(argument)
+                self.graph.array_types[number] = self.array_type(argument)
         self._block(body, region)
         for result, inner in zip(op.results, body.terminator.operands):
             self._is(result, inner)
 
     def _is(self, value: Value, other: Value) -> int:
         """Reads one value as another; returns its number."""
-        if other in self.known:
-            self.known[value] = self.known[other]
+        if other in self.splats:
+            self.splats[value] = self.splats[other]
         number = self.numbers[value] = self.numbers[other]
         return number
 
     def node(self, op: Op) -> Node:
-        """One node for one op, with what is in its regions."""
+        """One node for one op, with its regions."""
         constant = op.name in _CONSTANTS
         kind = kind_of(op.name)
         if constant:
@@ -256,12 +256,12 @@ class Reader:
                 regions.append(inner)
         results = [self._new(v) for v in op.results]
         node = Node(kind, operands, results, tuple(regions), self.key(op, results), _label(op), op.name, op)
-        node.dear = self.widens and len(results) == 1 and rounds(op)
+        node.expensive = self.widens and len(results) == 1 and rounds(op)
         if kind is Kind.BROADCAST:
-            node.along = _along(op)
+            node.varying_dims = _varying_dims(op)
         if kind is Kind.SUM:
             axes = next(self.sums, None) if op.name == "stablehlo.all_reduce" else None
-            if not axes:  # those that the user wrote do not say over which: of one psum they are the same
+            if not axes:  # all-reduces of one psum of the user's have the same axes, which the op does not name
                 axes = id(op.location) if op.name == "stablehlo.all_reduce" else str(op.attributes)
             node.group = op.primitive, op.results[0].type.dtype, axes, _combined_by(op)
             node.key = (node.key, node.group)
@@ -277,7 +277,7 @@ class Reader:
         return Kind.LIBRARY if by_library and math.prod(self.local_shape(x)) >= LIBRARY_ELEMENTS else Kind.REDUCE
 
     def key(self, op: Op, results: list[int]) -> Any:
-        """What an op computes, apart from its operands; None where it has effects."""
+        """Identity of the computation of an op, apart from its operands; None where it has effects."""
         if op.name == "stablehlo.custom_call" and op.attributes.get("has_side_effect"):
             return None
         if op.name in _CONSTANTS:
@@ -288,20 +288,20 @@ class Reader:
         return op.name, self._text(op.attributes), tuple(v.type for v in op.results), tuple(self.graph.bytes[r] for r in results)
 
     def key_of(self, name: str, attributes: dict[str, Any], result: Value, size: int) -> Any:
-        """What an op of this name with one result like this computes."""
+        """The key of an op of this name with one result like this."""
         return name, self._text(attributes), result.type, size
 
     def _text(self, attributes: dict[str, Any]) -> str:
         if not attributes:
             return ""
-        known = self._keys.get(id(attributes))
-        if known is None:
-            known = self._keys[id(attributes)] = (attributes, repr(sorted(attributes.items(), key=lambda item: item[0])))
-        return known[1]
+        entry = self._keys.get(id(attributes))
+        if entry is None:
+            entry = self._keys[id(attributes)] = (attributes, repr(sorted(attributes.items(), key=lambda item: item[0])))
+        return entry[1]
 
 
 def _same_constant(value: Any) -> Any:
-    """Equal for equal constants of one type; arrays that are not small are only equal to themselves."""
+    """A key that is equal for equal constants of one type; large arrays are only equal to themselves."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, int | float):
@@ -324,14 +324,14 @@ def _number(value: Any) -> Any:
 
 
 def _combined_by(op: Op) -> str:
-    """What an all-reduce that a reduction needs does to the parts, for sums and extremes are not carried out at once."""
-    made = op.operands[0].defining_op
-    body = "" if made is None or op.name != "sdy.all_reduce" else made.attributes.get("body", "")
+    """The reduction of an all-reduce, since all-reduces of sums and of extremes are not combined."""
+    reduction = op.operands[0].defining_op
+    body = "" if reduction is None or op.name != "sdy.all_reduce" else reduction.attributes.get("body", "")
     return body if isinstance(body, str) else ""
 
 
-def _along(op: Op) -> tuple[int, ...]:
-    """The dimensions along which the elements differ of a constant of one number, an iota, or what is repeated."""
+def _varying_dims(op: Op) -> tuple[int, ...]:
+    """The dimensions along which the elements of a splat, an iota or a broadcast differ."""
     if op.name == "stablehlo.iota":
         return (op.attributes["iota_dimension"],)
     return tuple(op.attributes.get("broadcast_dimensions", ()))

@@ -1,4 +1,4 @@
-"""What would leave a smaller peak: plans of variants of a function, whose memory is counted as that of the plan itself."""
+"""Remedies for a high peak: plans of variants of a function, whose memory is analysed as that of the plan itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGEST = 50_000
 
 
 def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanRecord], MemoryAnalysis]) -> tuple[Finding, ...]:
-    """What would leave a smaller peak, where it does not fit, or where residuals of scans are most of it; the best first.
+    """Variants with a smaller peak, where the plan does not fit, or where residuals of scans are most of its peak; the best first.
 
     Args:
         plan: The plan.
@@ -56,7 +56,7 @@ def _scans(variant: Variant) -> str:
 
 
 def _residual_bytes(plan: PlanRecord, memory: MemoryAnalysis) -> int:
-    """What lies at the peak of arrays that loops fill, but for those that are as an argument and a result, as stacked gradients are."""
+    """Bytes at the peak of arrays that loops fill, except types of both an argument and a result, such as stacked gradients."""
     ends = ({_local_type(plan, value) for value in values} for values in (plan.inputs, plan.outputs))
     gradients = set.intersection(*ends)
     return sum(part.bytes for part in memory.contributors if part.type and part.type not in gradients)

@@ -7,15 +7,11 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shardy_py.dialect.format import aligned, printable
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
-
-if TYPE_CHECKING:
-    pass
-
 
 FORMAT = "shardy_py.memory"
 VERSION = 1
@@ -23,15 +19,16 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """Part of what lies in memory at the peak.
+    """Arrays in memory at the peak, under one name.
 
     Attributes:
         name: Path of an argument or result; of temporaries the primitive that makes them.
         role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
         bytes: On one device.
-        count: How many arrays.
+        count: Number of arrays.
         location: `file:line` of the user's code that makes them; empty for arguments and results, and where unknown.
-        type: Element type and shape on a device, of arrays that a loop fills step by step, as the residuals of a scan; empty of others.
+        type: Element type and shape on a device, of arrays that a loop fills step by step, such as the residuals of a scan; empty of
+            others.
     """
 
     name: str
@@ -49,7 +46,7 @@ class Contributor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the compiled program: what several fused ops do is one.
+    """One step of the compiled program; fused ops are one step.
 
     Attributes:
         bytes: In memory while it runs.
@@ -66,8 +63,8 @@ class Step:
 class MemoryAnalysis:
     """Bytes on one device, under the names of `jax.stages.Compiled.memory_analysis()`.
 
-    Arguments and results have memory of their own during the whole call, as XLA runs programs; temporaries share what is left, which
-    is where the peak comes from.
+    Arguments and results have memory of their own during the whole call, as XLA runs programs; temporaries share the rest, and make the
+    peak.
 
     Attributes:
         name: The function's name.
@@ -75,14 +72,14 @@ class MemoryAnalysis:
         output_size_in_bytes: Of the results.
         alias_size_in_bytes: Of results that lie in donated arguments.
         temp_size_in_bytes: Of temporaries, at the step at which they need most.
-        peak_memory_in_bytes: All of it: arguments, results that are not aliased, and temporaries. (What jaxlib calls so leaves temporaries
+        peak_memory_in_bytes: Arguments, results that are not aliased, and temporaries. (jaxlib's figure of this name leaves temporaries
             out on CPU.)
-        generated_code_size_in_bytes: Not known to a plan, and 0 on CPU in jaxlib too.
-        compiler: Whose ways were followed: `cpu` or `accelerator`, see `shardy_py.cost.liveness.compilers`.
+        generated_code_size_in_bytes: Unknown to a plan, and 0 on CPU in jaxlib too.
+        compiler: The compiler that is modelled: `cpu` or `accelerator`, see `shardy_py.cost.liveness.compilers`.
         peak_step: The number in `steps` of the one at which most is alive.
         steps: In the order in which they run, with the bytes in memory; a loop's body once, between two steps of the loop.
-        contributors: What lies in memory at the peak, largest first. It adds up to the peak, but for gaps between arrays.
-        hardware: What it should fit on; None where that was not asked.
+        contributors: Arrays in memory at the peak, largest first. They add up to the peak, except gaps between arrays.
+        hardware: The hardware it should fit; None without.
         hardware_bytes: Its memory.
     """
 
@@ -112,7 +109,7 @@ class MemoryAnalysis:
 
     @property
     def headroom_in_bytes(self) -> int | None:
-        """What the hardware has more than the peak, negative where it has less; None without hardware."""
+        """Memory of the hardware less the peak, negative where it does not fit; None without hardware."""
         return None if self.hardware_bytes is None else self.hardware_bytes - self.peak_memory_in_bytes
 
     @property
@@ -123,7 +120,7 @@ class MemoryAnalysis:
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What would leave a smaller peak, where it does not fit or residuals of scans are most of it, the best first.
+        """Variants with a smaller peak, where it does not fit or residuals of scans are most of it, the best first.
 
         Variants of the function are planned when this is first read, as where the analysis is printed: with the bodies of scans
         checkpointed, more arguments donated, large arguments cut further.
@@ -132,10 +129,10 @@ class MemoryAnalysis:
         return () if advisor is None else advisor(self)
 
     def as_text(self, limit: int = 12) -> str:
-        """Sizes, the peak, what makes it up, and whether it fits.
+        """Sizes, the peak with its contributors, and whether it fits.
 
         Args:
-            limit: How many contributors are listed.
+            limit: Number of contributors to list.
         """
         return printable(memory_text(self, limit))
 
@@ -163,7 +160,7 @@ class MemoryAnalysis:
 
 
 def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
-    """What and how much."""
+    """Title and figure of each size."""
     rows = [("arguments", format_bytes(memory.argument_size_in_bytes)), ("results", format_bytes(memory.output_size_in_bytes))]
     if memory.alias_size_in_bytes:
         rows.append(("  of them in donated arguments", format_bytes(memory.alias_size_in_bytes)))
@@ -212,7 +209,7 @@ _COMPILED_FOR = {"cpu": "a cpu", "accelerator": "an accelerator"}
 
 
 def memory_html(memory: MemoryAnalysis, limit: int = 12) -> str:
-    """The figures as a table, and the contributors to be folded out."""
+    """The figures as a table, and the contributors in a collapsed section."""
     rows = "".join(f"<tr><th style='text-align:left'>{escape(a.strip())}</th><td>{escape(b)}</td></tr>" for a, b in summary_rows(memory))
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in contributor_rows(memory, limit))
     head = escape(_title(memory))

@@ -1,4 +1,4 @@
-"""What a device fetches from others for a slice of a dimension that is cut (`ExchangeHaloCompact` of XLA's partitioner)."""
+"""Parts that devices fetch from each other for a slice of a sharded dimension (`ExchangeHaloCompact` of XLA's partitioner)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Parcel = tuple[int, int, int, int]
 """Sender, receiver, the first element of the sender's piece that the receiver needs, and the one behind the last."""
 
 
-def parcels(piece: int, made: int, start: int, limit: int, stride: int) -> Iterator[Parcel]:
-    """What pieces of a slice are made of that lies elsewhere, by receiver.
+def parcels(piece: int, result: int, start: int, limit: int, stride: int) -> Iterator[Parcel]:
+    """The parcels that devices receive for their pieces of a slice, by receiver.
 
     Args:
-        piece: Elements of a piece of what is sliced.
-        made: Elements of a piece of the slice.
+        piece: Elements of a piece of the sliced array.
+        result: Elements of a piece of the slice.
         start: The first element of the slice.
         limit: The one behind its last.
         stride: The step between its elements.
@@ -28,8 +28,8 @@ def parcels(piece: int, made: int, start: int, limit: int, stride: int) -> Itera
         [(1, 0, 0, 1)]
     """
     receiver = 0
-    for first in range(start, limit, made * stride):
-        last = min(first + (made - 1) * stride + 1, limit)
+    for first in range(start, limit, result * stride):
+        last = min(first + (result - 1) * stride + 1, limit)
         for sender in range(first // piece, (last - 1) // piece + 1):
             if sender != receiver:
                 yield sender, receiver, max(first - sender * piece, 0), min(last - sender * piece, piece)
@@ -37,52 +37,52 @@ def parcels(piece: int, made: int, start: int, limit: int, stride: int) -> Itera
 
 
 def rounds(sent: Iterator[Parcel]) -> list[list[Parcel]]:
-    """Parcels that are sent at once: of each device at most one, and to each at most one.
+    """Batches of parcels that are sent at once: at most one from each device, and at most one to each.
 
     Args:
-        sent: All of them.
+        sent: All parcels.
 
     Example:
         >>> [len(r) for r in rounds(parcels(8, 2, 16, 32, 1))]
         [2, 2, 2, 1]
     """
-    found: list[list[Parcel]] = []
+    batches: list[list[Parcel]] = []
     for parcel in sent:
-        free = (r for r in found if all(parcel[0] != other[0] and parcel[1] != other[1] for other in r))
+        free = (r for r in batches if all(parcel[0] != other[0] and parcel[1] != other[1] for other in r))
         taken = next(free, None)
         if taken is None:
-            found.append([parcel])
+            batches.append([parcel])
         else:
             taken.append(parcel)
-    return found
+    return batches
 
 
 def sliced(reader: Reader, op: Op, region: Region) -> None:
-    """Parts of pieces are sent in rounds, each as long as all parts of it, and the device picks what it needs of what arrives."""
+    """Sends parts of pieces in rounds, each as long as all parts of it; the device selects from the received parts."""
     value, x = op.operands[0], reader.numbers[op.operands[0]]
-    shape, made = list(reader.local_shape(value)), reader.local_shape(op.result)
+    shape, result = list(reader.local_shape(value)), reader.local_shape(op.result)
     a = op.attributes
     maker = value.defining_op
     repeats = maker is not None and maker.name == "stablehlo.broadcast_in_dim"
     picks: list[int] = []
     arrived: list[int] = []
     for d, axes, piece in cuts(reader, value):
-        if made[d] == op.result.type.shape[d] or value.type.shape[d] == op.result.type.shape[d]:
+        if result[d] == op.result.type.shape[d] or value.type.shape[d] == op.result.type.shape[d]:
             continue
         if repeats and maker is not None and d not in maker.attributes["broadcast_dimensions"]:
             continue  # less is repeated
         unit = reader.graph.bytes[x] // piece
         mixed = False
-        along = made[d], a["start_indices"][d], a["limit_indices"][d], a["strides"][d]
+        along = result[d], a["start_indices"][d], a["limit_indices"][d], a["strides"][d]
         for i, sent in enumerate(rounds(parcels(piece, *along))):
             low, high = min(p[2] for p in sent), max(p[3] for p in sent)
             part = x
             if high - low < piece:
                 shape[d] = high - low
-                part = reader.made(op, region, Kind.SHAPE, [x], unit * (high - low), form=(tuple(shape), value.type.dtype))
+                part = reader.emit(op, region, Kind.SHAPE, [x], unit * (high - low), array_type=(tuple(shape), value.type.dtype))
                 region.nodes[-1].key = "part", d, low, high, shape[d]
                 shape[d] = piece
-            arrived.append(reader.made(op, region, Kind.COLLECTIVE, [part], unit * (high - low), ("round", d, i)))
+            arrived.append(reader.emit(op, region, Kind.COLLECTIVE, [part], unit * (high - low), ("round", d, i)))
             picks.append(offset(reader, op, region, axes, piece, f"slice {along} {i}"))
             mixed |= len({p[2] for p in sent}) > 1
         if mixed:

@@ -1,1 +1,1 @@
-"""Which collectives XLA's partitioner makes of a plan that it is left to partition."""
+"""Predicts the shardings that XLA gives a program that it is left to partition."""

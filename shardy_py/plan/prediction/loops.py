@@ -1,8 +1,8 @@
-"""What XLA propagates through a program with loops that it is left to partition, which may differ from the plan.
+"""XLA's propagation through a program with loops that it is left to partition, which may differ from the plan.
 
-Before it propagates, XLA inlines calls and makes loops carry only what they change; the rest is read from outside, through constraints that
-are open. So weights still shard what is in a loop, but nothing shards them through it, and residuals may lie otherwise than in the plan,
-in which whatever a loop carries takes part.
+Before it propagates, XLA inlines calls and makes loops carry only the values that they change; the body reads all others from outside,
+through open constraints. So weights still shard the body of a loop, but nothing shards them through it, and residuals may have other
+shardings than in the plan, in which every carried value takes part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.explicit import Lineage
-from shardy_py.plan.prediction.conflicts import Seen, conflicts
+from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _CONSTRAINTS = frozenset(("sdy.reshard", _CONSTRAINT))
@@ -29,11 +29,11 @@ _SAME = frozenset(("sdy.propagation_barrier",))
 
 @no_collection()
 def as_xla_propagates(program: Program) -> tuple[Program, Lineage]:
-    """A program with the shardings that XLA gives it under `lowering="jit"`, and the ops and values of the plan that its own come from.
+    """The program with the shardings that XLA gives it under `lowering="jit"`, and its lineage in the plan.
 
-    It is the program itself where no loop carries what it does not change. Otherwise arguments, results and constraints are as planned, and
-    so is what stands around conflicts, and the first of what another propagation gives otherwise than the plan, for that is constrained
-    to the plan. All else is propagated once more.
+    It is the program itself where no loop carries a value unchanged. Otherwise arguments, results, constraints and the values around
+    conflicts are as planned, and so are the first values that another propagation shards otherwise than the plan, since these are
+    constrained to it. All else is propagated once more.
 
     Args:
         program: With final shardings; calls are computations in it.
@@ -42,32 +42,31 @@ def as_xla_propagates(program: Program) -> tuple[Program, Lineage]:
         return program, Lineage(program)
     pinned = _around_conflicts(program)
     for per_region in PER_REGION:
-        copy = Copier(program, pinned, loops=False)
-        made = copy.program()
-        PlanPipeline().run(made)
-        if not sum(_pin(f.body, copy.names, pinned, per_region) for f in program.functions):
+        builder = XlaProgramBuilder(program, pinned, loops=False)
+        PlanPipeline().run(builder.program())
+        if not sum(_pin(f.body, builder.names, pinned, per_region) for f in program.functions):
             break
-    copier = Copier(program, pinned, loops=True)
-    copy = copier.program()
+    builder = XlaProgramBuilder(program, pinned, loops=True)
+    copy = builder.program()
     PlanPipeline().run(copy)
-    return copy, copier.lineage()
+    return copy, builder.lineage()
 
 
 PER_REGION = (1, 1, 2, 4, 16, None, None)
-"""How many values are constrained in each region of differing ones, per propagation; None is all."""
+"""Number of values to constrain in each region of differing ones, per propagation; None is all."""
 
 
-class Copier:
-    """Copies a program without its shardings, but for those of arguments, results, constraints and of what is pinned.
+class XlaProgramBuilder:
+    """Copies a program without its shardings, except those of arguments, results, constraints and pinned values.
 
     Args:
         program: The program.
         pinned: Values that are constrained to their sharding.
-        loops: Whether loops only carry what they change, and calls are inlined.
+        loops: Whether loops carry only the values that they change, and calls are inlined.
     """
 
     def __init__(self, program: Program, pinned: Set[Value], loops: bool) -> None:
-        self.given = program
+        self.source = program
         self.mesh = next((name for name, mesh in program.meshes.items() if not mesh.is_maximal), "mesh")
         self.pinned = pinned
         self.loops = loops
@@ -76,18 +75,18 @@ class Copier:
         self.origins: dict[Op, Op] = {}
 
     def lineage(self) -> Lineage:
-        """The ops and values that those of the copy come from."""
+        """The lineage of the copy's ops and values in the source program."""
         values: dict[Value, Value] = {}
         for old, new in (*self.names.items(), *self.inside.items()):
             values.setdefault(new, old)
-        return Lineage(self.given, self.origins, values)
+        return Lineage(self.source, self.origins, values)
 
     def program(self) -> Program:
         """The copy."""
-        copy = Program([self.function(f) for f in self.given.functions], self.given.meshes)
-        copy.mesh_attributes = self.given.mesh_attributes
-        copy.attributes = self.given.attributes
-        copy.locate, copy.calls = self.given.locate, self.given.calls
+        copy = Program([self.function(f) for f in self.source.functions], self.source.meshes)
+        copy.mesh_attributes = self.source.mesh_attributes
+        copy.attributes = self.source.attributes
+        copy.locate, copy.calls = self.source.locate, self.source.calls
         return copy
 
     def function(self, original: Function) -> Function:
@@ -97,12 +96,12 @@ class Copier:
             new.sharding, new.name = self.planned(old.sharding, old), old.name
         self.names.update(zip(original.arguments, body.arguments))
         self.ops(original.body.ops, body, self.names)
-        made = Function(original.name, body, original.result_types, visibility=original.visibility)
-        made.result_shardings = [self.planned(s, v) for s, v in zip(original.result_shardings, original.body.terminator.operands)]
-        made.attributes = original.attributes
-        made.argument_attributes = original.argument_attributes
-        made.result_attributes = original.result_attributes
-        return made
+        copy = Function(original.name, body, original.result_types, visibility=original.visibility)
+        copy.result_shardings = [self.planned(s, v) for s, v in zip(original.result_shardings, original.body.terminator.operands)]
+        copy.attributes = original.attributes
+        copy.argument_attributes = original.argument_attributes
+        copy.result_attributes = original.result_attributes
+        return copy
 
     def planned(self, sharding: TensorSharding | None, value: Value) -> TensorSharding:
         """A planned sharding, closed."""
@@ -140,43 +139,43 @@ class Copier:
         waiting.clear()
 
     def pin(self, values: Sequence[Value], into: Block, names: dict[Value, Value], op: Op) -> None:
-        """Constrains those of some values that are pinned."""
+        """Constrains the pinned ones among some values."""
         for v in values:
             if v in self.pinned:
                 names[v] = self.constrained(names[v], self.planned(variable_sharding(v), v), into, op)
 
     def block(self, block: Block, names: dict[Value, Value]) -> Block:
-        """A copy of a block that reads other values by the names given."""
-        made = Block([a.type for a in block.arguments])
-        for old, new in zip(block.arguments, made.arguments):
+        """A copy of a block, its operands replaced by `names`."""
+        copy = Block([a.type for a in block.arguments])
+        for old, new in zip(block.arguments, copy.arguments):
             new.name = old.name
             names[old] = new
         if isinstance(block.parent, Op):
-            self.pin(block.arguments, made, names, block.parent)
-        self.ops(block.ops, made, names)
-        return made
+            self.pin(block.arguments, copy, names, block.parent)
+        self.ops(block.ops, copy, names)
+        return copy
 
     def op(self, op: Op, into: Block, names: dict[Value, Value], regions: Sequence[Block]) -> Op:
         """A copy of an op."""
         operands = [names[v] for v in op.operands]
-        made = _again(op, operands, [r.type for r in op.results], regions)
+        copy = _rebuild_op(op, operands, [r.type for r in op.results], regions)
         if self.loops and op.name in _SHAPES and _keeps_order(op):
-            made.name, made.attributes, made.rule, made.rule_decided = "stablehlo.reshape", {}, None, False
+            copy.name, copy.attributes, copy.rule, copy.rule_decided = "stablehlo.reshape", {}, None, False
         constraint = op.name in _CONSTRAINTS
         if constraint:
-            made.name = _CONSTRAINT
-        for old, new in zip(op.results, made.results):
+            copy.name = _CONSTRAINT
+        for old, new in zip(op.results, copy.results):
             new.name = old.name
             if constraint:
                 new.sharding = self.planned(old.sharding, old)
-            elif old.sharding is not None and old.sharding.mesh_in(self.given.meshes).is_maximal:
+            elif old.sharding is not None and old.sharding.mesh_in(self.source.meshes).is_maximal:
                 new.sharding = old.sharding
             names[old] = new
-        self.origins[made] = op
-        return into.append(made)
+        self.origins[copy] = op
+        return into.append(copy)
 
     def loop(self, op: Op, into: Block, names: dict[Value, Value]) -> None:
-        """A loop that carries only what it changes."""
+        """A copy of a loop that carries only the values that it changes."""
         same = _unchanged(op)
         changed = [i for i in range(len(op.operands)) if i not in same]
         for i in same:
@@ -187,41 +186,41 @@ class Copier:
         inside = {v: opened.get(new, new) for v, new in names.items()}
         regions: list[Block] = []
         for region in op.regions:
-            made = Block([region.arguments[i].type for i in changed])
-            for i, new in zip(changed, made.arguments):
+            body = Block([region.arguments[i].type for i in changed])
+            for i, new in zip(changed, body.arguments):
                 new.name = region.arguments[i].name
                 inside[region.arguments[i]] = new
-            self.pin([region.arguments[i] for i in changed], made, inside, op)
-            self.ops(region.ops[:-1], made, inside)
+            self.pin([region.arguments[i] for i in changed], body, inside, op)
+            self.ops(region.ops[:-1], body, inside)
             end = region.terminator
             operands = end.operands if region is op.regions[0] else [end.operands[i] for i in changed]
-            self.origins[made.append(_again(end, [inside[v] for v in operands], ()))] = end
-            regions.append(made)
-        made = _again(op, [names[op.operands[i]] for i in changed], [op.results[i].type for i in changed], regions)
+            self.origins[body.append(_rebuild_op(end, [inside[v] for v in operands], ()))] = end
+            regions.append(body)
+        copy = _rebuild_op(op, [names[op.operands[i]] for i in changed], [op.results[i].type for i in changed], regions)
         self.inside.update((old, new) for old, new in inside.items() if old not in names)
-        self.origins[into.append(made)] = op
-        for i, new in zip(changed, made.results):
+        self.origins[into.append(copy)] = op
+        for i, new in zip(changed, copy.results):
             new.name = op.results[i].name
             names[op.results[i]] = new
 
     def constrained(self, value: Value, sharding: TensorSharding, into: Block, op: Op) -> Value:
         """A constraint on a value."""
-        made = Op(_CONSTRAINT, [value], [value.type], location=op.location)
-        made.result.sharding, made.result.name = sharding, value.name
-        self.origins[made] = op
-        return into.append(made).result
+        constraint = Op(_CONSTRAINT, [value], [value.type], location=op.location)
+        constraint.result.sharding, constraint.result.name = sharding, value.name
+        self.origins[constraint] = op
+        return into.append(constraint).result
 
 
 _ENDS = frozenset(("in_shardings", "out_shardings"))
 
 
-def _again(op: Op, operands: Sequence[Value], types: Sequence[Type], regions: Sequence[Block] = ()) -> Op:
+def _rebuild_op(op: Op, operands: Sequence[Value], types: Sequence[Type], regions: Sequence[Block] = ()) -> Op:
     attributes = op.attributes
-    if op.name == NAMED_COMPUTATION:  # what goes in and comes out is not known before it is propagated
+    if op.name == NAMED_COMPUTATION:  # shardings of operands and results are set by propagation
         attributes = {name: None if name in _ENDS else value for name, value in attributes.items()}
-    made = Op(op.name, operands, types, attributes, regions, location=op.location, primitive=op.primitive)
-    made.rule, made.rule_decided = op.rule, op.rule_decided
-    return made
+    copy = Op(op.name, operands, types, attributes, regions, location=op.location, primitive=op.primitive)
+    copy.rule, copy.rule_decided = op.rule, op.rule_decided
+    return copy
 
 
 def _keeps_order(op: Op) -> bool:
@@ -233,7 +232,7 @@ def _keeps_order(op: Op) -> bool:
 
 
 def _passed(value: Value) -> Value:
-    """What a value is, calls looked through that hand it on."""
+    """The value that this one is, looking through calls that forward it."""
     while True:
         op = value.defining_op
         if op is not None and op.name in _SAME:
@@ -247,7 +246,7 @@ def _passed(value: Value) -> Value:
 
 
 def _unchanged(loop: Op) -> set[int]:
-    """Numbers of the values that a loop hands on as they are."""
+    """Indices of the values that a loop carries unchanged."""
     body = loop.regions[1]
     return {i for i, (a, end) in enumerate(zip(body.arguments, body.terminator.operands)) if _passed(end) is a}
 
@@ -258,40 +257,40 @@ def _read(block: Block) -> Iterator[Value]:
 
 
 def _around_conflicts(program: Program) -> set[Value]:
-    """Operands and results of ops whose shardings conflict; what comes into a computation from outside is constrained there."""
-    seen: Seen = {}
-    found: set[Value] = set()
+    """Operands and results of ops whose shardings conflict; values that enter a computation are constrained outside of it."""
+    cache: ConflictCache = {}
+    values: set[Value] = set()
     for op in program.walk():
-        if op.rule is None or op.regions or op.name in _CONSTRAINTS or not conflicts(op, program.meshes, seen) or _drives_scan(op):
+        if op.rule is None or op.regions or op.name in _CONSTRAINTS or not conflicts(op, program.meshes, cache) or _drives_scan(op):
             continue
         for v in (*op.operands, *op.results):
             maker = v.defining_op
             if maker is None or maker.name in _CONSTANTS or not v.type.size or not v.type.rank:
                 continue
             if v.sharding is None or not v.sharding.mesh_in(program.meshes).is_maximal:
-                found.add(v)
+                values.add(v)
     branches = [op for op in program.walk() if op.name == CASE and len(op.results) == 1]  # XLA refuses constraints on these
-    return found - {v for op in branches for r in op.regions for v in r.terminator.operands}
+    return values - {v for op in branches for r in op.regions for v in r.terminator.operands}
 
 
 def _pin(block: Block, copies: Mapping[Value, Value], pinned: set[Value], per_region: int | None) -> bool:
     """Pins values that a copy has in another sharding, the first few of each region of such values; whether there were any."""
     regions: dict[Value, list[Value]] = {v: [v] for v in block.arguments if _differs(v, copies, pinned) and not _drives_scan(block.ops[0])}
-    found = bool(regions)
+    any_differ = bool(regions)
     for op in block.ops:
-        made = [] if _drives_scan(op) else [v for v in op.results if _differs(v, copies, pinned)]
-        if made:
-            found = True
+        differing = [] if _drives_scan(op) else [v for v in op.results if _differs(v, copies, pinned)]
+        if differing:
+            any_differ = True
             into: list[Value] = []
             for members in {id(m): m for v in op.operands if (m := regions.get(v)) is not None}.values():
                 into += members
-            into += made
+            into += differing
             regions.update(dict.fromkeys(into, into))
         for inner in op.regions:
-            found |= _pin(inner, copies, pinned, per_region)
+            any_differ |= _pin(inner, copies, pinned, per_region)
     for members in {id(m): m for m in regions.values()}.values():
         pinned.update(members[:per_region])
-    return found
+    return any_differ
 
 
 def _differs(value: Value, copies: Mapping[Value, Value], pinned: Set[Value]) -> bool:
@@ -305,7 +304,7 @@ def _differs(value: Value, copies: Mapping[Value, Value], pinned: Set[Value]) ->
 
 
 def _drives_scan(op: Op) -> bool:
-    """Whether an op is not the user's but one that a scan becomes: it slices what comes in and stacks what comes out."""
+    """Whether an op is not the user's but part of a lowered scan, which slices its inputs and stacks its outputs."""
     around = op
     while isinstance(block := around.block, Block) and isinstance(parent := block.parent, Op):
         if parent.name == WHILE:

@@ -1,4 +1,4 @@
-"""Collectives that the user wrote in a `shard_map`: the program does not say over which axes, so that it is inferred where it can be."""
+"""Collectives that the user wrote in a `shard_map`. The program does not name their axes, which are inferred where they can be."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def axes_of_written(op: Op, manual: Sequence[str], sizes: Mapping[str, int]) -> 
     group = max(before, after) // max(1, min(before, after))
     if KINDS[op.name] in ("all_gather", "reduce_scatter"):
         for count in range(1, len(axes) + 1):
-            for found in itertools.combinations(reversed(axes), count):
-                if math.prod(sizes[axis] for axis in found) == group:
-                    return tuple(reversed(found))
+            for subset in itertools.combinations(reversed(axes), count):
+                if math.prod(sizes[axis] for axis in subset) == group:
+                    return tuple(reversed(subset))
     return tuple(axes)

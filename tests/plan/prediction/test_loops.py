@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.ir import Op, Program
-from shardy_py.plan.prediction.loops import Copier, as_xla_propagates
+from shardy_py.plan.prediction.loops import XlaProgramBuilder, as_xla_propagates
 
 MESH = {"x": 2, "y": 4}
 
@@ -63,7 +63,7 @@ def test_programs_without_loops_stay() -> None:
 
 def test_copies_compute_the_same() -> None:
     program = planned((None, P(None, "x"))).program
-    copy = Copier(program, frozenset(), loops=False).program()
+    copy = XlaProgramBuilder(program, frozenset(), loops=False).program()
     assert [op.name for op in copy.walk()] == [op.name for op in program.walk()]
 
 
@@ -71,7 +71,7 @@ def test_copies_know_no_shardings_of_what_goes_into_calls() -> None:
     program = planned((None, P(None, "x"))).program
     calls = [
         [op for op in made.walk() if op.name == "sdy.named_computation"]
-        for made in (program, Copier(program, set(), loops=False).program())
+        for made in (program, XlaProgramBuilder(program, set(), loops=False).program())
     ]
     assert [any(op.attributes["in_shardings"] or op.attributes["out_shardings"] for op in found) for found in calls] == [True, False]
 
@@ -85,7 +85,7 @@ def test_constraints_stand_behind_the_ops_of_an_equation() -> None:
 
     program = sp.auto_shard(halves, mesh=MESH, in_shardings=P("x")).plan(f32(8, 8)).program
     pinned = {op.result for op in program.walk() if op.name == "stablehlo.slice"}
-    names = [op.name for op in Copier(program, pinned, loops=False).program().main.body.ops]
+    names = [op.name for op in XlaProgramBuilder(program, pinned, loops=False).program().main.body.ops]
     assert names[:4] == ["stablehlo.slice", "stablehlo.slice", "sdy.sharding_constraint", "sdy.sharding_constraint"]
 
 

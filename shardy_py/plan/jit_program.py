@@ -1,7 +1,7 @@
-"""What runs under `lowering="jit"`: the plan, or what XLA makes of its ends where the plan does not move notably less.
+"""The program that runs under `lowering="jit"`: the plan, or XLA's own propagation where the plan does not move notably less.
 
 Inputs, results, constraints, and what goes through ops that XLA may get wrong lie as planned, always. Where shardings between them
-conflict, what comes out depends on the form of the program, and XLA propagates through another form than the one that JAX makes and Shardy
+conflict, the result depends on the form of the program, and XLA propagates through another form than the one that JAX makes and Shardy
 reads. Both are propagated here. Where the plan is predicted to move notably fewer bytes, the values around conflicts are constrained to it;
 else they are left to XLA.
 """
@@ -19,63 +19,63 @@ from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.explicit import Lineage
 from shardy_py.plan.partitioner import partition
-from shardy_py.plan.prediction.conflicts import Seen, conflicts
-from shardy_py.plan.prediction.loops import Copier
+from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
+from shardy_py.plan.prediction.loops import XlaProgramBuilder
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.settings import Propagated
 
-WORTH = 0.9
-"""The part of XLA's bytes that the plan must stay below to be worth constraints: predictions are mostly within 10 %, and XLA's
-partitioner has been seen to fail on constraints."""
+MAX_BYTES_RATIO = 0.9
+"""The plan runs where it moves less than this part of the bytes that XLA's own propagation moves: predictions are mostly within 10 %, and
+XLA's partitioner has been seen to fail on constraints."""
 
 _BROADCAST = "stablehlo.broadcast_in_dim"
 
 
 @dataclass(frozen=True, eq=False)
-class AsRun:
+class JitProgram:
     """A program with the shardings that it runs with.
 
     Attributes:
-        program: The plan's own where the plan is run.
-        planned: Whether the plan is run, constrained where shardings conflict.
+        program: The plan's own where it follows the plan.
+        follows_plan: Whether the plan runs, constrained where shardings conflict.
         lineage: The ops and values of the plan's program that those of `program` come from.
     """
 
     program: Program
-    planned: bool
+    follows_plan: bool
     lineage: Lineage
 
 
 @no_collection()
-def as_run(program: Program, how: Propagated) -> AsRun:
-    """What runs of a program that is left to XLA to partition.
+def jit_program(program: Program, options: Propagated) -> JitProgram:
+    """Chooses between the plan and XLA's own propagation, for a program that XLA partitions.
 
-    A plan that was propagated in another way than XLA's is run as it is.
+    A plan that was propagated with other options than XLA's is always followed.
 
     Args:
         program: With final shardings.
-        how: How they were found.
+        options: The options of the propagation that set them.
     """
-    seen: Seen = {}
-    if replace(how, recorded=True) == Propagated() and any(
-        op.rule is not None and not op.regions and conflicts(op, program.meshes, seen) for op in program.walk()
+    cache: ConflictCache = {}
+    if replace(options, recorded=True) == Propagated() and any(
+        op.rule is not None and not op.regions and conflicts(op, program.meshes, cache) for op in program.walk()
     ):
-        copier = _Seen(program)
-        left = copier.program()
-        PlanPipeline().run(left)
-        if _moved(program) >= WORTH * _moved(left):
-            return AsRun(left, False, copier.lineage())
-    return AsRun(program, True, Lineage(program))
+        builder = _UnconstrainedBuilder(program)
+        unconstrained = builder.program()
+        PlanPipeline().run(unconstrained)
+        if _moved(program) >= MAX_BYTES_RATIO * _moved(unconstrained):
+            return JitProgram(unconstrained, False, builder.lineage())
+    return JitProgram(program, True, Lineage(program))
 
 
 @Analysis
-def as_run_of(plan: PlanRecord) -> AsRun:
+def jit_program_of(plan: PlanRecord) -> JitProgram:
     """The program that runs under `lowering="jit"`.
 
     Args:
         plan: The plan.
     """
-    return as_run(plan.program, plan.propagation)
+    return jit_program(plan.program, plan.propagation)
 
 
 def _moved(program: Program) -> int:
@@ -86,13 +86,13 @@ def _moved(program: Program) -> int:
 def _around_mispartitioned(program: Program) -> set[Value]:
     parts = cut_in_any_way(program.meshes)
     ops = [op for op in program.walk() if is_mispartitioned(op, parts)]
-    found = {v for op in ops for v in (*op.operands, *op.results) if v.type.size and v.type.rank}
+    values = {v for op in ops for v in (*op.operands, *op.results) if v.type.size and v.type.rank}
     branches = [op for op in program.walk() if op.name == CASE and len(op.results) == 1]  # XLA refuses constraints on these
-    return found - {v for op in branches for r in op.regions for v in r.terminator.operands}
+    return values - {v for op in branches for r in op.regions for v in r.terminator.operands}
 
 
-class _Seen(Copier):
-    """A program as XLA sees it before it propagates, nothing constrained but what the user constrained and what XLA may get wrong.
+class _UnconstrainedBuilder(XlaProgramBuilder):
+    """Builds the program as XLA sees it before it propagates, constrained only by the user and around ops that XLA may get wrong.
 
     A broadcast along dimensions of one element is a reshape that drops them and a broadcast of the others: XLA's own broadcasts only add
     dimensions. Reshapes are propagated through before broadcasts are, in both directions, so this decides many conflicts.
@@ -110,9 +110,11 @@ class _Seen(Copier):
                 small = TensorType(tuple(operand.shape[d] for d in kept), operand.dtype)
                 dropped = Op("stablehlo.reshape", [names[op.operands[0]]], [small], location=op.location, primitive=op.primitive)
                 wide = {"broadcast_dimensions": tuple(dims[d] for d in kept)}
-                made = Op(_BROADCAST, [into.append(dropped).result], [op.result.type], wide, location=op.location, primitive=op.primitive)
-                into.append(made).result.name = op.result.name
-                names[op.result] = made.result
-                self.origins[dropped] = self.origins[made] = op
-                return made
+                broadcast = Op(
+                    _BROADCAST, [into.append(dropped).result], [op.result.type], wide, location=op.location, primitive=op.primitive
+                )
+                into.append(broadcast).result.name = op.result.name
+                names[op.result] = broadcast.result
+                self.origins[dropped] = self.origins[broadcast] = op
+                return broadcast
         return super().op(op, into, names, regions)

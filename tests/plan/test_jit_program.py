@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
-from shardy_py.plan.as_run import as_run_of
 from shardy_py.plan.executed import explicit_of
+from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.partitioner import partition
 
 WIDTH = 32
@@ -60,7 +60,7 @@ def test_conflicts_are_left_to_xla_where_that_moves_less(mesh: jax.sharding.Mesh
     named = lambda specs: jax.tree.map(lambda s: jax.sharding.NamedSharding(mesh, s), specs)  # noqa: E731
     alone = jax.jit(train, in_shardings=named(SPECS), out_shardings=named(SPECS[0]))
     plan = step.plan(WEIGHTS, TOKENS)
-    assert not as_run_of(plan).planned
+    assert not jit_program_of(plan).follows_plan
     assert str(plan).splitlines()[1].endswith("; where shardings conflict, XLA decides, not the plan")
     assert "sharding_constraint" not in step.lower(WEIGHTS, TOKENS).as_text()
     assert sent(step, WEIGHTS, TOKENS) == sent(alone, WEIGHTS, TOKENS)
@@ -75,7 +75,7 @@ def test_what_is_left_to_xla_is_a_finding(mesh: jax.sharding.Mesh) -> None:
 
     (finding,) = fitted(256)
     assert (finding.severity, finding.bytes >= 1 << 20, finding.path[0]) == ("info", True, "%")
-    assert finding.location.rpartition("/")[2].startswith("test_as_run.py:")
+    assert finding.location.rpartition("/")[2].startswith("test_jit_program.py:")
     planned_as, expected = finding.message.removeprefix("planned as ").split(", and XLA")
     assert planned_as not in expected.partition(":")[0]
     assert "lowering='shard_map'" in finding.fix
@@ -90,7 +90,7 @@ def test_collectives_are_said_of_the_ops_of_the_plan(mesh: jax.sharding.Mesh) ->
     origins = [transfer.origin for transfer in explicit_of(plan).transfers]
     assert origins
     assert all(origin is not None and origin.op in ops for origin in origins)
-    assert all(c.location.rpartition("/")[2].startswith("test_as_run.py:") for c in plan.collectives)
+    assert all(c.location.rpartition("/")[2].startswith("test_jit_program.py:") for c in plan.collectives)
     assert {c.value for c in plan.collectives} & {f"weights['{name}']" for name in WEIGHTS}
 
 
@@ -115,26 +115,26 @@ def test_what_the_user_annotates_is_held(mesh: jax.sharding.Mesh) -> None:
         return jax.grad(loss)(weights)
 
     step = sharded(annotated, mesh)
-    assert not as_run_of(step.plan(WEIGHTS, TOKENS)).planned
+    assert not jit_program_of(step.plan(WEIGHTS, TOKENS)).follows_plan
     assert step.lower(WEIGHTS, TOKENS).as_text().count("sharding_constraint") >= 2
 
 
 def test_a_plan_of_other_options_is_run_as_it_is(mesh: jax.sharding.Mesh) -> None:
-    assert as_run_of(sharded(train, mesh, options=sp.Options(conservative=True)).plan(WEIGHTS, TOKENS)).planned
+    assert jit_program_of(sharded(train, mesh, options=sp.Options(conservative=True)).plan(WEIGHTS, TOKENS)).follows_plan
 
 
 def test_without_conflicts_the_plan_is_run(mesh: jax.sharding.Mesh) -> None:
     step = sp.auto_shard(train, mesh=mesh, in_shardings=(None, P("x")), lowering="jit")
     plan = step.plan(WEIGHTS, TOKENS)
-    assert as_run_of(plan).planned
-    assert as_run_of(plan).program is plan.program
+    assert jit_program_of(plan).follows_plan
+    assert jit_program_of(plan).program is plan.program
 
 
 def test_what_xla_may_get_wrong_runs_as_planned(mesh: jax.sharding.Mesh) -> None:
     """Ops at risk are held to the plan, by which what stands in their place is partitioned."""
     shifted = lambda weights, tokens: train(weights, jax.lax.pad(tokens, 0, [(0, 0, 0), (-1, 1, 0)]))  # noqa: E731
     step = sharded(shifted, mesh)
-    assert not as_run_of(step.plan(WEIGHTS, TOKENS)).planned
+    assert not jit_program_of(step.plan(WEIGHTS, TOKENS)).follows_plan
     assert step.lower(WEIGHTS, TOKENS).as_text().count("sharding_constraint") >= 2
 
 
@@ -158,7 +158,7 @@ def test_numbers_where_conflicts_are_left_to_xla(mesh: jax.sharding.Mesh) -> Non
     x[3, 5, 7] = np.nan
     specs = {name: P("x") for name in weights} | {"taps": P(None, None, "y")}
     step = sp.auto_shard(smoothed, mesh=mesh, in_shardings=(specs, P("x")), lowering="jit")
-    assert not as_run_of(step.plan(weights, x)).planned
+    assert not jit_program_of(step.plan(weights, x)).follows_plan
     for x_now in (x, np.nan_to_num(x)):
         for ours, theirs in zip(jax.tree.leaves(step(weights, x_now)), jax.tree.leaves(jax.jit(smoothed)(weights, x_now)), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
