@@ -166,12 +166,12 @@ def common_axes(lhs: Axes, rhs: Axes, used: Collection[str]) -> Axes:
     return tuple(axis for axis, _ in same if axis.name not in used)
 
 
-def roofline_seconds(work: Work, moved: float, hardware: Hardware) -> float:
+def roofline_seconds(work: Work, accessed: float, hardware: Hardware) -> float:
     """The longer of computing and of moving bytes to and from memory.
 
     Args:
         work: Its operations.
-        moved: Bytes.
+        accessed: Bytes to and from memory.
         hardware: The hardware.
 
     Example:
@@ -183,7 +183,7 @@ def roofline_seconds(work: Work, moved: float, hardware: Hardware) -> float:
         computing = work.flops / hardware.matrix_flops(work.matrix)
     else:
         computing = (work.flops + hardware.transcendental_operations * work.transcendentals) / hardware.vector_flops
-    return larger(computing, moved / hardware.hbm_bandwidth)
+    return larger(computing, accessed / hardware.hbm_bandwidth)
 
 
 def larger(a: N, b: N) -> N:

@@ -81,13 +81,13 @@ def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
         accesses: The accesses of the op.
         size: Bytes of the piece of an operand or a result by its number, as the op reads or makes it: a number, or an array of them.
     """
-    moved = 0
+    accessed = 0
     for access in accesses:
         piece = size(access.number)
         if access.taken is not None:
             piece = piece - larger(0, piece - size(access.taken))
-        moved = moved + access.times * piece
-    return moved
+        accessed = accessed + access.times * piece
+    return accessed
 
 
 class Fusion:
@@ -99,19 +99,19 @@ class Fusion:
 
     def __init__(self, block: Block) -> None:
         self._origins: dict[Value, Value] = dict(zip(block.arguments, block.arguments))
-        self._kept: set[Value] = set()
-        self._handed_on: set[Value] = set()
+        self._materialized: set[Value] = set()
+        self._escaping: set[Value] = set()
         if block.ops:
-            self._kept.update(map(self.origin, block.terminator.operands))
-            self._handed_on |= self._kept
+            self._materialized.update(map(self.origin, block.terminator.operands))
+            self._escaping |= self._materialized
         for op in block.walk():
             name = op.name
             if name in FUSED or name in FORWARDED or name in _READS_FUSED or name in COMPUTATIONS or name == "sdy.return":
                 continue
             origins = [*map(self.origin, op.operands)]
-            self._kept.update(origins)
+            self._materialized.update(origins)
             if op.regions or name.endswith(".return"):
-                self._handed_on.update(origins)
+                self._escaping.update(origins)
 
     def origin(self, value: Value) -> Value:
         """The value that this one forwards."""
@@ -133,8 +133,8 @@ class Fusion:
         if op is None or op.name not in FUSED:
             return True
         if op.name == "stablehlo.iota":
-            return value in self._handed_on
-        return value in self._kept and op.name not in _CONSTANTS
+            return value in self._escaping
+        return value in self._materialized and op.name not in _CONSTANTS
 
     def accesses(self, op: Op) -> tuple[Access, ...]:
         """The reads and writes of an op; those of ops in its regions are their own.

@@ -164,7 +164,7 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
     """
     mesh, count, types = machine.mesh, len(op.operands), op.types
     run = policy_named(policy)(op, layouts, mesh)
-    brought = tuple(
+    operand_moves = tuple(
         NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read)
         for tensor, layout, read in zip(op.operands, layouts, run.reads)
     )
@@ -178,9 +178,9 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
         used = {axis.name for dim in run.makes[0] for axis in dim}
         operands = run_shapes(op, operands, lambda i, j: num_shards(common_axes(lhs[i], rhs[j], used), mesh))
     computed = work(op, operands, pieces[count:])
-    moved = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
-    seconds = roofline_seconds(computed, moved, machine.hardware) + after.seconds
-    return Price(seconds, computed, moved, after.received, run.reads, run.makes, brought)
+    accessed = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
+    seconds = roofline_seconds(computed, accessed, machine.hardware) + after.seconds
+    return Price(seconds, computed, accessed, after.received, run.reads, run.makes, operand_moves)
 
 
 def piece_bytes(type_: Type, elements: int) -> int:

@@ -104,13 +104,13 @@ def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     if before == after:
         return (Step("collective_permute", (), source),)
     if all(s % d == 0 for s, d in zip(before, after)):
-        gone = tuple(axis for dim, kept in zip(source, target) for axis in _behind(dim, num_shards(kept, mesh), mesh))
+        gone = tuple(axis for dim, wanted in zip(source, target) for axis in _behind(dim, num_shards(wanted, mesh), mesh))
         gather = Step("all_gather", gone, source)
-        if all(dim[: len(kept)] == kept for dim, kept in zip(source, target)):
+        if all(dim[: len(wanted)] == wanted for dim, wanted in zip(source, target)):
             return (gather,)
         return (Step("collective_permute", (), source), gather)
     if all(d % s == 0 for s, d in zip(before, after)):
-        if all(kept[: len(dim)] == dim for dim, kept in zip(source, target)):
+        if all(wanted[: len(dim)] == dim for dim, wanted in zip(source, target)):
             return ()
         return (Step("collective_permute", (), target),)
     across = () if replicates(tuple(before), tuple(after), mesh.size) else _across(source, target, mesh)
@@ -128,10 +128,10 @@ def _behind(dim: Axes, kept: int, mesh: Mesh) -> Axes:
 
 def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     """A route with all-to-alls; empty where only gathering the whole value does."""
-    here = {axis: d for d, dim in enumerate(source) for axis in dim}
-    there = {axis: d for d, dim in enumerate(target) for axis in dim}
-    moved = [axis for axis in here if axis in there and there[axis] != here[axis]]
-    gone = [axis for axis in here if axis not in there]
+    source_dim = {axis: d for d, dim in enumerate(source) for axis in dim}
+    target_dim = {axis: d for d, dim in enumerate(target) for axis in dim}
+    moved = [axis for axis in source_dim if axis in target_dim and target_dim[axis] != source_dim[axis]]
+    gone = [axis for axis in source_dim if axis not in target_dim]
     if not moved:
         changed = [d for d, (s, t) in enumerate(zip(source, target)) if s != t]
         if len(changed) > 1:
@@ -140,21 +140,21 @@ def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
         if num_shards(source[d], mesh) < num_shards(target[d], mesh):
             return (Step("collective_permute", (), target),)
         return (Step("collective_permute", (), source), Step("all_gather", tuple(gone), source))
-    if {here[axis] for axis in gone} & {here[axis] for axis in moved}:
+    if {source_dim[axis] for axis in gone} & {source_dim[axis] for axis in moved}:
         return ()
     current: list[list[AxisRef]] = [list(dim) for dim in source]
     steps: list[Step] = []
     for axis in reversed(gone):
-        if current[here[axis]][-1] != axis:
+        if current[source_dim[axis]][-1] != axis:
             return ()
         steps.append(Step("all_gather", (axis,), tuple(map(tuple, current))))
-        current[here[axis]].pop()
-    for axis, d in there.items():
-        if axis not in here:
+        current[source_dim[axis]].pop()
+    for axis, d in target_dim.items():
+        if axis not in source_dim:
             current[d].append(axis)
     pairs: dict[tuple[int, int], list[AxisRef]] = {}
     for axis in moved:
-        pairs.setdefault((here[axis], there[axis]), []).append(axis)
+        pairs.setdefault((source_dim[axis], target_dim[axis]), []).append(axis)
     for (d, e), axes in pairs.items():
         steps.append(Step("all_to_all", tuple(axes), tuple(map(tuple, current))))
         current[d] = [axis for axis in current[d] if axis not in axes]

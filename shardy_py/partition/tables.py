@@ -103,7 +103,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     if op.name in PRODUCTS:
         operands = run_shapes(op, operands, decider.cut(runs))
     computed = work(op, operands, pieces[count:])
-    moved = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
+    accessed = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
     inside = [machine.collectives(steps, op.results[0].type.dtype) if steps else NO_COMMUNICATION for steps in decider.inside.items]
     seconds = np.array([cost.seconds for cost in inside])[runs.inside]
     received = np.array([cost.received for cost in inside])[runs.inside]
@@ -113,7 +113,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         costs = [machine.settle(tensor.type, makes[a], wanted[b], axes(mask)) for a, b, mask in rows.distinct()]
         seconds = seconds + rows.deal([cost.seconds for cost in costs])
         received = received + rows.deal([cost.received for cost in costs])
-    seconds = roofline_seconds(computed, moved, machine.hardware) + seconds
+    seconds = roofline_seconds(computed, accessed, machine.hardware) + seconds
     layouts = tuple(tuple(each.items) for each in decider.layouts)
     return PriceTable(
         seconds,
@@ -373,12 +373,12 @@ class _Decider:
             reads, makes = self.layouts[0].items, self.layouts[count].items
             steps = [tuple(borders(op, reads[read], makes[make], mesh)) for read, make in rows.distinct()]
             runs.inside = rows.deal([self.inside.number(one) for one in steps])
-            moved = np.array([received_elements(one, mesh) for one in self.inside.items])[runs.inside]
+            received = np.array([received_elements(one, mesh) for one in self.inside.items])[runs.inside]
             for i, type_ in enumerate(op.types):
                 ends = (index[i], runs.numbers[i]) if i < count else (runs.numbers[i], index[i])
                 rows, own, run = _Rows(*ends, runs.summed * (i >= count)), self.domains[i], self.layouts[i].items
                 source, target = (own, run) if i < count else (run, own)
-                moved = moved + rows.deal(
+                received = received + rows.deal(
                     [
                         received_elements(settled(type_.shape, source[a], target[b], self.lists.exact.axes(mask), mesh), mesh)
                         for a, b, mask in rows.distinct()
@@ -386,11 +386,11 @@ class _Decider:
                 )
             devices = functools.reduce(np.multiply, map(self.lists.size, axes), np.ones(size, np.int64))
             if best is None:
-                best, least, most = runs, moved, devices
+                best, least, most = runs, received, devices
             else:
-                better = (moved < least) | ((moved == least) & (devices > most))
+                better = (received < least) | ((received == least) & (devices > most))
                 best.set(better, runs.at(better))
-                least, most = np.where(better, moved, least), np.where(better, devices, most)
+                least, most = np.where(better, received, least), np.where(better, devices, most)
         assert best is not None
         return best
 

@@ -57,8 +57,8 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
         return None
     cuts = [tuple(num_shards(dim, mesh) for dim in layout) for layout in layouts]
     if not is_at_risk(op, cuts):
-        other = HANDLERS.get(op.name)
-        return None if other is None else other(op, layouts, mesh)
+        handler = HANDLERS.get(op.name)
+        return None if handler is None else handler(op, layouts, mesh)
     if op.rule is None:
         return None
     count, shapes = len(op.operands), [type_.shape for type_ in op.types]
@@ -67,11 +67,11 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
     ranks: list[tuple[int, int]] = []
     for axes in proposed_axes(op, op.rule, own, Exact(mesh)):
         run = _strategy(op, op.rule, axes, mesh)
-        brought = [moves(*ends, mesh) for ends in zip(shapes, layouts, run.reads)]
-        after = [settled(*ends, run.summed, mesh) for ends in zip(shapes[count:], run.makes, layouts[count:])]
-        moved = sum(received_elements(steps, mesh) for steps in (run.inside, *brought, *after))
+        operand_moves = [moves(*ends, mesh) for ends in zip(shapes, layouts, run.reads)]
+        result_moves = [settled(*ends, run.summed, mesh) for ends in zip(shapes[count:], run.makes, layouts[count:])]
+        received = sum(received_elements(steps, mesh) for steps in (run.inside, *operand_moves, *result_moves))
         # The least to compute of what moves as little; then as the results lie.
-        ranks.append((moved, -num_shards((axis for cut in axes for axis in cut), mesh)))
+        ranks.append((received, -num_shards((axis for cut in axes for axis in cut), mesh)))
         strategies.append(run)
     return strategies[ranks.index(min(ranks))]
 

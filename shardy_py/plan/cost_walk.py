@@ -97,14 +97,14 @@ class _Walker:
                 self.single(op, trips)
 
     def single(self, op: Op, trips: int) -> None:
-        moved = self.traffic.bytes_of(op)
+        accessed = self.traffic.bytes_of(op)
         work = work_of(op, self.sizes)
-        if moved or work.flops or work.transcendentals:
-            self.costs.runs.append(Run(op, work, moved, trips))
+        if accessed or work.flops or work.transcendentals:
+            self.costs.runs.append(Run(op, work, accessed, trips))
         if not work.has_formula:
             self.costs.unknown[op.primitive or op.name] = None
         if self.seconds is not None and op.results:
-            self.pass_on(op, self.seconds(work, moved))
+            self.pass_on(op, self.seconds(work, accessed))
 
     def ready(self, op: Op) -> float:
         """The time at which the operands of an op are ready."""

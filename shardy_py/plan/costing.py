@@ -41,8 +41,8 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
         return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
 
     program = executed(plan)
-    moved, delays = _moved(program, machine, timed)
-    collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
+    transfers, delays = _transfers(program, machine, timed)
+    collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in transfers)
     walked = _walk(program, machine, delays)
     ops: list[OpCost] = []
     for run in walked.runs:
@@ -61,12 +61,12 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
                 run.trips,
             )
         )
-    exact = walked.exact and all(c.trips is not None for c in moved)
+    exact = walked.exact and all(c.trips is not None for c in transfers)
     path = None if machine is None else walked.path
     return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, tuple(walked.unknown))
 
 
-def _moved(
+def _transfers(
     program: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
 ) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
     """The collectives, and the delay of each op by its own."""
@@ -85,10 +85,10 @@ def _walk(program: Executed, machine: Hardware | None, delays: Mapping[Edge, flo
         return walk(program.block, program.meshes)
     times: dict[tuple[Work, int], float] = {}
 
-    def seconds(work: Work, moved: int) -> float:
-        key = (work, moved)
+    def seconds(work: Work, accessed: int) -> float:
+        key = (work, accessed)
         if key not in times:
-            times[key] = roofline_seconds(work, moved, machine)
+            times[key] = roofline_seconds(work, accessed, machine)
         return times[key]
 
     return walk(program.block, program.meshes, seconds, delays)

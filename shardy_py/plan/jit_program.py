@@ -63,7 +63,7 @@ def jit_program(program: Program, options: Propagated) -> JitProgram:
         builder = _UnconstrainedBuilder(program)
         unconstrained = builder.program()
         PlanPipeline().run(unconstrained)
-        if _moved(program) >= MAX_BYTES_RATIO * _moved(unconstrained):
+        if _received_bytes(program) >= MAX_BYTES_RATIO * _received_bytes(unconstrained):
             return JitProgram(unconstrained, False, builder.lineage())
     return JitProgram(program, True, Lineage(program))
 
@@ -78,7 +78,7 @@ def jit_program_of(plan: PlanRecord) -> JitProgram:
     return jit_program(plan.program, plan.propagation)
 
 
-def _moved(program: Program) -> int:
+def _received_bytes(program: Program) -> int:
     transfers = partition(program, lambda value: "").transfers
     return sum(t.collective.received_bytes * (t.collective.trips or 1) for t in transfers)
 

@@ -2,7 +2,7 @@
 
 It follows xla/service/spmd: every op runs under axes that its result or its operands have, and values are resharded before and after.
 A value that is brought to one layout twice moves once; so does one that a loop does not change, in front of the loop. Not followed are the
-combiner and the reassociation of collectives, groupings of `dot_handler.cc` beyond `prediction/choices`, and windowed products.
+combiner and the reassociation of collectives, groupings of `dot_handler.cc` beyond `partition/factor_axes`, and windowed products.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WH
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
-from shardy_py.plan.prediction.written import KINDS, axes_of_written
+from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, module_of
 
@@ -48,7 +48,7 @@ _CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
 def partition(program: Program, name: Callable[[Value], str], lineage: Lineage | None = None) -> Explicit:
     """The explicit program of XLA's partitioner.
 
-    Collectives that the user wrote in a `shard_map` are listed too; see `prediction/written.py` for their axes.
+    Collectives that the user wrote in a `shard_map` are listed too; see `prediction/user_collectives.py` for their axes.
 
     Args:
         program: With final shardings; left as it is.
@@ -90,7 +90,7 @@ class _Scope:
             if scope.changing is None:
                 return
 
-    def home(self, value: Value) -> _Scope:
+    def hoist_scope(self, value: Value) -> _Scope:
         """The outermost scope in which a value does not change."""
         for scope in self.hoisted():
             if scope.changing is None or value in scope.changing or scope.around is None:
@@ -184,19 +184,19 @@ class _Partitioner:
         elif name in COMPUTATIONS:
             self.call(op, scope)
         elif name in _BARRIERS or name in _CONSTRAINTS:
-            brought = [self.to(op, i, v, r.sharding, scope) for i, (v, r) in enumerate(zip(op.operands, op.results))]
+            values = [self.in_sharding(op, i, v, r.sharding, scope) for i, (v, r) in enumerate(zip(op.operands, op.results))]
             if name in _BARRIERS:
-                brought = self.copied(op, brought, scope).results
-            for result, value in zip(op.results, brought):
+                values = self.clone(op, values, scope).results
+            for result, value in zip(op.results, values):
                 self.set(result, value)
         elif name == "sdy.data_flow_edge":
             self.set(op.result, self.values[op.operands[0]])
         elif name in KINDS:
-            self.written(op, scope)
+            self.user_collective(op, scope)
         else:
             self.plain(op, scope)
 
-    def copied(self, op: Op, operands: Sequence[Value], scope: _Scope) -> Op:
+    def clone(self, op: Op, operands: Sequence[Value], scope: _Scope) -> Op:
         """A copy of an op with other operands."""
         copy = clone_op(op, self.values)
         for i, (old, new) in enumerate(zip(copy.operands, operands)):
@@ -211,12 +211,12 @@ class _Partitioner:
         scope.append(Op(terminator.name, operands, (), terminator.attributes, location=terminator.location, primitive=terminator.primitive))
 
     def ends(self, terminator: Op, shardings: Sequence[TensorSharding | None], scope: _Scope) -> list[Value]:
-        return [self.to(terminator, i, v, s, scope) for i, (v, s) in enumerate(zip(terminator.operands, shardings))]
+        return [self.in_sharding(terminator, i, v, s, scope) for i, (v, s) in enumerate(zip(terminator.operands, shardings))]
 
     def loop(self, op: Op, scope: _Scope) -> None:
         """Reshards operands to the shardings of the loop once, results of the body on every trip."""
         shardings = [result.sharding for result in op.results]
-        operands = [self.to(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, shardings))]
+        operands = [self.in_sharding(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, shardings))]
         count = trip_count(op)
         end = op.regions[1].terminator
         varies = [end.operands[i] is not a for i, a in enumerate(op.regions[1].arguments)]
@@ -262,24 +262,26 @@ class _Partitioner:
         """The body of a named computation in place of it, as XLA inlines calls."""
         body = op.regions[0]
         for i, (argument, operand) in enumerate(zip(body.arguments, op.operands)):
-            self.set(argument, self.to(op, i, operand, argument.sharding, scope))
+            self.set(argument, self.in_sharding(op, i, operand, argument.sharding, scope))
             if argument.sharding is operand.sharding:
                 self.aliases[argument] = operand
         self.ops(body.ops[:-1], scope)
         end = body.terminator
         for i, (result, value) in enumerate(zip(op.results, end.operands)):
-            self.set(result, self.to(end, i, value, result.sharding, scope))
+            self.set(result, self.in_sharding(end, i, value, result.sharding, scope))
             if result.sharding is value.sharding:
                 self.aliases[result] = value
 
     def computation(self, op: Op, scope: _Scope) -> None:
         """The body of a `shard_map` on the pieces of its specs."""
         (region,) = op.regions
-        operands = [self.to(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, op.attributes["in_shardings"]))]
+        operands = [self.in_sharding(op, i, v, s, scope) for i, (v, s) in enumerate(zip(op.operands, op.attributes["in_shardings"]))]
         block = self.body(region)
         inner = _Scope(block, scope.trips, None if scope.changing is None else set(), scope)
         if inner.changing is not None:
-            inner.changing.update(a for a, v in zip(block.arguments, operands) if scope.home(v) is not scope or v in (scope.changing or ()))
+            inner.changing.update(
+                a for a, v in zip(block.arguments, operands) if scope.hoist_scope(v) is not scope or v in (scope.changing or ())
+            )
         around, self.manual = self.manual, (*self.manual, *op.attributes["manual_axes"])
         self.ops(region.ops[:-1], inner)
         self.manual = around
@@ -301,24 +303,24 @@ class _Partitioner:
             spelling = self.spellings[layout, mesh] = TensorSharding(self.mesh_names[mesh], dims)
         return spelling
 
-    def to(self, op: Op, operand: int, value: Value, target: TensorSharding | None, scope: _Scope) -> Value:
+    def in_sharding(self, op: Op, operand: int, value: Value, target: TensorSharding | None, scope: _Scope) -> Value:
         """An operand brought to a sharding."""
         new, source = self.values[value], value.sharding
         if source is target or (mesh := self.mesh_of(source, target)) is None or not value.type.rank:
             return new
         rank = value.type.rank
-        return self.brought(op, operand, value, layout_of(source, rank, mesh), layout_of(target, rank, mesh), mesh, scope)
+        return self.in_layout(op, operand, value, layout_of(source, rank, mesh), layout_of(target, rank, mesh), mesh, scope)
 
-    def brought(self, op: Op, operand: int, value: Value, source: Layout, target: Layout, mesh: Mesh, scope: _Scope) -> Value:
+    def in_layout(self, op: Op, operand: int, value: Value, source: Layout, target: Layout, mesh: Mesh, scope: _Scope) -> Value:
         """A value in another layout: a copy that is at hand, or a new one."""
         new = self.values[value]
         if source == target:
             return new
         place = scope.place(new)
-        for at in scope.hoisted():
-            if (copy := at.copies.get((new, target))) is not None:
+        for outer in scope.hoisted():
+            if (copy := outer.copies.get((new, target))) is not None:
                 return copy
-            if at is place:
+            if outer is place:
                 break
         maker = new.defining_op
         if maker is not None and maker.name in _CONSTANTS:
@@ -326,20 +328,20 @@ class _Partitioner:
             constant.result.sharding = self.sharding(target, mesh)
             copy = place.append(constant).result
         else:
-            origin = self.why(op, operand, value, self.sharding(source, mesh), self.sharding(target, mesh), scope)
-            copy = self.chain(new, source, target, origin, mesh, scope, place)
+            origin = self.cause(op, operand, value, self.sharding(source, mesh), self.sharding(target, mesh), scope)
+            copy = self.follow_route(new, source, target, origin, mesh, scope, place)
             place.copies[copy, source] = new
         place.copies[new, target] = copy
         return copy
 
-    def why(
+    def cause(
         self, op: Op, operand: int, value: Value, source: TensorSharding | None, target: TensorSharding | None, scope: _Scope
     ) -> Origin:
         return Origin(self.lineage.op(op), operand, self.lineage.value(self.origin(value)), source, target, scope.depth)
 
-    def chain(self, value: Value, source: Layout, target: Layout, origin: Origin, mesh: Mesh, scope: _Scope, place: _Scope) -> Value:
+    def follow_route(self, value: Value, source: Layout, target: Layout, origin: Origin, mesh: Mesh, scope: _Scope, place: _Scope) -> Value:
         """A value brought from one layout to another by collectives, each an op, and by slices."""
-        shape, layout, home, steps = value.type.shape, source, scope.home(value), route(source, target, mesh)
+        shape, layout, hoist_scope, steps = value.type.shape, source, scope.hoist_scope(value), route(source, target, mesh)
         for i, step in enumerate(steps):
             if local_shape(shape, layout, mesh) != local_shape(shape, step.before, mesh):  # the part that is not needed is cut off first
                 value, layout = self.sliced(value, layout, step.before, origin, mesh, place)
@@ -353,7 +355,7 @@ class _Partitioner:
                 layout = target if i + 1 == len(steps) else _permuted(layout, target, steps[i + 1].axes, mesh)
             value = self.step(f"sdy.{step.kind}", value, layout, attributes, origin, mesh, place)
             move = Move(step.kind, step.axes, local_shape(shape, step.before, mesh))
-            self.transfer(move, value.owner, origin, mesh, home, scope)
+            self.transfer(move, value.owner, origin, mesh, hoist_scope, scope)
         if layout != target:
             if steps and local_shape(shape, layout, mesh) == local_shape(shape, target, mesh):
                 value.sharding = self.sharding(target, mesh)
@@ -372,7 +374,7 @@ class _Partitioner:
         op.result.sharding = self.sharding(layout, mesh)
         return place.append(op).result
 
-    def transfer(self, step: Move, op: Op | Block, origin: Origin, mesh: Mesh, home: _Scope, scope: _Scope) -> None:
+    def transfer(self, step: Move, op: Op | Block, origin: Origin, mesh: Mesh, outer: _Scope, scope: _Scope) -> None:
         """Lists a collective that an op is, or runs inside."""
         axes = spelled(step.axes, mesh)
         group = num_shards(axes, mesh) if axes else mesh.size
@@ -381,9 +383,9 @@ class _Partitioner:
         assert isinstance(op, Op)
         dtype = origin.value.type.dtype
         size = -(-step.elements * element_bits(dtype) // 8)
-        self.listed(op, origin, step.kind, tuple(map(format_axis, axes)), group, size, dtype, step.shape, home, scope, step.scatters)
+        self.add_transfer(op, origin, step.kind, tuple(map(format_axis, axes)), group, size, dtype, step.shape, outer, scope, step.scatters)
 
-    def listed(
+    def add_transfer(
         self,
         op: Op,
         origin: Origin,
@@ -393,33 +395,33 @@ class _Partitioner:
         size: int,
         dtype: str,
         shape: tuple[int, ...],
-        home: _Scope,
+        outer: _Scope,
         scope: _Scope,
         scatters: bool = False,
     ) -> None:
-        asks, program = origin.op, self.lineage.program
-        primitive = "" if asks.name.endswith(".return") else asks.primitive or asks.name.rpartition(".")[2]
-        where, module = location_of(program, asks), module_of(program, asks)
-        collective = Collective(kind, axes, group, size, home.trips, dtype, shape, self.name(origin.value), primitive, where, module)
-        self.transfers.append(Transfer(collective, op, origin, home is not scope, scatters))
+        cause, program = origin.op, self.lineage.program
+        primitive = "" if cause.name.endswith(".return") else cause.primitive or cause.name.rpartition(".")[2]
+        where, module = location_of(program, cause), module_of(program, cause)
+        collective = Collective(kind, axes, group, size, outer.trips, dtype, shape, self.name(origin.value), primitive, where, module)
+        self.transfers.append(Transfer(collective, op, origin, outer is not scope, scatters))
 
-    def written(self, op: Op, scope: _Scope) -> None:
+    def user_collective(self, op: Op, scope: _Scope) -> None:
         """A collective of the user's."""
-        copy = self.copied(op, [self.values[v] for v in op.operands], scope)
+        copy = self.clone(op, [self.values[v] for v in op.operands], scope)
         mesh = next(iter(self.meshes.values()))
-        names = axes_of_written(op, [axis for axis in mesh.shape if axis in self.manual], mesh.shape)
+        names = user_collective_axes(op, [axis for axis in mesh.shape if axis in self.manual], mesh.shape)
         group = num_shards((AxisRef(axis) for axis in names), mesh)
         value = op.operands[0]
         shape = local_shape(value.type.shape, layout_of(value.sharding, value.type.rank, mesh), mesh)
         size = local_bytes(value.type, value.sharding, self.meshes)
         if group > 1 and size:
             axes = tuple(format_axis(AxisRef(axis)) for axis in names)
-            origin = self.why(op, RESULTS, value, None, None, scope)
-            self.listed(copy, origin, KINDS[op.name], axes, group, size, value.type.dtype, shape, scope, scope)
+            origin = self.cause(op, RESULTS, value, None, None, scope)
+            self.add_transfer(copy, origin, KINDS[op.name], axes, group, size, value.type.dtype, shape, scope, scope)
 
     def on_one_device(self, op: Op, scope: _Scope) -> None:
         """An op that runs on one device: its operands are gathered, its results are sent to all by adding them to zeros."""
-        copy = self.copied(op, [self.to(op, i, v, op.results[0].sharding, scope) for i, v in enumerate(op.operands)], scope)
+        copy = self.clone(op, [self.in_sharding(op, i, v, op.results[0].sharding, scope) for i, v in enumerate(op.operands)], scope)
         mesh = next((mesh for mesh in self.meshes.values() if mesh.axes), None)
         if mesh is None or mesh.size == 1:
             return
@@ -427,46 +429,46 @@ class _Partitioner:
         for result, value in zip(op.results, copy.results):
             size = local_bytes(result.type, result.sharding, self.meshes)
             if size and result.uses:
-                origin = self.why(op, RESULTS, result, None, result.sharding, scope)
+                origin = self.cause(op, RESULTS, result, None, result.sharding, scope)
                 total = Op("sdy.all_reduce", [value], [value.type], {"reduction_axes": AxisRefList(axes)}, location=op.location)
                 total.result.sharding = value.sharding
                 self.set(result, scope.append(total).result)
                 names, dtype = tuple(map(format_axis, axes)), result.type.dtype
-                self.listed(total, origin, "all_reduce", names, mesh.size, size, dtype, result.type.shape, scope, scope)
+                self.add_transfer(total, origin, "all_reduce", names, mesh.size, size, dtype, result.type.shape, scope, scope)
 
     def plain(self, op: Op, scope: _Scope) -> None:
         """An op that runs under the axes of its strategy."""
         values = (*op.operands, *op.results)
         mesh = None if op.name in _CONSTANTS or not op.results else self.mesh_of(*[v.sharding for v in values])
         if mesh is None:
-            self.copied(op, [self.values[v] for v in op.operands], scope)
+            self.clone(op, [self.values[v] for v in op.operands], scope)
             return
         if any(r.sharding is not None and r.sharding.mesh_in(self.meshes).is_maximal for r in op.results):
             self.on_one_device(op, scope)
             return
         run = xla_of(op, mesh, self.meshes, self.strategies, manual=bool(self.manual))
         operands = [
-            self.brought(op, i, v, layout_of(v.sharding, v.type.rank, mesh), read, mesh, scope)
+            self.in_layout(op, i, v, layout_of(v.sharding, v.type.rank, mesh), read, mesh, scope)
             for i, (v, read) in enumerate(zip(op.operands, run.reads))
         ]
-        copy = self.copied(op, operands, scope)
+        copy = self.clone(op, operands, scope)
         for v, new, layout in zip(op.results, copy.results, run.makes):
-            wanted = layout_of(v.sharding, v.type.rank, mesh)
-            origin = self.why(op, RESULTS, v, self.sharding(layout, mesh), v.sharding, scope)
-            home = scope.home(new)
+            target = layout_of(v.sharding, v.type.rank, mesh)
+            origin = self.cause(op, RESULTS, v, self.sharding(layout, mesh), v.sharding, scope)
+            hoist_scope = scope.hoist_scope(new)
             for move in run.inside if v is op.results[0] else ():
-                self.transfer(move, copy, origin, mesh, home, scope)
-            if layout != wanted:
+                self.transfer(move, copy, origin, mesh, hoist_scope, scope)
+            if layout != target:
                 new.sharding = self.sharding(layout, mesh)
             total = new
             if run.summed:
                 attributes = {"reduction_axes": AxisRefList(_merged(run.summed, mesh))}
                 total = self.step("sdy.all_reduce", new, layout, attributes, origin, mesh, scope)
-                self.transfer(settled(v.type.shape, layout, wanted, run.summed, mesh)[0], total.owner, origin, mesh, home, scope)
-            brought = self.chain(total, layout, wanted, origin, mesh, scope, scope)
-            if brought is not total:
-                scope.copies[brought, layout] = total
-            self.set(v, brought)
+                self.transfer(settled(v.type.shape, layout, target, run.summed, mesh)[0], total.owner, origin, mesh, hoist_scope, scope)
+            resharded = self.follow_route(total, layout, target, origin, mesh, scope, scope)
+            if resharded is not total:
+                scope.copies[resharded, layout] = total
+            self.set(v, resharded)
 
 
 def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefLists:
@@ -483,10 +485,10 @@ def _permuted(layout: Layout, target: Layout, gathered: Axes, mesh: Mesh) -> Lay
 def _exchanged(layout: Layout, target: Layout, axes: Axes, mesh: Mesh) -> tuple[Layout, AllToAllParamList]:
     """A layout after axes have gone from one dimension to another."""
     source = next(d for d, dim in enumerate(layout) if axes[0] in dim)
-    to = next(d for d, dim in enumerate(target) if axes[0] in dim)
+    into = next(d for d, dim in enumerate(target) if axes[0] in dim)
     dims = [[axis for axis in dim if axis not in axes] for dim in layout]
-    dims[to] += axes
-    return tuple(map(tuple, dims)), AllToAllParamList([AllToAllParam(_merged(axes, mesh), source, to)])
+    dims[into] += axes
+    return tuple(map(tuple, dims)), AllToAllParamList([AllToAllParam(_merged(axes, mesh), source, into)])
 
 
 def _merged(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:

@@ -82,7 +82,7 @@ _FOLDED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW
 
 def _merge(graph: Graph, region: Region, replaced: dict[int, int], available: dict[object, list[int]]) -> None:
     """Merges equal nodes of a region, and forwards loop-invariant carries."""
-    kept: list[Node] = []
+    nodes: list[Node] = []
     for node in region.nodes:
         node.operands = [replaced.get(v, v) for v in node.operands]
         if node.kind is Kind.LOOP:
@@ -101,9 +101,9 @@ def _merge(graph: Graph, region: Region, replaced: dict[int, int], available: di
             for n in hoisted:
                 if n.kind in _CHANNELS:
                     n.key = n.key, n.results[0]
-            kept.extend(hoisted)
-        kept.append(node)
-    region.nodes = kept
+            nodes.extend(hoisted)
+        nodes.append(node)
+    region.nodes = nodes
     region.results = [replaced.get(v, v) for v in region.results]
 
 
@@ -171,8 +171,8 @@ def _hoisted(graph: Graph, loop: Node) -> list[Node]:
     inside = set(body.arguments)
     light: dict[int, Node] = {}
     outside: dict[int, int] = {}
-    moved: list[Node] = []
-    kept: list[Node] = []
+    hoisted: list[Node] = []
+    remaining: list[Node] = []
     for node in body.nodes:
         if node.kind in _STAYS or node.key is None or any(v in inside and v not in light for v in node.operands):
             inside.update(node.results)
@@ -181,33 +181,33 @@ def _hoisted(graph: Graph, loop: Node) -> list[Node]:
             light[node.results[0]] = node
         else:
             for v in node.operands:
-                _copy_out(graph, v, light, outside, moved)
+                _copy_out(graph, v, light, outside, hoisted)
             node.operands = [outside.get(v, v) for v in node.operands]
-            moved.append(node)
+            hoisted.append(node)
             continue
-        kept.append(node)
-    body.nodes = kept
-    return moved
+        remaining.append(node)
+    body.nodes = remaining
+    return hoisted
 
 
-def _copy_out(graph: Graph, v: int, light: dict[int, Node], outside: dict[int, int], moved: list[Node]) -> None:
+def _copy_out(graph: Graph, v: int, light: dict[int, Node], outside: dict[int, int], hoisted: list[Node]) -> None:
     """Adds a copy of the light node that makes a value, and of the light nodes that it reads."""
     if v not in light or v in outside:
         return
     for read in light[v].operands:
-        _copy_out(graph, read, light, outside, moved)
+        _copy_out(graph, read, light, outside, hoisted)
     copy = outside[v] = graph.value(graph.bytes[v])
     graph.array_types[copy] = graph.array_types.get(v)
-    moved.append(replace(light[v], operands=[outside.get(o, o) for o in light[v].operands], results=[copy]))
+    hoisted.append(replace(light[v], operands=[outside.get(o, o) for o in light[v].operands], results=[copy]))
 
 
 def _thin(region: Region, needed: set[int]) -> None:
     """Removes dead nodes; adds the values that the region reads from outside to `needed`."""
-    kept: list[Node] = []
+    live: list[Node] = []
     for node in reversed(region.nodes):
         if node.key is not None and needed.isdisjoint(node.results):
             continue
-        kept.append(node)
+        live.append(node)
         if node.kind is Kind.LOOP:
             _thin_loop(node, needed)
         elif node.kind is Kind.BRANCH:
@@ -218,8 +218,8 @@ def _thin(region: Region, needed: set[int]) -> None:
                 needed.update(inner.results)
                 _thin(inner, needed)
         needed.update(node.operands)
-    kept.reverse()
-    region.nodes = kept
+    live.reverse()
+    region.nodes = live
 
 
 def _thin_loop(loop: Node, needed: set[int]) -> None:

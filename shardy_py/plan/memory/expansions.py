@@ -128,10 +128,10 @@ def _convolution(reader: Reader, op: Op, region: Region) -> None:
 
 def _turned(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
     """Transposes a value: a copy where elements move, else a view."""
-    moved = moves_elements(shape, order)
+    moves = moves_elements(shape, order)
     array_type = tuple(shape[d] for d in order), "?"
-    result = reader.emit(op, region, Kind.SHAPE if moved else Kind.VIEW, [value], reader.graph.bytes[value], array_type=array_type)
-    region.nodes[-1].key = ("transpose" if moved else "view", tuple(order), array_type)
+    result = reader.emit(op, region, Kind.SHAPE if moves else Kind.VIEW, [value], reader.graph.bytes[value], array_type=array_type)
+    region.nodes[-1].key = ("transpose" if moves else "view", tuple(order), array_type)
     return result
 
 

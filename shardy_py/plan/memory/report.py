@@ -171,8 +171,8 @@ def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
         rows.append(("  at", ", ".join(filter(None, (memory.peak.primitive, where, f"step {memory.peak_step} of {len(memory.steps)}")))))
     room = memory.headroom_in_bytes
     if room is not None:
-        told = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too much"
-        rows.append(("fits" if room >= 0 else "does not fit", f"{format_bytes(memory.hardware_bytes or 0)} of {memory.hardware}: {told}"))
+        margin = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too much"
+        rows.append(("fits" if room >= 0 else "does not fit", f"{format_bytes(memory.hardware_bytes or 0)} of {memory.hardware}: {margin}"))
     return rows
 
 

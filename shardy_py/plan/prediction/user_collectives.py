@@ -19,7 +19,7 @@ KINDS = {
 """Op -> kind of collective."""
 
 
-def axes_of_written(op: Op, manual: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+def user_collective_axes(op: Op, manual: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The axes that a collective is over.
 
     A gather and a scatter tell the size of their groups; the fewest axes of this size, the last ones, are taken. Others are taken to be
