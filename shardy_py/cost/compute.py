@@ -234,7 +234,7 @@ def _convolution(op: Operation, operands: Shapes, results: Shapes) -> Work:
 
 @functools.cache
 def _positions(n: int, window: int, out: int, stride: int, low: int, base: int, dilation: int) -> int:
-    """Pairs of a window's place and a position in it that meet an element of the input, not padding nor what dilation puts between."""
+    """Number of pairs of a window and a position in it that read an element of the input, not padding or a hole of a dilation."""
     last = (n - 1) * base
     return sum(1 for w in range(window) for o in range(out) if 0 <= (at := o * stride + w * dilation - low) <= last and at % base == 0)
 

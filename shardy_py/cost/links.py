@@ -148,7 +148,7 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
     """The links that the axes of a mesh lie on.
 
     Unless `user_links` says otherwise: devices are numbered with the last axis fastest, as in a JAX mesh, and the first `reach` of them
-    share the fast links (a pod of TPUs, a node of GPUs); what goes beyond that is on the network, an axis that does so in part being
+    share the fast links (a pod of TPUs, a node of GPUs); axes beyond that lie on the network, an axis that exceeds it in part lies
     on both. On a torus every axis gets a dimension of its own, the largest several where there are more dimensions than axes, and
     an axis for which no dimension is left lies on a line, without the link that closes it to a ring. So `jax.make_mesh` places
     the axes where it can.

@@ -1,7 +1,7 @@
 """The axes of every factor under which XLA's partitioner runs an op, of one joint layout or of arrays of them.
 
 The decision is written once, over `AxisLists`: `Exact` has lists of axes as tuples, `tables` has arrays of numbers of lists. So nothing
-here branches on what is decided but by `where` and `any`. Sets of axes are bit masks in both.
+here branches on a decision except by `where` and `any`. Sets of axes are bit masks in both.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def factor_axes(
         else:
             axes[factor] = next((tensor[factor] for tensor in sources if factor in tensor), lists.none)
     if name not in REDUCTIONS and lists.any(summed != 0):
-        # A result cannot be cut by what it is a sum over.
+        # A result cannot be sharded along the axes that it is a sum over.
         for factor in runs_cut:
             if factor not in rule.reduction:
                 axes[factor] = lists.until(axes[factor], summed)

@@ -94,7 +94,7 @@ def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence
 
 
 def from_factors(mapping: Sequence[Sequence[int]], axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Layout:
-    """The layout of a tensor whose factors have such axes; a factor behind one that is not cut to pieces of 1 cannot have any.
+    """The layout of a tensor from the axes of its factors; a factor minor to one that is not cut to pieces of 1 cannot have any.
 
     Args:
         mapping: Factors of each dimension.
@@ -109,7 +109,7 @@ def from_factors(mapping: Sequence[Sequence[int]], axes: Sequence[Axes], sizes: 
 
 
 def joined(axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Axes:
-    """The axes of one dimension, whose factors, major to minor, have such axes and sizes."""
+    """The axes of one dimension from the axes and sizes of its factors, major to minor."""
     dim: Axes = ()
     for cut, size in zip(axes, sizes):
         dim += cut

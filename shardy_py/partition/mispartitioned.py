@@ -1,8 +1,8 @@
-"""Ops that XLA's partitioner computes wrongly under some shardings, or not at all: those that are partitioned here in its place.
+"""Ops that XLA's partitioner computes wrongly, or fails on, under some shardings, and that are partitioned here in its place.
 
-Seen with jaxlib 0.10.2 and 0.12.0 on CPU, with Shardy and with GSPMD, in what the partitioner hands on; so other platforms have it too
-where nothing else is said. Each family has a predicate below, which holds the cause. They depend on into how many parts dimensions are cut,
-and hold of more parts if they hold of few: `cut_in_any_way` asks whether there is any sharding under which an op is at risk.
+Seen with jaxlib 0.10.2 and 0.12.0 on CPU, with Shardy and with GSPMD, in the output of the partitioner; so other platforms have the faults
+too, except where noted. Each family has a predicate below, which documents the cause. Predicates depend on the number of parts of each
+dimension, and hold for more parts if they hold for few: `cut_in_any_way` decides whether any sharding puts an op at risk.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def as_sharded(meshes: Mapping[str, Mesh]) -> Parts:
 
 
 def cut_in_any_way(meshes: Mapping[str, Mesh]) -> Parts:
-    """Every dimension of several elements cut over all devices, so that what does not divide by their number is uneven.
+    """Every dimension of several elements cut over all devices, so that every size that their number does not divide is uneven.
 
     Args:
         meshes: The meshes of the program.
@@ -95,7 +95,7 @@ def _pad(op: Operation, parts: Parts) -> bool:
     """Elements taken away, or put in between; or an uneven operand, behind the end of which the padding should be.
 
     What an operand that is whole loses at its beginning is not counted where the parts of the result begin. Room behind the end of an
-    uneven operand is taken for padding as it is, whatever lies there.
+    uneven operand is taken for padding, whatever its contents.
     """
     a = op.attributes
     amounts = list(zip(a["edge_padding_low"], a["edge_padding_high"], a["interior_padding"], strict=True))
@@ -120,9 +120,9 @@ def _reduce(op: Operation, parts: Parts) -> bool:
 def _windows(op: Operation, parts: Parts) -> bool:
     """Windows along a dimension that is cut, and extrema of windows however they are cut, of whose tangents the same holds.
 
-    Two cumulative ops of one array share one padding, so that the second reads that of the first. Gradients lose what goes to a neighbour,
-    or get it twice, or pad between elements. Reductions of several values, as tangents of extrema are, end the process where these have
-    to be moved.
+    Two cumulative ops of one array share one padding, so that the second reads that of the first. Gradients lose elements that go to a
+    neighbour, or get it twice, or pad between elements. Reductions of several values, as tangents of extrema are, end the process where
+    these have to be moved.
     """
     a, rank = op.attributes, op.operands[0].type.rank
     ones = (1,) * rank

@@ -70,7 +70,7 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
         operand_moves = [moves(*ends, mesh) for ends in zip(shapes, layouts, run.reads)]
         result_moves = [settled(*ends, run.summed, mesh) for ends in zip(shapes[count:], run.makes, layouts[count:])]
         received = sum(received_elements(steps, mesh) for steps in (run.inside, *operand_moves, *result_moves))
-        # The least to compute of what moves as little; then as the results lie.
+        # Of the strategies that move the least, the one with the least to compute; then the layouts of the results.
         ranks.append((received, -num_shards((axis for cut in axes for axis in cut), mesh)))
         strategies.append(run)
     return strategies[ranks.index(min(ranks))]
@@ -112,7 +112,7 @@ def _whole_along_written(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> S
 def _joined_aside(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
     """A concatenation along a dimension that is cut: it runs cut along another dimension, which the number of pieces divides.
 
-    None where there is no such dimension, and of what rotates an array, which XLA does in another way.
+    None where there is no such dimension, and of a rotation, which XLA handles in another way.
     """
     dim, shape, wanted = op.attributes["dimension"], op.result.type.shape, layouts[-1]
     if op.rotates or not wanted[dim]:
@@ -149,7 +149,7 @@ def proposed_axes(op: OpSpec, rule: OpShardingRule, tensors: Sequence[Factors[L]
     """
     count = len(op.operands)
     ordered = [*tensors[count:], *tensors[:count]]
-    # Each device writes what lies with it of a window, wherever it begins.
+    # Each device writes its own part of a window, wherever the window begins.
     written = ordered[0] if op.name == "stablehlo.scatter" else {}
     for first in ordered:
         axes, taken = [lists.none] * rule.num_factors, 0
@@ -184,7 +184,7 @@ def _strategy(op: OpSpec, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh
 
 
 def borders(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator[Move]:
-    """The collectives that fetch what windows need from the neighbours of the first operand's pieces.
+    """The collectives that fetch halos of windows from the neighbours of the first operand's pieces.
 
     Args:
         op: The op.

@@ -183,7 +183,7 @@ class CostAnalysis(Mapping[str, float]):
 
     @property
     def exposed_seconds(self) -> Range | None:
-        """Seconds of communication during which a device does not compute: between what cannot be overlapped, and all."""
+        """Bounds on the seconds of communication that computation does not overlap."""
         step, compute = self.step_seconds, self.compute_seconds
         if step is None or compute is None:
             return None

@@ -1,7 +1,7 @@
 """The program that runs under `lowering="jit"`: the plan, or XLA's own propagation where the plan does not move notably less.
 
-Inputs, results, constraints, and what goes through ops that XLA may get wrong lie as planned, always. Where shardings between them
-conflict, the result depends on the form of the program, and XLA propagates through another form than the one that JAX makes and Shardy
+Inputs, results, constraints, and operands and results of ops that XLA may get wrong are always sharded as planned. Where shardings between
+them conflict, the result depends on the form of the program, and XLA propagates through another form than the one that JAX makes and Shardy
 reads. Both are propagated here. Where the plan is predicted to move notably fewer bytes, the values around conflicts are constrained to it;
 else they are left to XLA.
 """

@@ -1,7 +1,7 @@
 """The explicit program that XLA's partitioner is predicted to make of a program with final shardings, under `lowering="jit"`.
 
 It follows xla/service/spmd: every op runs under axes that its result or its operands have, and values are resharded before and after.
-A value that is brought to one layout twice moves once; so does one that a loop does not change, in front of the loop. Not followed are the
+A value that two readers need in one layout moves once; so does a loop invariant, in front of the loop. Not followed are the
 combiner and the reassociation of collectives, groupings of `dot_handler.cc` beyond `partition/factor_axes`, and windowed products.
 """
 
@@ -51,7 +51,7 @@ def partition(program: Program, name: Callable[[Value], str], lineage: Lineage |
     Collectives that the user wrote in a `shard_map` are listed too; see `prediction/user_collectives.py` for their axes.
 
     Args:
-        program: With final shardings; left as it is.
+        program: With final shardings; unchanged.
         name: The name of a value of the plan's program.
         lineage: The ops and values of the plan's program that those of `program` come from; by default it is the plan's.
     """

@@ -105,7 +105,7 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     whose result is only sliced becomes a reduce-scatter. Collectives that the user wrote in a `shard_map` are not listed.
 
     Args:
-        program: Left as it is; a copy is changed.
+        program: Unchanged; a copy is rewritten.
         names: Names of values.
         results: Paths of the function's results.
     """

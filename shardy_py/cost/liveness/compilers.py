@@ -39,9 +39,9 @@ COMPILERS: Mapping[str, Compiler] = {
 }
 """Name -> compiler.
 
-`cpu` is XLA for CPUs as jaxlib 0.10.2 has it, compared with its own figures in docs/memory.md. It runs first what is ready first, so that
-cores can work side by side, and keeps more alive than it would have to. `accelerator` runs a program as it is written, forward and then
-backward, which is near to what XLA's schedulers for GPUs and TPUs do, as they save memory; it has not been compared with a device.
+`cpu` is XLA for CPUs as jaxlib 0.10.2 has it, compared with its own figures in docs/memory.md. It runs nodes in the order in which they
+become ready, so that cores work in parallel, and keeps more alive than necessary. `accelerator` runs a program as it is written, forward
+and then backward, which is near to what XLA's schedulers for GPUs and TPUs do, as they save memory; it has not been compared with a device.
 """
 
 

@@ -61,7 +61,7 @@ class Evaluations:
         """Starts a node that may absorb others, and is its own root until a reader absorbs it.
 
         Args:
-            node: Comes before what it reads.
+            node: The node; it starts before its operands.
         """
         root = id(node)
         self._placements[root] = Placement({root: 1}, {root: _ITSELF}, 1)

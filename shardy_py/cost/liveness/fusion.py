@@ -251,7 +251,7 @@ def _repeating(region: Region) -> dict[int, tuple[int, ...]]:
 def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node], varying: Mapping[int, tuple[int, ...]]) -> bool:
     """Whether at most one operand is as large as the result, so that computing it twice reads no more (`EffectivelyAtMostUnary`)."""
     rank = _rank(graph, node.results[0])
-    if any(v in maker and maker[v].is_relayout for v in node.operands):  # so is what is repeated, which takes copies
+    if any(v in maker and maker[v].is_relayout for v in node.operands):  # a broadcast operand is relaid too, which takes copies
         return sum(_rank(graph, v) >= rank for v in set(node.operands)) <= 1
     large = [v for v in set(node.operands) if v not in varying and _rank(graph, v) >= rank]
     return sum(v not in maker or maker[v].kind is not Kind.BROADCAST for v in large) <= 1

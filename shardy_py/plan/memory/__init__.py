@@ -1,1 +1,1 @@
-"""The memory that a call of a plan takes: a graph of what one device computes and keeps, and the analysis of it."""
+"""The memory that a call of a plan takes: the graph of one device's nodes and values, and its analysis."""

@@ -29,7 +29,7 @@ WHOLE_NUMBERS: Mapping[str, Callable[[int, int], int]] = {
     "stablehlo.subtract": operator.sub,
     "stablehlo.xor": operator.xor,
 }
-"""Op -> what it does to integers, up to overflow."""
+"""Op -> its function on integers, before overflow."""
 
 SAME = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "reverse", "slice", "transpose"))
 

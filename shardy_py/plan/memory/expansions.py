@@ -236,7 +236,7 @@ def _concatenate(reader: Reader, op: Op, region: Region) -> None:
 
 
 def _divide(reader: Reader, op: Op, region: Region) -> None:
-    """Dividing by a number, or by what is repeated, is multiplying by its inverse."""
+    """A division by a constant or by a broadcast becomes a multiplication by the inverse."""
     if _is_by_power_of_two(reader, op):
         _by_bits(reader, op, region)
         return

@@ -131,7 +131,7 @@ def widened(program: Program) -> Program:
     """A program in which ops that have no kernels for floats of two bytes run in float32.
 
     Args:
-        program: With explicit collectives; left as it is.
+        program: With explicit collectives; unchanged.
     """
     if not any(_element(v) in PRODUCTS for op in program.walk() for v in (*op.operands, *op.results)):
         return program
@@ -183,7 +183,7 @@ class _Widener:
         block.set_ops(out)
 
     def changed(self, op: Op) -> frozenset[str] | None:
-        """The element types in which an op does not run; None if it runs as it is."""
+        """The element types that are widened for an op; None if it runs without conversions."""
         if not (op.name.startswith(("stablehlo.", "chlo.")) or op.name in _EXCHANGED) or not op.results:
             return None
         types = {_element(v) for v in (*op.operands, *op.results)}
