@@ -18,6 +18,7 @@ from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS, larger
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import COMPUTATIONS
+from shardy_py.rules.traits import CONSTANTS
 
 FUSED = (
     POINTWISE
@@ -50,7 +51,6 @@ _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.ga
 _READS_FUSED = frozenset(("stablehlo.reduce", "stablehlo.dynamic_update_slice"))
 _SCATTERS = frozenset(("stablehlo.scatter",))
 _PRODUCTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 _COLLECTIVES = frozenset(
     f"stablehlo.{name}" for name in "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter".split()
 )
@@ -134,7 +134,7 @@ class Fusion:
             return True
         if op.name == "stablehlo.iota":
             return value in self._escaping
-        return value in self._materialized and op.name not in _CONSTANTS
+        return value in self._materialized and op.name not in CONSTANTS
 
     def accesses(self, op: Op) -> tuple[Access, ...]:
         """The reads and writes of an op; those of ops in its regions are their own.
@@ -143,7 +143,7 @@ class Fusion:
             op: The op.
         """
         name, count = op.name, len(op.operands)
-        if name in _NO_TRAFFIC or name in _CONSTANTS or _is_folded(op):
+        if name in _NO_TRAFFIC or name in CONSTANTS or _is_folded(op):
             return ()
         if name == "stablehlo.dynamic_update_slice":
             return (Access(1, 2 if self.in_memory(self.origin(op.operands[1])) else 1),)

@@ -9,8 +9,8 @@ from typing import Any
 from shardy_py.dialect import OpShardingRule
 from shardy_py.ir import Op, Type, Value
 from shardy_py.rules import rule_for
+from shardy_py.rules.traits import CONSTANTS
 
-CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 CHEAP = CONSTANTS | {"stablehlo.iota"}
 """Ops that are recomputed in the layout in which their result is read."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Value
-
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
+from shardy_py.rules.traits import CONSTANTS
 
 
 def variable_sharding(value: Value) -> TensorSharding | None:
@@ -17,7 +16,7 @@ def variable_sharding(value: Value) -> TensorSharding | None:
         value: Of a program with final shardings.
     """
     op = value.defining_op
-    if op is None or op.name not in _CONSTANTS or op.block is None:
+    if op is None or op.name not in CONSTANTS or op.block is None:
         return value.sharding
     ops = op.block.ops
     last = op

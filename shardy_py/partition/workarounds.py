@@ -17,11 +17,12 @@ from shardy_py.ir import Op
 from shardy_py.partition.factor_axes import AxisLists, Exact, Factors
 from shardy_py.partition.layouts import Layout, from_factors, layout_of, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartitioned
-from shardy_py.partition.op import CONSTANTS, OpSpec, spec_of
+from shardy_py.partition.op import OpSpec, spec_of
 from shardy_py.partition.routes import Move, moves, settled
 from shardy_py.partition.strategy import Strategy
 from shardy_py.partition.variables import variable_sharding
 from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
+from shardy_py.rules.traits import CONSTANTS
 
 L = TypeVar("L")
 

@@ -11,12 +11,11 @@ from shardy_py.cost.traffic import Traffic
 from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, WHILE
+from shardy_py.plan.explicit import RESULTS
 from shardy_py.plan.trips import trip_count
 
 Edge = tuple[Op, int]
-"""An op and the number of one of its operands; -1 stands for its results."""
-
-RESULTS = -1
+"""An op and the index of one of its operands, or `RESULTS`."""
 
 
 @dataclass(frozen=True, slots=True)

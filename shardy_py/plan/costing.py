@@ -13,8 +13,9 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
-from shardy_py.plan.cost_walk import RESULTS, BlockCosts, Edge, walk
+from shardy_py.plan.cost_walk import BlockCosts, Edge, walk
 from shardy_py.plan.executed import Executed, executed
+from shardy_py.plan.explicit import RESULTS
 from shardy_py.plan.record import PlanRecord
 
 

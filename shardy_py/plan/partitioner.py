@@ -25,6 +25,7 @@ from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of, spelled
+from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import StrategyCache, xla_of
 from shardy_py.partition.routes import Move, route, settled
 from shardy_py.passes.clone import clone_op
@@ -36,9 +37,6 @@ from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, module_of
-
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant", "stablehlo.iota"))
-"""Ops that are made anew in the layout in which their result is wanted."""
 
 _BARRIERS = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier"))
 _CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
@@ -323,7 +321,7 @@ class _Partitioner:
             if outer is place:
                 break
         maker = new.defining_op
-        if maker is not None and maker.name in _CONSTANTS:
+        if maker is not None and maker.name in CHEAP:
             constant = Op(maker.name, (), [new.type], maker.attributes, location=maker.location, primitive=maker.primitive)
             constant.result.sharding = self.sharding(target, mesh)
             copy = place.append(constant).result
@@ -439,7 +437,7 @@ class _Partitioner:
     def plain(self, op: Op, scope: _Scope) -> None:
         """An op that runs under the axes of its strategy."""
         values = (*op.operands, *op.results)
-        mesh = None if op.name in _CONSTANTS or not op.results else self.mesh_of(*[v.sharding for v in values])
+        mesh = None if op.name in CHEAP or not op.results else self.mesh_of(*[v.sharding for v in values])
         if mesh is None:
             self.clone(op, [self.values[v] for v in op.operands], scope)
             return

@@ -19,9 +19,9 @@ from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
 from shardy_py.plan.movements import MOVING_OPS, Movement, format_bytes, movement_of
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, typed
+from shardy_py.rules.traits import TERMINATORS
 
 _RESHARD = "sdy.reshard"
-_RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     for op, why, cause in inserted:
         reason = _reason(op, why, cause, results)
         value = op.operands[0]
-        by = value.defining_op if cause.name in _RETURNS else cause
+        by = value.defining_op if cause.name in TERMINATORS else cause
         while by is not None and by in inserted_ops:
             by = by.operands[0].defining_op
         location = location_of(copy, by) if by is not None else location_of(copy, cause)
@@ -202,7 +202,7 @@ def primitive_of(op: Op) -> str:
     """The JAX primitive of an op that data moves for; empty for results of the function."""
     if op.name == "func.return":
         return ""
-    if op.name in _RETURNS and op.block is not None and isinstance(op.block.parent, Op):
+    if op.name in TERMINATORS and op.block is not None and isinstance(op.block.parent, Op):
         op = op.block.parent
     return op.primitive or op.name.rpartition(".")[2]
 
@@ -212,7 +212,7 @@ def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:
     name = primitive_of(cause)
     if cause.name != "func.return" and op.name == "sdy.all_reduce":
         return f"reduction in {name}"
-    if why.endswith("makes it otherwise") and cause.name not in _RETURNS and cause.name != WHILE and cause.name not in COMPUTATIONS:
+    if why.endswith("makes it otherwise") and cause.name not in TERMINATORS and cause.name != WHILE and cause.name not in COMPUTATIONS:
         return f"result of {name}"
     index = next((i for user, i in _final_uses(op) if user is cause), None)
     return reason_of(cause, results[index] if index is not None and index < len(results) else "")
@@ -228,7 +228,7 @@ def reason_of(op: Op, result: str) -> str:
     name = primitive_of(op)
     if op.name == "func.return":
         return f"function result {result}".rstrip()
-    if op.name in _RETURNS:
+    if op.name in TERMINATORS:
         parent = op.block.parent if op.block is not None else None
         if isinstance(parent, Op) and parent.name == WHILE:
             return f"next trip of {name}"

@@ -14,6 +14,7 @@ from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.ir.types import TensorType
 from shardy_py.passes.clone import clone_program
 from shardy_py.passes.dataflow import DATA_FLOW_OPS
+from shardy_py.rules.traits import CONSTANTS
 
 WIDE = "float32"
 
@@ -46,8 +47,6 @@ _KEPT = frozenset(
 
 _MOVED = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", _TRANSPOSE))
 """Ops that conversions are moved through (`AlgebraicSimplifier`): they run in the type that their readers need."""
-
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
 _MOVING = frozenset(
     f"stablehlo.{name}"
@@ -233,7 +232,7 @@ class _Widener:
         maker = value.defining_op
         if maker is not None and maker.name in _MOVED:
             op = _like(maker, [self.widened(maker.operands[0], wide, out, reader)], [_wide(value.type)])
-        elif maker is not None and maker.name in _CONSTANTS:
+        elif maker is not None and maker.name in CONSTANTS:
             number = maker.attributes["value"]
             if isinstance(number, np.ndarray | np.generic):
                 number = number.astype(WIDE)

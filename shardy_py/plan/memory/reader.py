@@ -17,14 +17,13 @@ from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_shar
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.plan.memory.constants import chosen, folded
 from shardy_py.plan.memory.floats import rounds
+from shardy_py.rules.traits import CONSTANTS
 
 _SAME = frozenset((*FORWARDING, "sdy.func_data_flow_edge", "sdy.replicated_to_unreduced")) - {
     "stablehlo.optimization_barrier",
     "sdy.reshard",
 }
 """Ops whose result lies where their operand lies."""
-
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
 
 _EXTREMES = ("stablehlo.maximum", "stablehlo.minimum")
@@ -159,7 +158,7 @@ class Reader:
 
     def _folded(self, op: Op, region: Region) -> bool:
         """Reads an op that folds to a splat or to one of its operands as that; whether it did."""
-        if op.name in _CONSTANTS:
+        if op.name in CONSTANTS:
             number = _number(op.attributes["value"])
             if number is not None:
                 self.splats[op.result] = number
@@ -240,7 +239,7 @@ class Reader:
 
     def node(self, op: Op) -> Node:
         """One node for one op, with its regions."""
-        constant = op.name in _CONSTANTS
+        constant = op.name in CONSTANTS
         kind = kind_of(op.name)
         if constant:
             kind = Kind.BROADCAST if _is_splat(op) and op.result.type.rank else Kind.LITERAL
@@ -280,7 +279,7 @@ class Reader:
         """Identity of the computation of an op, apart from its operands; None where it has effects."""
         if op.name == "stablehlo.custom_call" and op.attributes.get("has_side_effect"):
             return None
-        if op.name in _CONSTANTS:
+        if op.name in CONSTANTS:
             return op.name, op.result.type, self.local_bytes(op.result), _same_constant(op.attributes["value"])
         if len(results) == 1:
             key = self.key_of(op.name, op.attributes, op.results[0], self.graph.bytes[results[0]])

@@ -18,10 +18,10 @@ from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.explicit import Lineage
 from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
+from shardy_py.rules.traits import CONSTANTS
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _CONSTRAINTS = frozenset(("sdy.reshard", _CONSTRAINT))
-_CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 _SHAPES = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.transpose"))
 _SAME = frozenset(("sdy.propagation_barrier",))
 """Ops that are not handed on to XLA."""
@@ -265,7 +265,7 @@ def _around_conflicts(program: Program) -> set[Value]:
             continue
         for v in (*op.operands, *op.results):
             maker = v.defining_op
-            if maker is None or maker.name in _CONSTANTS or not v.type.size or not v.type.rank:
+            if maker is None or maker.name in CONSTANTS or not v.type.size or not v.type.rank:
                 continue
             if v.sharding is None or not v.sharding.mesh_in(program.meshes).is_maximal:
                 values.add(v)
