@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 
-AT_MOST = 256
+MAX_COMBINED = 256
 """Largest number of all-reduces in one."""
 
 
@@ -35,7 +35,7 @@ def _combine(region: Region) -> None:
         if node.kind is Kind.SUM and node.key is not None:
             alike = open_.setdefault(node.group, [])
             for bit, members in alike:
-                if not mask & bit and len(members) < AT_MOST:
+                if not mask & bit and len(members) < MAX_COMBINED:
                     members.append(node)
                     break
             else:
@@ -49,15 +49,15 @@ def _combine(region: Region) -> None:
     joined = [members for alike in open_.values() for _, members in alike if len(members) > 1]
     if not joined:
         return
-    whole = region.nodes
-    region.nodes = _joined(whole, joined)
+    original = region.nodes
+    region.nodes = _joined(original, joined)
     if not _is_acyclic(region):
-        region.nodes = whole
+        region.nodes = original
         for members in joined:
-            before = region.nodes
-            region.nodes = _joined(before, [members])
+            previous = region.nodes
+            region.nodes = _joined(previous, [members])
             if not _is_acyclic(region):
-                region.nodes = before
+                region.nodes = previous
     region.nodes = _sorted(region.nodes)
 
 

@@ -17,18 +17,18 @@ def insert_copies(graph: Graph) -> None:
     donated = {graph.main.arguments[i]: r for i, r in graph.donated.items() if i < len(graph.main.arguments)}
     _region(graph, graph.main, fixed, donated.keys())
     pairs = [(v, graph.main.results[r]) for v, r in donated.items()]
-    _over(graph, graph.main, [(a, b) for a, b in pairs if a != b and b not in fixed])
+    _copy_overwritten(graph, graph.main, [(a, b) for a, b in pairs if a != b and b not in fixed])
     seen: set[int] = set()
     results = []
     for r, v in enumerate(graph.main.results):
         if v in seen or (v in fixed and donated.get(v) != r):
-            v = _copied(graph, v, graph.main.nodes)
+            v = _insert_copy(graph, v, graph.main.nodes)
         seen.add(v)
         results.append(v)
     graph.main.results = results
 
 
-def _copied(graph: Graph, v: int, nodes: list[Node], at: int | None = None) -> int:
+def _insert_copy(graph: Graph, v: int, nodes: list[Node], at: int | None = None) -> int:
     copy = graph.value(graph.bytes[v])
     graph.array_types[copy] = graph.array_types.get(v)
     node = Node(Kind.COPY, [v], [copy], label="copy")
@@ -43,7 +43,7 @@ def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) ->
     uses: dict[int, int] = {}
     _count(region, uses)
     literal = {v for n in region.nodes if n.kind is Kind.LITERAL for v in n.results}
-    written = _written(region, uses, (fixed - donated) | literal)
+    written = _unsafe_updates(region, uses, (fixed - donated) | literal)
     nodes: list[Node] = []
     carried: set[int] = set()
     for node in region.nodes:
@@ -51,11 +51,11 @@ def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) ->
             for i, v in enumerate(node.operands):
                 readers = uses[v]
                 if v in fixed or v in literal or v in carried or readers > node.operands.count(v):
-                    node.operands[i] = _copied(graph, v, nodes)
+                    node.operands[i] = _insert_copy(graph, v, nodes)
                 else:
                     carried.add(v)
             _region(graph, node.regions[1], fixed, donated)
-            _body(graph, node.regions[1])
+            _copy_carries(graph, node.regions[1])
         elif node.kind is Kind.BRANCH:
             for inner in node.regions:
                 _region(graph, inner, fixed, donated)
@@ -63,11 +63,11 @@ def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) ->
                 taken: set[int] = set()
                 for i, v in enumerate(inner.results):
                     if v not in own or v in taken:
-                        inner.results[i] = _copied(graph, v, inner.nodes)
+                        inner.results[i] = _insert_copy(graph, v, inner.nodes)
                     taken.add(inner.results[i])
         elif id(node) in written:
             v = node.operands[0]
-            node.operands[0] = copy = _copied(graph, v, nodes)
+            node.operands[0] = copy = _insert_copy(graph, v, nodes)
             node.shares = tuple(copy if s == v else s for s in node.shares)
         nodes.append(node)
     region.nodes = nodes
@@ -77,7 +77,7 @@ _WRITING = frozenset((Kind.LOOP, Kind.BRANCH, Kind.UPDATE, Kind.SCATTER))
 """Kinds that write over their operands."""
 
 
-def _written(region: Region, uses: dict[int, int], fixed: set[int]) -> set[int]:
+def _unsafe_updates(region: Region, uses: dict[int, int], fixed: set[int]) -> set[int]:
     """Updates (their ids) that need a copy of their target, as other readers of it may run later."""
     unsafe: set[int] = set()
     shared: dict[int, list[Node]] = {}
@@ -112,18 +112,18 @@ def _count(region: Region, uses: dict[int, int]) -> None:
             _count(inner, uses)
 
 
-def _body(graph: Graph, body: Region) -> None:
+def _copy_carries(graph: Graph, body: Region) -> None:
     """Copies carried values that are read after, or beside, the node that writes the next one."""
     own = {v for n in body.nodes for v in n.results}
     taken: set[int] = set()
     for i, v in enumerate(body.results):
         if v not in own or v in taken:
-            body.results[i] = _copied(graph, v, body.nodes)
+            body.results[i] = _insert_copy(graph, v, body.nodes)
         taken.add(body.results[i])
-    _over(graph, body, list(zip(body.arguments, body.results)))
+    _copy_overwritten(graph, body, list(zip(body.arguments, body.results)))
 
 
-def _over(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
+def _copy_overwritten(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
     """Copies arguments that results are written over, where they are, or may be, read later."""
     own = {v: n for n in region.nodes for v in n.results}
     readers: dict[int, list[Node]] = {a: [] for a, _ in pairs}
@@ -141,7 +141,7 @@ def _over(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
         in_place = argument in maker.shares or len(others[argument]) == len(readers[argument])
         if not readers[argument] or (in_place and id(maker) in fine):
             continue
-        copy = _copied(graph, argument, first)
+        copy = _insert_copy(graph, argument, first)
         for u in readers[argument]:
             _replace(u, argument, copy)
     region.nodes[:0] = first

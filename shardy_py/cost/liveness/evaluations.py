@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node
 
-AT_MOST = 15
+MAX_COPIES = 15
 """Largest number of copies of one node's code in another."""
 
-REDUCTIONS = 6
+MAX_REDUCTIONS = 6
 """Largest number of reductions in one node."""
 
 BLOCKS = frozenset(("stablehlo.concatenate", "stablehlo.pad"))
@@ -116,7 +116,7 @@ class Evaluations:
         if node.kind is Kind.REDUCE:
             for root in placement.times:
                 self._reductions[root] += 1
-                if self._reductions[root] >= REDUCTIONS:
+                if self._reductions[root] >= MAX_REDUCTIONS:
                     self._full.add(root)
         if stays:
             root = id(node)
@@ -143,7 +143,7 @@ class Evaluations:
         times = max((n for root, n in placement.joint.items() if root in own.times), default=0)
         times = max(times, own.most)
         blocks = node.name in BLOCKS or node.kind in (Kind.UPDATE, Kind.REDUCE)
-        return times > AT_MOST or (blocks and (times > 1 or several))
+        return times > MAX_COPIES or (blocks and (times > 1 or several))
 
     def _part(self, node: Node, reader: Node) -> Placement:
         """The contribution of one reader to a node's placement."""

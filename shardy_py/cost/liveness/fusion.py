@@ -13,7 +13,7 @@ ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIE
 ABSORBING = frozenset((*ABSORBED, Kind.LIBRARY, Kind.UPDATE))
 """Kinds that can compute their operands."""
 
-TAKEN_IN: Mapping[str, frozenset[str]] = {
+LIBRARY_FUSIONS: Mapping[str, frozenset[str]] = {
     "": frozenset(("stablehlo.multiply", "stablehlo.exponential")),
     "stablehlo.multiply": frozenset(("stablehlo.broadcast_in_dim", "sdy.constant")),
     "stablehlo.exponential": frozenset(("stablehlo.subtract",)),
@@ -40,27 +40,27 @@ def fuse(graph: Graph) -> None:
         graph: Is changed.
     """
     numbers: dict[object, int] = {}
-    likes = [numbers.setdefault((size, graph.array_types.get(v)), len(numbers)) for v, size in enumerate(graph.bytes)]
-    _fuse(graph, graph.main, likes)
+    type_ids = [numbers.setdefault((size, graph.array_types.get(v)), len(numbers)) for v, size in enumerate(graph.bytes)]
+    _fuse(graph, graph.main, type_ids)
 
 
-def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
-    """See `fuse`; a value can be written over another with an equal number in `likes`."""
+def _fuse(graph: Graph, region: Region, type_ids: Sequence[int]) -> None:
+    """See `fuse`; a value can be written over another with an equal number in `type_ids`."""
     for node in region.nodes:
         for inner in node.regions:
-            _fuse(graph, inner, likes)
+            _fuse(graph, inner, type_ids)
     absorbed, repeated = _absorbed(graph, region)
     maker = {v: n for n in region.nodes for v in n.results}
     sources: dict[int, dict[int, bool]] = {}
-    seen_as: dict[int, int] = {}
+    viewed: dict[int, int] = {}
     depth: dict[int, int] = {}
     kept = []
     for node in region.nodes:
         for v in node.operands:
-            if v in seen_as:
-                node.view_depth[seen_as[v]] = max(depth[v], node.view_depth.get(seen_as[v], 0))
+            if v in viewed:
+                node.view_depth[viewed[v]] = max(depth[v], node.view_depth.get(viewed[v], 0))
         inside = {v for v in node.operands if v in absorbed or id(node) in repeated.get(v, ())}
-        _rename(node, seen_as)
+        _rename(node, viewed)
         in_place = node.kind is Kind.UPDATE and node.operands[0] not in inside and _reads_what_it_writes(node, inside, maker, absorbed)
         reads: dict[int, bool] = {}
         pointwise = node.kind in POINTWISE
@@ -73,7 +73,7 @@ def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
             sources[node.results[0]] = reads
             continue
         if node.kind is Kind.VIEW and node.operands[0] not in inside:
-            seen_as[node.results[0]] = node.operands[0]
+            viewed[node.results[0]] = node.operands[0]
             depth[node.results[0]] = 1 + node.view_depth.get(node.operands[0], 0)
             continue
         if node.kind in ABSORBING:
@@ -82,12 +82,12 @@ def _fuse(graph: Graph, region: Region, likes: Sequence[int]) -> None:
             if inside:
                 node.operands = list(reads)
             if len(node.results) == 1:
-                like = likes[node.results[0]]
-                node.shares = tuple([v for v, straight in reads.items() if straight and likes[v] == like])
+                like = type_ids[node.results[0]]
+                node.shares = tuple([v for v, straight in reads.items() if straight and type_ids[v] == like])
         kept.append(node)
     region.nodes = kept
-    region.results = [seen_as.get(v, v) for v in region.results]
-    _mark_shares(likes, [n for n in kept if n.kind not in ABSORBING])
+    region.results = [viewed.get(v, v) for v in region.results]
+    _mark_shares(type_ids, [n for n in kept if n.kind not in ABSORBING])
 
 
 def _read_too(reads: dict[int, bool], more: Mapping[int, bool], aligned: bool) -> dict[int, bool]:
@@ -144,10 +144,10 @@ def _rename(node: Node, names: dict[int, int]) -> None:
             _rename(n, names)
 
 
-def _mark_shares(likes: Sequence[int], nodes: Iterable[Node]) -> None:
+def _mark_shares(type_ids: Sequence[int], nodes: Iterable[Node]) -> None:
     for node in nodes:
         if node.kind in POINTWISE or node.kind is Kind.COPY:
-            node.shares = tuple(v for v in node.operands if likes[v] == likes[node.results[0]])
+            node.shares = tuple(v for v in node.operands if type_ids[v] == type_ids[node.results[0]])
         elif node.kind in (Kind.UPDATE, Kind.SCATTER):
             node.shares = tuple(node.operands[:1])
         elif node.writes_over is not None:
@@ -192,10 +192,10 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         several = times[v] > 1 or evaluations.are_several(able)
         able = [u for u in able if not evaluations.too_many(node, placement, u, several)]
         use[v] = _use([max(_USE.get(u.kind, _PERMUTED), use.get(u.results[0], _ONCE) if u.results[0] in absorbed else _ONCE) for u in able])
-        if not able or (_is_dear(node) and (use[v] == _REPEATED or evaluations.are_several(able))):
+        if not able or (_is_expensive(node) and (use[v] == _REPEATED or evaluations.are_several(able))):
             continue
         if v in outside or len(able) < len(users):
-            if not _is_dear(node) and (update or _is_unary(graph, node, maker, varying)):
+            if not _is_expensive(node) and (update or _is_unary(graph, node, maker, varying)):
                 repeated[v] = {id(u) for u in able}
                 evaluations.absorb(node, placement, able, stays=True, all_read=len(able) == len(users))
             continue
@@ -223,7 +223,7 @@ def _use(uses: Sequence[int]) -> int:
 def _takes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
     """Whether a reader that is part of a library's reduction can compute a node; others can."""
     name = _reader_in_library(user, in_library)
-    return name is None or node.kind is Kind.VIEW or node.name in TAKEN_IN.get(name, ())
+    return name is None or node.kind is Kind.VIEW or node.name in LIBRARY_FUSIONS.get(name, ())
 
 
 def _is_written(user: Node, v: int) -> bool:
@@ -231,7 +231,7 @@ def _is_written(user: Node, v: int) -> bool:
     return user.kind is Kind.UPDATE and user.operands[0] == v
 
 
-def _is_dear(node: Node) -> bool:
+def _is_expensive(node: Node) -> bool:
     return node.kind in (Kind.EXPENSIVE, Kind.REDUCE) or node.expensive or node.name == "stablehlo.gather"
 
 
@@ -263,7 +263,7 @@ def _rank(graph: Graph, v: int) -> int:
 
 
 def _reader_in_library(user: Node, in_library: Mapping[int, str]) -> str | None:
-    """The name under which `TAKEN_IN` has a reader that is part of a library's reduction; None of another."""
+    """The name under which `LIBRARY_FUSIONS` has a reader that is part of a library's reduction; None of another."""
     return "" if user.kind is Kind.LIBRARY else in_library.get(user.results[0])
 
 

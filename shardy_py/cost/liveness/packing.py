@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardy_py.cost.liveness.live import Buffer
 
-TRIED = 64
+MAX_TRIED_OUTPUTS = 64
 """Number of outputs that are tried for one temporary."""
 
 
@@ -26,7 +26,7 @@ def into_outputs(buffers: Sequence[Buffer]) -> list[Buffer]:
     left: list[Buffer] = []
     for b in sorted((b for b in buffers if b.role == "temporary"), key=lambda b: (-b.bytes, b.outer_rank)):
         first = bisect_right(sizes, b.bytes - 1)
-        for lives in taken[first : first + TRIED]:
+        for lives in taken[first : first + MAX_TRIED_OUTPUTS]:
             i = bisect_right(lives, (b.end, math.inf))  # no two of them overlap
             if not i or lives[i - 1][1] < b.start:
                 lives.insert(i, (b.start, b.end))

@@ -68,7 +68,7 @@ def _all_to_all(reader: Reader, op: Op, region: Region) -> None:
     size = reader.local_bytes(op.result)
     before, after = reader.local_shape(op.operands[0]), reader.local_shape(op.result)
     parts = math.prod(n // m for n, m in zip(before, after) if m and n > m)
-    if 1 < parts <= SEPARATE:
+    if 1 < parts <= MAX_SEPARATE_PIECES:
         cut = [reader.emit(op, region, Kind.SHAPE, [x], size // parts, ("cut", i)) for i in range(parts)]
         joined = reader.emit_several(op, region, Kind.COLLECTIVE, cut, [size // parts] * parts)
     else:
@@ -77,7 +77,7 @@ def _all_to_all(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, reader.emit(op, region, Kind.SHAPE, joined, size, "join"))
 
 
-SEPARATE = 16
+MAX_SEPARATE_PIECES = 16
 """Largest number of pieces of an all-to-all that are nodes of their own."""
 
 
@@ -188,14 +188,14 @@ def _inner_product(reader: Reader, op: Op, region: Region, lhs: int, rhs: int, e
     _finish(reader, op, reader.emit(op, region, kind, [x], size))
 
 
-REDUCED_AT_ONCE = 32
+MAX_REDUCED_SIZE = 32
 """Largest size of a dimension that is reduced in one step."""
 
 
 def _in_windows(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], dims: Sequence[int], unit: int) -> int:
     """The partial sums of windows, of `unit` bytes per element, which `TreeReductionRewriter` reduces first."""
-    while any(shape[d] > REDUCED_AT_ONCE for d in dims):
-        shape = [-(-n // min(n, REDUCED_AT_ONCE)) if d in dims and n else n for d, n in enumerate(shape)]
+    while any(shape[d] > MAX_REDUCED_SIZE for d in dims):
+        shape = [-(-n // min(n, MAX_REDUCED_SIZE)) if d in dims and n else n for d, n in enumerate(shape)]
         value = reader.emit(op, region, Kind.WHOLE, [value], math.prod(shape) * unit, ("windows", *shape))
     return value
 

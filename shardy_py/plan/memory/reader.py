@@ -33,7 +33,7 @@ LIBRARY_REDUCTIONS: Mapping[str, frozenset[str]] = {"float16": frozenset(_EXTREM
 LIBRARY_ELEMENTS = 4096
 """Smallest operand, in elements, whose float32 reduction XLA for CPUs leaves to a library."""
 
-COMPARED = 1 << 16
+MIN_UNCOMPARED_BYTES = 1 << 16
 """Constants of at least this many bytes are not compared with each other."""
 
 
@@ -305,7 +305,7 @@ def _same_constant(value: Any) -> Any:
         value = value.item()
     if isinstance(value, int | float):
         return (value, math.copysign(1, value)) if value == value else "nan"
-    if getattr(value, "nbytes", COMPARED) < COMPARED and hasattr(value, "tobytes"):
+    if getattr(value, "nbytes", MIN_UNCOMPARED_BYTES) < MIN_UNCOMPARED_BYTES and hasattr(value, "tobytes"):
         return value.tobytes()
     return id(value)
 

@@ -13,13 +13,13 @@ from shardy_py.plan.values import PlannedValue
 
 KIND = "smaller-peak"
 
-SAVED = 0.05
+MIN_SAVING = 0.05
 """A variant whose peak is lower by a smaller part is no remedy: estimates differ from compiled programs by as much."""
 
-DOMINANT = 0.5
+DOMINANT_SHARE = 0.5
 """Residuals dominate where they are this part of the peak."""
 
-LARGEST = 50_000
+MAX_OPS = 50_000
 """Ops of a program from which on no variants are planned: each takes as long as the plan itself."""
 
 
@@ -32,13 +32,13 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
         analysed: Gives the analysis of another plan.
     """
     peak, kept = memory.peak_memory_in_bytes, _residual_bytes(plan, memory)
-    dominated = kept >= max(GRAVE, DOMINANT * peak)
+    dominated = kept >= max(GRAVE, DOMINANT_SHARE * peak)
     if plan.variants is None or not (dominated or memory.fits is False) or _is_large(plan):
         return ()
     smaller: list[tuple[int, Finding]] = []
     for variant in plan.variants.variants(plan, peak):
         after = analysed(variant.plan).peak_memory_in_bytes
-        if after > (1 - SAVED) * peak:
+        if after > (1 - MIN_SAVING) * peak:
             continue
         room = memory.hardware_bytes
         fits = "" if memory.fits is not False or room is None else ", which fits" if after <= room else ", which does not fit either"
@@ -73,8 +73,8 @@ def _local_type(plan: PlanRecord, value: PlannedValue) -> str:
 def _is_large(plan: PlanRecord) -> bool:
     count = 0
     stack = [plan.program.main.body]
-    while stack and count <= LARGEST:
+    while stack and count <= MAX_OPS:
         block = stack.pop()
         count += len(block.ops)
         stack += [body for op in block.ops for body in op.regions]
-    return count > LARGEST
+    return count > MAX_OPS
