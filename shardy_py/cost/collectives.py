@@ -111,7 +111,7 @@ def _nets(levels: tuple[Level, ...]) -> tuple[_Net, ...]:
     groups: dict[tuple[str, bool], list[tuple[int, int, float, float]]] = {}
     for level in levels:
         links = level.links
-        dims = [(n, directions, links.bandwidth, links.latency) for n, directions in links.dimensions(level.size)]
+        dims = [(n, directions, links.bandwidth, links.latency) for n, directions in links.ways(level.size)]
         if dims:
             groups.setdefault((links.name, links.kind == "switch"), []).extend(dims)
     return tuple(_Net(switched, tuple(dims)) for (_, switched), dims in groups.items())

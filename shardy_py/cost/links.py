@@ -89,7 +89,7 @@ class Links:
         if any(n < 1 for n in self.dims):
             raise LinkError(f"dims are {self.dims}", where=f"links {self.name!r}", why="sizes are whole numbers from one on")
 
-    def dimensions(self, size: int) -> tuple[tuple[int, int], ...]:
+    def ways(self, size: int) -> tuple[tuple[int, int], ...]:
         """Size of each dimension above one and the directions in which a device sends along it: two on a ring, one on a line or a pair.
 
         Args:
@@ -107,7 +107,7 @@ class Links:
         Args:
             size: Devices that take part.
         """
-        return self.bandwidth * sum(directions for _, directions in self.dimensions(size))
+        return self.bandwidth * sum(directions for _, directions in self.ways(size))
 
 
 @dataclass(frozen=True)
