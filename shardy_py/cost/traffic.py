@@ -31,9 +31,10 @@ FUSED = (
 )
 """Ops that are computed where their result is used."""
 
-_MOVES = frozenset(
-    ("sdy.reshard", *(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split()))
-)
+RESHARDING = frozenset(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split())
+"""Collectives of the SDY dialect, and slices."""
+
+_MOVES = RESHARDING | {"sdy.reshard"}
 """Ops that bring their operand to another layout; they are part of prices of moves."""
 
 FORWARDED = _MOVES | frozenset(

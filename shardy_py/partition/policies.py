@@ -11,8 +11,9 @@ from shardy_py.partition.op import OpSpec
 from shardy_py.partition.strategy import Strategy, strategy
 from shardy_py.partition.workarounds import workaround, workaround_of
 from shardy_py.rules import rule_for
+from shardy_py.rules.traits import CONSTRAINTS
 
-FORWARDING = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.sharding_constraint", "sdy.reshard"))
+FORWARDING = CONSTRAINTS | {"stablehlo.optimization_barrier", "sdy.propagation_barrier"}
 """Ops each of whose results is an operand, brought to the layout of the result."""
 
 Policy = Callable[[OpSpec, Sequence[Layout], Mesh], Strategy]

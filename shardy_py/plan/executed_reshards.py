@@ -15,8 +15,7 @@ from shardy_py.plan.explicit import RESULTS, Origin
 from shardy_py.plan.movements import Movement
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard, primitive_of, reason_of
-
-_CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
+from shardy_py.rules.traits import CONSTRAINTS
 
 
 @Analysis
@@ -49,7 +48,7 @@ def _reshard(plan: PlanRecord, origin: Origin, collectives: list[Collective]) ->
         return replace(_of_shard(plan, f"{name} in the shard_map", collectives), depth=origin.depth)
     if origin.operand != RESULTS:
         returned = plan.outputs[origin.operand].path if op.name == "func.return" else ""
-        reason = "sharding constraint" if op.name in _CONSTRAINTS else reason_of(op, returned)
+        reason = "sharding constraint" if op.name in CONSTRAINTS else reason_of(op, returned)
     elif first.kind == "all_reduce":
         axes = axis_refs_of(first, plan.mesh.shape)
         reason = f"reduction in {name} over {','.join(map(format_axis, axes))}"

@@ -26,7 +26,7 @@ from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of, spelled
 from shardy_py.partition.op import CHEAP
-from shardy_py.partition.policies import StrategyCache, xla_of
+from shardy_py.partition.policies import FORWARDING, StrategyCache, xla_of
 from shardy_py.partition.routes import Move, route, settled
 from shardy_py.passes.clone import clone_op
 from shardy_py.passes.collection import no_collection
@@ -37,9 +37,7 @@ from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import location_of, module_of
-
-_BARRIERS = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier"))
-_CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
+from shardy_py.rules.traits import CONSTRAINTS
 
 
 @no_collection()
@@ -181,9 +179,9 @@ class _Partitioner:
             self.computation(op, scope)
         elif name in COMPUTATIONS:
             self.call(op, scope)
-        elif name in _BARRIERS or name in _CONSTRAINTS:
+        elif name in FORWARDING:
             values = [self.in_sharding(op, i, v, r.sharding, scope) for i, (v, r) in enumerate(zip(op.operands, op.results))]
-            if name in _BARRIERS:
+            if name not in CONSTRAINTS:
                 values = self.clone(op, values, scope).results
             for result, value in zip(op.results, values):
                 self.set(result, value)

@@ -14,6 +14,9 @@ TERMINATORS = frozenset(("func.return", "sdy.return", "stablehlo.return"))
 
 CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
+CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
+"""Ops that set the sharding of their operand."""
+
 ELEMENTWISE = frozenset(
     [
         *(

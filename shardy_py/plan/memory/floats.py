@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardy_py.cost.traffic import RESHARDING
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.ir.types import TensorType
 from shardy_py.passes.clone import clone_program
@@ -30,8 +31,6 @@ PRODUCTS: Mapping[str, frozenset[str]] = {
     name: frozenset(("stablehlo.convolution", "stablehlo.dot_general")) for name in ("bfloat16", "float16")
 }
 """Element type -> the ops for which there are no kernels (`ChangeOpDataType`)."""
-
-_EXCHANGED = frozenset(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split())
 
 _KEPT = frozenset(
     (
@@ -183,7 +182,7 @@ class _Widener:
 
     def changed(self, op: Op) -> frozenset[str] | None:
         """The element types that are widened for an op; None if it runs without conversions."""
-        if not (op.name.startswith(("stablehlo.", "chlo.")) or op.name in _EXCHANGED) or not op.results:
+        if not (op.name.startswith(("stablehlo.", "chlo.")) or op.name in RESHARDING) or not op.results:
             return None
         types = {_element(v) for v in (*op.operands, *op.results)}
         if op.name == "stablehlo.dot_general" and types == {NORMALIZED, WIDE}:

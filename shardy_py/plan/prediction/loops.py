@@ -18,10 +18,9 @@ from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.explicit import Lineage
 from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
-from shardy_py.rules.traits import CONSTANTS
+from shardy_py.rules.traits import CONSTANTS, CONSTRAINTS
 
 _CONSTRAINT = "sdy.sharding_constraint"
-_CONSTRAINTS = frozenset(("sdy.reshard", _CONSTRAINT))
 _SHAPES = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.transpose"))
 _SAME = frozenset(("sdy.propagation_barrier",))
 """Ops that are not handed on to XLA."""
@@ -161,7 +160,7 @@ class XlaProgramBuilder:
         copy = _rebuild_op(op, operands, [r.type for r in op.results], regions)
         if self.loops and op.name in _SHAPES and _keeps_order(op):
             copy.name, copy.attributes, copy.rule, copy.rule_decided = "stablehlo.reshape", {}, None, False
-        constraint = op.name in _CONSTRAINTS
+        constraint = op.name in CONSTRAINTS
         if constraint:
             copy.name = _CONSTRAINT
         for old, new in zip(op.results, copy.results):
@@ -261,7 +260,7 @@ def _around_conflicts(program: Program) -> set[Value]:
     cache: ConflictCache = {}
     values: set[Value] = set()
     for op in program.walk():
-        if op.rule is None or op.regions or op.name in _CONSTRAINTS or not conflicts(op, program.meshes, cache) or _drives_scan(op):
+        if op.rule is None or op.regions or op.name in CONSTRAINTS or not conflicts(op, program.meshes, cache) or _drives_scan(op):
             continue
         for v in (*op.operands, *op.results):
             maker = v.defining_op
