@@ -90,7 +90,7 @@ class Plan(PlanRecord):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What deserves a look, in the order of severity and bytes; `plan/checks/table.py` lists the kinds.
+        """The findings, in the order of severity and bytes; `plan/checks/table.py` lists the kinds.
 
         The plan is checked when they are first asked for, and unless under `lowering="jit"` partitioned.
         """
@@ -106,7 +106,7 @@ class Plan(PlanRecord):
 
         Raises:
             PlanError: There are such findings.
-            ShardyError: What is to be ignored is no kind of finding.
+            ShardyError: `ignore` names no kind of finding.
         """
         findings = accepted(self.findings, ignore)
         bad = [f for f in findings if f.severity == "error" or (strict and f.severity == "warning")]
@@ -134,7 +134,7 @@ class Plan(PlanRecord):
         return explain(self, target, axis, dim)
 
     def cost_analysis(self, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
-        """What one call costs on one device: operations, bytes, communication, and seconds by a roofline.
+        """The cost of one call on one device: operations, bytes, communication, and seconds by a roofline.
 
         Args:
             hardware: A name (`"h100"`, `"v5p"`, see `shardy_py.cost.hardware_table`) or a `shardy_py.Hardware` of your own; None for
@@ -155,7 +155,7 @@ class Plan(PlanRecord):
         """The memory that one call takes on one device, from liveness over the program; nothing is compiled.
 
         Args:
-            hardware: What it should fit on: a name (`"h100"`, `"v5e"`), a `Hardware` of your own, or a number of bytes.
+            hardware: The device that it should fit on: a name (`"h100"`, `"v5e"`), a `Hardware` of your own, or a number of bytes.
             compiler: Whose ways to follow: `"cpu"`, which is compared with XLA in docs/memory.md, or `"accelerator"`. By default the
                 latter where `hardware` is a name or a `Hardware`, or the plan is for another platform than CPUs.
 
@@ -211,7 +211,7 @@ class Plan(PlanRecord):
         return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {counts}>")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: mesh, figures, the largest inputs and outputs, reshards, findings."""
+        """The plan in a notebook: mesh, figures, the largest inputs and outputs, reshards, findings."""
         return card(self)
 
     def save_html(self, path: str | os.PathLike[str], other: Plan | None = None, *, hardware: str | Hardware | None = None) -> None:
@@ -332,7 +332,7 @@ class Plan(PlanRecord):
         return load_plan(path, cls)
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What differs in another plan: shardings, values that were added or removed, reshards, collectives, findings.
+        """The differences of another plan: shardings, values that were added or removed, reshards, collectives, findings.
 
         Values are found again by path, and intermediates by what they are and what is around them, not by source line or number.
 

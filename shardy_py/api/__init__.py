@@ -126,7 +126,7 @@ def auto_shard(
         logical_axis_rules: For parameters and results that name their dimensions, as Flax's boxes and variables do: `[("batch", ("data",
             "fsdp")), ("mlp", "model"), ("embed", None)]`. In order, as in Flax; a name without a rule that is no mesh axis, and a mesh axis
             for two dimensions of one array, are errors. Flax's own constraints in the function see these rules too.
-        options: How to propagate.
+        options: Options of the propagation.
         planner: None; searching for annotations is not available yet.
         lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA's partitioner places the collectives. `"shard_map"`: one
             `jax.shard_map` region of local arrays with the collectives of `plan.collectives`; nothing is left to XLA's partitioner.

@@ -27,7 +27,7 @@ class Argument:
 
     Attributes:
         name: The parameter.
-        leaves: How many leaves it has.
+        leaves: Number of its leaves.
         build: Makes it of its leaves.
     """
 

@@ -62,7 +62,7 @@ class Agreement:
 
         Args:
             leaves: The arguments of the call.
-            prepare: What is left to do before the program can run, such as compiling it; nobody runs before it is done everywhere.
+            prepare: The rest of the work before the program can run, such as compiling it; nobody runs before it is done everywhere.
 
         Raises:
             PlanMismatchError: Some process is about to run something else; raised in every process.

@@ -93,7 +93,7 @@ class Traced:
 
         Args:
             lowering_platforms: As in `jax.stages.Traced.lower`; with it, an `AbstractMesh` will do.
-            _private_parameters: What `jax.export.export` passes. What it makes is called with leaves in the user's order.
+            _private_parameters: Passed by `jax.export.export`, whose programs are called with leaves in the user's order.
         """
         explicit = {"lowering_platforms": lowering_platforms and tuple(lowering_platforms), "_private_parameters": _private_parameters}
         options = {name: value for name, value in explicit.items() if value is not None}
@@ -103,7 +103,7 @@ class Traced:
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
         """The function of one device on its shards, if the plan is a region without collectives and effects; else None."""
         region = self._planned.region
-        return None if region is None else per_device(region.made(self.plan()))
+        return None if region is None else per_device(region.partitioned(self.plan()))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class AutoSharded(Generic[P, R]):
     """A function decorated by `auto_shard`, to be called as the function itself.
 
     Attributes:
-        plan_count: How many plans calls of this function have made.
+        plan_count: Number of plans that calls of this function have made.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp

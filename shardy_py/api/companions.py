@@ -47,7 +47,7 @@ def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | No
 
 
 def _depths(parts: Sequence[str]) -> list[int]:
-    """How many components may come before those of a parameter: its argument or the result, an element of it, the part that is `params`."""
+    """Components that may come before those of a parameter: its argument or the result, an element of it, the part that is `params`."""
     if len(parts) > 2 and parts[1] in _PARAMETERS:
         return [2]
     if len(parts) < 3 or not parts[1].isdigit():

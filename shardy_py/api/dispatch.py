@@ -1,4 +1,4 @@
-"""How calls run a jitted signature: at once, or waiting for the result; and what processes compare before the first run."""
+"""Calls of a jitted signature: at once, or waiting for the result; processes compare their programs before the first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dispatched(jitted: Rearranged, mesh: Mesh | AbstractMesh, agreement: Agreeme
     """The way to dispatch on a mesh: `direct` in one process, with as many threads as its devices need.
 
     Args:
-        jitted: What runs.
+        jitted: The jitted function.
         mesh: The mesh.
         agreement: With the other processes of the mesh, where there are some.
     """

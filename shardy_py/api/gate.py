@@ -25,7 +25,7 @@ def gated(agreement: Agreement, results: Sequence[Any]) -> list[Any]:
     """Results of a traced function, behind a gate.
 
     Args:
-        agreement: What the processes agree on before they pass.
+        agreement: The statement that the processes agree on before they pass.
         results: The results.
     """
     return [agreed_p.bind(x, agreement=agreement) for x in results]

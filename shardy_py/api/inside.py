@@ -22,7 +22,7 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
     Args:
         settings: Those of the function.
         view: Its mesh.
-        layout: How it is called.
+        layout: Its arguments by kind.
         args: Its arguments.
         kwargs: Its keyword arguments.
     """

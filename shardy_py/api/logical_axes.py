@@ -55,7 +55,7 @@ def check_logical_rules(rules: object) -> tuple[LogicalRule, ...] | None:
     """The rules as pairs of a name and a tuple of mesh axes, empty for None.
 
     Args:
-        rules: What the user passed.
+        rules: The user's rules.
 
     Raises:
         SpecError: They are no pairs of a name and mesh axes.
@@ -195,10 +195,10 @@ def apply_axis_names(
     Args:
         rules: Checked rules; None where there are none.
         leaves: The leaves of the arguments, or of the result.
-        names: What each says of its dimensions.
-        said: What is said besides.
+        names: The names that each has for its dimensions.
+        said: The other annotations.
         view: The mesh.
-        options: What happens to axes that do not divide their dimension, and to arguments that lie otherwise.
+        options: The treatment of axes that do not divide their dimension, and of arguments that lie otherwise.
         location: `file:line` of the user's function.
 
     Returns:

@@ -34,7 +34,7 @@ class MeshView:
     """One mesh in the forms that planning, reporting and running need.
 
     Attributes:
-        user_mesh: What shardings in a plan refer to: the user's `Mesh`, or an `AbstractMesh`.
+        user_mesh: The mesh that shardings in a plan refer to: the user's `Mesh`, or an `AbstractMesh`.
         dialect_mesh: The mesh of the dialect: names and sizes.
         twin: The abstract mesh with the same axes, all of type Auto.
         explicit: Whether some axis of the user's mesh is of type Explicit.

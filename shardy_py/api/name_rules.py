@@ -39,7 +39,7 @@ class Annotated:
 
     Attributes:
         shardings: The sharding of each.
-        sources: What says so: `in_shardings`, a rule, the argument; empty where nothing does.
+        sources: Where each comes from: `in_shardings`, a rule, the argument; empty where there is none.
         findings: Remarks on it.
     """
 
@@ -119,9 +119,9 @@ def apply_rules(
     Args:
         rules: Checked rules.
         leaves: The leaves of the arguments.
-        said: What is said of each leaf besides rules.
+        said: The annotations of each leaf besides rules.
         view: The mesh.
-        options: What happens to axes that do not divide their dimension, and to arguments that lie otherwise.
+        options: The treatment of axes that do not divide their dimension, and of arguments that lie otherwise.
         location: `file:line` of the user's function.
 
     Returns:
@@ -165,10 +165,10 @@ def is_taken(wanted: TensorSharding | None, source: str, have: TensorSharding | 
     """Whether a leaf of the arguments gets what a rule says.
 
     Args:
-        wanted: What the rule says.
+        wanted: The sharding of the rule.
         source: The rule.
-        have: What is said besides.
-        other: What says so.
+        have: The other annotation.
+        other: Where that comes from.
         options: Whether arguments that lie otherwise are moved.
         where: The leaf, for messages.
 
@@ -209,7 +209,7 @@ def overruled(
     """The finding that a leaf lies otherwise than a rule says, which its own sharding overrules.
 
     Args:
-        wanted: What the rule says.
+        wanted: The sharding of the rule.
         source: The rule.
         have: The leaf's own sharding.
         leaf: The leaf.
@@ -231,9 +231,9 @@ def apply_to_results(
     Args:
         rules: Checked rules.
         results: The leaves of the result.
-        said: What `out_shardings` and the like say of each.
+        said: The annotations of `out_shardings` and the like.
         view: The mesh.
-        options: What happens to axes that do not divide their dimension.
+        options: The treatment of axes that do not divide their dimension.
         location: `file:line` of the user's function.
 
     Returns:

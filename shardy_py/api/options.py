@@ -18,14 +18,14 @@ class Options:
 
     Attributes:
         conservative: Never split a mesh axis, and never shard a dimension that its axes do not divide.
-        strategy: How conflicting shardings meet: `basic` keeps what all agree on, `aggressive` resolves more conflicts.
+        strategy: The settlement of conflicts: `basic` keeps what all agree on, `aggressive` resolves more conflicts.
         op_priority: Propagate element-wise ops first, then others, in stages.
         rule_table: Rules by primitive name or custom call target, used instead of the built-in ones.
         provenance: Keep the steps of the propagation, which `Plan.explain` needs.
         platform: The platform whose lowering is planned for; by default that of the mesh's devices, `cpu` for a mesh without devices.
         peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
             compare their plans; None waits as long as the others live, 0 compares nothing.
-        check: What the first run of a plan does with its findings that are warnings: `"warn"` says so once (`PlanWarning`), `"raise"`
+        check: The treatment of findings that are warnings in the first run of a plan: `"warn"` says so once (`PlanWarning`), `"raise"`
             raises `PlanError`, `"off"` does not look for any.
         indivisible: Where an axis of a spec, of a rule or of a logical name does not divide its dimension: `"raise"` is a `SpecError`,
             `"drop"` leaves the dimension whole, or cut by the axes before that one, which is a finding.

@@ -1,4 +1,4 @@
-"""What runs unless under `lowering="jit"`: the region of a plan, and those of the programs that transformations make of the planned one."""
+"""Regions that run plans, and the programs that transformations make of planned ones, unless under `lowering="jit"`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Partitioning:
 
     Args:
         imported: The program after propagation.
-        traced: What was planned.
+        traced: The call that was planned.
         context: The mesh of the `shard_map` around it, if there is one.
     """
 
@@ -49,7 +49,7 @@ class Partitioning:
         self.imported = imported
         self.traced = traced
         self.context = context
-        self._made: Partitioned | None = None
+        self._partitioned: Partitioned | None = None
         self._local: Program | None = None
         self._choice: tuple[Finding | None] | None = None
 
@@ -65,7 +65,7 @@ class Partitioning:
             plan: The plan of it.
         """
         if self._choice is None:
-            self._choice = (obstacle(functools.partial(self.made, plan)) if self.may_be_left else None,)
+            self._choice = (obstacle(functools.partial(self.partitioned, plan)) if self.may_be_left else None,)
         return self._choice[0]
 
     def is_run(self, plan: PlanRecord) -> bool:
@@ -76,20 +76,22 @@ class Partitioning:
         """
         return self.obstacle(plan) is None
 
-    def made(self, plan: PlanRecord) -> Partitioned:
+    def partitioned(self, plan: PlanRecord) -> Partitioned:
         """The traced jaxpr as one region of local arrays.
 
         Args:
             plan: The plan of it.
         """
-        if self._made is None:
+        if self._partitioned is None:
             request = self.traced.request
             view, options = request.view, request.settings.options
             ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
                 platform, (_, used) = options.platform_of(view.user_mesh), self.needed
-                self._made = partitioned(self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used)
-        return self._made
+                self._partitioned = partitioned(
+                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used
+                )
+        return self._partitioned
 
     @functools.cached_property
     def closed(self) -> ClosedJaxpr:
@@ -98,7 +100,7 @@ class Partitioning:
 
     @functools.cached_property
     def needed(self) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
-        """What was traced without what nothing uses, its constants as first inputs, and which of constants and arguments it has."""
+        """The used part of the traced jaxpr, its constants as first inputs, and which of constants and arguments it has."""
         whole = hoisted(self.closed)
         return used_part(whole, (True,) * len(whole.out_avals))
 
@@ -108,16 +110,16 @@ class Partitioning:
         Args:
             plan: The plan of it.
         """
-        return self.made(plan).collectives
+        return self.partitioned(plan).collectives
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
-        """What runs whole in the region, or why the region does not run.
+        """Findings on ops that run whole in the region, or the reason why the region does not run.
 
         Args:
             plan: The plan of it.
         """
         why = self.obstacle(plan)
-        return self.made(plan).findings if why is None else (why,)
+        return self.partitioned(plan).findings if why is None else (why,)
 
     def local_program(self, plan: PlanRecord) -> Program:
         """The region as a program: a manual computation over arrays as they are on one device. Cost, memory and stores share it.
@@ -126,7 +128,7 @@ class Partitioning:
             plan: The plan of it.
         """
         if self._local is None:
-            region = self.made(plan)
+            region = self.partitioned(plan)
             mesh = PlannedMesh(tuple((name, region.mesh.shape[name]) for name in region.mesh.axis_names))
             with no_collection():
                 self._local = from_jaxpr(region.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
@@ -142,7 +144,7 @@ class Partitioning:
         _, used = self.needed
 
         def program() -> ClosedJaxpr:
-            return in_parts(self.made(plan).as_call(used))
+            return in_parts(self.partitioned(plan).as_call(used))
 
         return calling(self.traced, plan, self.closed.consts, self.needed, program, mesh, self.context)
 
@@ -159,10 +161,10 @@ def calling(
     """A function from leaves to leaves that runs a plan, and can be transformed as the traced one.
 
     Args:
-        traced: What was planned.
+        traced: The call that was planned.
         plan: The plan of it.
         consts: The constants of what was traced.
-        needed: What was traced without what nothing uses, its constants as first inputs, and which of constants and arguments it has:
+        needed: The used part of the traced jaxpr, its constants as first inputs, and which of constants and arguments it has:
             `jax.jit` would leave the rest out later, and what it leaves would have to be planned once more.
         program: Makes what runs, with the inputs of that.
         mesh: The devices; None where the mesh is abstract, or they are known from around the call.
@@ -186,7 +188,7 @@ def calling(
 
 
 _LIGHT = 1 << 16
-"""The bytes of a constant that may be remembered."""
+"""Bytes up to which a constant may be remembered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,10 +197,10 @@ class _Planned:
 
     Attributes:
         program: Makes what runs, whose inputs are those of the call.
-        jaxpr: What the call binds.
+        jaxpr: The jaxpr that the call binds.
         used: Which of the constants and inputs of the planned jaxpr are its inputs.
-        ins: What the plan says of them.
-        outs: What it says of results.
+        ins: Their planned shardings.
+        outs: Those of the results.
     """
 
     program: Callable[[], ClosedJaxpr]
@@ -231,16 +233,16 @@ class _Derived:
 
 @dataclass(frozen=True, eq=False)
 class Partitions:
-    """Plans and partitions what a decorated function is transformed to, as the function itself; see `Partition`.
+    """Plans and partitions the programs that a decorated function is transformed to, as the function itself; see `Partition`.
 
     Attributes:
         view: The mesh.
-        options: How to propagate.
+        options: Options of the propagation.
         devices: The devices of the mesh.
-        first: Gives the call that is planned already, while there is such a one.
-        lowering: How programs run.
+        first: Gives the call that is planned already, while there is one.
+        lowering: The lowering of programs.
         context: The mesh of the `shard_map` around the call, if there is one.
-        memory: What calls under it were made to.
+        memory: Programs and plans of calls under it.
     """
 
     view: MeshView
@@ -268,10 +270,10 @@ class Partitions:
         return first if first is not None and jaxpr is first.jaxpr and ins == first.ins and outs == first.outs else None
 
     def _region(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
-        found = self._plan(jaxpr, in_shardings, out_shardings)
-        imported = self._propagated(jaxpr, in_shardings, out_shardings) if found.imported is None else found.imported
-        found.imported = None
-        ins, outs = found.shardings
+        derived = self._plan(jaxpr, in_shardings, out_shardings)
+        imported = self._propagated(jaxpr, in_shardings, out_shardings) if derived.imported is None else derived.imported
+        derived.imported = None
+        ins, outs = derived.shardings
         if self.context is not None and not fits_inside(imported, self.context, ins, outs):
             return jaxpr
         closed = ClosedJaxpr(imported.scope.jaxpr, jaxpr.consts)
@@ -293,17 +295,17 @@ class Partitions:
 
     def _plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> _Derived:
         key = (jaxpr, in_shardings, out_shardings)
-        found = self._derived.get(key)
-        if found is None:
+        derived = self._derived.get(key)
+        if derived is None:
             imported = self._propagated(*key)
             main = imported.program.main
             ins = tuple(decided(a.sharding, v.aval.ndim) for a, v in zip(main.arguments, jaxpr.jaxpr.invars, strict=True))
             outs = tuple(decided(s, v.aval.ndim) for s, v in zip(main.result_shardings, jaxpr.jaxpr.outvars, strict=True))
-            found = _Derived((ins, outs), imported)
+            derived = _Derived((ins, outs), imported)
             while len(self._derived) >= _DERIVED_AT_MOST:
                 self._derived.pop(next(iter(self._derived)))
-            self._derived[key] = found
-        return found
+            self._derived[key] = derived
+        return derived
 
     def _propagated(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Imported:
         with no_collection():
@@ -311,4 +313,4 @@ class Partitions:
 
 
 _DERIVED_AT_MOST = 256
-"""How many programs are remembered for each planned one."""
+"""Programs that are remembered for each planned one."""

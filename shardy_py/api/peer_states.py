@@ -1,4 +1,4 @@
-"""What the processes of a mesh say of themselves, and what they are to be told: agreement as a function, without waiting or a store."""
+"""The states of the processes of a mesh, and the verdicts on them: agreement as a function, without waiting or a store."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class State:
     """The entry of one process.
 
     Attributes:
-        ticket: How many times it has waited.
+        ticket: Number of times it has waited.
         program: Digest of the program that it waits to run; empty where it does not wait.
         values: Digest of the values that it passes to the program; empty where none are compared.
         place: The function, and where it is.
         ahead: Whether it waits because the program is lowered, and will perhaps not run.
-        runs: How many programs it has started.
-        failures: How many calls have failed before they ran, since all agreed last.
-        reasons: How the latest of them failed.
+        runs: Number of programs it has started.
+        failures: Number of calls that have failed before they ran, since all agreed last.
+        reasons: The errors of the latest of them.
         calls: Whether there was another call after the latest failure.
         told: Processes whose failures it was told of, with their number, since all agreed last.
         alone: Programs that it lowered and went on with while some did not come.
         left: Programs for which it waits no longer, with the ticket.
         heard: Processes of which it was told that they had left, with their ticket.
-        ended: How it ended; empty for an end without error, None while it lives.
+        ended: The error that ended it; empty for an end without error, None while it lives.
     """
 
     ticket: int = 0
@@ -59,7 +59,7 @@ class Verdict:
         programs: The program of each group.
         leaves: Numbers of the arguments whose values differ; the groups are those of the first.
         process: The process that is to blame.
-        reason: How it failed or ended, and where.
+        reason: The error that it failed or ended with, and its place.
         missing: The processes that did not come; where the others agree, they have gone on alone.
     """
 

@@ -32,7 +32,7 @@ class Placing:
     Args:
         request: The call that was planned.
         mesh: The mesh that it runs on.
-        shardings: What the plan says of each leaf.
+        shardings: The planned sharding of each leaf.
     """
 
     def __init__(self, request: PlanRequest, mesh: Mesh | AbstractMesh, shardings: Sequence[NamedSharding]) -> None:
@@ -133,7 +133,7 @@ def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described
 
     Args:
         leaf: The value.
-        sharding: What the plan says of it.
+        sharding: Its planned sharding.
         named: Whether the user says so too.
         described: The value, for messages.
         location: `file:line` for messages.

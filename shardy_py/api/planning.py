@@ -86,7 +86,7 @@ class NamedTrees:
         return placed_arguments(plan, args, self.view.runnable() if mesh is None else mesh)
 
     def structure(self, plan: PlanRecord) -> Structure:
-        """What a stored plan keeps of the trees."""
+        """The trees as a stored plan keeps them."""
         args, kwargs = ([structure_of(outline) for _, outline in part] for part in (self.positional, self.keywords))
         inputs = ["tuple", [["tuple", args], ["dict", [name for name, _ in self.keywords], kwargs]]]
         names = tuple(name for name, _ in self.positional)
@@ -100,7 +100,7 @@ class Planned:
     Attributes:
         plan: The plan.
         imported: Its program.
-        traced: What was planned.
+        traced: The call that was planned.
         partitioning: Makes its region; None under `lowering="jit"`.
     """
 
@@ -123,12 +123,12 @@ def result_leaves(traced: TracedCall) -> list[Leaf]:
 
 @dataclass(frozen=True)
 class Results:
-    """What the user says of the result.
+    """The user's annotations of the result.
 
     Attributes:
         leaves: Path, shape and type of each leaf.
-        shardings: What `out_shardings` or a rule says of each.
-        sources: Which of them.
+        shardings: That of `out_shardings` or of a rule for each; None where neither has one.
+        sources: Where each comes from.
         findings: Remarks of the name rules, those on the arguments included.
     """
 
@@ -175,12 +175,12 @@ def make_plan(traced: TracedCall) -> Planned:
         with timings.step("collect"):
             main = imported.program.main
             inputs = tuple(
-                PlannedValue(leaf.path, "input", TensorType(leaf.shape, leaf.dtype), argument.sharding, given=given, given_by=by)
-                for leaf, argument, given, by in zip(request.leaves, main.arguments, request.shardings, request.sources)
+                PlannedValue(leaf.path, "input", TensorType(leaf.shape, leaf.dtype), argument.sharding, given=user_sharding, given_by=by)
+                for leaf, argument, user_sharding, by in zip(request.leaves, main.arguments, request.shardings, request.sources)
             )
             outputs = tuple(
-                PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding, given=given, given_by=by)
-                for leaf, sharding, given, by in zip(results.leaves, main.result_shardings, wanted, results.sources)
+                PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding, given=user_sharding, given_by=by)
+                for leaf, sharding, user_sharding, by in zip(results.leaves, main.result_shardings, wanted, results.sources)
             )
             donated = _donated(traced, imported, inputs, outputs)
             findings = (*results.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
@@ -197,15 +197,20 @@ def make_plan(traced: TracedCall) -> Planned:
                 *described,
                 how,
                 options.platform_of(request.view.user_mesh),
-                TracedVariants(traced, make_plan),
+                TracedVariants(traced, _plan_alone),
             )
     return Planned(plan, imported, traced, source)
+
+
+def _plan_alone(traced: TracedCall) -> Plan:
+    """The plan of a traced call, for comparison: nothing runs it."""
+    return make_plan(traced).plan
 
 
 def _donated(
     traced: TracedCall, imported: Imported, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue]
 ) -> tuple[Donated, ...]:
-    """What becomes of the donated arguments."""
+    """The donated arguments, each with the output that takes its memory or the reason why none does."""
     layout = traced.request.layout
     if not layout.donated:
         return ()

@@ -32,8 +32,8 @@ def propagated(
     Args:
         jaxpr: The jaxpr.
         view: The mesh.
-        options: How to propagate.
-        inputs: What is known of the sharding of each input, at its rank; None where nothing is.
+        options: Options of the propagation.
+        inputs: The sharding of each input as far as it is decided, at its rank; None where nothing is.
         outputs: The same for results.
         timings: Where the time of each step is added.
         log: Where the steps of the propagation are written.

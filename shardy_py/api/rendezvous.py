@@ -91,7 +91,7 @@ class Rendezvous:
 
     Attributes:
         own: This process.
-        runs: How many programs of the mesh this process has started; whoever starts one counts it.
+        runs: Number of programs of the mesh that this process has started; whoever starts one counts it.
         agreed: Digests of the programs that were agreed on.
     """
 

@@ -98,7 +98,7 @@ def _line(group: Sequence[Finding]) -> str:
 
 
 def _callers_level() -> int:
-    """How far up the call stands that is not in this package or in JAX, for `warnings.warn` in the caller of this function."""
+    """The level of the first call outside of this package and of JAX, for `warnings.warn` in the caller of this function."""
     frame, level = sys._getframe(1), 1
     folders = (_PACKAGE, str(pathlib.Path(jax.__file__).parent))
     while frame.f_back is not None and frame.f_code.co_filename.startswith(folders):

@@ -55,15 +55,15 @@ class PlanRequest:
     """A call, ready to be traced and planned.
 
     Attributes:
-        settings: What the decorator was given.
+        settings: The arguments of the decorator.
         view: The mesh.
         layout: The slots of the call.
         slots: The arguments; dynamic ones as `Leaves` of `ShapeDtypeStruct`s.
         in_tree: Structure of `(args, kwargs)` without static arguments.
         leaves: Path, shape and type of each leaf.
-        shardings: What is known of each leaf's sharding.
+        shardings: The sharding of each leaf as far as it is stated.
         findings: Remarks of the name rules.
-        sources: What says the sharding of each leaf: `in_shardings`, a rule, or the argument; empty where nothing does.
+        sources: Where the sharding of each leaf comes from: `in_shardings`, a rule, or the argument; empty where there is none.
         key: Equal for calls that one plan serves.
     """
 

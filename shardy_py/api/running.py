@@ -76,7 +76,7 @@ def check_buffers(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any])
     """Raises where arguments may not be passed: their buffers were deleted, or are donated twice.
 
     Args:
-        layout: How the function is called.
+        layout: The arguments of the function by kind.
         slots: The arguments.
         fun: The function.
     """
@@ -95,7 +95,7 @@ class Entry:
     Attributes:
         plan: The plan.
         jitted: Takes slots.
-        dispatch: How calls run it; see `dispatch.Dispatch`.
+        dispatch: Runs it for calls; see `dispatch.Dispatch`.
         placing: Puts leaves where they belong.
         layout: The slots.
         guard: Looks at buffers before dispatch.
@@ -125,7 +125,7 @@ class Entry:
         if self._pinned is not None:
             return self._pinned
         assert self.planned.region is not None
-        return Pinned(self.planned.region.made(self.plan).jaxpr, 0, True)
+        return Pinned(self.planned.region.partitioned(self.plan).jaxpr, 0, True)
 
     def __call__(self, slots: Sequence[Any]) -> Any:
         """Runs a call.

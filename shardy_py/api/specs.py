@@ -76,7 +76,7 @@ def to_fitting_sharding(
         spec: `PartitionSpec`, `NamedSharding`, `TensorSharding` or None.
         view: The mesh of the program.
         leaf: The value it is for.
-        source: What says so, for messages.
+        source: Where it comes from, for messages.
         indivisible: As `Options.indivisible`.
         location: `file:line (name)` for messages.
 

@@ -115,7 +115,7 @@ def abstract_mesh(plan: PlanRecord, structure: Structure) -> AbstractMesh:
 
     Args:
         plan: The plan.
-        structure: What was stored of its trees.
+        structure: The stored structure of its trees.
     """
     kinds = tuple(AxisType.__members__.get(name, AxisType.Auto) for name in structure.axis_types)
     sizes = tuple(axis.size for axis in plan.mesh.axes)
@@ -148,8 +148,8 @@ def input_shardings(plan: PlanRecord, structure: Structure, mesh: AnyMesh | None
 
     Args:
         plan: The plan.
-        structure: What was stored of its trees.
-        mesh: What the shardings refer to; by default an `AbstractMesh` of the axes of the plan.
+        structure: The stored structure of its trees.
+        mesh: The mesh that the shardings refer to; by default an `AbstractMesh` of the axes of the plan.
     """
     args, kwargs = tree_of(structure.inputs, iter(_named(plan.inputs, mesh or abstract_mesh(plan, structure))))
     return (args, kwargs) if kwargs else args
@@ -160,7 +160,7 @@ def output_shardings(plan: PlanRecord, structure: Structure, mesh: AnyMesh | Non
 
     Args:
         plan: The plan.
-        structure: What was stored of its trees.
+        structure: The stored structure of its trees.
         mesh: See `input_shardings`.
     """
     return tree_of(structure.outputs, iter(_named(plan.outputs, mesh or abstract_mesh(plan, structure))))
@@ -176,7 +176,7 @@ def abstract_state(plan: PlanRecord, structure: Structure, argument: str | int |
 
     Args:
         plan: The plan.
-        structure: What was stored of its trees.
+        structure: The stored structure of its trees.
         argument: Name or position of an argument; None for all.
         mesh: Where the shardings are to be.
         like: The structure to give.

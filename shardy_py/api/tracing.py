@@ -30,8 +30,8 @@ class TracedCall:
         request: The call.
         jaxpr: The traced function; closed-over arrays are its constants.
         result: The result, of `ShapeDtypeStruct`s.
-        out_specs: What the user says of the sharding of each leaf of the result.
-        out_names: What each leaf says of its dimensions.
+        out_specs: The user's annotation of each leaf of the result.
+        out_names: The names that each leaf has for its dimensions.
     """
 
     request: PlanRequest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.tracing import TracedCall
@@ -14,9 +13,6 @@ from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.specs import extended, sharding_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.record import PlanRecord, Variant
-
-if TYPE_CHECKING:
-    from shardy_py.api.planning import Planned
 
 SHARE = 0.01
 """An argument that is a smaller part of the peak is not cut further, nor is one donated that is a smaller part of what can be."""
@@ -28,11 +24,11 @@ class TracedVariants:
 
     Attributes:
         traced: The call.
-        planned: Plans one.
+        plan_of: Plans one.
     """
 
     traced: TracedCall
-    planned: Callable[[TracedCall], Planned]
+    plan_of: Callable[[TracedCall], PlanRecord]
 
     def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
         """See `plan.record.Variants`.
@@ -50,7 +46,7 @@ class TracedVariants:
         if variant is not None:
             first, *others = variant.places
             more = "".join(f" and that at {place.rpartition('/')[2]}" for place in others)
-            plan = self.planned(dataclasses.replace(self.traced, jaxpr=variant.jaxpr)).plan
+            plan = self.plan_of(dataclasses.replace(self.traced, jaxpr=variant.jaxpr))
             yield Variant(f"jax.checkpoint around its body{more}", plan, first, of_residuals=True)
 
     def _donating(self, plan: PlanRecord) -> Iterator[Variant]:
@@ -73,7 +69,7 @@ class TracedVariants:
         """The plan with these arguments donated."""
         request = self.traced.request
         layout = dataclasses.replace(request.layout, donated=tuple(sorted(slots)))
-        return self.planned(dataclasses.replace(self.traced, request=dataclasses.replace(request, layout=layout))).plan
+        return self.plan_of(dataclasses.replace(self.traced, request=dataclasses.replace(request, layout=layout)))
 
     def _cut(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
         request = self.traced.request
@@ -88,5 +84,5 @@ class TracedVariants:
         if changes:
             texts = [text for _, text in sorted(changes, key=lambda change: -change[0])]
             more = f" and {len(texts) - 2} more arrays" if len(texts) > 2 else ""
-            variant = self.planned(dataclasses.replace(self.traced, request=dataclasses.replace(request, shardings=tuple(shardings))))
-            yield Variant(f"cutting {', '.join(texts[:2])}{more}", variant.plan)
+            variant = self.plan_of(dataclasses.replace(self.traced, request=dataclasses.replace(request, shardings=tuple(shardings))))
+            yield Variant(f"cutting {', '.join(texts[:2])}{more}", variant)

@@ -30,9 +30,9 @@ class RunComparison:
     Attributes:
         outputs: One per leaf of the result.
         first_difference: The first op that is wrong; None where none is, or ops were not compared.
-        ops: How many ops were compared one by one, each on the operands it had.
+        ops: Number of ops that were compared one by one, each on the operands it had.
         problem: Why it could not be run.
-        notes: What else there is to say.
+        notes: Further remarks.
     """
 
     outputs: tuple[Comparison, ...]

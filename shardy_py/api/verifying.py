@@ -57,7 +57,7 @@ def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verifica
     Args:
         planned: The plan.
         slots: The call's arguments; they are not donated.
-        options: What to compare.
+        options: The comparisons to make.
     """
     planned = _keeping(planned)
     traced = planned.traced
@@ -123,7 +123,7 @@ class _Comparer:
         """Compares outputs, then ops where outputs differ or ops were asked for.
 
         Args:
-            got: What the function gave.
+            got: The result of the function.
             run: Runs parts of it.
             flat: The function.
             described: Look for the op by which rounding grew, too.

@@ -46,11 +46,11 @@ class Comparison:
         agrees: Whether all elements agree; integers and booleans must be equal, NaN equals NaN.
         max_abs: The largest difference.
         max_rel: The largest difference relative to the expected element, elements within the noise floor left out.
-        differing: How many elements differ by more than is allowed.
+        differing: Number of elements that differ by more than is allowed.
         rtol: The relative tolerance; 0 for exact types.
         atol: The absolute tolerance: the noise floor, unless one was given.
         samples: The elements that differ most.
-        factor: What the expected array has to be multiplied with to give what came out, where that is one number.
+        factor: The number by which the expected array is to be multiplied to give the result, where there is one.
         problem: Why it could not be compared, such as a result of the wrong size.
         rounding: Where the array differs and rounding explains it: how much it changes when the arguments change by their last digit.
     """
@@ -139,11 +139,11 @@ def compare(
 
     Args:
         path: Its name.
-        expected: What `fetch` gives.
-        got: What `fetch` gives, or the exception that it raised.
+        expected: A result of `fetch`.
+        got: A result of `fetch`, or the exception that it raised.
         rtol: The relative tolerance; by default that of the element type. Integers are compared exactly in any case.
         atol: The absolute tolerance; by default the noise floor, a part of `rtol` times the largest element.
-        allowance: What each element may differ by besides.
+        allowance: A further difference that each element may have.
     """
     shape, dtype = tuple(expected.shape), str(expected.dtype)
     if isinstance(got, Exception):

@@ -26,7 +26,7 @@ class CompiledCollective:
             target.
         operands: One per tensor that moves. XLA makes one op of several all-reduces; the pieces of an `all_to_all`, one per device of
             the group, are put together again.
-        trips: How often it runs; see `Collective`.
+        trips: Number of times it runs; see `Collective`.
         op_name: Where it comes from, in JAX's words: `jit(step)/shard_map/psum`. Of several all-reduces in one, that of one of them.
         location: `file:line` of that; empty where unknown.
     """
@@ -134,7 +134,7 @@ class _Module:
 
         Args:
             name: The computation.
-            constants: What its parameter has in every trip, if it is the body of a loop.
+            constants: The elements that its parameter has in every trip, if it is the body of a loop.
             fused: Whether it is that of a fusion.
         """
         key = (name, fused, *sorted(constants.items()))

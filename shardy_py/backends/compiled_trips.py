@@ -1,4 +1,4 @@
-"""How often the loops of a compiled program run, where its text does not say it: the compiler for TPUs writes no trip counts.
+"""Trip counts of the loops of a compiled program whose text has none, as that of the compiler for TPUs.
 
 A counted loop begins at a constant, adds a constant in each trip, and is compared with a constant. Each of these may be carried by the loop
 unchanged, be a copy, or stand in a fusion; so values are followed to `carried + offset`.
@@ -30,7 +30,7 @@ class Carried:
 
     Attributes:
         element: The element of the carried tuple that it is relative to; None for a constant.
-        offset: What is added.
+        offset: The number that is added.
     """
 
     element: int | None
@@ -154,7 +154,7 @@ def trips_of(loop: CompiledOp, around: Computation, find: Callable[[str], Comput
         loop: A `while` op.
         around: The computation in which it stands.
         find: Gives the ops of a computation.
-        constants: What that computation's parameter has unchanged, see `loop_constants`.
+        constants: The unchanged elements of that computation's parameter, see `loop_constants`.
     """
     roles, first = dict(loop.called), _carried_tuple(loop, around)
     condition, body = find(roles.get("condition", "")), find(roles.get("body", ""))

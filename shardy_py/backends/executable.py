@@ -72,18 +72,18 @@ def executable(
     Args:
         name: The function's name, for profiles.
         labels: The names of the slots, for messages of JAX and names of parameters in compiled programs.
-        replay: What to run, from leaves to leaves.
+        replay: The function to run, from leaves to leaves.
         eagerly: The user's function, op by op, from leaves to leaves.
         out_outline: Structure of the result.
-        signature: What the jaxpr was traced for.
+        signature: The signature that the jaxpr was traced for.
         mesh: The mesh with its devices, or an abstract one to lower for other platforms.
         explicit: Whether the mesh has Explicit axes, so that arguments and results carry their shardings in their types.
         in_shardings: Of the leaves of the dynamic slots.
         out_shardings: Of the leaves of the result.
         static_slots: Slots of static arguments.
-        arrangement: What is donated, and the order of the results that pairs it as planned.
+        arrangement: The donated arguments, and the order of the results that pairs them as planned.
         configuration: Gives the settings of JAX at the time of a call.
-        gate: What results pass, so that something happens before the program runs wherever it is a part of; None for nothing.
+        gate: An identity that results pass, so that something happens before the program runs, in other programs too; None for none.
         keywords: Further ones for `jax.jit`.
     """
     run: Callable[..., Any] = replay

@@ -102,7 +102,7 @@ class Search:
         rtol: A tolerance wider than those of the element types.
 
     Attributes:
-        checked: How many ops were compared.
+        checked: Number of ops compared.
     """
 
     def __init__(self, reference: Reference, run: Run, rtol: float | None = None) -> None:

@@ -1,6 +1,6 @@
 """Runs a plan through `jax.jit`: the traced jaxpr with the fewest sharding constraints that pin the plan.
 
-Inputs and outputs are pinned by `in_shardings` and `out_shardings`. What propagation makes of the rest is known, for it is the same
+Inputs and outputs are pinned by `in_shardings` and `out_shardings`. The rest follows by the same
 propagation that XLA runs: the copy is propagated again, and only values that come out otherwise than planned are constrained, besides
 those around conflicts (`conflicts`), which depend on the form and the order of ops. Where there are none, and shardings only grew, the
 copy cannot come out otherwise: its inputs and results start from the fixed point that the plan has reached. Where XLA's own way out of
@@ -26,7 +26,7 @@ from shardy_py.backends.xla_workarounds import Target, workaround
 from shardy_py.frontends.jaxpr import Imported, Scope
 
 PER_REGION = (1, 1, 2, 4, 16, None, None)
-"""How many values to pin in each region of differing ones, per propagation of the copy; None pins all."""
+"""Numbers of values to pin in each region of differing ones, per propagation of the copy; None pins all."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pinned:
 
     Attributes:
         jaxpr: The copy, with its constants.
-        constraints: How many values had to be constrained, besides those that the user annotated.
+        constraints: Number of values that had to be constrained, besides those that the user annotated.
         exact: Whether propagation of the copy gives the plan; not where conflicts are left to XLA.
     """
 
@@ -56,15 +56,15 @@ def pinned(
     """The copy of a traced jaxpr that pins a plan.
 
     Args:
-        closed: What was planned.
+        closed: The jaxpr that was planned.
         planned: Its program after propagation.
         twin: The mesh, all axes Auto.
         propagate: Propagates a copy whose inputs and outputs are as planned.
-        platform: What is compiled for.
+        platform: The platform that is compiled for.
         partition: Partitions equations that XLA may get wrong.
         only_grows: Whether the propagation of the plan only added axes (`passes.propagation.log.only_grows`).
     """
-    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, is_held=True)
+    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, keeps_plan=True)
     annotations: set[str] = set()
 
     def replace(eqn: JaxprEqn, scope: Scope | None) -> Replacement | None:
@@ -84,8 +84,8 @@ def pinned(
     for per_region in PER_REGION:
         copied = _copied(copier, closed, pins, planned, twin)
         copy = ClosedJaxpr(copied.jaxpr, closed.consts)
-        again = propagate(copy)
-        if not _pin_differences(planned.scope, again.scope, copied, pins, per_region):
+        rerun = propagate(copy)
+        if not _pin_differences(planned.scope, rerun.scope, copied, pins, per_region):
             return Pinned(copy, pins.count(), True)
     logging.info("the propagation of the pinned program of %d constraints may still differ from the plan", pins.count())
     return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
@@ -95,14 +95,14 @@ def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, plat
     """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly.
 
     Args:
-        closed: What was planned.
+        closed: The jaxpr that was planned.
         planned: Its program after propagation.
         twin: The mesh, all axes Auto.
-        platform: What is compiled for.
+        platform: The platform that is compiled for.
         partition: Partitions equations that XLA may get wrong.
     """
-    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, is_held=False)
-    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, twin, _HELD) or workaround(eqn, scope, target))
+    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, keeps_plan=False)
+    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, twin, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target))
     pins = Pins()
     pin_mispartitioned(planned.scope, pins, planned.program.meshes)
     return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
@@ -125,28 +125,28 @@ def _pin_differences(
         run: The scope of the copy's propagation.
         copied: The copy.
         pins: Where pins are added.
-        per_region: How many to pin in each region; None for all.
-        free: What may not be pinned.
+        per_region: Number of values to pin in each region; None for all.
+        free: Variables that may not be pinned.
 
     Returns:
         Whether any variable differs.
     """
     regions: dict[Var, list[Var]] = {}
-    found = False
+    differs = False
     first = [v for v in (*plan.jaxpr.constvars, *plan.jaxpr.invars) if v not in free and _differs(v, plan, run, pins)]
     for v in first:
         regions[v] = [v]
     for index, eqn in enumerate(plan.jaxpr.eqns):
-        made = [v for v in eqn.outvars if v not in free and _differs(v, plan, run, pins)]
-        if made:
-            _join([v for v in eqn.invars if not isinstance(v, Literal) and v in regions], made, regions)
+        differing = [v for v in eqn.outvars if v not in free and _differs(v, plan, run, pins)]
+        if differing:
+            _join([v for v in eqn.invars if not isinstance(v, Literal) and v in regions], differing, regions)
         for k, inner in _inner(plan, run, copied, index, eqn):
-            found |= _pin_differences(*inner, pins.child(index, k), per_region, only_results(eqn, inner[0].jaxpr))
+            differs |= _pin_differences(*inner, pins.child(index, k), per_region, only_results(eqn, inner[0].jaxpr))
     for members in {id(members): members for members in regions.values()}.values():
-        found = True
+        differs = True
         for v in members[:per_region]:
             pins.variables[v] = wanted(plan, v)
-    return found
+    return differs
 
 
 def _join(old: list[Var], new: list[Var], regions: dict[Var, list[Var]]) -> None:
@@ -167,9 +167,9 @@ def _inner(plan: Scope, run: Scope, copied: Copied, index: int, eqn: JaxprEqn) -
     at = copied.position.get(index)
     if eqn.primitive.name not in ENTERED or at is None:
         return
-    found = bodies(eqn)
+    old = bodies(eqn)
     new = bodies(copied.jaxpr.eqns[at])
-    for k, (a, b) in enumerate(zip(scopes_of(plan, index, found), scopes_of(run, at, new))):
+    for k, (a, b) in enumerate(zip(scopes_of(plan, index, old), scopes_of(run, at, new))):
         if a is not None and b is not None:
             yield k, (a, b, copied.children[index, k])
 
@@ -188,7 +188,7 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
 
 
 def _annotation(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, annotations: Mapping[str, _Annotation]) -> Replacement | None:
-    """What stands in the copy for an annotation."""
+    """The replacement of an annotation in the copy."""
     own = annotations.get(eqn.primitive.name)
     return None if own is None else own(eqn, scope, twin)
 
@@ -198,7 +198,7 @@ def _same(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement
 
 
 def _as_planned(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
-    """What a group or a barrier has made of its values, for nothing else will."""
+    """The planned shardings of the values of a group or a barrier, which nothing else constrains."""
     if scope is None or any(v not in scope.env for v in eqn.outvars):
         return _same(eqn, scope, twin)
     named = NamedShardings(twin)
@@ -243,8 +243,8 @@ _ANNOTATIONS: dict[str, _Annotation] = {
 _KEPT = frozenset({"sdy_sharding_constraint"})
 """Annotations that say to XLA's propagation what they say to the plan's; it never sees the others."""
 
-_HELD = {**_ANNOTATIONS, "sdy_sharding_group": _as_planned, "sdy_propagation_barrier": _as_planned}
-"""What stands for annotations where nothing else is held to the plan."""
+_ANNOTATIONS_ALONE = {**_ANNOTATIONS, "sdy_sharding_group": _as_planned, "sdy_propagation_barrier": _as_planned}
+"""The replacements of annotations where nothing else is constrained to the plan."""
 
 
 def ordered_effects(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

@@ -2,8 +2,8 @@
 
 A shard_map region is a poor thing to differentiate: rules of `jax.custom_vjp` inside it would get local arrays where they were written
 for global ones, and sums over devices would be transposed to more sums. So a call holds the global jaxpr. Every transformation makes
-another global jaxpr, in the way JAX's rules for `jit` do, and only what is left in the end is partitioned. What is known about
-shardings goes along: tangents and cotangents are to be laid out as their values, residuals as the first part of a call leaves them.
+another global jaxpr, in the way JAX's rules for `jit` do, and only what is left in the end is partitioned. Shardings that are
+decided go along: tangents and cotangents are to be laid out as their values, residuals as the first part of a call leaves them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shardy_py.frontends.transforms import (
 )
 
 Shardings = tuple[TensorSharding | None, ...]
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 class Partition(Hashable, Protocol):
@@ -47,7 +47,7 @@ class Partition(Hashable, Protocol):
 
     Attributes:
         devices: The mesh that programs run on; None where they run wherever their arguments are, or the mesh is abstract.
-        memory: What calls under it were made to, see `_once`.
+        memory: Results for calls under it, see `_once`.
     """
 
     @property
@@ -61,7 +61,7 @@ class Partition(Hashable, Protocol):
 
         Args:
             jaxpr: Without constants.
-            in_shardings: What is known of the sharding of each input; None where nothing is.
+            in_shardings: The sharding of each input as far as it is decided; None where nothing is.
             out_shardings: The same for results.
         """
         ...
@@ -75,7 +75,7 @@ partitioned_call_p = Primitive("partitioned_call")
 """A call of `jaxpr`, which has no constants.
 
 `partition` is a `Partition`, `in_seeds` and `out_seeds` are what its shardings are worked out from, `name` is for profiles, and `devices`
-is a jaxpr that names the devices, None where no devices are asked for.
+is a jaxpr that names the devices, None where any devices do.
 """
 partitioned_call_p.multiple_results = True
 
@@ -86,9 +86,9 @@ def partitioned_call(
     """Calls a jaxpr on global arrays, partitioned; can be transformed as if `jax.jit` had been called.
 
     Args:
-        jaxpr: What to call. Its constants become inputs, of which nothing is known; they may be tracers.
+        jaxpr: The jaxpr to call. Its constants become inputs without a sharding; they may be tracers.
         leaves: The arguments.
-        partition: What partitions it. Equal partitions must behave the same.
+        partition: Partitions it. Equal partitions must behave the same.
         in_shardings: One for each argument.
         out_shardings: One for each result.
         name: For profiles.
@@ -120,19 +120,19 @@ def _naming(devices: Mesh | None) -> ClosedJaxpr | None:
         return None
     replicated = NamedSharding(devices.update(axis_types=(AxisType.Auto,) * len(devices.axis_names)), PartitionSpec())
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        made = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "float32"))
+        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "float32"))
     # With the axis types of the arguments: where there are callbacks, JAX wants one mesh everywhere. Explicit axes can't be constrained.
-    (constraint,) = made.jaxpr.eqns
+    (constraint,) = traced.jaxpr.eqns
     named = constraint.replace(params={**constraint.params, "sharding": NamedSharding(devices, PartitionSpec())})
-    return ClosedJaxpr(made.jaxpr.replace(eqns=[named]), made.consts)
+    return ClosedJaxpr(traced.jaxpr.replace(eqns=[named]), traced.consts)
 
 
-# Seeds: shardings, some of which are known only when another call has been planned. Most derived calls are themselves derived from again
-# and never run, so nothing is planned before a call runs or is lowered.
+# Seeds: shardings, some of which are decided only when another call is planned. Most derived calls are themselves derived from, and never
+# run, so nothing is planned before a call runs or is lowered.
 
 
 class _Planning:
-    """A call and what planning makes of the shardings of its inputs and results; equal calls are one object."""
+    """A call with the planned shardings of its inputs and results; equal calls are one object."""
 
     def __init__(self, partition: Partition, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> None:
         self._call = (jaxpr, _resolved, in_seeds, out_seeds)
@@ -178,7 +178,7 @@ def _resolved(seeds: Seeds) -> Shardings:
 
 
 def _planned(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> tuple[Seeds, Seeds]:
-    """Seeds for calls derived from this one: what planning makes of its own, those that were planned before as they are."""
+    """Seeds for calls derived from this one: its own as they are planned, those that were planned before as they are."""
     planning = _once(_Planning, partition, jaxpr, tuple(in_seeds), tuple(out_seeds))
     seeds = [s if isinstance(s, _Planned | _Mapped) else _Planned(planning, i) for i, s in enumerate((*in_seeds, *out_seeds))]
     return tuple(seeds[: len(in_seeds)]), tuple(seeds[len(in_seeds) :])
@@ -188,7 +188,7 @@ def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[st
     """The sharding of an array of which this is the sharding of one slice, as a result of `jax.vmap`.
 
     Args:
-        sharding: That of a slice; None where nothing is known, which gives None.
+        sharding: That of a slice; None, where there is none, gives None.
         dim: Where the mapped dimension is inserted.
         axes: The axes that cut it, as by `spmd_axis_name`; where there are none it is open.
     """
@@ -201,14 +201,14 @@ def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[st
 
 
 REMEMBERED = 256
-"""How many results of one kind or another are remembered for each partition, the last ones."""
+"""Results of all kinds that are remembered for each partition, the last ones."""
 
 
-def _once(make: Callable[..., Made], partition: Partition, *key: Hashable) -> Made:
-    """What is made for a call, remembered for as long as its partition lives, which is as long as calls under it do.
+def _once(make: Callable[..., T], partition: Partition, *key: Hashable) -> T:
+    """A result for a call, remembered for as long as its partition lives, which is as long as calls under it do.
 
     Args:
-        make: Takes the partition and what the key says.
+        make: Computes it from the partition and the key.
         partition: The call's.
         *key: All else that the result depends on.
     """
@@ -266,8 +266,11 @@ def _lower(
     with no_context_devices():
         whole = _once(_program, partition, jaxpr, in_seeds, out_seeds)
         module = ctx.module_context if ctx.platforms is None else ctx.module_context.replace(platforms=ctx.platforms)
-        known = ctx.const_lowering
-        consts = [mlir.ir_constants(c, const_lowering=known, aval=v.aval) for c, v in zip(whole.consts, whole.jaxpr.constvars, strict=True)]
+        lowered_consts = ctx.const_lowering
+        consts = [
+            mlir.ir_constants(c, const_lowering=lowered_consts, aval=v.aval)
+            for c, v in zip(whole.consts, whole.jaxpr.constvars, strict=True)
+        ]
         results, tokens = mlir.jaxpr_subcomp(
             module,
             whole.jaxpr,
@@ -276,7 +279,7 @@ def _lower(
             [c[0] if len(c) == 1 else c for c in consts],
             *args,
             dim_var_values=ctx.dim_var_values,
-            const_lowering=known,
+            const_lowering=lowered_consts,
             outer_traceback=None,
         )
     ctx.set_tokens_out(tokens)
@@ -300,12 +303,12 @@ def _jvp(
     **rest: Any,
 ) -> tuple[list[Any], list[Any]]:
     nonzero = [type(t) is not ad.Zero and jax.typeof(t).dtype != jax.dtypes.float0 for t in tangents]
-    derived, made = jvp_jaxpr(jaxpr, nonzero)
+    derived, has_tangent = jvp_jaxpr(jaxpr, nonzero)
     ins, outs = _planned(jaxpr, partition, in_seeds, out_seeds)
     args = [*primals, *_where(tangents, nonzero)]
-    results = iter(_bind(args, derived, (*ins, *_where(ins, nonzero)), (*outs, *_where(outs, made)), partition=partition, **rest))
+    results = iter(_bind(args, derived, (*ins, *_where(ins, nonzero)), (*outs, *_where(outs, has_tangent)), partition=partition, **rest))
     out = [next(results) for _ in jaxpr.out_avals]
-    return out, [next(results) if nz else ad.Zero(aval.to_tangent_aval()) for aval, nz in zip(jaxpr.out_avals, made)]
+    return out, [next(results) if nz else ad.Zero(aval.to_tangent_aval()) for aval, nz in zip(jaxpr.out_avals, has_tangent)]
 
 
 ad.primitive_jvps[partitioned_call_p] = _jvp
@@ -325,11 +328,11 @@ def _partial_eval(
     out_early = _where(out_seeds, late, False)
     first, places = _without_repeats(first, len(out_early))
     kept = len(first.out_avals)
-    made_seeds = (*out_early, *(None for _ in range(kept - len(out_early))))
-    args, params = _call(early_args, first, early_seeds, made_seeds, rest)
-    made = partitioned_call_p.bind(*args, **params) if kept or first.effects else []
-    _, made_seeds = _planned(params["jaxpr"], partition, params["in_seeds"], params["out_seeds"])
-    results, seeds = [made[p] for p in places], [made_seeds[p] for p in places]
+    result_seeds = (*out_early, *(None for _ in range(kept - len(out_early))))
+    args, params = _call(early_args, first, early_seeds, result_seeds, rest)
+    computed = partitioned_call_p.bind(*args, **params) if kept or first.effects else []
+    _, result_seeds = _planned(params["jaxpr"], partition, params["in_seeds"], params["out_seeds"])
+    results, seeds = [computed[p] for p in places], [result_seeds[p] for p in places]
     residuals, residual_seeds = iter(results[len(out_early) :]), iter(seeds[len(out_early) :])
     late_args = [next(residuals) if f is None else early_args[f] for f in forwarded]
     late_seeds = [next(residual_seeds) if f is None else early_seeds[f] for f in forwarded]
@@ -347,12 +350,12 @@ def _partial_eval(
 
 @with_jaxpr
 def _without_repeats(jaxpr: ClosedJaxpr, results: int) -> tuple[ClosedJaxpr, tuple[int, ...]]:
-    """The jaxpr without residuals that are results or other residuals as well, and where each is found; residuals follow the results."""
+    """The jaxpr without residuals that are results or other residuals as well, and the place of each; residuals follow the results."""
     kept = list(jaxpr.jaxpr.outvars[:results])
-    found = {v: i for i, v in enumerate(kept) if not isinstance(v, Literal)}
+    place_of = {v: i for i, v in enumerate(kept) if not isinstance(v, Literal)}
     places = list(range(results))
     for v in jaxpr.jaxpr.outvars[results:]:
-        place = len(kept) if isinstance(v, Literal) else found.setdefault(v, len(kept))
+        place = len(kept) if isinstance(v, Literal) else place_of.setdefault(v, len(kept))
         kept += [v] if place == len(kept) else []
         places.append(place)
     if len(kept) == len(places):
@@ -379,8 +382,8 @@ def _divide(
     early = dict(early, in_seeds=_where(in_seeds, unknown_in, False), out_seeds=_where(out_seeds, known_out) + (None,) * residuals)
     saved: Seeds = (None,) * residuals_in
     if residuals == residuals_in:
-        _, made = _planned(early["jaxpr"], early["partition"], early["in_seeds"], early["out_seeds"])
-        saved = made[len(made) - residuals :]
+        _, planned = _planned(early["jaxpr"], early["partition"], early["in_seeds"], early["out_seeds"])
+        saved = planned[len(planned) - residuals :]
     return early, dict(late, in_seeds=(*saved, *_where(in_seeds, used_late)), out_seeds=_where(out_seeds, made_late))
 
 
@@ -390,13 +393,14 @@ partial_eval.partial_eval_jaxpr_custom_rules[partitioned_call_p] = checkpoint_ru
 def _transpose(cotangents: Sequence[Any], *args: Any, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any) -> list[Any]:
     linear = [ad.is_undefined_primal(x) for x in args]
     nonzero = [type(ct) is not ad.Zero for ct in cotangents]
-    derived, made = transpose_jaxpr(jaxpr, linear, nonzero)
+    derived, has_cotangent = transpose_jaxpr(jaxpr, linear, nonzero)
     seeds = (*_where(in_seeds, linear, False), *_where(out_seeds, nonzero))
     operands = [*_where(args, linear, False), *_where(cotangents, nonzero)]
-    results = iter(_bind(operands, derived, seeds, _where(_where(in_seeds, linear), made), **rest) if any(made) or derived.effects else [])
-    is_made = iter(made)
+    wanted = _where(_where(in_seeds, linear), has_cotangent)
+    results = iter(_bind(operands, derived, seeds, wanted, **rest) if any(has_cotangent) or derived.effects else [])
+    is_result = iter(has_cotangent)
     return [
-        None if not is_linear else next(results) if next(is_made) else ad.Zero(aval.to_ct_aval())
+        None if not is_linear else next(results) if next(is_result) else ad.Zero(aval.to_ct_aval())
         for aval, is_linear in zip(jaxpr.in_avals, linear)
     ]
 
@@ -413,8 +417,8 @@ def _check(
     rest = dict(params)
     jaxpr, in_seeds, out_seeds = (rest.pop(name) for name in ("jaxpr", "in_seeds", "out_seeds"))
     derived, leaves, tree = checked_jaxpr(jaxpr, context, error, enabled, operands)
-    made = (None,) * (len(derived.out_avals) - len(out_seeds))
-    return tree.unflatten(_bind([*leaves, *operands], derived, ((None,) * len(leaves) + in_seeds), (*made, *out_seeds), **rest))
+    error_seeds = (None,) * (len(derived.out_avals) - len(out_seeds))
+    return tree.unflatten(_bind([*leaves, *operands], derived, ((None,) * len(leaves) + in_seeds), (*error_seeds, *out_seeds), **rest))
 
 
 register_checks(partitioned_call_p, _check)
@@ -450,7 +454,7 @@ def _sparse(env: Any, *values: Any, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_see
 
 
 def _seeds_of_parts(seed: Seed, tree: Any) -> list[Seed]:
-    """That of an array, or those of the arrays that a sparse one is made of, of which nothing is known."""
+    """That of an array, or one for each array of a sparse one, without a sharding."""
     return [seed] if jax.tree_util.treedef_is_leaf(tree) else [None] * tree.num_leaves
 
 
@@ -468,7 +472,7 @@ def _register_sparse() -> None:
 def _batch(
     axis: Any, args: Sequence[Any], dims: Sequence[Any], *, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any
 ) -> tuple[list[Any], Sequence[Any]]:
-    derived, made = batch_jaxpr(jaxpr, axis, dims)
+    derived, out_dims = batch_jaxpr(jaxpr, axis, dims)
     axes = tuple(axis.spmd_name or ())
 
     def mapped(seed: Seed, dim: Any) -> Seed:
@@ -477,7 +481,7 @@ def _batch(
         return with_mapped_dim(seed, dim, axes) if isinstance(seed, TensorSharding) else _Mapped(seed, dim, axes)
 
     seeds = map(mapped, in_seeds, dims)
-    return _bind(args, derived, tuple(seeds), tuple(map(mapped, out_seeds, made)), **rest), made
+    return _bind(args, derived, tuple(seeds), tuple(map(mapped, out_seeds, out_dims)), **rest), out_dims
 
 
 batching.fancy_primitive_batchers[partitioned_call_p] = _batch

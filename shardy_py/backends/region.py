@@ -33,8 +33,8 @@ def region(
         axes: Its axes that become manual.
         inputs: Types of the whole arguments.
         outputs: Types of the whole results.
-        in_specs: How arguments lie; the sizes of axes divide those of dimensions.
-        out_specs: How results lie.
+        in_specs: Specs of the arguments; the sizes of axes divide those of dimensions.
+        out_specs: Specs of the results.
     """
     sizes = {name: mesh.shape[name] for name in axes}
     own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another

@@ -34,7 +34,7 @@ def in_parts(closed: ClosedJaxpr, most: int = MOST) -> ClosedJaxpr:
 
     Args:
         closed: The jaxpr, each `shard_map` equation of which is of plain local arrays, as `region` makes them.
-        most: How many arguments and results a region may have; one that has a single equation with more of them stays.
+        most: Limit of a region's arguments and results; one that has a single equation with more of them stays.
     """
     eqns: list[JaxprEqn] = []
     for eqn in closed.jaxpr.eqns:
@@ -49,7 +49,7 @@ class _Global:
 
     Attributes:
         var: The global array.
-        spec: How it lies.
+        spec: Its spec.
         stacked: Whether it has a dimension in front, along which the parts of the devices follow one another.
     """
 
@@ -76,10 +76,10 @@ def _regions(region: JaxprEqn, most: int) -> list[JaxprEqn]:
         results.setdefault(0 if isinstance(v, Literal) else part_of.get(v, 0), []).append((v, var, spec))
 
     def equation(index: int, part: Sequence[JaxprEqn]) -> JaxprEqn:
-        given = results.get(index, [])
+        own_results = results.get(index, [])
         own = dict.fromkeys(v for eqn in part for v in eqn.outvars)
         reads = dict.fromkeys(v for eqn in part for v in _reads(eqn))
-        reads.update(dict.fromkeys(v for v, _, _ in given if not isinstance(v, Literal)))
+        reads.update(dict.fromkeys(v for v, _, _ in own_results if not isinstance(v, Literal)))
         inputs = [v for v in reads if v not in own]
         before, invars = [], []
         for v in inputs:
@@ -88,22 +88,22 @@ def _regions(region: JaxprEqn, most: int) -> list[JaxprEqn]:
                 before.append(_reshape(invars[-1], v))
             else:
                 invars.append(v)
-        after, outvars = [], [v for v, _, _ in given]
-        made = [_Global(var, spec) for _, var, spec in given]
-        outside.update((v, at) for v, at in zip(outvars, made) if not isinstance(v, Literal) and v in own)
+        after, outvars = [], [v for v, _, _ in own_results]
+        globals_out = [_Global(var, spec) for _, var, spec in own_results]
+        outside.update((v, at) for v, at in zip(outvars, globals_out) if not isinstance(v, Literal) and v in own)
         for v in own:
             if last_read.get(v, index) > index and v not in outside:
                 outvars.append(Var(_parts_of(v, 1)))
                 after.append(_reshape(v, outvars[-1]))
-                made.append(_Global(Var(_parts_of(v, count)), stacked, True))
-                outside[v] = made[-1]
+                globals_out.append(_Global(Var(_parts_of(v, count)), stacked, True))
+                outside[v] = globals_out[-1]
         effects = frozenset().union(*(eqn.effects for eqn in part))
         names = body.debug_info.with_unknown_names()
         inner = body.replace(invars=invars, outvars=outvars, eqns=[*before, *part, *after], effects=effects, debug_info=names)
         ins = [outside[v] for v in inputs]
         with axes_bound(sizes):
             return shard_map_equation(
-                inner, mesh, axes, [x.var for x in ins], [y.var for y in made], [x.spec for x in ins], [y.spec for y in made]
+                inner, mesh, axes, [x.var for x in ins], [y.var for y in globals_out], [x.spec for x in ins], [y.spec for y in globals_out]
             )
 
     return [equation(index, part) for index, part in enumerate(parts)]

@@ -34,7 +34,7 @@ class Pins:
     """Variables to constrain, per jaxpr at one call site.
 
     Attributes:
-        variables: What each is constrained to.
+        variables: The sharding that each is constrained to.
         children: The same for the bodies that equations hold, by `(equation index, body number)`.
     """
 

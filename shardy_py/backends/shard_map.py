@@ -41,9 +41,9 @@ class Partitioned:
     Attributes:
         jaxpr: The jaxpr, with the constants of the planned one.
         mesh: The region's mesh: the plan's, with axes cut where the plan uses parts of them.
-        spelling: How the parts of axes are written in terms of the plan's mesh.
-        platform: What is compiled for.
-        findings: What had to run whole.
+        spelling: Texts of parts of axes in terms of the plan's mesh.
+        platform: The platform that is compiled for.
+        findings: Remarks on ops that run whole.
     """
 
     jaxpr: ClosedJaxpr
@@ -54,7 +54,7 @@ class Partitioned:
 
     @functools.cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """What data the devices exchange; read where it is asked for, as running does not need it."""
+        """The collectives; read on the first request, as running does not need them."""
         merged = _within(self.jaxpr, lambda body: merged_as_by_xla(body, self.platform))
         return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling)
 
@@ -93,11 +93,11 @@ class Layouts:
         assert isinstance(mesh, AbstractMesh)
         self.twin = mesh
         self.mesh = Mesh(tuple((name, size) for name, size in zip(mesh.axis_names, mesh.axis_sizes) if name not in manual))
-        self._made: dict[tuple[TensorSharding | None, int], Layout] = {}
+        self._layouts: dict[tuple[TensorSharding | None, int], Layout] = {}
 
     @property
     def spelling(self) -> dict[str, str]:
-        """How the parts of axes are written in terms of the plan's mesh."""
+        """Texts of parts of axes in terms of the plan's mesh."""
         return {name: f"{axis}:({low}){high // low}" for axis, pieces in (self.parts or {}).items() for low, high, name in pieces}
 
     def rename(self, axes: Sequence[str]) -> tuple[str, ...]:
@@ -107,15 +107,15 @@ class Layouts:
     def __call__(self, sharding: TensorSharding | None, rank: int) -> Layout:
         """The layout of a value of a rank; dimensions that a sharding has beyond it are those of PRNG keys."""
         key = (sharding, rank)
-        found = self._made.get(key)
-        if found is None:
+        result = self._layouts.get(key)
+        if result is None:
             if sharding is None or sharding.rank < rank:  # such as one on a single device
-                found = replicated(rank)
+                result = replicated(rank)
             else:
                 dims = [tuple(AxisRef(n) for n in parts_of(dim.axes, self.parts) if self.mesh.shape[n] > 1) for dim in sharding.dims[:rank]]
-                found = layout(dims)
-            self._made[key] = found
-        return found
+                result = layout(dims)
+            self._layouts[key] = result
+        return result
 
 
 @no_collection()
@@ -133,13 +133,13 @@ def partitioned(
     """The traced jaxpr as one region over all axes of the mesh.
 
     Args:
-        closed: What was planned.
+        closed: The planned jaxpr.
         planned: Its program after propagation.
         twin: The mesh, all axes Auto.
         inputs: The planned shardings of the arguments.
         outputs: The planned shardings of the results.
-        platform: What is compiled for.
-        mesh: What shardings that are shown to the user refer to; by default the twin.
+        platform: The platform that is compiled for.
+        mesh: The mesh of shardings that users see; by default the twin.
         context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
         used: Which constants and arguments a result or an effect depends on; the region reads no other. None is all.
     """
@@ -229,7 +229,7 @@ def _within(whole: ClosedJaxpr, run: Callable[[Jaxpr], Jaxpr]) -> ClosedJaxpr:
 
 def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Cuts after which every axis has a prime size: layouts in between two others may need parts that neither of them has."""
-    found: dict[str, tuple[int, ...]] = {}
+    cuts_by_axis: dict[str, tuple[int, ...]] = {}
     for name, total in zip(mesh.axis_names, mesh.axis_sizes):
         bounds = sorted({1, *cuts.get(name, ()), total})
         inner: list[int] = []
@@ -242,18 +242,18 @@ def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict
                     inner.append(at)
                 prime += 1
         if len(inner) > 1:
-            found[name] = tuple(inner[:-1])
-    return found
+            cuts_by_axis[name] = tuple(inner[:-1])
+    return cuts_by_axis
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How to walk.
+    """The start of a walk, and its exceptions.
 
     Attributes:
-        before: The walk before, which tells what values will be asked for in.
-        start: What the first walk went by.
-        ranks: Equations that do not run in the way that is cheapest for them.
+        before: The walk before, which has the layouts wanted of each value.
+        start: The hints of the first walk.
+        ranks: Equations that do not run by their cheapest strategy.
         last: A dry walk of that kind.
     """
 
@@ -268,7 +268,7 @@ STEPS = 100
 spare 0.01 % more of what a set of small programs sends, and cost 1 % of the time to compile one."""
 
 PASSES = 3
-"""How often layouts are chosen anew, knowing what the last choice asked of each value."""
+"""Number of times that layouts are chosen, each with the layouts that the last choice wanted of each value."""
 
 
 def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any]) -> Choice:
@@ -307,7 +307,7 @@ def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Cal
 def _improved_choice(
     best: Choice, walk: Callable[[Interpreter | None, LayoutHint, Mapping[EquationSite, int]], Interpreter], walks: int
 ) -> Choice:
-    """What is left when equations that cost much run in another way, as long as that makes all cheaper."""
+    """The choice after equations that cost much run by their next strategies, as long as that makes all cheaper."""
     tried: set[EquationSite] = set()
     while walks > 0:
         costly = [place for place in best.last.charges if place not in tried]

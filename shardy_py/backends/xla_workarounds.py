@@ -50,16 +50,16 @@ class Target:
     Attributes:
         named: Gives the `NamedSharding` of a constraint.
         meshes: The meshes of the plan.
-        platform: What is compiled for.
+        platform: The platform that is compiled for.
         partition: Partitions what is not left to XLA.
-        is_held: Whether all values lie as planned; otherwise only those around ops that `is_mispartitioned` may hold of.
+        keeps_plan: Whether all values lie as planned; otherwise only those around ops that `is_mispartitioned` may hold of.
     """
 
     named: NamedShardings
     meshes: Mapping[str, Mesh]
     platform: str
     partition: Partition
-    is_held: bool
+    keeps_plan: bool
 
 
 def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement | None:
@@ -68,7 +68,7 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
     Args:
         eqn: The equation.
         scope: Where it stands in the plan; None where that is not known.
-        target: What it is emitted for.
+        target: The program that it is emitted for.
     """
     name = eqn.primitive.name
 
@@ -80,8 +80,8 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
         region = in_region(eqn, sharding_of, target.named, target.partition)
         if region is not None:
             return region
-    if name in WORKAROUNDS_ON_CPU and target.platform == "cpu" and (scope is not None or not target.is_held):
-        return WORKAROUNDS_ON_CPU[name](eqn, sharding_of if target.is_held else None, target.named)
+    if name in WORKAROUNDS_ON_CPU and target.platform == "cpu" and (scope is not None or not target.keeps_plan):
+        return WORKAROUNDS_ON_CPU[name](eqn, sharding_of if target.keeps_plan else None, target.named)
     return WORKAROUNDS[name](eqn, target.named) if name in WORKAROUNDS else None
 
 

@@ -653,7 +653,7 @@ def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
 
     Args:
         name: Its name.
-        computation: What it combines two elements by.
+        computation: Combines two elements.
     """
     lower = getattr(_parallel, "_all_reduce_lowering", None) or getattr(_parallel, "_allreduce_lowering", None)
     if lower is None:

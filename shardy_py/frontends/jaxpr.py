@@ -31,7 +31,7 @@ class Imported:
     Attributes:
         program: One function, `main`, whose arguments and results are those of the jaxpr.
         scope: Where the values of the jaxpr's variables are.
-        findings: What the reader of the program should know.
+        findings: Remarks for the reader of the program.
     """
 
     program: Program
@@ -55,7 +55,7 @@ def from_jaxpr(
     """As reading `jax.jit(f).lower(...).compiler_ir()` with all calls imported, but straight from the jaxpr.
 
     Args:
-        closed_jaxpr: What `jax.make_jaxpr` gives.
+        closed_jaxpr: A result of `jax.make_jaxpr`.
         mesh: The mesh that shardings without a mesh of their own are on.
         in_shardings: One per argument; None where nothing is known.
         out_shardings: One per result.
@@ -65,7 +65,7 @@ def from_jaxpr(
         rules: Primitive name or custom call target -> a rule specification with `bind(operand_shapes, result_shapes)`;
             the equation is then one op with that rule.
         platform: The platform that JAX would lower for.
-        devices: What the program runs on, see `Meshes`.
+        devices: The devices that the program runs on, see `Meshes`.
 
     Raises:
         MeshError: A sharding is over another mesh than `devices`, and cannot be written over that.

@@ -19,7 +19,7 @@ def with_jaxpr(function: Callable[Concatenate[ClosedJaxpr, P], JaxprResult]) -> 
     An `lru_cache` would keep the jaxprs of functions that are long dropped.
 
     Args:
-        function: What to cache; called with positional arguments.
+        function: The function to cache; called with positional arguments.
     """
     results: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Hashable, tuple[ClosedJaxpr | None, Any]]] = weakref.WeakKeyDictionary()
 

@@ -51,7 +51,7 @@ def from_mlir(module: ir.Module | Lowered | Exported | str, *, keep: bool = Fals
     `mlir_attributes.READERS`. An op that is not listed there keeps only its discardable attributes.
 
     Args:
-        module: What `jax.jit(f).lower(...)` returns, its `compiler_ir()`, an artifact of `jax.export`, or the text of a module.
+        module: A result of `jax.jit(f).lower(...)`, its `compiler_ir()`, an artifact of `jax.export`, or the text of a module.
         keep: Whether everything else is kept too, so that `backends.mlir.to_mlir` can write the module again: other
             attributes as their text, and the regions of all ops.
 

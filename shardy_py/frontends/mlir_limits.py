@@ -50,7 +50,7 @@ _SHARDING = re.compile(rf'<\s*(?:mesh\s*{_ONE_DEVICE}|@"?([\w.$-]+))')
 
 
 class _Alias(NamedTuple):
-    """What an alias stands for: where the value begins, brackets that are open at once, characters, and whether it is a location."""
+    """The value of an alias: where it begins, brackets that are open at once, characters, and whether it is a location."""
 
     start: int
     depth: int

@@ -22,7 +22,7 @@ def partial_sums(x: Any, parts: int) -> Any:
 
     Args:
         x: An array.
-        parts: How many parts.
+        parts: Number of parts.
 
     Returns:
         An array of shape `(parts, *x.shape)`.

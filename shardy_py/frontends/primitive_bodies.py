@@ -18,7 +18,7 @@ def body_of(eqn: JaxprEqn, platform: str) -> ClosedJaxpr | None:
 
     Args:
         eqn: An equation without effects.
-        platform: What it is lowered for.
+        platform: The platform that it is lowered for.
 
     Returns:
         The function that the rule traces (`mlir.lower_fun`), or the operands themselves, where the rule hands them on. None for rules that

@@ -63,7 +63,7 @@ def transpose_jaxpr(jaxpr: ClosedJaxpr, linear: Sequence[bool], nonzero: Sequenc
     """The transpose of a jaxpr in its linear inputs, as `jax.linear_transpose`.
 
     Args:
-        jaxpr: What to transpose.
+        jaxpr: The jaxpr to transpose.
         linear: Which inputs it is linear in.
         nonzero: Which results have a cotangent that is not zero.
 
@@ -104,10 +104,10 @@ def checked_jaxpr(
     """A jaxpr with checks, as `jax.experimental.checkify.checkify`.
 
     Args:
-        jaxpr: What to check.
-        context: What JAX's rules take in front of the error.
+        jaxpr: The jaxpr to check.
+        context: The arguments that JAX's rules take in front of the error.
         error: The error so far.
-        enabled: What is checked.
+        enabled: The kinds of errors that are checked.
         args: Arguments of the jaxpr.
 
     Returns:

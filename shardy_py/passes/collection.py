@@ -61,7 +61,7 @@ class _Regions:
         Python would not: moving sets the counts to zero by which it finds the time for a full collection.
 
         Args:
-            added: How many objects there are more, at most.
+            added: Number of new objects, at most.
         """
         if gc.get_freeze_count():
             return  # the user's, which unfreezing would free

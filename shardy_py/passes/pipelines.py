@@ -56,7 +56,7 @@ class PlanPipeline(Pipeline):
     Every value ends with its final, closed sharding; None means replicated.
 
     Attributes:
-        propagation_strategy: How conflicts are settled.
+        propagation_strategy: The settlement of conflicts.
         conservative_propagation: Never propagate sub-axes.
         run_op_priority_propagation: Whether ops that move no data go first.
     """

@@ -84,7 +84,7 @@ class FactorBuilder:
             operand_dims: A dimension, or `NO_DIM`, for each operand; operands past the end do not have the factor.
             result_dims: The same for the results.
             size: Size of the factor.
-            type: How the op treats it.
+            type: Its factor type.
             blocked: Whether no sharding is propagated along it.
         """
         factor = self._new_factor(size, type, blocked)

@@ -65,7 +65,7 @@ def region_of(name: str) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     fun, args, specs = PROGRAMS[name]
     planned = sp.auto_shard(fun, mesh=MESH, in_shardings=specs, lowering="shard_map").trace(*args())._planned
     assert planned.partitioning is not None
-    return planned.partitioning.made(planned.plan).jaxpr, args()
+    return planned.partitioning.partitioned(planned.plan).jaxpr, args()
 
 
 def run(closed: ClosedJaxpr, leaves: list[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ def test_effects_stay_in_their_order():
 
     traced = sp.auto_shard(step, mesh={"x": 1}, lowering="shard_map").trace(leaves((8, 4)))
     assert traced._planned.partitioning is not None
-    parts = in_parts(traced._planned.partitioning.made(traced.plan()).jaxpr, 6)
+    parts = in_parts(traced._planned.partitioning.partitioned(traced.plan()).jaxpr, 6)
     assert len(sizes(parts)) > 1
     jax.block_until_ready(run(parts, leaves((8, 4))))
     jax.effects_barrier()

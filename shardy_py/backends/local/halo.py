@@ -99,9 +99,9 @@ class Exchange:
     Attributes:
         have: Who has what.
         starts: Where the range begins that each wants.
-        length: How long it is.
+        length: Its length.
         block: Elements along the dimension in each device's array.
-        slots: What is sent.
+        slots: The ranges that are sent.
         is_gathered: Whether the dimension is gathered instead.
         received: Elements along the dimension that a device receives.
     """
@@ -140,9 +140,9 @@ def exchange(have: tuple[Have, ...], starts: tuple[int, ...], length: int, block
     """The cheapest exchange that brings every device its range.
 
     Args:
-        have: What devices have; together one range without gaps, every position once.
+        have: The ranges that devices have; together one range without gaps, every position once.
         starts: Where the range begins that each wants; it may lie outside in part or all.
-        length: How long it is.
+        length: Its length.
         block: Elements along the dimension in each device's array.
 
     Example:
@@ -207,8 +207,8 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: E
         dim: The dimension.
         names: The mesh axes it is cut over, major to minor; () where it is whole.
         local: For which equation.
-        plan: What is had and wanted.
-        fill: What stands at positions that nobody has; anything where None.
+        plan: The ranges that devices have and want.
+        fill: The value at positions that nobody has; anything where None.
     """
     index = block_index(names)
     if plan.is_gathered:

@@ -334,7 +334,7 @@ def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> A
         x: This device's block.
         names: The mesh axes that the dimension is cut over, major to minor.
         dim: The dimension.
-        platform: What is compiled for.
+        platform: The platform that is compiled for.
     """
     if not dim or is_key(x.dtype) or platform != "cpu":
         return all_gather(x, names, dim, tiled=True)

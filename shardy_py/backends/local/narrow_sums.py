@@ -136,7 +136,7 @@ def _sum(x: Any, names: tuple[str, ...], k: int, rounded: bool) -> Any:
     Args:
         x: This device's summand.
         names: Over which axes.
-        k: How many devices.
+        k: Number of devices.
         rounded: Whether the sum is read in bfloat16 only, so that rounding it before it is sent changes nothing.
     """
     if k == 2:  # Each sends all that it has: as many bytes as two exchanges of halves, by one collective.

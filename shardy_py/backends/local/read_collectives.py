@@ -38,7 +38,7 @@ def read_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling 
     Args:
         jaxpr: A jaxpr with regions, or that of a region.
         sizes: The axes of the regions' mesh.
-        spelling: How to write axes that are parts of the user's; by default as they are.
+        spelling: Texts of axes that are parts of the user's; by default their names.
     """
     return tuple(_read(jaxpr, 1, sizes, spelling or {}, ""))
 
@@ -119,7 +119,7 @@ def spelled(axes: Sequence[str], spelling: Spelling) -> tuple[str, ...]:
 
     Args:
         axes: Axes of the region's mesh.
-        spelling: How parts are written, `x:(1)2`.
+        spelling: Texts of parts, `x:(1)2`.
     """
     out: list[str] = []
     whole: dict[str, list[str]] = {}

@@ -123,7 +123,7 @@ def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Me
 
     Args:
         manual: The axes that each dimension is cut into blocks over.
-        free: How a block is to be cut further.
+        free: The cuts within a block.
         shape: The shape of the value.
         mesh: The mesh of both.
 

@@ -35,7 +35,7 @@ def reshard(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], me
         target: The new layout.
         shape: The global shape.
         mesh: The region's mesh.
-        platform: What is compiled for.
+        platform: The platform that is compiled for.
     """
     if 0 in shape:
         return ops.reshape(x, local_shape(shape, target, mesh))
@@ -107,7 +107,7 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
         x: This device's partial result.
         axes: Over which axes.
         combine: `add`, `max`, `min`, `mul`, `and`, `or` or `xor`.
-        platform: What is compiled for.
+        platform: The platform that is compiled for.
     """
     axis_names = names(axes)
     if x.dtype == jnp.bool_:
@@ -188,7 +188,7 @@ def all_gather_bits(x: Array, over: tuple[str, ...], dim: int, platform: str) ->
         x: This device's block.
         over: The mesh axes the dimension is cut over, major to minor.
         dim: The dimension.
-        platform: What is compiled for.
+        platform: The platform that is compiled for.
     """
     return as_bits(x, lambda y: all_gathered(y, over, dim, platform), platform)
 

@@ -22,9 +22,9 @@ class Window:
 
     Attributes:
         size: Size of the dimension.
-        count: How many places the window takes.
+        count: Number of places that the window takes.
         stride: Distance between positions of the window.
-        low: How far before the first element the first begins.
+        low: Distance of the first window's begin before the first element.
         footprint: Elements that the window spans.
         dilation: Distance between elements of the dimension.
     """
@@ -134,7 +134,7 @@ class Windowed:
         Args:
             local: The equation.
             x: This device's part.
-            fill: What stands in padding.
+            fill: The padding.
             padding: The padding of each dimension as a whole.
             dilation: Its dilation.
         """
@@ -278,10 +278,10 @@ def touching(size: int, count: int, kernel: int, stride: int, low: int, num_shar
 
     Args:
         size: Size of the dimension.
-        count: How many places the window takes.
+        count: Number of places that the window takes.
         kernel: Elements that the window covers.
-        stride: How far apart the places are.
-        low: How far before the first element the first begins.
+        stride: Distance between places.
+        low: Distance of the first window's begin before the first element.
         num_shards: Number of blocks of the dimension and of window positions.
     """
     block = -(-size // num_shards)

@@ -30,7 +30,7 @@ def propagate(
 
     Args:
         program: Changed in place.
-        strategy: How conflicts are settled.
+        strategy: The settlement of conflicts.
         op_priority: Whether ops that move no data go first.
         user_priority: Whether shardings with `p0` go first, then those with `p1`, and so on; else all at once.
         conservative: Never propagate sub-axes.

@@ -52,7 +52,7 @@ def propagate_step(
         directions: A `PropagationDirection` per factor.
         shardings: Of operands, then results; None is fully open.
         meshes: Name -> mesh.
-        strategy: How conflicts are settled.
+        strategy: The settlement of conflicts.
         conservative: Never propagate sub-axes.
         elementwise: Whether the op is elementwise (`aggressive` looks at it).
 

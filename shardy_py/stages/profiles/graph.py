@@ -33,7 +33,7 @@ class ProfileNode:
         activations: Bytes of each output. PipeDream sums them when it reads, and so loses which is which.
         parameter_bytes: Bytes of its parameters.
         stage: The pipeline stage it belongs to, if it has one.
-        spelled: How the four numbers were written where they were read, so that writing gives the same text.
+        spelled: Texts of the four numbers where they were read, so that writing gives the same text.
 
     Raises:
         GraphError: If a number is negative or not finite, or a text would break the format.

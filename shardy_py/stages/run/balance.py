@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 SLACK = 1.05
-"""How much longer than the best slowest stage a stage may be, for the sake of fewer bytes."""
+"""Share by which a stage may be longer than the best slowest stage, for the sake of fewer bytes."""
 
 
 def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, seconds_per_byte: float = 0.0) -> list[int]:
@@ -20,7 +20,7 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, 
         costs: Cost of every item, in seconds.
         crossing: Bytes that cross a cut in front of an item; the first is not used.
         stages: Number of stages, at most the number of items.
-        seconds_per_byte: How long a byte that crosses takes, in both directions together.
+        seconds_per_byte: Seconds for a byte that crosses, in both directions together.
 
     Returns:
         First item of every stage but the first.

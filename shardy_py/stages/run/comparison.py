@@ -18,7 +18,7 @@ def compare(got: Any, wanted: Any, rtol: float) -> float:
     Args:
         got: Results of the pipeline.
         wanted: Results of the step on one device.
-        rtol: How large it may be.
+        rtol: Its limit.
 
     Raises:
         PipelineError: It is larger; the message names the result.

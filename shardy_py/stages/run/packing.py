@@ -26,7 +26,7 @@ PACKED_BYTES = 16384
 one core copies about as much."""
 
 FEWEST_USES = 8
-"""How often programs of a stage have to run in a step for packing its parameters, which takes a program of its own, to pay."""
+"""Runs of a stage's programs in a step from which packing its parameters, which takes a program of its own, pays."""
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ def pipeline(
         fun: A training step that takes gradients inside, with its state first and its batch after it, all positional; or a function
             that returns one scalar loss, for which the pipeline returns `(loss, gradients of the first argument)`. Flax NNX modules and
             optimizers may be arguments; what the step changes in them is changed. Without it, a decorator is returned.
-        num_microbatches: How many equal parts the batch is cut into, along the first dimension.
-        num_stages: How many stages; None for as many as are marked with `sp.stage`, or as the partition has.
+        num_microbatches: Number of equal parts that the batch is cut into, along the first dimension.
+        num_stages: Number of stages; None for as many as are marked with `sp.stage`, or as the partition has.
         partition: A partition by `sp.stages.partition` of a profile of `fun`, where that is a loss; in a training step mark the
             loss with `sp.stages.marked` instead.
         mesh: None for one device per mesh, or as many as the partition says; a `jax.sharding.Mesh` or a mapping such as

@@ -100,7 +100,7 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
             themselves, which may differ in size but not in the names of their axes. None and a mapping take devices of this process
             where it has enough. A mapping to more devices than there are is abstract.
         axis: The axis along which stages lie.
-        count: How many are needed.
+        count: Number of those needed.
 
     Raises:
         PipelineError: There are not as many.

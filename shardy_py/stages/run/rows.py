@@ -22,8 +22,8 @@ class Rows:
     """The parts of a dimension of examples.
 
     Attributes:
-        outer: How many times all examples of the microbatch come one after the other.
-        inner: How many neighbours belong to one example.
+        outer: Number of times that all examples of the microbatch come one after the other.
+        inner: Number of neighbours that belong to one example.
     """
 
     outer: int = 1

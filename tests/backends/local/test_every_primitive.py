@@ -271,5 +271,5 @@ def test_what_has_no_form_runs_whole_and_says_so() -> None:
         np.testing.assert_allclose(step(dense, state), jax.jit(f)(dense, state), rtol=1e-6)
         planned = step.trace(dense, state)._planned
         assert planned.partitioning is not None
-        said = [finding.message for finding in planned.partitioning.made(planned.plan).findings]
+        said = [finding.message for finding in planned.partitioning.partitioned(planned.plan).findings]
         assert any(text.startswith(expected) for text in said), said

@@ -35,7 +35,7 @@ class Choice:
     """A way to choose.
 
     Attributes:
-        size: How large a tensor counts where tensors are compared.
+        size: The size of a tensor where tensors are compared.
         axes: The axes of each factor under which an op runs.
     """
 

@@ -87,7 +87,7 @@ def decide(
         types: Their types.
         meshes: Name -> mesh.
         full: Whether all conflicts are settled, or only that of `dot_case` and reductions.
-        choice: How conflicts are settled.
+        choice: The settlement of conflicts.
 
     Returns:
         None where the op runs as it is.

@@ -34,7 +34,7 @@ def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int]
 
     Args:
         value: A tensor whose dimensions the axes divide.
-        sharding: How it is sharded.
+        sharding: Its sharding.
         mesh: The mesh of the sharding.
         by: Dimension -> by how much, at most the part of a device.
         like: Gives the location.
