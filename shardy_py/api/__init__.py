@@ -67,8 +67,6 @@ def auto_shard(
 
 @overload
 def auto_shard(
-    fun: None = None,
-    /,
     *,
     mesh: AnyMesh | None = ...,
     in_shardings: Any = ...,

@@ -224,7 +224,7 @@ def named_computation(fn: Callable[P, R], *, name: str | None = None) -> Callabl
 
 
 @overload
-def named_computation(fn: None = None, *, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def named_computation(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:

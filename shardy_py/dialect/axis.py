@@ -94,7 +94,7 @@ class AxisRef(Interned):
         interned = cls._table.get((name, pre_size, size))
         if interned is not None:
             return interned
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"an axis name must be a string, got {name!r}")
         name = str(name)
         if pre_size is None and size is None:

@@ -41,7 +41,7 @@ class MeshAxis(Interned):
         interned = cls._table.get((name, size))
         if interned is not None:
             return interned
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the name of a mesh axis must be a string, got {name!r}")
         name, size = str(name), integer(size)
         if size < 1:

@@ -127,7 +127,7 @@ def unproject(
     mesh_name: str | Mesh,
 ) -> TensorSharding:
     """Puts the factor shardings of a tensor together to dimension shardings; priorities are dropped, as the reference does."""
-    dims = []
+    dims: list[DimensionSharding] = []
     factors = tensor.factors
     for dim in mapping:
         if len(dim) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from shardy_py.dialect.axis import AxisRef, num_shards
 from shardy_py.dialect.mesh import Mesh
-from shardy_py.dialect.sharding import TensorSharding
+from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 
 
 def regrouped_axes(axes: Iterable[AxisRef], mesh: Mesh, onto: Mesh) -> tuple[AxisRef, ...] | None:
@@ -44,7 +44,7 @@ def regrouped(sharding: TensorSharding, mesh: Mesh, onto: Mesh, name: str) -> Te
         onto: The other mesh.
         name: The name of the other mesh.
     """
-    dims = []
+    dims: list[DimensionSharding] = []
     for dim in sharding.dims:
         axes = regrouped_axes(dim.axes, mesh, onto)
         if axes is None:

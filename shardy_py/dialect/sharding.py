@@ -175,7 +175,7 @@ class TensorSharding(Interned):
         except (KeyError, TypeError):
             pass
         if type(mesh) is not Mesh:
-            if not isinstance(mesh, str):
+            if not isinstance(mesh, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"the mesh of a sharding must be a name or a Mesh, got {mesh!r}")
             mesh = str(mesh)
         dim_shardings = tuple(dim if type(dim) is DimensionSharding else DimensionSharding(axis_refs(dim)) for dim in dims)

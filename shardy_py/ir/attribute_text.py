@@ -1,5 +1,8 @@
 """MLIR text of the attributes and constants that a `Program` keeps."""
 
+# Attributes hold anything, so what their lists hold has no type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import cmath

@@ -29,7 +29,8 @@ class Names:
 
     def region(self, block: Block, number: int, argument: int, conflict: int, arguments: str = "") -> None:
         """Names the values of a block and of the regions in it, from the numbers given on."""
-        of, mine = self.of, []
+        of = self.of
+        mine: list[str] = []
         for value in block.arguments:
             if arguments:
                 name, conflict = self._unique(arguments, conflict)

@@ -4,6 +4,9 @@ An op without a form here is written as `name operands` where it has no attribut
 name in quotes and its attributes in `<{}>`, where it has some.
 """
 
+# Attributes hold anything, so what their lists hold has no type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +102,8 @@ _REDUCTIONS = ("", "max ", "min ")
 
 def _collective(attribute: str) -> Callable[[Op, Names], str]:
     def write(op: Op, names: Names) -> str:
-        kind = _REDUCTIONS[op.attributes.get("reduction_op", 0)]
+        reduction: int = op.attributes.get("reduction_op", 0)
+        kind = _REDUCTIONS[reduction]
         return f" {kind}{op.attributes[attribute]} {names.list(op.operands)} out_sharding={_sharding(op.results[0].sharding)}"
 
     return write

@@ -93,7 +93,8 @@ def _opaque_shape(text: str) -> tuple[int, ...] | None:
 
 def _items(text: str) -> list[str]:
     """Splits at the commas that are not inside brackets."""
-    items, depth, start = [], 0, 0
+    items: list[str] = []
+    depth = start = 0
     for i, char in enumerate(text):
         if char in "<(":
             depth += 1

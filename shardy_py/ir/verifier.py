@@ -4,6 +4,9 @@ What breaks a rule of MLIR, StableHLO or SDY is named in their words. Shapes are
 tensors of one shape is for the front end to see to.
 """
 
+# Attributes hold anything, so what their lists hold has no type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -131,7 +134,7 @@ class _Verifier:
                     self.report(f"redefinition of symbol named '{function.name}'", None, function=function)
                 self.functions[function.name] = function
             for name, mesh in self.program.meshes.items():
-                if not isinstance(mesh, Mesh):
+                if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
                     self.report(f"the mesh '{name}' is a {type(mesh).__name__}", None, why="a mesh of a program is a dialect.Mesh")
             for function in self.program.functions:
                 self.function = function

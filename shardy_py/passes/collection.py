@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 YOUNG = 10_000
@@ -36,7 +36,7 @@ class _Regions:
                 return
             gc.collect(1)  # cheap, and what the user has dropped does not grow old with what is made here
             self._thresholds = gc.get_threshold()
-            if len(sys._current_frames()) == 1:
+            if len(sys._current_frames()) == 1:  # pyright: ignore[reportPrivateUsage] - documented
                 gc.disable()
             else:
                 gc.set_threshold(YOUNG, _NEVER, _NEVER)
@@ -86,7 +86,7 @@ _REGIONS = _Regions()
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def no_collection() -> Generator[None]:
     """Little garbage collection inside: none where no other thread runs Python, else of the youngest objects.
 
     A program is a few hundred thousand small objects that live on; looking at all of them for garbage again and again would cost

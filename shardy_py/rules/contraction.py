@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardy_py.dialect import FactorType, OpShardingRule
 from shardy_py.rules.builder import NO_DIM, Builder, FactorBuilder, Signature
 
@@ -29,8 +31,10 @@ def dot_general(signature: Signature) -> OpShardingRule:
     """
     lhs, rhs = signature.operands
     attributes = signature.attributes
-    lhs_batch, rhs_batch = attributes["lhs_batching_dimensions"], attributes["rhs_batching_dimensions"]
-    lhs_contract, rhs_contract = attributes["lhs_contracting_dimensions"], attributes["rhs_contracting_dimensions"]
+    lhs_batch: Sequence[int] = attributes["lhs_batching_dimensions"]
+    rhs_batch: Sequence[int] = attributes["rhs_batching_dimensions"]
+    lhs_contract: Sequence[int] = attributes["lhs_contracting_dimensions"]
+    rhs_contract: Sequence[int] = attributes["rhs_contracting_dimensions"]
     builder = FactorBuilder(signature.operands, signature.results)
     out_dim = 0
     for lhs_dim, rhs_dim in zip(lhs_batch, rhs_batch, strict=True):

@@ -16,9 +16,12 @@ def convolution(signature: Signature) -> OpShardingRule:
     (result,) = signature.results
     dims = signature.attributes
     lhs_batch, lhs_feature = dims["input_batch_dimension"], dims["input_feature_dimension"]
-    rhs_in, rhs_out = dims["kernel_input_feature_dimension"], dims["kernel_output_feature_dimension"]
-    out_batch, out_feature = dims["output_batch_dimension"], dims["output_feature_dimension"]
-    batch_groups, feature_groups = dims["batch_group_count"], dims["feature_group_count"]
+    rhs_in: int = dims["kernel_input_feature_dimension"]
+    rhs_out: int = dims["kernel_output_feature_dimension"]
+    out_batch: int = dims["output_batch_dimension"]
+    out_feature: int = dims["output_feature_dimension"]
+    batch_groups: int = dims["batch_group_count"]
+    feature_groups: int = dims["feature_group_count"]
     builder = FactorBuilder(signature.operands, signature.results)
 
     if batch_groups > 1:

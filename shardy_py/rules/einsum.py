@@ -187,7 +187,7 @@ def parse_einsum_rule(
         >>> print(parse_einsum_rule("i k, k j -> i j", reduction="k").bind([(8, 4), (4, 2)], [(8, 2)]))
         #sdy.op_sharding_rule<([i, j], [j, k])->([i, k]) {i=8, j=4, k=2} reduction={j}, custom>
     """
-    if not isinstance(rule, str):
+    if not isinstance(rule, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f'a sharding rule is a string such as "i k, k j -> i j", got {type(rule).__name__}')
     operands, results = read_rule(rule)
     all_sizes = {**(factor_sizes or {}), **sizes}
@@ -216,7 +216,7 @@ def _check_sizes(rule: str, tensors: tuple[Tensor, ...], sizes: Mapping[str, int
         for name in dim.factors:
             factors.setdefault(name, dim)
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool):
+        if not isinstance(size, int) or isinstance(size, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the size of factor '{name}' must be an integer, got {size!r}")
         text, position = f'"{rule}", {name}={size}', len(rule) + 4
         if name not in factors:
@@ -237,7 +237,7 @@ def _check_sizes(rule: str, tensors: tuple[Tensor, ...], sizes: Mapping[str, int
 def _names(rule: str, kind: str, factors: str | Iterable[str]) -> Names:
     names = tuple(factors.replace(",", " ").split() if isinstance(factors, str) else factors)
     for i, name in enumerate(names):
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{kind} must hold names of factors, got {name!r}")
         if not FACTOR_NAME.fullmatch(name):
             raise _list_error(f"'{name}' is no name of a factor", rule, kind, names, i, "names are letters, digits and '_'")

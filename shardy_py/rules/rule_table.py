@@ -29,7 +29,7 @@ class RuleTable(Mapping[str, RuleSpec]):
     def __init__(self, rules: Mapping[str, RuleSpec] | None = None) -> None:
         table = dict(rules or {})
         for name, spec in table.items():
-            if not isinstance(spec, RuleSpec):
+            if not isinstance(spec, RuleSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"the rule of '{name}' must come from parse_einsum_rule, got {type(spec).__name__}")
         self._rules = MappingProxyType(table)
         self._hash = hash(frozenset(table.items()))

@@ -315,7 +315,9 @@ def mesh() -> jax.sharding.Mesh:
 
 def compiled(mesh, fun, *args, outs=XY) -> str:
     mapped = jax.shard_map(fun, mesh=mesh, in_specs=XY, out_specs=outs, check_vma=False)
-    return jax.jit(mapped).lower(*args).compile().as_text()
+    text = jax.jit(mapped).lower(*args).compile().as_text()
+    assert text is not None
+    return text
 
 
 A = jax.ShapeDtypeStruct((16, 32), jnp.float32)

@@ -129,7 +129,7 @@ def test_replace() -> None:
 
 def test_match_statement() -> None:
     match AxisRef("x", 1, 2):
-        case AxisRef(name, 1, size):
+        case AxisRef(name, 1, size):  # pyright: ignore[reportGeneralTypeIssues]
             assert (name, size) == ("x", 2)
         case _:
             pytest.fail("did not match")

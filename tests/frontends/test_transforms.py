@@ -30,7 +30,7 @@ def _in_a_loop(n: int) -> Any:
     def fun(x: Any) -> tuple[Any, Any]:
         def body(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
             kept, left_out = carry
-            for _ in range(n):
+            for _ in range(n):  # pyright: ignore[reportAssignmentType]
                 left_out = left_out * 1.5
             return (kept @ x, left_out), None
 

@@ -99,7 +99,7 @@ def decompositions(a: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
     return jnp.linalg.cholesky(square), jnp.linalg.solve(square, a), jnp.fft.rfft(x), lax.top_k(x, 2)[0]
 
 
-def approximate(x: jax.Array) -> list[jax.Array]:
+def approximate(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return lax.approx_max_k(x, 2)
 
 

@@ -93,7 +93,7 @@ def bound_rules(draw: st.DrawFn) -> tuple[str, dict[str, Any], Shapes, Shapes]:
         options = ("need_replication", "permutation") if name in in_results else ("reduction", "need_replication", "permutation")
         kinds.setdefault(draw(st.sampled_from(options)), []).append(name)
     rule = draw(st.sampled_from((" -> ", "->"))).join([draw(st.sampled_from((", ", ",", " , "))).join(side) for side in sides])
-    return rule, {**arguments, **kinds}, *shapes
+    return rule, {**arguments, **kinds}, *shapes  # pyright: ignore[reportReturnType]
 
 
 @given(bound_rules())

@@ -95,7 +95,7 @@ def cube() -> Plan:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8])[::-1].reshape(2, 2, 2), ("x", "y", "z"))
     specs = (P("x", "y", "z"), P(("z", "x"), "y"), P(None, ("x", "y", "z")), P("y"))
     shapes = (shape(4, 6, 8), shape(8, 2), shape(3, 16), shape(10))
-    return sp.auto_shard(lambda *a: [each * 2 for each in a], mesh=mesh, in_shardings=specs).plan(*shapes)
+    return sp.auto_shard(lambda *a: [each * 2 for each in a], mesh=mesh, in_shardings=specs).plan(*shapes)  # pyright: ignore[reportOperatorIssue]
 
 
 @functools.cache

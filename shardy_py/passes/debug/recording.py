@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from shardy_py.ir import Program
@@ -15,7 +15,7 @@ PROPAGATION_EDGES = "note each step of the propagation"
 
 
 @contextmanager
-def recording(program: Program, log: Log | None, *, sharding_origins: bool, propagation_edges: bool) -> Iterator[Log | None]:
+def recording(program: Program, log: Log | None, *, sharding_origins: bool, propagation_edges: bool) -> Generator[Log | None]:
     """Gives a log for a pass to write to, and sets the debug attributes from it afterwards.
 
     Args:

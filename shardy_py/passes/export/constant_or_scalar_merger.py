@@ -1,5 +1,8 @@
 """Merges equal constants, and equal broadcasts of one scalar, after propagation."""
 
+# Attributes hold anything, so what their lists hold has no type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -35,7 +35,7 @@ class ManualAxesCleanup(Pass):
 
 
 def _clean(op: Op, meshes: dict[str, Mesh]) -> None:
-    manual = tuple(op.attributes.get("manual_axes") or ())
+    manual: tuple[str, ...] = tuple(op.attributes.get("manual_axes") or ())
     if not manual:
         return
     ins, outs = op.attributes.get("in_shardings") or (), op.attributes.get("out_shardings") or ()

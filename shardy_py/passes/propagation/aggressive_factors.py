@@ -43,7 +43,7 @@ def _sorted_factors(
     rule: OpShardingRule, tensors: Sequence[TensorFactors], axes_of: Sequence[Axes], order: Sequence[int], mesh: Mesh, elementwise: bool
 ) -> list[int]:
     tensor_sizes = rule.tensor_sizes
-    keys = {}
+    keys: dict[int, tuple[int, int, int, int]] = {}
     for f in order:
         source, source_size = -1, -1
         for i, tensor in enumerate(tensors):

@@ -121,7 +121,8 @@ class Propagation:
 
     def _visit(self, node: Node, table: StepTable, stage: int, stack: list[Node] | None) -> None:
         """One step through an edge or a function result."""
-        directions = node.all_directions if stage < 0 or node.op is None else node.stages[stage]  # pyright: ignore[reportOptionalSubscript]
+        stages = node.stages
+        directions = node.all_directions if stage < 0 or node.op is None or stages is None else stages[stage]
         if directions is None:
             return
         stored = tuple(map(_sharding, node.tensors))

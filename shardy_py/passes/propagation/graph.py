@@ -216,7 +216,7 @@ class PropagationGraph:
         return node
 
     def _result_nodes(self) -> list[Node]:
-        nodes = []
+        nodes: list[Node] = []
         if self.main is None or not self.main.body.ops:  # a declaration
             return nodes
         for value, slot in zip(self.main.body.terminator.operands, self.results):  # an unregistered op need not return all results

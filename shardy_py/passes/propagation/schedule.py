@@ -28,7 +28,7 @@ def schedule(rule: OpShardingRule, early: int, broadcast: bool) -> tuple[Directi
     waiting = rule.reduction + rule.need_replication + rule.permutation
     stages: list[Directions | None] = []
     for stage in range(STAGES):
-        directions = []
+        directions: list[int] = []
         for f in range(len(rule.factor_sizes)):
             direction = early
             if stage >= 2 and f not in waiting:

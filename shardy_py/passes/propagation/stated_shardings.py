@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from shardy_py.ir import Op, Program
@@ -11,7 +11,7 @@ from shardy_py.passes.walk import ops_of
 
 
 @contextmanager
-def stated_shardings_on_values(program: Program) -> Iterator[None]:
+def stated_shardings_on_values(program: Program) -> Generator[None]:
     """Moves `in_shardings` and `out_shardings` of computations to their block arguments and results, and back afterwards.
 
     Nothing propagates between the inside and the outside of such a computation, but its block arguments and results take part

@@ -67,7 +67,7 @@ def propagate_step(
     mappings = rule.mappings
     tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, shardings, strict=True)]
     updated = _FACTOR_STRATEGIES[strategy](rule, tensors, directions, mesh, conservative, elementwise)
-    changes = []
+    changes: list[tuple[int, TensorSharding]] = []
     for i, changed in enumerate(updated):
         if not changed:
             continue

@@ -56,8 +56,6 @@ def pipeline(
 
 @overload
 def pipeline(
-    fun: None = None,
-    /,
     *,
     num_microbatches: int,
     num_stages: int | None = ...,

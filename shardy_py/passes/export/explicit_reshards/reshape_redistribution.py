@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
@@ -28,7 +28,7 @@ def redistribute(rule: OpShardingRule, tensors: Sequence[TensorFactors], mesh_na
     """
     operand, result = tensors
     axes = max(_all_axes(rule, operand, 0), _all_axes(rule, result, 1), key=lambda axes: num_shards(axes, mesh))
-    dealt = []
+    dealt: list[Mapping[int, FactorSharding]] = []
     for mapping, tensor in zip(rule.mappings, tensors, strict=True):
         sharding = _deal(mapping, tensor, axes, rule, mesh_name, mesh)
         dealt.append(project(mapping, sharding, rule.factor_sizes, mesh, True).factors)

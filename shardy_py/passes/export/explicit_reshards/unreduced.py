@@ -21,7 +21,7 @@ class Collective:
 
     name: str
     sharding: TensorSharding
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def unreduced_of(sharding: TensorSharding | None) -> Axes:

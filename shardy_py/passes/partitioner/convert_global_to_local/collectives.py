@@ -64,7 +64,8 @@ _BODIES = ("add", "maximum", "minimum")
 
 
 def _body(out: Emitter, value: Value) -> Block:
-    return scalar_body(_BODIES[out.op.attributes.get("reduction_op", 0)], value.type.dtype)
+    reduction: int = out.op.attributes.get("reduction_op", 0)
+    return scalar_body(_BODIES[reduction], value.type.dtype)
 
 
 def reduce_scatter(op: Op, out: Emitter) -> Sequence[Value]:

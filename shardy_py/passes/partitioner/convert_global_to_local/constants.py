@@ -33,7 +33,7 @@ def iota(op: Op, out: Emitter) -> Sequence[Value]:
     """An iota over the part, to which the part's offset is added."""
     (result,) = out.facts.results
     assert result.sharding is not None
-    dim = op.attributes["iota_dimension"]
+    dim: int = op.attributes["iota_dimension"]
     value = out.value("iota", (), result.local, {"iota_dimension": dim})
     if not result.axes(dim):
         return (value,)

@@ -59,7 +59,8 @@ def _local_indices(out: Emitter, looked_up: Sequence[int]) -> tuple[Value, Value
     operand, attributes = out.facts.operands[0], out.op.attributes
     indices = out.op.operands[1]
     shape, dtype = indices.type.shape, indices.type.dtype
-    vector_dim, dims = attributes["index_vector_dim"], attributes["start_index_map"]
+    vector_dim: int = attributes["index_vector_dim"]
+    dims: Sequence[int] = attributes["start_index_map"]
     last = [operand.type.shape[dim] - 1 for dim in dims]
     lowest = out.integer(0, shape, dtype)
     if len(dims) == 1:

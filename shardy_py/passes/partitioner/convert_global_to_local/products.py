@@ -30,7 +30,7 @@ def convolution(op: Op, out: Emitter) -> Sequence[Value]:
     """A convolution with as many groups as the device has; of a kernel that is cut it applies a part, and a sum must follow."""
     attributes = op.attributes
     lhs, rhs = out.facts.operands
-    counts = {
+    counts: dict[str, int] = {
         "batch_group_count": attributes["input_batch_dimension"],
         "feature_group_count": attributes["input_feature_dimension"],
     }
@@ -42,7 +42,7 @@ def convolution(op: Op, out: Emitter) -> Sequence[Value]:
     _check_summed(out, "convolution", axes)
     values: dict[str, object] = {}
     for name, dim in counts.items():
-        count = attributes[name]
+        count: int = attributes[name]
         if count > 1 and lhs.axes(dim):
             parts = lhs.type.shape[dim] // lhs.local.shape[dim]
             if count % parts:

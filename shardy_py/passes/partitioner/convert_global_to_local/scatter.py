@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import ml_dtypes
 
@@ -115,7 +116,7 @@ def _kind(dtype: str) -> str:
 
 def _extreme(dtype: str, lowest: bool) -> str:
     if _kind(dtype) == "float":
-        limits = ml_dtypes.finfo(dtype)
+        limits = cast(Any, ml_dtypes.finfo(dtype))
         return repr(float(limits.min if lowest else limits.max))
     signed = _kind(dtype) == "int"
     bits = element_bits(dtype) - signed

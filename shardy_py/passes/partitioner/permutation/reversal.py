@@ -31,7 +31,7 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: boo
     """
     value, result = op.operands[0], op.result
     sharding = get_sharding(value)
-    dims = tuple(op.attributes["dimensions"])
+    dims: tuple[int, ...] = tuple(op.attributes["dimensions"])
     if sharding is None or not any(sharding.dims[dim].axes for dim in dims):
         return True
     mesh = sharding.mesh_in(names.program.meshes)
