@@ -88,8 +88,9 @@ class Partitioning:
             ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
                 platform, (_, used) = options.platform_of(view.user_mesh), self.needed
+                names = [value.path for value in plan.inputs]
                 self._partitioned = partitioned(
-                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used
+                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used, names
                 )
         return self._partitioned
 

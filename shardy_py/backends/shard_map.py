@@ -44,6 +44,7 @@ class Partitioned:
         spelling: Texts of parts of axes in terms of the plan's mesh.
         platform: The platform that is compiled for.
         findings: Remarks on ops that run whole.
+        names: Paths of the arguments; empty where they have none.
     """
 
     jaxpr: ClosedJaxpr
@@ -51,12 +52,13 @@ class Partitioned:
     spelling: Mapping[str, str]
     platform: str
     findings: tuple[Finding, ...]
+    names: tuple[str, ...] = ()
 
     @functools.cached_property
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives; read on the first request, as running does not need them."""
         merged = _within(self.jaxpr, lambda body: merged_as_by_xla(body, self.platform))
-        return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling)
+        return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling, self.names)
 
     def as_call(self, used: Sequence[bool]) -> ClosedJaxpr:
         """The region as a function of constants and arguments of the planned jaxpr.
@@ -129,6 +131,7 @@ def partitioned(
     mesh: AnyMesh | None = None,
     context: AbstractMesh | None = None,
     used: Sequence[bool] | None = None,
+    names: Sequence[str] = (),
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh.
 
@@ -142,6 +145,7 @@ def partitioned(
         mesh: The mesh of shardings that users see; by default the twin.
         context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
         used: Which constants and arguments a result or an effect depends on; the region reads no other. None is all.
+        names: Paths of the arguments.
     """
     manual = () if context is None else context.manual_axes
     layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
@@ -200,7 +204,7 @@ def partitioned(
     sizes = layouts.mesh.shape
     traced = _within(traced, lambda body: optimize_region(body, sizes, platform, layouts.spelling))
     whole = _with_consts(traced, len(at_consts), closed.consts)
-    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)))
+    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), tuple(names))
 
 
 def fits_inside(

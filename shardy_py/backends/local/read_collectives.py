@@ -32,24 +32,36 @@ Spelling = Mapping[str, str]
 """Axis of the region's mesh -> its notation in the user's mesh."""
 
 
-def read_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling | None = None) -> tuple[Collective, ...]:
+_MOVING = frozenset(
+    ("all_gather", "all_gather_invariant", "all_to_all", "bitcast_convert_type", "optimization_barrier", "ppermute", "reshape", "squeeze")
+)
+"""Primitives that only move elements: a collective behind them is of the value before."""
+
+
+def read_collectives(
+    jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling | None = None, names: Sequence[str] = ()
+) -> tuple[Collective, ...]:
     """The collectives of a jaxpr, in the order in which they stand; those of loops once, with their trips.
 
     Args:
         jaxpr: A jaxpr with regions, or that of a region.
         sizes: The axes of the regions' mesh.
         spelling: Texts of axes that are parts of the user's; by default their names.
+        names: Paths of the arguments of the jaxpr; by default they have none.
     """
-    return tuple(_read(jaxpr, 1, sizes, spelling or {}, ""))
+    paths = dict(zip(jaxpr.invars, names)) if names else {}
+    return tuple(_read(jaxpr, 1, sizes, spelling or {}, "", paths))
 
 
-def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, around: str) -> Iterator[Collective]:
+def _read(
+    jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, around: str, paths: Mapping[Any, str]
+) -> Iterator[Collective]:
     producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         kind = KINDS.get(name)
         if kind is not None:
-            yield from _entries(eqn, kind, trips, sizes, spelling, producers, around)
+            yield from _entries(eqn, kind, trips, sizes, spelling, producers, around, paths)
             continue
         within = trips
         if name == "scan":
@@ -58,7 +70,8 @@ def _read(jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: S
             within = None
         if name in BODIES or name == "shard_map":
             for _, _, body in bodies(eqn):
-                yield from _read(open_jaxpr(body), within, sizes, spelling, _module(eqn, around))
+                inner = open_jaxpr(body)
+                yield from _read(inner, within, sizes, spelling, _module(eqn, around), _paths_inside(eqn, inner, producers, paths))
 
 
 def _entries(
@@ -69,6 +82,7 @@ def _entries(
     spelling: Spelling,
     producers: Mapping[Any, JaxprEqn],
     around: str,
+    paths: Mapping[Any, str],
 ) -> Iterator[Collective]:
     axes = _axes(eqn)
     groups = eqn.params.get("axis_index_groups")
@@ -80,7 +94,8 @@ def _entries(
     module = _module(eqn, around)
     for v in eqn.invars:
         aval: Any = v.aval
-        producer = _producer(v, producers)
+        source = _source(v, producers)
+        producer = producers.get(source)
         yield Collective(
             kind,
             spelled(axes, spelling),
@@ -89,19 +104,34 @@ def _entries(
             trips,
             str(aval.dtype),
             tuple(aval.shape),
-            "" if producer is None else producer.primitive.name,
+            paths.get(source, "") if producer is None else producer.primitive.name,
             eqn.primitive.name,
             where,
             module,
         )
 
 
-def _producer(v: Any, producers: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
-    """The equation that computes an operand, seen through bitcasts and barriers; None for arguments."""
-    producer = None if isinstance(v, Literal) else producers.get(v)
-    if producer is not None and producer.primitive.name in ("bitcast_convert_type", "optimization_barrier"):
-        return _producer(producer.invars[list[Any](producer.outvars).index(v)], producers)
-    return producer
+def _source(v: Any, producers: Mapping[Any, JaxprEqn]) -> Any:
+    """The variable whose elements an operand has, seen through ops that only move them; None for a literal."""
+    while not isinstance(v, Literal):
+        producer = producers.get(v)
+        if producer is None or producer.primitive.name not in _MOVING:
+            return v
+        v = producer.invars[list[Any](producer.outvars).index(v)]
+    return None
+
+
+def _paths_inside(eqn: JaxprEqn, body: Jaxpr, producers: Mapping[Any, JaxprEqn], paths: Mapping[Any, str]) -> dict[Any, str]:
+    """The paths of a body's arguments: of all where the equation hands over its operands one by one, of a scan's but for carries."""
+    operands = eqn.invars[-len(body.invars) :] if eqn.primitive.name == "cond" else eqn.invars
+    if not paths or eqn.primitive.name == "while" or len(operands) != len(body.invars):
+        return {}
+    carried = range(0)
+    if eqn.primitive.name == "scan":
+        first = eqn.params["num_consts"]
+        carried = range(first, first + eqn.params["num_carry"])
+    sources = [(inner, _source(v, producers)) for i, (v, inner) in enumerate(zip(operands, body.invars)) if i not in carried]
+    return {inner: paths[source] for inner, source in sources if source in paths}
 
 
 def _module(eqn: JaxprEqn, around: str) -> str:
