@@ -276,7 +276,7 @@ def many() -> dict[str, Any]:
     params, batch = jax.tree.map(jnp.asarray, data())
     for _ in range(5000):
         params, loss = trained(params, batch)
-    return {"loss": float(loss), "threads": os.environ.get("PJRT_NPROC")}  # pyright: ignore[reportPossiblyUnbound]
+    return {"loss": float(loss), "threads": os.environ.get("PJRT_NPROC")}  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def late_threads() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -219,11 +219,13 @@ def _dot_general(op: Operation, operands: Shapes, results: Shapes) -> Work:
 def _convolution(op: Operation, operands: Shapes, results: Shapes) -> Work:
     lhs, rhs = (v.type for v in op.operands)
     a = op.attributes
-    elements = math.prod(results[0]) * operands[1][a["kernel_input_feature_dimension"]]
+    feature: int = a["kernel_input_feature_dimension"]
+    elements = math.prod(results[0]) * operands[1][feature]
     shape = op.results[0].type.shape
-    for s, (i, k, o) in enumerate(
-        zip(a["input_spatial_dimensions"], a["kernel_spatial_dimensions"], a["output_spatial_dimensions"], strict=True)
-    ):
+    spatial: Iterable[tuple[int, int, int]] = zip(
+        a["input_spatial_dimensions"], a["kernel_spatial_dimensions"], a["output_spatial_dimensions"], strict=True
+    )
+    for s, (i, k, o) in enumerate(spatial):
         n, window = lhs.shape[i], rhs.shape[k]
         low = a["padding"][s][0]
         used = _positions(n, window, shape[o], a["window_strides"][s], low, a["lhs_dilation"][s], a["rhs_dilation"][s])
@@ -276,7 +278,7 @@ def _scatter(op: Operation, operands: Shapes, results: Shapes) -> Work:
 
 def _sort(op: Operation, operands: Shapes, results: Shapes) -> Work:
     sorted_type = op.operands[0].type
-    dimension = op.attributes.get("dimension", sorted_type.rank - 1)
+    dimension: int = op.attributes.get("dimension", sorted_type.rank - 1)
     length = sorted_type.shape[dimension] if sorted_type.rank else 1
     return Work(math.prod(operands[0]) * math.ceil(math.log2(max(length, 2))))
 

@@ -45,14 +45,14 @@ class Hardware:
     fabric: Fabric
     network: Fabric
     transcendental_operations: float = 16.0
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         figures = {**{f"flops[{dtype!r}]": rate for dtype, rate in self.flops.items()}, "vector_flops": self.vector_flops}
         figures |= {"hbm_bytes": self.hbm_bytes, "hbm_bandwidth": self.hbm_bandwidth}
         figures["transcendental_operations"] = self.transcendental_operations
         for name, figure in figures.items():
-            if not (isinstance(figure, int | float) and 0 < figure < math.inf):
+            if not (isinstance(figure, int | float) and 0 < figure < math.inf):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise HardwareError(
                     f"{name} is {figure!r}",
                     where=f"hardware {self.name!r}",

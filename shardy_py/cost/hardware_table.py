@@ -227,7 +227,7 @@ def hardware(which: str | Hardware) -> Hardware:
     """
     if isinstance(which, Hardware):
         return which
-    if not isinstance(which, str):
+    if not isinstance(which, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"hardware is a name or a shardy_py.Hardware, not {type(which).__name__}")
     key = which.lower().replace("-", " ").replace("_", " ").strip()
     for prefix in ("nvidia ", "google ", "tpu ", "gpu ", "tpu"):

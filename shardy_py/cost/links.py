@@ -164,7 +164,7 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
     Raises:
         LinkError: `user_links` names an axis or links that do not exist, or links whose dims do not multiply to the size of the axis.
     """
-    if user_links is not None and not isinstance(user_links, Mapping):
+    if user_links is not None and not isinstance(user_links, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"links is a {type(user_links).__name__}; it is a mapping from mesh axes, as {{'data': 'dcn'}}")
     user_links = {} if user_links is None else dict(user_links)
     for axis in user_links:
@@ -265,5 +265,5 @@ def _part(links: Links, size: int, inside: int) -> Links:
 
 
 def _positive(figure: float, what: str, name: str) -> None:
-    if not (isinstance(figure, int | float) and 0 < figure < math.inf):
+    if not (isinstance(figure, int | float) and 0 < figure < math.inf):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LinkError(f"{what} is {figure!r}", where=f"links {name!r}", why="it is a positive number of bytes per second")

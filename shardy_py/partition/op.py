@@ -1,5 +1,8 @@
 """Specifications of ops: everything that decides their strategies, except layouts."""
 
+# Attributes hold anything, so what their lists hold has no type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

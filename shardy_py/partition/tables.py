@@ -89,7 +89,8 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         raise ValueError(f"{op.name} has {len(types)} values; there are domains of {len(domains)} and numbers of {len(index)}")
     decider = _Decider(op, domains, mesh)
     runs = decider.decide(policy, index)
-    move_seconds, move_received = [], []
+    move_seconds: list[Array] = []
+    move_received: list[Array] = []
     for i, tensor in enumerate(op.operands):
         read_in = decider.layouts[i].items
         seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
@@ -246,7 +247,7 @@ class _Lists:
 
     def where(self, condition: Array, first: Array, second: Array) -> Array:
         """See `AxisLists`."""
-        return np.where(condition, first, second)
+        return np.where(condition, first, second)  # pyright: ignore[reportUnknownVariableType]
 
     def any(self, condition: Array) -> bool:
         """See `AxisLists`."""
@@ -316,7 +317,8 @@ class _Decider:
 
     def at_risk(self, index: Array) -> Array:
         """Whether XLA may get the op wrong."""
-        columns, cuts = [], []
+        columns: list[Array] = []
+        cuts: list[Sequence[tuple[int, ...]]] = []
         for domain, own in zip(self.domains, index):
             numbered = _Numbered[tuple[int, ...]]()
             columns.append(np.array([numbered.number(tuple(num_shards(dim, self.mesh) for dim in layout)) for layout in domain])[own])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardy_py.ir.operation import Operation
@@ -71,7 +72,8 @@ def halo(window: Window, piece: int, result_piece: int, pieces: int) -> Halo:
 def windows_of_convolution(op: Operation) -> list[Window]:
     """The windows of a convolution, one per spatial dimension."""
     a = op.attributes
-    sizes = (op.operands[1].type.shape[d] for d in a["kernel_spatial_dimensions"])
+    dims: Sequence[int] = a["kernel_spatial_dimensions"]
+    sizes = (op.operands[1].type.shape[d] for d in dims)
     low = (before for before, _ in a["padding"])
     return [
         Window(*of)

@@ -84,7 +84,7 @@ def is_at_risk(op: OpSpec, cuts: Sequence[tuple[int, ...]]) -> bool:
         op: The op.
         cuts: Of operands, then of results, the parts into which each dimension is cut.
     """
-    return op.name in AT_RISK and is_mispartitioned(op, lambda tensor: cuts[tensor.number])
+    return op.name in AT_RISK and is_mispartitioned(op, lambda tensor: cuts[tensor.number])  # pyright: ignore[reportUnknownLambdaType]
 
 
 def _whole(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
@@ -115,7 +115,8 @@ def _joined_aside(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy
 
     None where there is no such dimension, and of a rotation, which XLA handles in another way.
     """
-    dim, shape, wanted = op.attributes["dimension"], op.result.type.shape, layouts[-1]
+    dim: int = op.attributes["dimension"]
+    shape, wanted = op.result.type.shape, layouts[-1]
     if op.rotates or not wanted[dim]:
         return None
     pieces = num_shards(wanted[dim], mesh)
@@ -123,7 +124,7 @@ def _joined_aside(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy
     other = next((d for d in fit if not wanted[d]), next(iter(fit), None))
     if other is None:
         return None
-    moved = {dim: (), other: (*wanted[other], *wanted[dim])}
+    moved: dict[int, Axes] = {dim: (), other: (*wanted[other], *wanted[dim])}
     aside = tuple(moved.get(d, axes) for d, axes in enumerate(wanted))
     return Strategy((aside,) * len(op.operands), (aside,))
 
@@ -151,7 +152,7 @@ def proposed_axes(op: OpSpec, rule: OpShardingRule, tensors: Sequence[Factors[L]
     count = len(op.operands)
     ordered = [*tensors[count:], *tensors[:count]]
     # Each device writes its own part of a window, wherever the window begins.
-    written = ordered[0] if op.name == "stablehlo.scatter" else {}
+    written: Factors[L] = ordered[0] if op.name == "stablehlo.scatter" else {}
     for first in ordered:
         axes, taken = [lists.none] * rule.num_factors, 0
         for source in (first, *ordered):

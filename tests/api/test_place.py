@@ -96,7 +96,7 @@ def test_constants_of_an_init_are_moved(says, mesh, lowering):
         after = run({**state, "n": jax.device_put(state["n"], jax.devices()[3])}, x)
         assert after["w"].sharding.spec == P("data")
         jax.tree.map(np.testing.assert_array_equal, after, {"w": np.full((16, 8), 64.0), "n": 1})
-    assert int(run(after, x)["n"]) == 2  # pyright: ignore[reportPossiblyUnbound]
+    assert int(run(after, x)["n"]) == 2  # pyright: ignore[reportPossiblyUnboundVariable]
     assert run.plan_count == 1
 
 

@@ -239,4 +239,4 @@ def test_every_leaf_of_the_training_example_is_reused(monkeypatch):
             assert any(".mu[" in d.path for d in plan.donation)
             reused = sum(d.bytes_per_device for d in plan.donation)
             assert compiled.memory_analysis().alias_size_in_bytes == reused
-    assert peak[False] - peak[True] == reused  # pyright: ignore[reportPossiblyUnbound]
+    assert peak[False] - peak[True] == reused  # pyright: ignore[reportPossiblyUnboundVariable]

@@ -19,7 +19,7 @@ def insert_copies(graph: Graph) -> None:
     pairs = [(v, graph.main.results[r]) for v, r in donated.items()]
     _copy_overwritten(graph, graph.main, [(a, b) for a, b in pairs if a != b and b not in fixed])
     seen: set[int] = set()
-    results = []
+    results: list[int] = []
     for r, v in enumerate(graph.main.results):
         if v in seen or (v in fixed and donated.get(v) != r):
             v = _insert_copy(graph, v, graph.main.nodes)

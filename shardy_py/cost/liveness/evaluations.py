@@ -96,7 +96,7 @@ class Evaluations:
     def are_several(self, nodes: Sequence[Node]) -> bool:
         """Whether nodes have more than one root between them."""
         tables = [self._placements[id(n)].times for n in nodes]
-        return any(len(table) > 1 for table in tables) or len(set().union(*tables)) > 1
+        return any(len(table) > 1 for table in tables) or len({root for table in tables for root in table}) > 1
 
     def absorb(self, node: Node, placement: Placement, readers: Sequence[Node], *, stays: bool, all_read: bool) -> None:
         """Fuses a node into readers.

@@ -54,7 +54,7 @@ def _fuse(graph: Graph, region: Region, type_ids: Sequence[int]) -> None:
     sources: dict[int, dict[int, bool]] = {}
     viewed: dict[int, int] = {}
     depth: dict[int, int] = {}
-    kept = []
+    kept: list[Node] = []
     for node in region.nodes:
         for v in node.operands:
             if v in viewed:

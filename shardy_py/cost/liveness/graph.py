@@ -83,7 +83,7 @@ class Node:
     shares: tuple[int, ...] = ()
     group: Any = None
     varying_dims: tuple[int, ...] | None = None
-    view_depth: dict[int, int] = field(default_factory=dict)
+    view_depth: dict[int, int] = field(default_factory=dict[int, int])
     expensive: bool = False
     is_relayout: bool = False
     writes_over: int | None = None
@@ -100,10 +100,10 @@ class Region:
         read_order: The arguments that are read, in the order of a traversal from the results.
     """
 
-    arguments: list[int] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-    read_order: list[int] = field(default_factory=list)
+    arguments: list[int] = field(default_factory=list[int])
+    nodes: list[Node] = field(default_factory=list[Node])
+    results: list[int] = field(default_factory=list[int])
+    read_order: list[int] = field(default_factory=list[int])
 
 
 @dataclass(slots=True, eq=False)
@@ -119,12 +119,12 @@ class Graph:
         array_types: Value -> shape and element type, which must be equal for one array to be written over another.
     """
 
-    bytes: list[int] = field(default_factory=list)
-    array_types: dict[int, Any] = field(default_factory=dict)
+    bytes: list[int] = field(default_factory=list[int])
+    array_types: dict[int, Any] = field(default_factory=dict[int, Any])
     main: Region = field(default_factory=Region)
-    names: dict[int, str] = field(default_factory=dict)
-    writers: dict[int, Node] = field(default_factory=dict)
-    donated: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict[int, str])
+    writers: dict[int, Node] = field(default_factory=dict[int, Node])
+    donated: dict[int, int] = field(default_factory=dict[int, int])
 
     def value(self, size: int) -> int:
         """A new value of so many bytes."""

@@ -35,7 +35,7 @@ class Buffer:
     maker: Node | None
     role: str = "temporary"
     free: tuple[int, int] | None = None
-    lives: list[tuple[int, int]] = field(default_factory=list)
+    lives: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     rank: int = 0
     outer_rank: int = 0
     written: int | None = None

@@ -117,7 +117,7 @@ def _shape(node: Node) -> object:
     def region(inner: Region) -> object:
         for v in inner.arguments:
             numbers[v] = len(numbers)
-        nodes = []
+        nodes: list[object] = []
         for n in inner.nodes:
             regions = tuple(map(region, n.regions))
             own = n.key is None or n.kind in _CHANNELS
@@ -136,7 +136,7 @@ _CHANNELS = frozenset((Kind.COLLECTIVE, Kind.SUM))
 def _unchanged(loop: Node, replaced: dict[int, int]) -> None:
     """Forwards loop-invariant carries to their initial values, inside the loop and after it."""
     condition, body = loop.regions
-    keep = []
+    keep: list[int] = []
     for i, (before, argument, result) in enumerate(zip(loop.operands, body.arguments, body.results)):
         if argument == result:
             replaced[argument] = replaced[condition.arguments[i]] = replaced[loop.results[i]] = before
