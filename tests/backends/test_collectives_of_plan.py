@@ -216,3 +216,17 @@ def test_reshapes_whose_blocks_do_not_match() -> None:
     x = np.arange(36, dtype=np.float32).reshape(3, 12)
     step = sp.auto_shard(lambda x: x.reshape(2, 18), mesh=MESH, in_shardings=P(None, "y"), lowering="shard_map")
     np.testing.assert_array_equal(step(x), x.reshape(2, 18))
+
+
+def test_gathers_of_arguments_name_them_in_loops_too():
+    def layers(params, x):
+        return lax.scan(lambda c, w: (jnp.tanh(c @ w + c @ params["head"]), None), x, params["layers"])[0]
+
+    specs = {"head": P("data"), "layers": P(None, "data")}
+    step = sp.auto_shard(layers, mesh={"data": 8}, in_shardings=(specs, P("data")))
+    shapes = {"head": jax.ShapeDtypeStruct((64, 64), jnp.float32), "layers": jax.ShapeDtypeStruct((4, 64, 64), jnp.float32)}
+    plan = step.plan(shapes, jax.ShapeDtypeStruct((4096, 64), jnp.float32))
+    assert [(c.kind, c.value, c.trips) for c in plan.collectives] == [
+        ("all_gather", "params['head']", 1),
+        ("all_gather", "params['layers']", 4),
+    ]

@@ -180,6 +180,7 @@ def _gathered(context: CheckContext) -> Iterator[Finding]:
     Ops that the partitioner reported as taking whole operands are skipped.
     """
     locations_run_whole = {finding.location for finding in context.findings if finding.location and finding.kind in _TAKE_WHOLE}
+    arguments = {"", *(value.path for value in context.plan.inputs)}
     groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
     before: Collective | None = None
     for c in collectives_of(context.plan):
@@ -189,7 +190,7 @@ def _gathered(context: CheckContext) -> Iterator[Finding]:
         total = c.received_bytes * (c.trips or 1)
         if c.kind != "all_gather" or total < GRAVE or c.location in locations_run_whole:
             continue
-        if not c.value:  # an argument, or a loop's slice of one, such as weights cut over the axis of the data
+        if c.value in arguments:  # or a loop's slice of one, such as weights cut over the axis of the data
             continue
         key = (c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips)
         count, _, name = groups.get(key, (0, 0, c.value))
