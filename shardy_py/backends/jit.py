@@ -77,13 +77,11 @@ def pinned(
     copier = Copier(target.named, replace)
     pins = Pins()
     pin_conflicts(planned.scope, pins, planned.program.meshes)
-    if only_grows and not pins.count():
-        copy = ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts)
-        if annotations <= _KEPT:
-            return Pinned(copy, 0, True)
     for per_region in PER_REGION:
         copied = _copied(copier, closed, pins, planned, twin)
         copy = ClosedJaxpr(copied.jaxpr, closed.consts)
+        if only_grows and annotations <= _KEPT and not pins.count():
+            return Pinned(copy, 0, True)
         rerun = propagate(copy)
         if not _pin_differences(planned.scope, rerun.scope, copied, pins, per_region):
             return Pinned(copy, pins.count(), True)

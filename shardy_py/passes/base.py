@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
@@ -85,7 +86,7 @@ def option(default: _Default, doc: str, *, choices: tuple[str, ...] = ()) -> _De
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class Pass(ABC):
     """A pass, or a pipeline of passes, with its options; the first line of a subclass's docstring is its line in the help.
 
     Attributes:
@@ -96,6 +97,7 @@ class Pass:
     name: ClassVar[str]
     anchor: ClassVar[str] = MODULE
 
+    @abstractmethod
     def run(self, program: Program, log: Log | None = None) -> None:
         """Changes a program in place.
 
@@ -103,7 +105,6 @@ class Pass:
             program: Changed in place.
             log: Receives the changes of shardings that a user may ask about; None to keep none.
         """
-        raise NotImplementedError
 
     @classmethod
     def doc(cls) -> str:
@@ -121,9 +122,9 @@ class Pass:
 class Pipeline(Pass):
     """Passes in sequence."""
 
+    @abstractmethod
     def passes(self) -> Iterable[Pass]:
         """The passes in order, with their options."""
-        raise NotImplementedError
 
     def run(self, program: Program, log: Log | None = None) -> None:
         """Runs the passes one after the other."""

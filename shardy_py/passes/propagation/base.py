@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import get_args
 
@@ -35,6 +36,6 @@ class PropagationPass(Pass):
         if not self.keep_sharding_rules:
             DropShardingRules().run(program)
 
+    @abstractmethod
     def propagate(self, program: Program, log: Log | None) -> None:
         """Propagates with the strategy and the priorities of the pass."""
-        raise NotImplementedError
