@@ -1,0 +1,1 @@
+"""The planner: shardings chosen by costs, with a lower bound on what any choice costs."""

@@ -1,0 +1,111 @@
+"""The planner's problem in numbers alone: classes, joint tables, moves and limits.
+
+A class has strategies. A table has costs of joint strategies of some classes; combinations that it lacks are forbidden. A move is paid
+for once, however many entries need it: a value that several ops read in one layout is resharded once. A limit bounds a sum of weights
+of entries: bytes of a device. Nothing here knows what a strategy is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Costs of joint strategies of some classes.
+
+    Attributes:
+        classes: The numbers of the classes, without duplicates.
+        strategies: Per entry and class, the number of the class's strategy; no two rows are equal.
+        costs: Per entry, its cost; not negative.
+        moves: Per entry, the numbers of the moves that it needs, padded with -1; an array of shape (entries, most moves of an entry).
+        ties: Per entry, a cost that decides between solutions of equal cost; no part of the objective.
+    """
+
+    classes: tuple[int, ...]
+    strategies: Array
+    costs: Array
+    moves: Array
+    ties: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limit:
+    """A bound on a sum of weights of entries.
+
+    Attributes:
+        tables: Numbers of tables.
+        weights: Per table, the weight of each of its entries.
+        limit: The most that the weights of the entries chosen may add up to.
+    """
+
+    tables: tuple[int, ...]
+    weights: tuple[Array, ...]
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Choose a strategy for each class at the least cost.
+
+    Attributes:
+        strategies: Per class, the number of its strategies.
+        tables: The tables; a table without costs whose classes other tables contain makes these agree on the joint strategy.
+        moves: Per move, its cost.
+        limits: The limits that hold.
+    """
+
+    strategies: tuple[int, ...]
+    tables: tuple[Table, ...]
+    moves: Array
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """An assignment and the bound on every other.
+
+    Attributes:
+        assignment: Per class, the number of its strategy.
+        cost: Its cost, ties left out.
+        bound: No assignment that the problem allows costs less.
+        status: "optimal" where cost and bound are as close as was required, "time_limit" where time ran out first, "infeasible"
+            where no assignment keeps the limits.
+    """
+
+    assignment: tuple[int, ...]
+    cost: float
+    bound: float
+    status: str
+
+
+def entries(problem: Problem, assignment: Sequence[int]) -> tuple[int, ...]:
+    """Per table, the number of the entry that an assignment chooses; -1 where the table forbids it."""
+    chosen: list[int] = []
+    for table in problem.tables:
+        wanted = np.array([assignment[c] for c in table.classes])
+        (rows,) = np.nonzero((table.strategies == wanted).all(1))
+        chosen.append(int(rows[0]) if len(rows) else -1)
+    return tuple(chosen)
+
+
+def cost(problem: Problem, assignment: Sequence[int]) -> float:
+    """The cost of an assignment; infinite where a table forbids it."""
+    chosen = entries(problem, assignment)
+    if -1 in chosen:
+        return float("inf")
+    moves = {int(m) for table, entry in zip(problem.tables, chosen) for m in table.moves[entry] if m >= 0}
+    return float(sum(table.costs[entry] for table, entry in zip(problem.tables, chosen))) + float(
+        sum(problem.moves[m] for m in sorted(moves))
+    )
+
+
+def weight(limit: Limit, chosen: Sequence[int]) -> float:
+    """The sum that a limit bounds, for the entries chosen of all tables."""
+    return float(sum(weights[chosen[table]] for table, weights in zip(limit.tables, limit.weights)))
