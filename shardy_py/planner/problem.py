@@ -101,9 +101,8 @@ def cost(problem: Problem, assignment: Sequence[int]) -> float:
     if -1 in chosen:
         return float("inf")
     moves = {int(m) for table, entry in zip(problem.tables, chosen) for m in table.moves[entry] if m >= 0}
-    return float(sum(table.costs[entry] for table, entry in zip(problem.tables, chosen))) + float(
-        sum(problem.moves[m] for m in sorted(moves))
-    )
+    of_tables = sum(float(table.costs[entry]) for table, entry in zip(problem.tables, chosen))
+    return of_tables + sum(float(problem.moves[m]) for m in sorted(moves))
 
 
 def weight(limit: Limit, chosen: Sequence[int]) -> float:
