@@ -53,6 +53,7 @@ class PriceTable:
 
     Attributes:
         seconds: Per joint layout, `Price.seconds`.
+        communication_seconds: The part of them that the collectives of the op and of its results take.
         received: Per joint layout, `Price.received`.
         reads: Per operand and joint layout, the number in `read_layouts` of the layout in which the operand is read.
         read_layouts: Per operand, the layouts in which it is read.
@@ -64,6 +65,7 @@ class PriceTable:
     """
 
     seconds: Array
+    communication_seconds: Array
     received: Array
     reads: Array
     read_layouts: tuple[tuple[Layout, ...], ...]
@@ -114,10 +116,12 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         costs = [machine.settle(tensor.type, makes[a], wanted[b], axes(mask)) for a, b, mask in rows.distinct()]
         seconds = seconds + rows.deal([cost.seconds for cost in costs])
         received = received + rows.deal([cost.received for cost in costs])
-    seconds = roofline_seconds(computed, accessed, machine.hardware) + seconds
+    communicated = seconds + np.zeros(index.shape[1])
+    seconds = roofline_seconds(computed, accessed, machine.hardware) + communicated
     layouts = tuple(tuple(each.items) for each in decider.layouts)
     return PriceTable(
         seconds,
+        communicated,
         received,
         runs.numbers[:count],
         layouts[:count],

@@ -26,6 +26,7 @@ class Table:
         costs: Per entry, its cost; not negative.
         moves: Per entry, the numbers of the moves that it needs, padded with -1; an array of shape (entries, most moves of an entry).
         ties: Per entry, a cost that decides between solutions of equal cost; no part of the objective.
+        at_hand: Per entry, the numbers of the moves that it makes unnecessary, whoever needs them; as `moves`.
     """
 
     classes: tuple[int, ...]
@@ -33,6 +34,7 @@ class Table:
     costs: Array
     moves: Array
     ties: Array
+    at_hand: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +103,7 @@ def cost(problem: Problem, assignment: Sequence[int]) -> float:
     if -1 in chosen:
         return float("inf")
     moves = {int(m) for table, entry in zip(problem.tables, chosen) for m in table.moves[entry] if m >= 0}
+    moves -= {int(m) for table, entry in zip(problem.tables, chosen) for m in table.at_hand[entry]}
     of_tables = sum(float(table.costs[entry]) for table, entry in zip(problem.tables, chosen))
     return of_tables + sum(float(problem.moves[m]) for m in sorted(moves))
 

@@ -1,0 +1,62 @@
+"""A program under an assignment: every value with the sharding of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.dialect.axis import Axes
+from shardy_py.ir import Program, Value
+from shardy_py.partition.layouts import Layout, spelled
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.planner.space import Space
+
+Shardings = Callable[[Value | int], TensorSharding]
+
+
+def shardings_of(space: Space, assignment: Sequence[int], mesh_name: str) -> Shardings:
+    """The sharding of each value, or result by its number, every dimension closed.
+
+    Args:
+        space: The search space.
+        assignment: Per class, the number of its strategy.
+        mesh_name: The mesh as the program names it.
+    """
+    dims: dict[Axes, DimensionSharding] = {}
+    shardings: dict[Layout, TensorSharding] = {}
+
+    def sharding(value: Value | int) -> TensorSharding:
+        layout = space.layout(value, assignment)
+        if layout not in shardings:
+            for axes in layout:
+                if axes not in dims:
+                    dims[axes] = DimensionSharding(spelled(axes, space.mesh))
+            shardings[layout] = TensorSharding(mesh_name, [dims[axes] for axes in layout])
+        return shardings[layout]
+
+    return sharding
+
+
+def assign(program: Program, space: Space, sharding: Shardings) -> None:
+    """Sets the shardings of a program in place; those inside of a `shard_map` and on single devices stay.
+
+    Args:
+        program: The program.
+        space: Its search space.
+        sharding: The sharding of each value and result.
+    """
+    main = program.main
+    stays = {id(op) for outer in program.walk() if outer.name == MANUAL_COMPUTATION for region in outer.regions for op in region.walk()}
+    for value in main.arguments:
+        value.sharding = sharding(value)
+    for op in program.walk():
+        if id(op) in stays:
+            continue
+        values = [*op.results]
+        if op.name != MANUAL_COMPUTATION:
+            values += [argument for region in op.regions for argument in region.arguments]
+        for value in values:
+            if value in space.classes or not value.type.rank:
+                if value.sharding is None or not value.sharding.mesh_in(program.meshes).is_maximal:
+                    value.sharding = sharding(value)
+    main.result_shardings = [sharding(number) for number in range(len(main.result_types))]

@@ -1,0 +1,442 @@
+"""The problem of a program: a table of prices for every op, and a move for every layout in which a value is read.
+
+Prices are those of `partition/tables`, of which a plan's `cost_analysis` is the sum; nothing here has a formula of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shardy_py.cost.traffic import Fusion
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.ir.types import Type
+from shardy_py.partition.layouts import Layout, layout_of, local_shape
+from shardy_py.partition.op import CHEAP, spec_of
+from shardy_py.partition.price import Machine, piece_bytes
+from shardy_py.partition.tables import Candidates, PriceTable, price_table
+from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.plan.cost_walk import walk
+from shardy_py.plan.trips import trip_count
+from shardy_py.planner.problem import Problem, Table
+from shardy_py.planner.scopes import Scope
+from shardy_py.planner.space import HANDING_ON, Space
+from shardy_py.rules.traits import CONSTRAINTS
+
+Array = Any
+
+TIE = 2e-9
+"""Seconds by which an entry is dearer for each value that lies otherwise than it is read or made; see `Table.ties`."""
+
+
+@dataclass(eq=False)
+class Model:
+    """The problem of a program.
+
+    Attributes:
+        space: The classes and their strategies.
+        variables: The classes that are variables of the problem, in order.
+        problem: The problem; its classes are numbers in `variables`.
+        constant: Seconds that no choice changes.
+        values: Per value whose layout is a variable's, the number of the table of its layouts.
+        layouts: Per such table, the layouts of its entries.
+    """
+
+    space: Space
+    variables: tuple[int, ...]
+    problem: Problem
+    constant: float
+    values: dict[Value | int, int]
+    layouts: dict[int, tuple[Layout, ...]]
+
+    def assignment(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """Per class of the space, the number of its strategy.
+
+        Args:
+            chosen: Per variable, the number of its strategy.
+        """
+        assignment = [0] * len(self.space.strategies)
+        for variable, strategy in zip(self.variables, chosen, strict=True):
+            assignment[variable] = strategy
+        return tuple(assignment)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Joint:
+    """Joint strategies of the classes of some values.
+
+    Attributes:
+        strategies: Per entry and class, the number of its strategy.
+        candidates: The layouts of the values.
+    """
+
+    strategies: Array
+    candidates: Candidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reads:
+    """Layouts in which an operand is read.
+
+    Attributes:
+        domain: The layouts that it may have.
+        own: Per entry, the number of its layout.
+        targets: The layouts in which it may be read.
+        read: Per entry, the number of the layout in which it is read.
+        seconds: Of bringing it from one to another; NaN where no entry does.
+    """
+
+    domain: Sequence[Layout]
+    own: Array
+    targets: Sequence[Layout]
+    read: Array
+    seconds: Array
+
+
+@dataclass(eq=False)
+class _Draft:
+    """A table that is being added up.
+
+    Attributes:
+        strategies: As in `Table`.
+        costs: As in `Table`.
+        ties: As in `Table`.
+        moves: Columns of numbers of moves.
+        at_hand: Columns of numbers of moves that an entry makes unnecessary.
+    """
+
+    strategies: Array
+    costs: Array
+    ties: Array
+    moves: list[Array] = field(default_factory=list[Array])
+    at_hand: list[Array] = field(default_factory=list[Array])
+
+
+def model_of(program: Program, space: Space, machine: Machine) -> Model:
+    """The problem of a program.
+
+    Args:
+        program: After all passes.
+        space: Its search space.
+        machine: The mesh and the hardware.
+    """
+    builder = _Builder(program, space, machine)
+    builder.main()
+    return builder.model()
+
+
+class _Builder:
+    """Adds up tables and moves.
+
+    Args:
+        program: The program.
+        space: Its classes.
+        machine: Whose prices.
+    """
+
+    def __init__(self, program: Program, space: Space, machine: Machine) -> None:
+        self.program = program
+        self.space = space
+        self.machine = machine
+        self.mesh = machine.mesh
+        self.fusion = Fusion(program.main.body)
+        self.counted = {run.op for run in walk(program.main.body, program.meshes).runs}
+        self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
+        self.origin: dict[Value, Value] = {}
+        self.home: dict[Value, Scope] = {}
+        self.joints: dict[object, _Joint] = {}
+        self.prices: dict[object, PriceTable] = {}
+        self.drafts: dict[tuple[tuple[int, ...], int], _Draft] = {}
+        self.moves: dict[object, int] = {}
+        self.move_costs: list[float] = []
+        self.results_at_hand: list[tuple[_Draft, Value, Sequence[Layout], Array, Sequence[Layout], Array]] = []
+
+    # ------------------------------------------------------------------ walking
+
+    def main(self) -> None:
+        """The body of the function, and its results."""
+        main = self.program.main
+        scope = Scope(1, 1, None)
+        for argument in main.arguments:
+            self.home[argument] = scope
+        self.block(main.body, scope)
+        for number, value in enumerate(main.body.terminator.operands):
+            self.handed(value, number, main.result_types[number], scope)
+
+    def block(self, block: Block, scope: Scope) -> None:
+        """The ops of a block but its terminator."""
+        for op in block.ops[:-1]:
+            self.op(op, scope)
+
+    def op(self, op: Op, scope: Scope) -> None:
+        """One op."""
+        name = op.name
+        if name == WHILE:
+            self.loop(op, scope)
+        elif name == CASE:
+            self.branches(op, scope)
+        elif name == NAMED_COMPUTATION:
+            (body,) = op.regions
+            self.forward(op.operands, body.arguments, scope)
+            self.block(body, scope)
+            self.forward(body.terminator.operands, op.results, scope)
+        elif name == MANUAL_COMPUTATION:
+            for value, sharding in zip(op.operands, op.attributes["in_shardings"]):
+                self.brought(value, sharding, scope)
+            self.results(op, scope)
+        elif name in CONSTRAINTS:
+            self.handed(op.operands[0], op.result, op.result.type, scope)
+            self.results(op, scope)
+        elif name in HANDING_ON:
+            self.forward(op.operands, op.results, scope)
+        elif not op.regions and op.results:
+            self.results(op, scope)
+            self.plain(op, scope)
+
+    def results(self, op: Op, scope: Scope) -> None:
+        """Notes where the results of an op are at home, and whether they change."""
+        for result in op.results:
+            self.home[result] = scope
+        scope.spread(op, self.origin)
+
+    def forward(self, values: Sequence[Value], targets: Sequence[Value], scope: Scope) -> None:
+        """Values that are handed on: the same value where layouts are equal by construction, else one that is moved to."""
+        for value, target in zip(values, targets):
+            if self.space.classes[value] == self.space.classes[target]:
+                self.origin[target] = self.origin.get(value, value)
+            else:
+                self.handed(value, target, target.type, scope)
+                self.home[target] = scope
+                for around in scope.outward():
+                    if around.changing and self.origin.get(value, value) in around.changing:
+                        around.changing.add(target)
+                        break
+
+    def loop(self, op: Op, scope: Scope) -> None:
+        """A loop: operands are moved once, results of the body on every trip."""
+        count = trip_count(op)
+        ends = op.regions[1].terminator.operands
+        varies = [ends[i] is not a for i, a in enumerate(op.regions[1].arguments)]
+        for operand, result in zip(op.operands, op.results):
+            self.handed(operand, result, result.type, scope)
+        for region, more in zip(op.regions, (1, 0)):  # the condition runs once more than the body
+            trips = None if count is None or scope.trips is None else scope.trips * (count + more)
+            runs = scope.runs * ((1 if count is None else count) + more) if count != 0 else 0
+            changing = {a for a, changes in zip(region.arguments, varies) if changes}
+            inner = Scope(trips, runs, changing, scope)
+            for argument, operand, changes in zip(region.arguments, op.operands, varies):
+                self.home[argument] = inner
+                if not changes and self.space.classes[argument] == self.space.classes[operand]:
+                    self.origin[argument] = self.origin.get(operand, operand)
+            self.block(region, inner)
+            if region is op.regions[1]:
+                for end, result, changes in zip(ends, op.results, varies):
+                    if changes:
+                        self.handed(end, result, result.type, inner)
+        self.results(op, scope)
+
+    def branches(self, op: Op, scope: Scope) -> None:
+        """The branches of a cond."""
+        for region in op.regions:
+            inner = Scope(scope.trips, scope.runs, None if scope.changing is None else set(), scope)
+            self.block(region, inner)
+            for end, result in zip(region.terminator.operands, op.results):
+                self.handed(end, result, result.type, inner)
+        self.results(op, scope)
+
+    # ------------------------------------------------------------------ tables
+
+    def plain(self, op: Op, scope: Scope) -> None:
+        """The prices of an op, and the moves of its operands."""
+        if op.name in CHEAP and op not in self.counted:
+            return
+        if any(v.sharding is not None and v.sharding.mesh_in(self.program.meshes).is_maximal for v in op.results):
+            return
+        values = (*op.operands, *op.results)
+        spec, memory = spec_of(op, lambda value: self.origin.get(value, value)), self.fusion.accesses(op)
+        classes = [self.space.classes[v] for v in values]
+        local, joint = self.joint(classes)
+        numbers = {c: i for i, c in enumerate(local)}
+        key = (spec, memory, tuple(tuple(numbers[c] for c in each) for each in classes), tuple(self.space.strategies[c] for c in local))
+        price = self.prices.get(key)
+        if price is None:
+            price = self.prices[key] = price_table("xla", spec, joint.candidates, self.machine, memory)
+        once = scope.hoist_scope(op.results[0])
+        sent = price.communication_seconds
+        costs = sent * (once.trips or 1)
+        if op in self.counted:
+            costs = costs + (price.seconds - sent) * scope.runs
+        draft = self.draft(local, joint)
+        draft.costs = draft.costs + costs
+        index = joint.candidates.index
+        domains = joint.candidates.domains
+        for i, value in enumerate(op.operands):
+            if not spec.operands[i].maker:
+                self.move(draft, value, scope, _Reads(domains[i], index[i], price.read_layouts[i], price.reads[i], price.move_seconds[i]))
+        for i, value in enumerate(op.results):
+            own = len(op.operands) + i
+            self.results_at_hand.append((draft, value, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i]))
+
+    def move(self, draft: _Draft, value: Value, scope: Scope, reads: _Reads) -> None:
+        """A column of moves of an operand."""
+        origin = self.origin.get(value, value)
+        once = (scope.hoist_scope(origin).trips or 1) * 1.0
+        place = scope.place(self.home[origin])
+        numbers = np.full(reads.seconds.shape, -1)
+        for a, b in zip(*np.nonzero(reads.seconds > 0)):
+            key = (origin, place, reads.domain[a], reads.targets[b])
+            number = self.moves.get(key)
+            if number is None:
+                number = self.moves[key] = len(self.move_costs)
+                self.move_costs.append(float(reads.seconds[a, b]) * once)
+            numbers[a, b] = number
+        if (numbers >= 0).any():
+            draft.moves.append(numbers[reads.own, reads.read])
+
+    def handed(self, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
+        """A value that is brought to the layout of another."""
+        source, wanted = self.space.classes[value], self.space.classes[target]
+        if source == wanted or not type_.rank:
+            return
+        local, joint = self.joint([source, wanted])
+        self.bring(value, type_, scope, local, joint, joint.candidates.domains[1], joint.candidates.index[1])
+
+    def brought(self, value: Value, sharding: TensorSharding, scope: Scope) -> None:
+        """A value that is brought to a sharding."""
+        if value.type.rank:
+            local, joint = self.joint([self.space.classes[value]])
+            target = layout_of(sharding, value.type.rank, self.mesh)
+            self.bring(value, value.type, scope, local, joint, (target,), np.zeros(len(joint.strategies), int))
+
+    def bring(
+        self, value: Value, type_: Type, scope: Scope, local: Sequence[int], joint: _Joint, targets: Sequence[Layout], read: Array
+    ) -> None:
+        """Moves of a value from its layout to others."""
+        origin = self.origin.get(value, value)
+        maker = origin.defining_op
+        if maker is not None and maker.name in CHEAP:
+            return
+        domain, own = joint.candidates.domains[0], joint.candidates.index[0]
+        seconds = np.array([[self.machine.reshard(type_, a, b).seconds for b in targets] for a in domain])
+        draft = self.draft(local, joint)
+        self.move(draft, value, scope, _Reads(domain, own, targets, read, seconds))
+
+    def draft(self, local: Sequence[int], joint: _Joint) -> _Draft:
+        """The table of some classes under some joint strategies."""
+        key = (tuple(local), id(joint))
+        draft = self.drafts.get(key)
+        if draft is None:
+            zeros = np.zeros(len(joint.strategies))
+            draft = self.drafts[key] = _Draft(joint.strategies, zeros, zeros)
+        return draft
+
+    def joint(self, classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], _Joint]:
+        """The joint strategies of some values by the classes of their dimensions: no axis twice in a value.
+
+        Returns:
+            The classes, and their joint strategies.
+        """
+        local = tuple(dict.fromkeys(c for each in classes for c in each))
+        numbers = {c: i for i, c in enumerate(local)}
+        shape = tuple(tuple(numbers[c] for c in each) for each in classes)
+        domains = tuple(self.space.strategies[c] for c in local)
+        joint = self.joints.get((shape, domains))
+        if joint is None:
+            joint = self.joints[shape, domains] = _joint(shape, domains)
+        return local, joint
+
+    # ------------------------------------------------------------------ result
+
+    def note_results_at_hand(self) -> None:
+        """Notes where readers need no move, since the op makes a result in the layout in which they read it."""
+        for draft, value, domain, own, make_layouts, makes in self.results_at_hand:
+            numbers = np.full((len(domain), len(make_layouts)), -1)
+            for a, source in enumerate(domain):
+                for b, target in enumerate(make_layouts):
+                    if source != target:
+                        numbers[a, b] = self.moves.get((value, self.home[value], source, target), -1)
+            if (numbers >= 0).any():
+                draft.at_hand.append(numbers[own, makes])
+
+    def model(self) -> Model:
+        """The problem."""
+        space, tables, constant = self.space, list[Table](), 0.0
+        self.note_results_at_hand()
+        values: dict[Value | int, int] = {}
+        layouts: dict[int, tuple[Layout, ...]] = {}
+        for (local, _), draft in self.drafts.items():
+            table = self.table(local, draft)
+            if table.classes:
+                tables.append(table)
+            else:
+                needed = dict.fromkeys(int(m) for m in table.moves[0] if m >= 0)
+                constant += float(draft.costs[0]) + sum(self.move_costs[m] for m in needed)
+        main = self.program.main
+        for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
+            local, joint = self.joint([space.classes[value]])
+            zeros = np.zeros(len(joint.strategies))
+            table = self.table(local, _Draft(joint.strategies, zeros, zeros))
+            if table.classes and type_.rank:
+                values[value] = len(tables)
+                layouts[len(tables)] = tuple(joint.candidates.domains[0][i] for i in joint.candidates.index[0])
+                tables.append(table)
+        sizes = tuple(len(space.strategies[c]) for c in space.free)
+        problem = Problem(sizes, tuple(tables), np.array(self.move_costs))
+        return Model(space, space.free, problem, constant, values, layouts)
+
+    def table(self, local: Sequence[int], draft: _Draft) -> Table:
+        """A draft as a table of variables."""
+        free = [i for i, c in enumerate(local) if c in self.variables]
+        moves, at_hand = (np.array(columns, int).reshape(len(columns), len(draft.costs)).T for columns in (draft.moves, draft.at_hand))
+        variables = tuple(self.variables[local[i]] for i in free)
+        return Table(variables, draft.strategies[:, free], draft.costs, moves, draft.ties, at_hand)
+
+
+def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]]) -> _Joint:
+    """Joint strategies of numbered classes."""
+    names = list(dict.fromkeys(part.name for domain in domains for axes in domain for part in axes))
+    bits = {name: 1 << i for i, name in enumerate(names)}
+    masks = [np.array([sum({bits[p.name] for p in axes}) for axes in domain], np.int64) for domain in domains]
+    rows: Array = np.zeros((1, 0), np.int64)
+    columns: dict[int, int] = {}
+    for value in shape:
+        for c in value:
+            if c not in columns:
+                columns[c] = len(columns)
+                count = len(domains[c])
+                rows = np.hstack([np.repeat(rows, count, axis=0), np.tile(np.arange(count), len(rows))[:, None]])
+            mask = masks[c][rows[:, columns[c]]]
+            used = np.zeros(len(rows), np.int64)
+            for before in value[: value.index(c)]:
+                used |= masks[before][rows[:, columns[before]]]
+            rows = rows[(used & mask) == 0]
+    order = [columns[c] for c in range(len(domains))]
+    rows = rows[:, order]
+    value_domains: list[tuple[Layout, ...]] = []
+    index: list[Array] = []
+    for value in shape:
+        key = np.zeros(len(rows), np.int64)
+        for c in value:
+            key = key * len(domains[c]) + rows[:, c]
+        distinct, first, own = np.unique(key, return_index=True, return_inverse=True)
+        del distinct
+        value_domains.append(tuple(tuple(domains[c][rows[at, c]] for c in value) for at in first))
+        index.append(own.reshape(-1))
+    return _Joint(rows, Candidates(tuple(value_domains), np.array(index, np.int64).reshape(len(shape), len(rows))))
+
+
+def argument_bytes(model: Model, table: int, type_: Type) -> Array:
+    """Bytes of a device's piece of a value, per entry of the table of its layouts.
+
+    Args:
+        model: The model.
+        table: The number of the table.
+        type_: Type of the value.
+    """
+    mesh = model.space.mesh
+    return np.array([piece_bytes(type_, math.prod(local_shape(type_.shape, layout, mesh))) for layout in model.layouts[table]], float)

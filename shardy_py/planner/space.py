@@ -1,0 +1,322 @@
+"""The search space: classes of dimensions that are cut alike, and the axes that may cut each.
+
+Dimensions are joined along the factors of ops that would gain nothing from cutting them differently. What an op may gain from stays
+apart: dimensions of products, gathers and scatters, results of reductions, arguments of the function at their readers, values that loops
+change, and the results of the function. There the prices of the op, and of the moves around it, decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect.axis import Axes
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.partition.layouts import Layout, layout_of, parts
+from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.rules import rule_for
+from shardy_py.rules.traits import CONSTRAINTS
+
+OPEN = frozenset(f"stablehlo.{name}" for name in "convolution dot dot_general gather scatter select_and_scatter".split())
+"""Ops whose operands and results are cut independently of each other."""
+
+REDUCTIONS = frozenset(("stablehlo.reduce", "stablehlo.reduce_window"))
+"""Ops whose results are cut independently of their operands."""
+
+HANDING_ON = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge"))
+"""Ops each of whose results is an operand."""
+
+Dim = tuple[Value | int, int]
+"""A dimension of a value, or of a result of the function by its number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Classes of dimensions and their strategies.
+
+    Attributes:
+        mesh: The mesh.
+        classes: Per value, or number of a result, the class of each dimension.
+        strategies: Per class, the axes that may cut it, in parts of prime size; whole is the first unless it is pinned otherwise.
+        members: Per class, its dimensions.
+    """
+
+    mesh: Mesh
+    classes: Mapping[Value | int, tuple[int, ...]]
+    strategies: tuple[tuple[Axes, ...], ...]
+    members: tuple[tuple[Dim, ...], ...]
+
+    def layout(self, value: Value | int, assignment: Sequence[int]) -> Layout:
+        """The layout of a value, or of a result by its number.
+
+        Args:
+            value: The value.
+            assignment: Per class, the number of its strategy.
+        """
+        return tuple(self.strategies[c][assignment[c]] for c in self.classes[value])
+
+    @functools.cached_property
+    def free(self) -> tuple[int, ...]:
+        """The classes with a choice."""
+        return tuple(c for c, strategies in enumerate(self.strategies) if len(strategies) > 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """The user's shardings, which stay.
+
+    Attributes:
+        inputs: Per argument of the function, its sharding as far as it is stated.
+        outputs: Per result.
+        alike: Pairs of numbers of an argument and a result that have one sharding: a step hands them to the next.
+    """
+
+    inputs: tuple[TensorSharding | None, ...]
+    outputs: tuple[TensorSharding | None, ...]
+    alike: tuple[tuple[int, int], ...] = ()
+
+
+def space_of(program: Program, mesh: Mesh, annotations: Annotations) -> Space:
+    """The search space of a program.
+
+    Args:
+        program: After all passes, planned with the user's annotations alone.
+        mesh: Its mesh.
+        annotations: The user's annotations of arguments and results; constraints are ops of the program.
+    """
+    joiner = _Joiner(program, mesh, annotations)
+    joiner.block(program.main.body)
+    joiner.ends()
+    return joiner.space()
+
+
+class _Joiner:
+    """Joins dimensions of values into classes, by union-find.
+
+    Args:
+        program: The program.
+        mesh: Its mesh.
+        annotations: The user's.
+    """
+
+    def __init__(self, program: Program, mesh: Mesh, annotations: Annotations) -> None:
+        self.program = program
+        self.mesh = mesh
+        self.annotations = annotations
+        self.numbers: dict[Dim, int] = {}
+        self.dims: list[Dim] = []
+        self.sizes: list[int] = []
+        self.pins: list[Axes | None] = []
+        self.parent: list[int] = []
+        self.values: list[dict[Value | int, int]] = []
+        self.fixed: set[Value] = set()
+        self.groups: dict[object, Value] = {}
+        main = program.main
+        for argument, sharding in zip(main.arguments, annotations.inputs, strict=True):
+            self.add(argument, argument.type.shape, sharding)
+            self.fixed.add(argument)
+        for number, (type_, sharding) in enumerate(zip(main.result_types, annotations.outputs, strict=True)):
+            self.add(number, type_.shape, sharding)
+
+    def add(self, value: Value | int, shape: Sequence[int], sharding: TensorSharding | None = None, pinned: bool = False) -> None:
+        """Numbers the dimensions of a value.
+
+        Args:
+            value: The value, or the number of a result.
+            shape: Its shape.
+            sharding: The user's; open dimensions without axes are free.
+            pinned: Whether open dimensions are pinned too.
+        """
+        layout = layout_of(sharding, len(shape), self.mesh) if sharding is not None else ()
+        for dim, size in enumerate(shape):
+            number = self.numbers[value, dim] = len(self.dims)
+            self.dims.append((value, dim))
+            self.sizes.append(size)
+            stated = sharding is not None and (pinned or sharding.dims[dim].is_closed or bool(layout[dim]))
+            self.pins.append(layout[dim] if stated else None)
+            self.parent.append(number)
+            self.values.append({value: dim})
+
+    def of(self, value: Value) -> None:
+        """Numbers the dimensions of a value, unless they have been."""
+        if (value, 0) not in self.numbers and value.type.rank:
+            maximal = value.sharding is not None and value.sharding.mesh_in(self.program.meshes).is_maximal
+            if maximal:
+                self.fixed.add(value)
+            self.add(value, value.type.shape, value.sharding if maximal else None, maximal)
+
+    def root(self, number: int) -> int:
+        """The class of a dimension."""
+        parent = self.parent
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    def join(self, one: Dim, other: Dim) -> None:
+        """Joins two dimensions unless a value would have two dimensions in one class, or two annotations meet."""
+        a, b = sorted((self.root(self.numbers[one]), self.root(self.numbers[other])))
+        if a == b:
+            return
+        pins = self.pins[a], self.pins[b]
+        if None not in pins and pins[0] != pins[1]:
+            return
+        small, large = sorted((self.values[a], self.values[b]), key=len)
+        if any(large.get(value, dim) != dim for value, dim in small.items()):
+            return
+        large.update(small)
+        self.parent[b] = a
+        self.values[a], self.values[b] = large, {}
+        self.sizes[a] = math.gcd(self.sizes[a], self.sizes[b])
+        self.pins[a] = pins[1] if pins[0] is None else pins[0]
+
+    def alike(self, one: Value, other: Value | int) -> None:
+        """Joins all dimensions of two values of one shape."""
+        for dim in range(one.type.rank):
+            self.join((one, dim), (other, dim))
+
+    def block(self, block: Block) -> None:
+        """Joins along the ops of a block."""
+        for op in block.ops[:-1]:
+            self.op(op)
+
+    def op(self, op: Op) -> None:
+        """Joins along one op."""
+        name = op.name
+        if name == MANUAL_COMPUTATION:
+            self.manual(op)
+            return
+        for value in (*op.operands, *(() if name in CONSTRAINTS else op.results)):
+            self.of(value)
+        if name in CONSTRAINTS:
+            self.constraint(op)
+        elif name == WHILE:
+            self.loop(op)
+        elif name == CASE:
+            for region in op.regions:
+                self.block(region)
+                for result, end in zip(op.results, region.terminator.operands):
+                    self.of(end)
+                    self.alike(end, result)
+        elif name == NAMED_COMPUTATION:
+            self.call(op)
+        elif name in HANDING_ON:
+            for operand, result in zip(op.operands, op.results):
+                self.alike(operand, result)
+        elif name == "sdy.sharding_group":
+            first = self.groups.setdefault(op.attributes["group_id"], op.operands[0])
+            self.alike(op.operands[0], first)
+        elif not op.regions:
+            self.plain(op)
+
+    def manual(self, op: Op) -> None:
+        """A `shard_map`: what is inside stays as the user wrote it."""
+        for value in op.operands:
+            self.of(value)
+        for value, sharding in zip(op.results, op.attributes["out_shardings"]):
+            self.add(value, value.type.shape, sharding, pinned=True)
+            self.fixed.add(value)
+
+    def constraint(self, op: Op) -> None:
+        """A constraint: its result stays as the user wrote it, open dimensions follow the operand."""
+        result = op.result
+        self.fixed.add(result)
+        self.add(result, result.type.shape, result.sharding)
+        for dim in range(result.type.rank):
+            if self.pins[self.numbers[result, dim]] is None:
+                self.join((result, dim), (op.operands[0], dim))
+
+    def loop(self, op: Op) -> None:
+        """A loop: its results and the arguments of its regions are cut alike, and so are operands that it hands on unchanged."""
+        body = op.regions[1]
+        ends = body.terminator.operands
+        for i, result in enumerate(op.results):
+            for region in op.regions:
+                self.of(region.arguments[i])
+                self.alike(region.arguments[i], result)
+            if ends[i] is body.arguments[i]:
+                self.alike(op.operands[i], result)
+        for region in op.regions:
+            self.block(region)
+            for end in region.terminator.operands:
+                self.of(end)
+
+    def call(self, op: Op) -> None:
+        """A call: values go in and come out as they are."""
+        (body,) = op.regions
+        for operand, argument in zip(op.operands, body.arguments):
+            self.of(argument)
+            self.alike(operand, argument)
+            if operand in self.fixed:
+                self.fixed.add(argument)
+        self.block(body)
+        for result, end in zip(op.results, body.terminator.operands):
+            self.of(end)
+            self.alike(end, result)
+            if end in self.fixed:
+                self.fixed.add(result)
+
+    def plain(self, op: Op) -> None:
+        """Joins dimensions along the factors of an op that are a whole dimension wherever they are."""
+        rule = op.rule if op.rule_decided else rule_for(op)
+        if rule is None or op.name in OPEN:
+            return
+        values = (*op.operands, *op.results)
+        tensors = list(zip(values, rule.mappings))
+        if op.name in REDUCTIONS:
+            tensors = tensors[: len(op.operands)]
+        first: dict[int, Dim] = {}
+        for value, mapping in tensors:
+            if value in self.fixed:
+                continue
+            for dim, factors in enumerate(mapping):
+                if len(factors) == 1 and value.type.shape[dim] > 1:
+                    self.join((value, dim), first.setdefault(factors[0], (value, dim)))
+
+    def ends(self) -> None:
+        """Joins arguments of the function with the results that take their place."""
+        end = self.program.main.body.terminator
+        for value in end.operands:
+            self.of(value)
+        for argument, result in self.annotations.alike:
+            self.alike(self.program.main.arguments[argument], result)
+
+    def space(self) -> Space:
+        """The classes."""
+        roots: dict[int, int] = {}
+        members: list[list[Dim]] = []
+        classes: dict[Value | int, list[int]] = {}
+        for number, (value, _) in enumerate(self.dims):
+            root = self.root(number)
+            if root not in roots:
+                roots[root] = len(members)
+                members.append([])
+            members[roots[root]].append(self.dims[number])
+            classes.setdefault(value, []).append(roots[root])
+        strategies = tuple(self.strategies(self.sizes[root], self.pins[root]) for root in roots)
+        for value in (*self.program.main.arguments, *range(len(self.program.main.result_types))):
+            classes.setdefault(value, [])
+        return Space(self.mesh, _Scalars({v: tuple(c) for v, c in classes.items()}), strategies, tuple(map(tuple, members)))
+
+    def strategies(self, size: int, pin: Axes | None) -> tuple[Axes, ...]:
+        """The axes that may cut a dimension: sets of whole axes, in mesh order, that divide it."""
+        if pin is not None:
+            return (pin,)
+        axes = [axis for axis in self.mesh.axes if axis.size > 1]
+        chosen: list[Axes] = []
+        for count in range(len(axes) + 1):
+            for some in itertools.combinations(axes, count):
+                if size % math.prod(axis.size for axis in some) == 0:
+                    chosen.append(tuple(part for axis in some for part in parts(AxisRef(axis.name), self.mesh)))
+        return tuple(chosen)
+
+
+class _Scalars(dict[Value | int, tuple[int, ...]]):
+    """Classes by value; values without dimensions have none."""
+
+    def __missing__(self, value: Value | int) -> tuple[int, ...]:
+        return ()
