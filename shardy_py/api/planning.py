@@ -214,9 +214,6 @@ def _donated(
     layout = traced.request.layout
     if not layout.donated:
         return ()
-    slots: list[int | None] = []
-    for i in layout.dynamic:
-        leaves = traced.request.slots[i].outline.tree.num_leaves
-        slots += [i if i in layout.donated else None] * leaves
+    slots = [slot if slot in layout.donated else None for slot in traced.request.leaf_slots]
     used = [True] * len(inputs) if traced.request.settings.jit.keep_unused else used_inputs(traced.jaxpr)
     return donations(imported.program, inputs, outputs, slots, used, why_off())

@@ -90,6 +90,11 @@ class PlanRequest:
         return tuple(self.slots[i].outline for i in self.layout.dynamic)
 
     @property
+    def leaf_slots(self) -> tuple[int, ...]:
+        """The slot that each leaf belongs to."""
+        return tuple(slot for slot, outline in zip(self.layout.dynamic, self.outlines) for _ in range(outline.tree.num_leaves))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the positional arguments that are not static."""
         return tuple(self.layout.labels[i] for i in self.layout.dynamic if i < self.layout.positional)

@@ -12,6 +12,7 @@ from shardy_py.backends.recomputed import recomputed
 from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.specs import extended, sharding_text
 from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.donation import donatable
 from shardy_py.plan.record import PlanRecord, Variant
 
 SHARE = 0.01
@@ -51,15 +52,11 @@ class TracedVariants:
 
     def _donating(self, plan: PlanRecord) -> Iterator[Variant]:
         request = self.traced.request
-        layout = request.layout
-        if set(layout.dynamic) <= set(layout.donated):
-            return
-        every = self._donated(layout.dynamic)
-        aliased = {slot: 0 for slot in layout.dynamic if slot not in layout.donated}
-        for leaf in every.donation:
-            if leaf.aliased is not None and leaf.slot in aliased:
-                aliased[leaf.slot] += leaf.bytes_per_device
-        slots = [slot for slot, size in aliased.items() if size > SHARE * sum(aliased.values())]
+        layout, slot_of = request.layout, request.leaf_slots
+        saved = dict.fromkeys(layout.dynamic, 0)
+        for leaf, size in donatable(plan.program, plan.inputs, plan.outputs, plan.donation).items():
+            saved[slot_of[leaf]] += size
+        slots = [slot for slot, size in saved.items() if size > SHARE * sum(saved.values())]
         if slots:
             names = ", ".join(layout.labels[slot] for slot in slots)
             numbers = tuple(slots) if len(slots) > 1 else slots[0]

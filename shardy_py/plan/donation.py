@@ -131,6 +131,27 @@ def donations(
     return tuple(donated)
 
 
+def donatable(
+    program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
+) -> dict[int, int]:
+    """Inputs that are not donated and whose memory a result could take, with the bytes that this saves.
+
+    Args:
+        program: The program, its shardings decided.
+        inputs: One per leaf of the arguments.
+        outputs: One per leaf of the result.
+        donated: The donated leaves.
+    """
+    main = program.main
+    results = main.body.terminator.operands
+    arguments = {value: number for number, value in enumerate(main.arguments)}
+    excluded, taken = {d.input for d in donated}, {d.output for d in donated}
+    ins = [b for b in _buffers(inputs, main.arguments, program) if b.index not in excluded and main.arguments[b.index].uses]
+    outs = [b for b in _buffers(outputs, results, program) if b.index not in taken]
+    sizes = {b.index: b.bytes for b in ins}
+    return {pair.input: sizes[pair.input] for pair in pairs(ins, outs, lambda output: origins(results[output], arguments))}
+
+
 def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], program: Program) -> list[Buffer]:
     dim_shards: dict[TensorSharding, tuple[int, ...]] = {}
     buffers = []

@@ -17,7 +17,9 @@ import shardy_py as sp
 from shardy_py.cost.hardware import HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.liveness.compilers import CompilerError
+from shardy_py.cost.sizes import LocalSizes
 from shardy_py.facade import Plan
+from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.memory.report import MemoryAnalysis
 
 MESH = {"data": 2, "model": 4}
@@ -306,3 +308,97 @@ def test_slices_of_constants_in_what_an_update_reads(lowering):
     """Constants are no operands in the graph of buffers."""
     run = sp.auto_shard(lambda x: jnp.unique(x, size=5), mesh={"x": 2, "y": 4}, in_shardings=P("x", "y"), lowering=lowering)
     assert run.plan(jax.ShapeDtypeStruct((16, 32), jnp.float32)).memory_analysis().peak_memory_in_bytes > 16 * 32 * 4 // 8
+
+
+RESIDENT = ["sgd", "sgd donated", "scan", "scattered", "long sums", "loops that gather", "uneven", "cache donated"]
+
+
+@functools.cache
+def accelerated(name: str, lowering: Any) -> Plan:
+    fun, args, specs, donated = PROGRAMS[name]
+    return sp.auto_shard(fun, mesh=MESH, in_shardings=specs, donate_argnums=donated, lowering=lowering).plan(*args)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("name", RESIDENT)
+def test_resident_buffers_are_the_arguments_and_results(name: str, lowering: str) -> None:
+    """Their bytes are a sum over values in their layouts, so that a planner has them exactly."""
+    plan = accelerated(name, lowering)
+    memory, sizes = plan.memory_analysis("h100"), LocalSizes(plan.program.meshes)
+    kept = lifetimes(plan, "h100")
+    total = {"argument": 0, "output": 0}
+    for buffer in kept.resident:
+        assert buffer.value is not None
+        total[buffer.role] += sizes.bytes_of(buffer.value.type, buffer.sharding)
+    assert total["argument"] == memory.argument_size_in_bytes
+    assert total["output"] == memory.output_size_in_bytes - memory.alias_size_in_bytes
+    assert kept.resident_bytes == sum(total.values())
+
+
+@pytest.mark.parametrize("name", RESIDENT)
+def test_buffers_at_peaks_hold_values_of_the_plan(name: str) -> None:
+    plan = accelerated(name, "jit")
+    memory, sizes = plan.memory_analysis("h100"), LocalSizes(plan.program.meshes)
+    kept = lifetimes(plan, "h100")
+    peaks = kept.peaks()
+    assert [peak.step for peak in peaks[:1]] == [memory.peak_step] * bool(max(kept.series))
+    assert [peak.bytes for peak in peaks] == sorted((peak.bytes for peak in peaks), reverse=True)
+    values = set(plan.names) | {a for op in plan.program.walk() for region in op.regions for a in region.arguments}
+    for peak in peaks:
+        temporary = peak.bytes - kept.resident_bytes
+        assert temporary == memory.series[peak.step] - kept.resident_bytes == sum(-(-b.bytes // 256) * 256 for b in peak.buffers)
+        for buffer in peak.buffers:
+            if buffer.value is not None:
+                assert buffer.value in values
+                assert sizes.bytes_of(buffer.value.type, buffer.sharding) == buffer.bytes
+        held = sum(b.bytes for b in peak.buffers if b.value is not None)
+        assert held >= 0.9 * temporary or temporary <= 4096  # counters of loops and positions of slices are no values
+    assert kept.series_under(lambda value: value.sharding) == list(kept.series)
+
+
+def test_a_gathered_operand_names_its_value_and_its_reader() -> None:
+    step = sp.auto_shard(lambda x, w: jnp.sin(x) @ w, mesh=MESH, in_shardings=(P("data"), P("data")), lowering="jit")
+    plan = step.plan(f32(64, 64), f32(64, 64))
+    (peak,) = lifetimes(plan, "h100").peaks()
+    (buffer,) = [b for b in peak.buffers if b.label == "all_gather"]
+    assert buffer.value is plan.program.main.arguments[1]
+    assert buffer.value.sharding is not None
+    assert not buffer.value.sharding.is_fully_replicated
+    assert buffer.sharding is not None
+    assert buffer.sharding.is_fully_replicated
+    assert buffer.reader is not None
+    assert buffer.reader.primitive == "dot_general"
+    (shown,) = [b for b in plan.memory_analysis("h100").peak_buffers if b.primitive == "all_gather"]
+    assert (shown.path, shown.type) == ("w", "float32[64,64]")
+    assert "test_memory_analysis.py:" in shown.location
+
+
+def test_the_same_steps_under_other_shardings() -> None:
+    """The lifetimes of a plan, with bytes of another, are those of the other where the steps are the same."""
+
+    def chain(x: jax.Array) -> jax.Array:
+        y = jnp.sort(x, 1)
+        return jnp.sort(jnp.cumsum(y, 1), 1) * y
+
+    def record(spec: P | None) -> Plan:
+        return sp.auto_shard(chain, mesh=MESH, in_shardings=spec, lowering="jit").plan(f32(64, 256))
+
+    cut, whole = record(P("model")), record(P())
+    sharding_of = dict(zip((v for v, _ in cut.intermediates), (v.sharding for v, _ in whole.intermediates)))
+    found = lifetimes(cut, "h100").series_under(lambda value: sharding_of[value])
+    assert found == list(lifetimes(whole, "h100").series)
+    assert max(found) == 4 * max(lifetimes(cut, "h100").series) > 0
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_peak_buffers_are_the_contributors_one_by_one(lowering: str) -> None:
+    plan = accelerated("sgd", lowering)
+    found = plan.memory_analysis("h100")
+    assert [b.bytes for b in found.peak_buffers] == sorted((b.bytes for b in found.peak_buffers), reverse=True)
+    for role in ("argument", "output", "temporary"):
+        parts = [part for part in found.contributors if part.role == role]
+        buffers = [b for b in found.peak_buffers if b.role == role and b.bytes]
+        assert sum(part.bytes for part in parts) == sum(b.bytes for b in buffers)
+        assert sum(part.count for part in parts) == len(buffers)
+    up = next(b for b in found.peak_buffers if b.path == "params['up']")
+    assert str(up) == "256 KiB  argument  params['up']  float32[256,1024@model]"

@@ -58,6 +58,7 @@ def test_residuals_that_dominate(lowering, hardware):
     fits = {30 << 20: ", which fits", 10 << 20: ", which does not fit either"}
     assert finding.message.endswith(fits.get(hardware, "MiB"))
     assert finding.message in str(memory)
+    assert memory.relief.residual_bytes == 64 << 20
     assert json.loads(memory.to_json())["findings"][0]["kind"] == "smaller-peak"
 
 
@@ -84,6 +85,7 @@ def test_a_missing_donation():
     donated = planned(adam, (state, f32(16, 4)), rules=[("mu", P()), ("nu", P())], donate_argnums=0).memory_analysis(room)
     assert donated.fits
     assert donated.findings == ()
+    assert (memory.relief.donation_bytes, donated.relief.donation_bytes) == (8 << 20, 0)
 
 
 def test_one_more_cut():

@@ -29,8 +29,7 @@ def insert_copies(graph: Graph) -> None:
 
 
 def _insert_copy(graph: Graph, v: int, nodes: list[Node], at: int | None = None) -> int:
-    copy = graph.value(graph.bytes[v])
-    graph.array_types[copy] = graph.array_types.get(v)
+    copy = graph.copy(v)
     node = Node(Kind.COPY, [v], [copy], label="copy")
     nodes.insert(len(nodes) if at is None else at, node)
     return copy

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from shardy_py.ir import Value
+
 
 class Kind(Enum):
     """The memory behaviour of an op."""
@@ -113,23 +115,31 @@ class Graph:
     Attributes:
         bytes: Bytes of each value; a value is its number.
         main: Its arguments are those of the program, its results likewise.
-        names: Value -> its path, of arguments.
         writers: Argument of a loop's body -> the node that makes the elements that the body writes to it in each step (`stacks`).
         donated: Argument number -> number of the result that takes its memory.
         array_types: Value -> shape and element type, which must be equal for one array to be written over another.
+        origins: Value -> the value of the program that it is, or is a copy of; none of those that a compiler adds.
     """
 
     bytes: list[int] = field(default_factory=list[int])
     array_types: dict[int, Any] = field(default_factory=dict[int, Any])
     main: Region = field(default_factory=Region)
-    names: dict[int, str] = field(default_factory=dict[int, str])
     writers: dict[int, Node] = field(default_factory=dict[int, Node])
     donated: dict[int, int] = field(default_factory=dict[int, int])
+    origins: dict[int, Value] = field(default_factory=dict[int, Value])
 
     def value(self, size: int) -> int:
         """A new value of so many bytes."""
         self.bytes.append(size)
         return len(self.bytes) - 1
+
+    def copy(self, v: int) -> int:
+        """A new value that is a copy of another."""
+        copy = self.value(self.bytes[v])
+        self.array_types[copy] = self.array_types.get(v)
+        if v in self.origins:
+            self.origins[copy] = self.origins[v]
+        return copy
 
 
 def reads(node: Node) -> list[int]:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 from shardy_py.cost.liveness.order import positions
+
+
+class Life(NamedTuple):
+    """The first and the last step at which a value is alive, and the node that makes it."""
+
+    start: int
+    end: int
+    value: int
+    maker: Node | None
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +32,7 @@ class Buffer:
         maker: The node that makes that value; None of an argument.
         role: `argument`, `output`, `literal` or `temporary`.
         free: Of a donated argument, the last step that reads it and the first that writes to it, if there are others between.
-        lives: The first and last step of each value that uses it; empty of one value.
+        lives: The lives of the values that use it.
         rank: Position of the first of its values in a traversal from the results, values in regions before those around them.
         outer_rank: The same with values in regions after those around them.
         written: The argument of a loop's body, of an array that the loop fills step by step, such as the residuals of a scan; else None.
@@ -35,7 +45,7 @@ class Buffer:
     maker: Node | None
     role: str = "temporary"
     free: tuple[int, int] | None = None
-    lives: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    lives: list[Life] = field(default_factory=list[Life])
     rank: int = 0
     outer_rank: int = 0
     written: int | None = None
@@ -262,7 +272,7 @@ def _buffers(walk: _Walk) -> list[Buffer]:
             buffer.bytes = max(buffer.bytes, size)
             buffer.start = min(buffer.start, start)
             buffer.end = max(buffer.end, end)
-        buffer.lives.append((start, end))
+        buffer.lives.append(Life(start, end, v, walk.maker[v]))
         buffer.rank = min(buffer.rank, inner.get(v, last))
         buffer.outer_rank = min(buffer.outer_rank, outer.get(v, last))
         if buffer.written is None and v in walk.graph.writers:

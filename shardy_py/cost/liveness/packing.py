@@ -58,7 +58,7 @@ def packed(buffers: Sequence[Buffer], alignment: int) -> int:
 
 def _durations(buffers: Sequence[Buffer]) -> list[int]:
     """Lifetimes of buffers as XLA counts them: in allocations and deallocations, not in steps."""
-    lives = sorted((start, end, i) for i, b in enumerate(buffers) for start, end in b.lives or [(b.start, b.end)])
+    lives = sorted((start, end, i) for i, b in enumerate(buffers) for start, end, *_ in b.lives or [(b.start, b.end)])
     events = [(start, 0, k) for k, (start, _, _) in enumerate(lives)] + [(end, 1, k) for k, (_, end, _) in enumerate(lives)]
     first, last = [len(events)] * len(buffers), [0] * len(buffers)
     for time, (_, gives_back, k) in enumerate(sorted(events)):

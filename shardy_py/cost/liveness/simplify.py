@@ -32,8 +32,7 @@ def _sink(graph: Graph, region: Region, outside: dict[int, Node]) -> None:
             names: dict[int, int] = {}
             for v in dict.fromkeys((*inner.results, *(v for n in inner.nodes for v in reads(n)))):
                 if v in visible:
-                    copy = names[v] = graph.value(graph.bytes[v])
-                    graph.array_types[copy] = graph.array_types.get(v)
+                    names[v] = graph.copy(v)
             if names:
                 for n in inner.nodes:
                     rename(n, names)
@@ -196,8 +195,7 @@ def _copy_out(graph: Graph, v: int, light: dict[int, Node], outside: dict[int, i
         return
     for read in light[v].operands:
         _copy_out(graph, read, light, outside, hoisted)
-    copy = outside[v] = graph.value(graph.bytes[v])
-    graph.array_types[copy] = graph.array_types.get(v)
+    copy = outside[v] = graph.copy(v)
     hoisted.append(replace(light[v], operands=[outside.get(o, o) for o in light[v].operands], results=[copy]))
 
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.liveness.compilers import Compiler
 from shardy_py.cost.liveness.compilers import compiler as compiler_named
 from shardy_py.cost.liveness.estimate import Estimate, estimate
-from shardy_py.cost.liveness.graph import Graph, Node
+from shardy_py.cost.liveness.graph import Graph
 from shardy_py.cost.liveness.live import Buffer
+from shardy_py.cost.sizes import LocalSizes
 from shardy_py.ir import Op, Program
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.analysis import Analysis
+from shardy_py.plan.executed import explicit_of
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory.graph import local_graph
-from shardy_py.plan.memory.remedies import remedies
-from shardy_py.plan.memory.report import Contributor, MemoryAnalysis, Step
+from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer
+from shardy_py.plan.memory.remedies import relief, remedies
+from shardy_py.plan.memory.report import Contributor, MemoryAnalysis, PeakBuffer, Relief, Step
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import location_of
+from shardy_py.plan.values import PlannedValue, location_of, typed
 
 
 def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> MemoryAnalysis:
@@ -32,30 +35,78 @@ def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compile
         compiler: Name of the compiler to model.
     """
     name, room = _room(which)
-    rules = compiler_named(compiler or ("accelerator" if name or plan.platform != "cpu" else "cpu"))
-    analyses = _by_compiler(plan)
-    if rules.name not in analyses:
-        analyses[rules.name] = _analysed(plan, rules)
-    memory = replace(analyses[rules.name], hardware=name or (None if room is None else "the given memory"), hardware_bytes=room)
-    memory.__dict__["_advisor"] = functools.partial(remedies, plan, analysed=functools.partial(_analysed, rules=rules))
-    return memory
+    rules = _rules(plan, name, compiler)
+    memory = _usage(plan, rules)[0]
+    room_of = name or (None if room is None else "the given memory")
+    return replace(memory, hardware=room_of, hardware_bytes=room, queries=_Queries(plan, rules))
+
+
+def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> Lifetimes:
+    """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them.
+
+    Args:
+        plan: The plan.
+        which: As in `analyse`.
+        compiler: As in `analyse`.
+    """
+    return _usage(plan, _rules(plan, _room(which)[0], compiler))[1]
+
+
+def _rules(plan: PlanRecord, hardware: str, compiler: str | None) -> Compiler:
+    return compiler_named(compiler or ("accelerator" if hardware or plan.platform != "cpu" else "cpu"))
 
 
 @Analysis
-def _by_compiler(plan: PlanRecord) -> dict[str, MemoryAnalysis]:
-    """Name of a compiler -> the analysis under its rules, filled on request."""
+def _by_compiler(plan: PlanRecord) -> dict[str, tuple[MemoryAnalysis, Lifetimes]]:
+    """Name of a compiler -> the analysis under its rules and the buffers behind it, filled on request."""
     return {}
 
 
+def _usage(plan: PlanRecord, rules: Compiler) -> tuple[MemoryAnalysis, Lifetimes]:
+    by_compiler = _by_compiler(plan)
+    if rules.name not in by_compiler:
+        by_compiler[rules.name] = _analysed(plan, rules)
+    return by_compiler[rules.name]
+
+
+@dataclass(frozen=True, eq=False)
+class _Queries:
+    """Answers questions on an analysis that need the plan; see `report.Queries`."""
+
+    plan: PlanRecord
+    rules: Compiler
+
+    def findings(self, memory: MemoryAnalysis) -> tuple[Finding, ...]:
+        return remedies(self.plan, memory, lambda variant: _usage(variant, self.rules)[0])
+
+    def relief(self, memory: MemoryAnalysis) -> Relief:
+        return relief(self.plan, memory)
+
+    def peak_buffers(self, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
+        kept = _usage(self.plan, self.rules)[1]
+        buffers = (*kept.resident, *(kept.alive(memory.peak_step) if memory.steps else ()))
+        locate = _Locations(kept.running)
+        return tuple(self._described(b, locate) for b in sorted(buffers, key=lambda b: -b.bytes))
+
+    def _described(self, buffer: LiveBuffer, locate: _Locations) -> PeakBuffer:
+        plan, value = self.plan, buffer.value
+        if buffer.role != "temporary":
+            leaf = _leaf(plan, buffer)
+            return PeakBuffer(leaf.path, buffer.role, buffer.bytes, typed(leaf.type, leaf.sharding))
+        path = "" if value is None else plan.names.get(value, value.name or "")
+        of = "" if value is None else typed(value.type, buffer.sharding)
+        return PeakBuffer(path, buffer.role, buffer.bytes, of, buffer.label, locate(buffer.reader or buffer.op))
+
+
 @no_collection()
-def _analysed(plan: PlanRecord, rules: Compiler) -> MemoryAnalysis:
+def _analysed(plan: PlanRecord, rules: Compiler) -> tuple[MemoryAnalysis, Lifetimes]:
     graph, program = local_graph(plan, rules)
-    names = dict(graph.names)
     usage = estimate(graph, rules)
     fixed = usage.argument + usage.output - usage.alias
     locate = _Locations(program)
-    parts = (*_fixed(plan, graph.bytes, graph.main.arguments, graph.main.results, names), *_temporaries(usage, graph, locate))
-    return MemoryAnalysis(
+    resident = tuple(_resident(plan, graph))
+    parts = [*(Contributor(_leaf(plan, b).path, b.role, b.bytes) for b in resident), *_temporaries(usage, graph, locate)]
+    memory = MemoryAnalysis(
         name=plan.name,
         argument_size_in_bytes=usage.argument,
         output_size_in_bytes=usage.output,
@@ -64,8 +115,20 @@ def _analysed(plan: PlanRecord, rules: Compiler) -> MemoryAnalysis:
         peak_memory_in_bytes=fixed + usage.temp,
         compiler=rules.name,
         peak_step=usage.fullest,
-        steps=tuple(Step(fixed + more, node.label, locate(node)) for node, more in zip(usage.steps, usage.series)),
+        steps=tuple(Step(fixed + more, node.label, locate(node.source)) for node, more in zip(usage.steps, usage.series)),
         contributors=tuple(sorted(parts, key=_order)),
+    )
+    return memory, Lifetimes(
+        resident=resident,
+        resident_bytes=fixed,
+        series=usage.series,
+        buffers=usage.buffers,
+        alignment=rules.alignment,
+        origins={life.value: graph.origins[life.value] for b in usage.buffers for life in b.lives if life.value in graph.origins},
+        sizes=LocalSizes(plan.program.meshes),
+        explicit=explicit_of(plan) if plan.source is None else None,
+        program=plan.program,
+        running=program,
     )
 
 
@@ -82,14 +145,13 @@ def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
 
 
 class _Locations:
-    """Source locations of nodes, each op looked up once."""
+    """Source locations of ops, each looked up once."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._locations: dict[Op, str] = {}
 
-    def __call__(self, node: Node) -> str:
-        op: Op | None = node.source
+    def __call__(self, op: Op | None) -> str:
         if op is None:
             return ""
         location = self._locations.get(op)
@@ -98,13 +160,21 @@ class _Locations:
         return location
 
 
-def _fixed(plan: PlanRecord, sizes: list[int], arguments: list[int], results: list[int], names: dict[int, str]) -> Iterable[Contributor]:
-    for value in arguments:
-        yield Contributor(names.get(value, ""), "argument", sizes[value])
+def _resident(plan: PlanRecord, graph: Graph) -> Iterable[LiveBuffer]:
+    """Arguments, and results that take no donated argument's memory."""
+    main = plan.program.main
+    for i, (number, value, leaf) in enumerate(zip(graph.main.arguments, main.arguments, plan.inputs)):
+        yield LiveBuffer(graph.bytes[number], "argument", "", value, leaf.sharding, number=i)
     taken = {d.output for d in plan.donation if d.output is not None}
-    for i, (value, output) in enumerate(zip(results, plan.outputs)):
+    for i, (number, value, leaf) in enumerate(zip(graph.main.results, main.body.terminator.operands, plan.outputs)):
         if i not in taken:
-            yield Contributor(output.path, "output", sizes[value])
+            yield LiveBuffer(graph.bytes[number], "output", "", value, leaf.sharding, number=i)
+
+
+def _leaf(plan: PlanRecord, buffer: LiveBuffer) -> PlannedValue:
+    """The argument or result that a buffer is."""
+    assert buffer.number is not None
+    return (plan.inputs if buffer.role == "argument" else plan.outputs)[buffer.number]
 
 
 def _temporaries(usage: Estimate, graph: Graph, locate: _Locations) -> Iterable[Contributor]:
@@ -128,8 +198,8 @@ def _maker(buffer: Buffer, graph: Graph, locate: _Locations) -> tuple[str, str, 
     if buffer.written is not None:
         writer = graph.writers[buffer.written]
         shape, dtype = graph.array_types[buffer.written]
-        return writer.label, locate(writer), f"{dtype}[{','.join(map(str, shape))}]"
-    return ("", "", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker), "")
+        return writer.label, locate(writer.source), f"{dtype}[{','.join(map(str, shape))}]"
+    return ("", "", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker.source), "")
 
 
 def _order(part: Contributor) -> tuple[int, str, str, str]:

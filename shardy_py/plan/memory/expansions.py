@@ -22,6 +22,7 @@ from shardy_py.plan.memory.slices import sliced
 
 def _finish(reader: Reader, op: Op, value: int) -> None:
     reader.numbers[op.result] = value
+    reader.graph.origins.setdefault(value, op.result)
 
 
 def _operands(reader: Reader, op: Op) -> list[int]:
@@ -132,6 +133,8 @@ def _turned(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[
     array_type = tuple(shape[d] for d in order), "?"
     result = reader.emit(op, region, Kind.SHAPE if moves else Kind.VIEW, [value], reader.graph.bytes[value], array_type=array_type)
     region.nodes[-1].key = ("transpose" if moves else "view", tuple(order), array_type)
+    if value in reader.graph.origins:
+        reader.graph.origins[result] = reader.graph.origins[value]
     return result
 
 

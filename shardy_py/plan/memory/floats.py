@@ -125,18 +125,22 @@ def _in_library(op: Op) -> bool:
     return not turned and tuple(contracted) == (ranks[0] - 1,) and tuple(batch) == tuple(range(len(batch)))
 
 
-def widened(program: Program) -> Program:
+def widened(program: Program) -> tuple[Program, Mapping[Value, Value] | None]:
     """A program in which ops that have no kernels for floats of two bytes run in float32.
+
+    Beside it stands the value of `program` that each of its values is, except those that are its values in float32; None where it is
+    `program` itself.
 
     Args:
         program: With explicit collectives; unchanged.
     """
     if not any(_element(v) in PRODUCTS for op in program.walk() for v in (*op.operands, *op.results)):
-        return program
-    copy, _ = clone_program(program)
+        return program, None
+    copy, copies = clone_program(program)
+    originals = {copied: value for value, copied in copies.items()}
     for function in copy.functions:
-        _Widener(installed()).block(function.body, {}, {})
-    return copy
+        _Widener(installed(), originals).block(function.body, {}, {})
+    return copy, originals
 
 
 def _element(value: Value) -> str:
@@ -152,10 +156,12 @@ class _Widener:
 
     Args:
         support: Ops that run without conversions.
+        originals: Value -> the value that it was before the change; values that take the place of others are added.
     """
 
-    def __init__(self, support: Support) -> None:
+    def __init__(self, support: Support, originals: dict[Value, Value]) -> None:
         self.support = support
+        self.originals = originals
 
     def block(self, block: Block, wide: Mapping[Value, Value], exact: Mapping[Value, Value]) -> None:
         """Changes the ops of a block.
@@ -214,14 +220,20 @@ class _Widener:
         for old, new in zip(op.results, wide_op.results):
             new.sharding = old.sharding
             if new.type == old.type:
-                old.replace_uses(new)
+                self.replace(old, new)
                 continue
             rounded = _converted(new, old.type, op)
             out.append(rounded)
-            old.replace_uses(rounded.result)
+            self.replace(old, rounded.result)
             if _element(old) == NORMALIZED:
                 exact[rounded.result] = new
         op.drop_uses()
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Makes every use of a value one of the value that takes its place."""
+        old.replace_uses(new)
+        if old in self.originals:
+            self.originals[new] = self.originals[old]
 
     def widened(self, value: Value, wide: dict[Value, Value], out: list[Op], reader: Op) -> Value:
         """A value in float32."""

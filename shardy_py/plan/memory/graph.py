@@ -25,8 +25,11 @@ def local_graph(plan: PlanRecord, compiler: Compiler = COMPILERS["cpu"]) -> tupl
     else:
         program = plan.source.local_program(plan)
         sums = [c.axes for c in collectives_of(plan) if c.kind == "all_reduce"]
+    originals = None
     if compiler.widens:
-        program = widened(program)
-    graph = Reader(program, EXPANSIONS, sums, compiler.widens).read([value.path for value in plan.inputs])
+        program, originals = widened(program)
+    graph = Reader(program, EXPANSIONS, sums, compiler.widens).read()
+    if originals is not None:
+        graph.origins = {number: originals[value] for number, value in graph.origins.items() if value in originals}
     graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
     return graph, program

@@ -66,18 +66,11 @@ class Reader:
         self.sums = iter(sums)
         self.widens = widens
 
-    def read(self, names: Sequence[str]) -> Graph:
-        """The graph of the function `main`.
-
-        Args:
-            names: Paths of its arguments.
-        """
+    def read(self) -> Graph:
+        """The graph of the function `main`."""
         main = self.program.main
         region = self.graph.main
-        for value, name in zip(main.arguments, names):
-            number = self._new(value)
-            region.arguments.append(number)
-            self.graph.names[number] = name
+        region.arguments = [self._new(value) for value in main.arguments]
         self._block(main.body, region)
         region.results = [self.numbers[v] for v in main.body.terminator.operands]
         return self.graph
@@ -110,6 +103,7 @@ class Reader:
     def _new(self, value: Value) -> int:
         number = self.numbers[value] = self.graph.value(self.local_bytes(value))
         self.graph.array_types[number] = self.array_type(value)
+        self.graph.origins[number] = value
         return number
 
     def array_type(self, value: Value) -> Any:
@@ -151,6 +145,7 @@ class Reader:
             return False
         inner = self.graph.value(size)
         self.graph.array_types[inner] = shape, kind.dtype
+        self.graph.origins[inner] = op.result
         key = op.name, self._text(op.attributes), kind, size
         region.nodes.append(Node(kind_of(op.name), [self.numbers[before]], [inner], (), key, _label(op), op.name, op))
         self.numbers[op.result] = self.emit(op, region, Kind.VIEW, [inner], size, "reshaped")
@@ -190,13 +185,15 @@ class Reader:
             kind: Of the node.
             operands: Values that it reads.
             size: Bytes of its result.
-            key: Tells the steps of an op apart.
+            key: Tells the steps of an op apart; "" is the one that makes its result, up to the order of dimensions.
             array_type: Of the result; by default that of the op's result where it has its size.
         """
         result = self.graph.value(size)
         if array_type is None and len(op.results) == 1 and size == self.local_bytes(op.result):
             array_type = self.array_type(op.result)
         self.graph.array_types[result] = array_type
+        if key == "" and len(op.results) == 1 and size == self.local_bytes(op.result):
+            self.graph.origins[result] = op.result
         own = self.key(op, [])
         whole = None if own is None else (own, key, size)
         region.nodes.append(Node(kind, list(operands), [result], key=whole, label=_label(op), source=op))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardy_py.plan.checks.thresholds import GRAVE
+from shardy_py.plan.donation import donatable
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.memory.report import MemoryAnalysis
+from shardy_py.plan.memory.report import MemoryAnalysis, Relief
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord, Variant
 from shardy_py.plan.values import PlannedValue
@@ -48,6 +49,16 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
         severity = "warning" if memory.fits is False else "info"
         smaller.append((after, Finding(KIND, message, "", variant.location, severity, peak - after)))
     return tuple(finding for _, finding in sorted(smaller, key=lambda entry: entry[0]))
+
+
+def relief(plan: PlanRecord, memory: MemoryAnalysis) -> Relief:
+    """The bytes at the peak of a plan that checkpoints and further donation could free.
+
+    Args:
+        plan: The plan.
+        memory: Its analysis.
+    """
+    return Relief(_residual_bytes(plan, memory), sum(donatable(plan.program, plan.inputs, plan.outputs, plan.donation).values()))
 
 
 def _scans(variant: Variant) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from shardy_py.dialect.format import aligned, printable
 from shardy_py.plan.findings import Finding
@@ -59,6 +58,70 @@ class Step:
     location: str
 
 
+@dataclass(frozen=True, slots=True)
+class PeakBuffer:
+    """One array in memory at the peak.
+
+    Attributes:
+        path: As `plan.values` names the value that it holds; empty where it holds none of them, as scratch memory of a library call.
+        role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
+        bytes: On one device.
+        type: Element type, shape and the layout in which the value lies there; empty where it holds none.
+        primitive: The JAX primitive that makes it; of a value that is brought to another layout the collective, of one that a compiler
+            copies `copy`.
+        location: `file:line` of the user's code that makes it, of a collective that it is made for; empty for arguments and results.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> step = sp.auto_shard(lambda x, w: jnp.sin(x) @ w, mesh={"x": 4}, in_shardings=P("x"), lowering="jit")
+        >>> for buffer in step.plan(jnp.ones((64, 64)), jnp.ones((64, 64))).memory_analysis("h100").peak_buffers[:2]:
+        ...     print(buffer.bytes, buffer.role, buffer.path, buffer.type)
+        16384 temporary w float32[64,64]
+        4096 argument x float32[64@x,64]
+    """
+
+    path: str
+    role: Literal["argument", "output", "temporary"]
+    bytes: int
+    type: str = ""
+    primitive: str = ""
+    location: str = ""
+
+    def __str__(self) -> str:
+        parts = (format_bytes(self.bytes), self.role, self.path, self.type, self.primitive, self.location.rpartition("/")[2])
+        return printable("  ".join(filter(None, parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """Bytes at the peak that a change of the function would free; see `MemoryAnalysis.findings` for the peaks that are left.
+
+    Attributes:
+        residual_bytes: Of residuals that scans keep for their backward passes, which `jax.checkpoint` recomputes.
+        donation_bytes: Of results that could lie in arguments that are not donated.
+    """
+
+    residual_bytes: int
+    donation_bytes: int
+
+
+class Queries(Protocol):
+    """Answers questions on an analysis that need the plan."""
+
+    def findings(self, memory: MemoryAnalysis) -> tuple[Finding, ...]:
+        """See `MemoryAnalysis.findings`."""
+        ...
+
+    def peak_buffers(self, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
+        """See `MemoryAnalysis.peak_buffers`."""
+        ...
+
+    def relief(self, memory: MemoryAnalysis) -> Relief:
+        """See `MemoryAnalysis.relief`."""
+        ...
+
+
 @dataclass(frozen=True)
 class MemoryAnalysis:
     """Bytes on one device, under the names of `jax.stages.Compiled.memory_analysis()`.
@@ -81,6 +144,7 @@ class MemoryAnalysis:
         contributors: Arrays in memory at the peak, largest first. They add up to the peak, except gaps between arrays.
         hardware: The hardware it should fit; None without.
         hardware_bytes: Its memory.
+        queries: Answers what needs the plan; no part of the figures.
     """
 
     name: str
@@ -96,6 +160,7 @@ class MemoryAnalysis:
     hardware: str | None = None
     hardware_bytes: int | None = None
     generated_code_size_in_bytes: int = 0
+    queries: Queries | None = field(default=None, repr=False, compare=False)
 
     @property
     def peak(self) -> Step | None:
@@ -125,8 +190,17 @@ class MemoryAnalysis:
         Variants of the function are planned when this is first read, as where the analysis is printed: with the bodies of scans
         checkpointed, more arguments donated, large arguments cut further.
         """
-        advisor: Callable[[MemoryAnalysis], tuple[Finding, ...]] | None = self.__dict__.get("_advisor")
-        return () if advisor is None else advisor(self)
+        return () if self.queries is None else self.queries.findings(self)
+
+    @functools.cached_property
+    def peak_buffers(self) -> tuple[PeakBuffer, ...]:
+        """The arrays in memory at the peak one by one, the largest first, each with the value that it holds and its layout."""
+        return () if self.queries is None else self.queries.peak_buffers(self)
+
+    @functools.cached_property
+    def relief(self) -> Relief | None:
+        """Bytes at the peak that `jax.checkpoint` and further donation could free; None of an analysis without its plan."""
+        return None if self.queries is None else self.queries.relief(self)
 
     def as_text(self, limit: int = 12) -> str:
         """Sizes, the peak with its contributors, and whether it fits.
@@ -139,7 +213,9 @@ class MemoryAnalysis:
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with a version."""
         derived = {"fits": self.fits, "headroom_in_bytes": self.headroom_in_bytes, "findings": [asdict(f) for f in self.findings]}
-        return {"format": FORMAT, "version": VERSION, **asdict(self), **derived}
+        figures = asdict(replace(self, queries=None))
+        del figures["queries"]
+        return {"format": FORMAT, "version": VERSION, **figures, **derived}
 
     def to_json(self, indent: int | None = None) -> str:
         """`to_dict` as JSON text.

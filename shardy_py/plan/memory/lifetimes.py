@@ -1,0 +1,182 @@
+"""The buffers of a call with the steps at which they are alive, and the values of the plan that they hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shardy_py.cost.liveness.graph import Kind
+from shardy_py.cost.liveness.live import Buffer, Life, alive
+from shardy_py.cost.sizes import LocalSizes
+from shardy_py.cost.traffic import RESHARDING
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.plan.explicit import Explicit, Origin
+
+Role = Literal["argument", "output", "temporary"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveBuffer:
+    """A buffer that is alive at some step.
+
+    Attributes:
+        bytes: On one device.
+        role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
+        label: The JAX primitive of the op that makes it, or the name of the collective or copy; empty for arguments.
+        value: The value of the plan's program that it holds; None where it holds none, as scratch memory of a library call, or in the
+            region of `lowering="shard_map"`, whose values are others. The value in `sharding` has exactly `bytes`.
+        sharding: The layout in which it holds the value, which is not the value's own where that was gathered or exchanged for a reader.
+        op: The op of the program that runs that makes it.
+        reader: The op of the plan's program that a value was brought to this layout for; None of others.
+        number: The number of an argument or result among the leaves.
+    """
+
+    bytes: int
+    role: Role
+    label: str = ""
+    value: Value | None = None
+    sharding: TensorSharding | None = None
+    op: Op | None = None
+    reader: Op | None = None
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peak:
+    """A step at which more is alive than before and after it.
+
+    Attributes:
+        step: Its number.
+        bytes: Of arguments, results and temporaries, alignment included.
+        buffers: The temporaries that are alive, the largest first; arguments and results are always.
+    """
+
+    step: int
+    bytes: int
+    buffers: tuple[LiveBuffer, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Lifetimes:
+    """Lifetimes of the buffers of a call under the memory policy of a compiler.
+
+    Attributes:
+        resident: Arguments, and results that take no donated argument's memory, which are alive during the whole call.
+        resident_bytes: Their bytes, with tables of addresses; `argument + output - alias` of the analysis.
+        series: Bytes of temporaries that are alive at each step.
+        buffers: The temporaries.
+        alignment: Of the start of buffers, in bytes.
+        origins: Number of a value in `buffers` -> the value of the program that runs.
+        sizes: Bytes of pieces.
+        explicit: The program that runs, and the values of the plan in it; None of a region.
+        program: The plan's program.
+        running: The program that runs.
+    """
+
+    resident: tuple[LiveBuffer, ...]
+    resident_bytes: int
+    series: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+    alignment: int
+    origins: Mapping[int, Value]
+    sizes: LocalSizes
+    explicit: Explicit | None
+    program: Program
+    running: Program
+
+    def peaks(self, limit: int = 8) -> tuple[Peak, ...]:
+        """The fullest steps among those at which more is alive than before and after, the fullest first.
+
+        Args:
+            limit: The largest number of them.
+        """
+        steps = sorted(local_peaks(self.series), key=lambda step: (-self.series[step], step))[:limit]
+        return tuple(Peak(step, self.resident_bytes + self.series[step], self.alive(step)) for step in steps)
+
+    def alive(self, step: int) -> tuple[LiveBuffer, ...]:
+        """The temporaries that are alive at a step, the largest first.
+
+        Args:
+            step: The step.
+        """
+        live = [self._described(b, step) for b in self.buffers if b.start <= step <= b.end and b.bytes]
+        return tuple(sorted(live, key=lambda b: -b.bytes))
+
+    def series_under(self, sharding_of: Callable[[Value], TensorSharding | None]) -> list[int]:
+        """Bytes of temporaries at each step if values had other shardings and the program ran in the same steps.
+
+        Buffers that hold no value of the plan, or hold one in another layout than its own, keep their bytes.
+
+        Args:
+            sharding_of: The sharding of each value of the plan's program.
+        """
+        resized: list[Buffer] = []
+        for buffer in self.buffers:
+            own = [v for v, layout in (self._planned(life, buffer) for life in buffer.lives) if v is not None and layout is v.sharding]
+            size = max((self.sizes.bytes_of(v.type, sharding_of(v)) for v in own), default=buffer.bytes)
+            resized.append(replace(buffer, bytes=-(-size // self.alignment) * self.alignment))
+        return alive(resized, len(self.series))
+
+    def _described(self, buffer: Buffer, step: int) -> LiveBuffer:
+        """A buffer with the value that it holds at a step; between two values, the one before."""
+        lives = [life for life in buffer.lives if life.start <= step] or buffer.lives
+        life = max(lives, key=lambda life: (life.end >= step, self._planned(life, buffer)[0] is not None, life.start, -life.value))
+        value, sharding = self._planned(life, buffer)
+        maker, source = life.maker, self.origins.get(life.value)
+        if maker is None:
+            return LiveBuffer(buffer.bytes, "temporary", "", value, sharding)
+        op = source.defining_op if source is not None and maker.kind is not Kind.COPY else maker.source
+        cause = self._causes.get(op)
+        return LiveBuffer(buffer.bytes, "temporary", maker.label, value, sharding, op, None if cause is None else cause.op)
+
+    @functools.cached_property
+    def _causes(self) -> dict[Op | None, Origin]:
+        """Collectives that bring a value to another layout -> their cause."""
+        transfers = () if self.explicit is None else self.explicit.transfers
+        return {t.step: t.origin for t in transfers if t.origin is not None and t.step is not None and t.step.name in RESHARDING}
+
+    def _planned(self, life: Life, buffer: Buffer) -> tuple[Value | None, TensorSharding | None]:
+        """The value of the plan's program that a value of a buffer is, if it fills the buffer, and the layout in which it lies there."""
+        source = value = self.origins.get(life.value)
+        if value is None or source is None or self.explicit is None:
+            return None, None
+        while value not in self.explicit.values:
+            op = value.defining_op
+            if op is None or op.name not in RESHARDING:
+                return None, None
+            value = op.operands[0]
+        planned = self.explicit.values[value]
+        fills = self.sizes.bytes_of(planned.type, source.sharding) == buffer.bytes
+        return (planned, source.sharding) if fills and _block(planned) is self.program.main.body else (None, None)
+
+
+def local_peaks(series: Sequence[int]) -> list[int]:
+    """The first steps of plateaus that are higher than what is before and after them.
+
+    Args:
+        series: Bytes at each step.
+
+    Example:
+        >>> local_peaks([1, 3, 3, 2, 4, 1, 1])
+        [1, 4]
+    """
+    steps: list[int] = []
+    rise: int | None = None
+    for step, (before, size) in enumerate(zip((0, *series), series)):
+        if size > before:
+            rise = step
+        elif size < before and rise is not None:
+            steps.append(rise)
+            rise = None
+    return steps if rise is None else [*steps, rise]
+
+
+def _block(value: Value) -> Block | None:
+    """The body of the function around a value."""
+    block = value.owner if isinstance(value.owner, Block) else value.owner.block
+    while block is not None and isinstance(block.parent, Op):
+        block = block.parent.block
+    return block
