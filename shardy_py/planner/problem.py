@@ -111,3 +111,61 @@ def cost(problem: Problem, assignment: Sequence[int]) -> float:
 def weight(limit: Limit, chosen: Sequence[int]) -> float:
     """The sum that a limit bounds, for the entries chosen of all tables."""
     return float(sum(weights[chosen[table]] for table, weights in zip(limit.tables, limit.weights)))
+
+
+def pinned(problem: Problem, class_: int, strategies: Sequence[int]) -> Problem:
+    """The problem in which a class has some of its strategies only; all keep their numbers.
+
+    Args:
+        problem: Any problem.
+        class_: The number of the class.
+        strategies: The strategies that it keeps.
+
+    Returns:
+        A problem with fewer entries.
+    """
+    allowed = np.zeros(problem.strategies[class_], bool)
+    allowed[list(strategies)] = True
+    kept = [
+        allowed[table.strategies[:, table.classes.index(class_)]] if class_ in table.classes else np.ones(len(table.costs), bool)
+        for table in problem.tables
+    ]
+    return with_entries(problem, kept)
+
+
+def with_entries(problem: Problem, kept: Sequence[Array]) -> Problem:
+    """The problem with some of its entries: per table, whether each stays."""
+    tables = tuple(
+        table if rows.all() else Table(table.classes, table.strategies[rows], table.costs[rows], table.moves[rows], table.ties[rows])
+        for table, rows in zip(problem.tables, kept)
+    )
+    limits = tuple(
+        Limit(limit.tables, tuple(weights[kept[table]] for table, weights in zip(limit.tables, limit.weights)), limit.limit)
+        for limit in problem.limits
+    )
+    return Problem(problem.strategies, tables, problem.moves, limits)
+
+
+def with_limit(problem: Problem, limit: Limit) -> Problem:
+    """The problem with one more limit."""
+    return Problem(problem.strategies, problem.tables, problem.moves, (*problem.limits, limit))
+
+
+def weighed(problem: Problem, limit: Limit) -> Problem:
+    """The problem whose costs are the weights of a limit: its optimum is the least limit that an assignment keeps.
+
+    Args:
+        problem: Any problem; its own limits hold.
+        limit: Weights, not negative, of the problem's entries.
+
+    Returns:
+        A problem with the same assignments.
+    """
+    costs = [np.zeros(len(table.costs)) for table in problem.tables]
+    for table, weights in zip(limit.tables, limit.weights):
+        costs[table] = costs[table] + weights
+    tables = tuple(
+        Table(table.classes, table.strategies, values, np.zeros((len(values), 0), np.int64), np.zeros(len(values)))
+        for table, values in zip(problem.tables, costs)
+    )
+    return Problem(problem.strategies, tables, np.zeros(0), problem.limits)

@@ -1,0 +1,353 @@
+"""A smaller problem with the same optimum: what is forced, said twice or decided by its neighbours alone is taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .evaluation import EntryIndex
+from .problem import Limit, Problem, Table
+
+Array = Any
+
+LARGEST_JOIN = 1 << 15  # Joint strategies of a class and its neighbours that are looked through to eliminate it.
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The best strategy of an eliminated class for each joint strategy of its neighbours.
+
+    Attributes:
+        class_: The number of the class.
+        neighbours: The numbers of its neighbours.
+        index: Where a joint strategy of the neighbours stands.
+        best: The best strategy at each place.
+    """
+
+    class_: int
+    neighbours: tuple[int, ...]
+    index: EntryIndex
+    best: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A smaller problem, and the way back.
+
+    Attributes:
+        problem: The smaller problem. Its classes and strategies have the numbers that they had; many are in no table any more. What
+            an assignment costs more than the cost of the eliminated problem at the same place is in `ties`.
+        cost: What every assignment costs besides.
+        ties: The ties that every assignment has besides.
+        forced: Strategies of classes that have one only.
+        decided: The eliminated classes, first to last.
+        feasible: Whether an assignment may exist; no table is empty.
+    """
+
+    problem: Problem
+    cost: float
+    ties: float
+    forced: tuple[tuple[int, int], ...]
+    decided: tuple[Decided, ...]
+    feasible: bool
+
+    def completed(self, assignment: Sequence[int]) -> tuple[int, ...]:
+        """An assignment of the smaller problem with the best strategies of the classes that were taken out."""
+        result = list(assignment)
+        for c, strategy in self.forced:
+            result[c] = strategy
+        for step in reversed(self.decided):
+            key = np.array([result[c] for c in step.neighbours], np.int64) @ step.index.strides
+            place = int(step.index(np.array([key], np.int64))[0])
+            if place >= 0:
+                result[step.class_] = int(step.best[place])
+        return tuple(int(s) for s in result)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """A table in the making: entries with the columns that depend on them."""
+
+    classes: tuple[int, ...]
+    strategies: Array
+    costs: Array
+    ties: Array
+    moves: Array
+    weights: Array
+
+    def take(self, rows: Array) -> _Rows:
+        return _Rows(self.classes, self.strategies[rows], self.costs[rows], self.ties[rows], self.moves[rows], self.weights[rows])
+
+
+class _Work:
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.move_costs = np.array(problem.moves, np.float64)
+        self.limits = np.array([limit.limit for limit in problem.limits], np.float64)
+        self.constant = 0.0
+        self.constant_ties = 0.0
+        self.forced: dict[int, int] = {}
+        self.decided: list[Decided] = []
+        self.rows: list[_Rows] = []
+        for number, table in enumerate(problem.tables):
+            weights = np.zeros((len(table.costs), len(problem.limits)))
+            for i, limit in enumerate(problem.limits):
+                for at, values in zip(limit.tables, limit.weights):
+                    if at == number:
+                        weights[:, i] += values
+            strategies = np.asarray(table.strategies, np.int64).reshape(len(table.costs), len(table.classes))
+            moves = np.asarray(table.moves, np.int64)
+            self.rows.append(
+                _Rows(table.classes, strategies, np.asarray(table.costs, float), np.asarray(table.ties, float), moves, weights)
+            )
+
+    @property
+    def feasible(self) -> bool:
+        return all(len(rows.costs) for rows in self.rows)
+
+    def readers(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {}
+        for number, rows in enumerate(self.rows):
+            for c in rows.classes:
+                readers.setdefault(c, []).append(number)
+        return readers
+
+    def restrict(self) -> None:
+        """Drops entries with a strategy of a class that another table lacks (arc consistency)."""
+        allowed = [np.ones(n, bool) for n in self.problem.strategies]
+        waiting = list(range(len(self.rows)))
+        readers = self.readers()
+        while waiting:
+            number = waiting.pop()
+            rows = self.rows[number]
+            keep = np.ones(len(rows.costs), bool)
+            for i, c in enumerate(rows.classes):
+                keep &= allowed[c][rows.strategies[:, i]]
+            if not keep.all():
+                rows = self.rows[number] = rows.take(keep)
+            for i, c in enumerate(rows.classes):
+                present = np.zeros(len(allowed[c]), bool)
+                present[rows.strategies[:, i]] = True
+                if (allowed[c] & ~present).any():
+                    allowed[c] &= present
+                    waiting += [other for other in readers[c] if other not in waiting and other != number]
+
+    def force(self) -> None:
+        """Takes classes with one strategy out of their tables, and tables without classes out of the problem."""
+        left: list[_Rows] = []
+        for rows in self.rows:
+            if not len(rows.costs):
+                left.append(rows)
+                continue
+            free = (rows.strategies != rows.strategies[0]).any(0)
+            for i, c in enumerate(rows.classes):
+                if not free[i]:
+                    self.forced[c] = int(rows.strategies[0, i])
+            if free.all() and rows.classes:
+                left.append(rows)
+                continue
+            if free.any():
+                classes = tuple(c for c, is_free in zip(rows.classes, free) if is_free)
+                left.append(replace(rows, classes=classes, strategies=rows.strategies[:, free]))
+                continue
+            self.constant += float(rows.costs[0])
+            self.constant_ties += float(rows.ties[0])
+            self.limits -= rows.weights[0]
+            self.pay(rows.moves[0])
+        self.rows = left
+
+    def pay(self, moves: Iterable[int]) -> None:
+        """Pays for moves that every assignment needs."""
+        for move in moves:
+            if move >= 0:
+                self.constant += float(self.move_costs[move])
+                self.move_costs[move] = 0.0
+
+    def merge(self) -> None:
+        """Folds tables into one whose classes contain theirs. Empty shells of those that several contain stay, for consistency."""
+        order = sorted(range(len(self.rows)), key=lambda n: (-len(self.rows[n].classes), n))
+        largest: list[_Rows] = []
+        at_class: dict[int, list[int]] = {}
+        shells: list[_Rows] = []
+        for number in order:
+            rows = self.rows[number]
+            wanted = set(rows.classes)
+            hosts = [n for n in at_class.get(rows.classes[0], ()) if wanted <= set(largest[n].classes)]
+            if not hosts:
+                for c in rows.classes:
+                    at_class.setdefault(c, []).append(len(largest))
+                largest.append(rows)
+                continue
+            host = min(hosts, key=lambda n: len(largest[n].costs))
+            columns = [largest[host].classes.index(c) for c in rows.classes]
+            index = EntryIndex(_as_table(rows), self.problem.strategies)
+            for n in hosts:
+                at = [largest[n].classes.index(c) for c in rows.classes]
+                places = index(largest[n].strategies[:, at] @ index.strides)
+                if (places < 0).any():
+                    largest[n] = largest[n].take(places >= 0)
+            into = largest[host]
+            places = index(into.strategies[:, columns] @ index.strides)
+            largest[host] = _Rows(
+                into.classes,
+                into.strategies,
+                into.costs + rows.costs[places],
+                into.ties + rows.ties[places],
+                np.concatenate([into.moves, rows.moves[places]], axis=1),
+                into.weights + rows.weights[places],
+            )
+            if len(hosts) > 1 and len(rows.classes) > 1:
+                none = np.zeros(len(rows.costs))
+                shells.append(_Rows(rows.classes, rows.strategies, none, none, rows.moves[:, :0], np.zeros_like(rows.weights)))
+        unique = {tuple(sorted(shell.classes)): shell for shell in shells}
+        self.rows = largest + [unique[key] for key in sorted(unique)]
+
+    def fold_moves(self) -> None:
+        """Adds the costs of moves that one table reads to its entries, pays for those that are always needed, merges equal ones."""
+        count = len(self.move_costs)
+        readers = np.zeros(count + 1, np.int64)
+        always = np.zeros(count + 1, bool)
+        for rows in self.rows:
+            rows.moves = _compact(rows.moves, self.move_costs)
+            used = np.bincount(rows.moves[rows.moves >= 0], minlength=count + 1)
+            readers += used > 0
+            always |= used == len(rows.costs)
+        self.pay(np.flatnonzero(always[:count]))
+        single = np.zeros(count + 1, bool)
+        single[:count] = (readers[:count] == 1) & ~always[:count]
+        prices = np.where(single, np.append(self.move_costs, 0.0), 0.0)
+        for rows in self.rows:
+            if rows.moves.shape[1]:
+                rows.costs = rows.costs + prices[rows.moves].sum(1)
+                gone = single | np.append(self.move_costs <= 0.0, False)
+                rows.moves = _compact(np.where(gone[rows.moves], -1, rows.moves), self.move_costs)
+
+    def eliminate(self) -> bool:
+        """Takes out classes whose best strategy depends on few neighbours, whose tables have neither moves nor weights.
+
+        Returns:
+            Whether one was taken out.
+        """
+        readers = self.readers()
+        plain = [not rows.moves.shape[1] and not rows.weights.any() for rows in self.rows]
+        gone: set[int] = set()
+        changed = False
+        present = {
+            c: len(np.unique(self.rows[tables[0]].strategies[:, self.rows[tables[0]].classes.index(c)])) for c, tables in readers.items()
+        }
+        for c in sorted(readers, key=lambda c: (len(readers[c]), c)):
+            tables = readers[c]
+            if any(t in gone or not plain[t] for t in tables):
+                continue
+            bucket = [self.rows[t] for t in tables]
+            neighbours = tuple(sorted({other for rows in bucket for other in rows.classes} - {c}))
+            size = float(np.prod([float(present[n]) for n in (*neighbours, c)]))
+            if size > LARGEST_JOIN:
+                continue
+            table = self._without(c, neighbours, bucket)
+            if len(table.costs) > sum(len(rows.costs) for rows in bucket) and len(bucket) > 1:
+                self.decided.pop()
+                continue
+            gone |= set(tables)
+            self.rows.append(table)
+            changed = True
+        self.rows = [rows for n, rows in enumerate(self.rows) if n not in gone]
+        return changed
+
+    def _without(self, c: int, neighbours: tuple[int, ...], bucket: Sequence[_Rows]) -> _Rows:
+        joint = _joined(bucket, self.problem.strategies)
+        columns = [joint.classes.index(n) for n in neighbours]
+        strategies = joint.strategies[:, columns]
+        order = np.lexsort((joint.costs + joint.ties, *strategies.T[::-1]))
+        sorted_ = strategies[order]
+        first = np.ones(len(order), bool)
+        first[1:] = (sorted_[1:] != sorted_[:-1]).any(1) if neighbours else False
+        starts = np.flatnonzero(first)
+        best = order[starts]
+        costs = np.minimum.reduceat(joint.costs[order], starts) if len(starts) else joint.costs[:0]
+        searched = (joint.costs + joint.ties)[best]
+        result = _Rows(neighbours, strategies[best], costs, searched - costs, np.zeros((len(best), 0), np.int64), joint.weights[best])
+        index = EntryIndex(_as_table(result), self.problem.strategies)
+        self.decided.append(Decided(c, neighbours, index, joint.strategies[best, joint.classes.index(c)]))
+        return result
+
+
+def reduced(problem: Problem) -> Reduced:
+    """Takes out of a problem what does not need a search.
+
+    Args:
+        problem: Any problem.
+
+    Returns:
+        A smaller problem with the same optimum.
+    """
+    work = _Work(problem)
+    while True:
+        work.restrict()
+        if not work.feasible:
+            break
+        work.force()
+        work.merge()
+        work.fold_moves()
+        if not work.eliminate():
+            break
+    tables = tuple(_as_table(rows) for rows in work.rows)
+    limits: list[Limit] = []
+    feasible = work.feasible
+    for i, limit in enumerate(work.limits):
+        weighted = tuple(n for n, rows in enumerate(work.rows) if rows.weights[:, i].any())
+        limits.append(Limit(weighted, tuple(work.rows[n].weights[:, i] for n in weighted), float(limit)))
+    smaller = Problem(problem.strategies, tables, work.move_costs, tuple(limits))
+    forced = tuple(sorted(work.forced.items()))
+    return Reduced(smaller, work.constant, work.constant_ties, forced, tuple(work.decided), feasible)
+
+
+def _as_table(rows: _Rows) -> Table:
+    return Table(rows.classes, rows.strategies, rows.costs, rows.moves, rows.ties)
+
+
+def _compact(moves: Array, costs: Array) -> Array:
+    """Moves without duplicates in a row and without those that cost nothing, in as few columns as hold them."""
+    if not moves.shape[1]:
+        return moves
+    moves = np.where(np.append(costs, 0.0)[moves] > 0.0, moves, -1)
+    moves = -np.sort(-moves, axis=1)
+    moves[:, 1:][moves[:, 1:] == moves[:, :-1]] = -1
+    moves = -np.sort(-moves, axis=1)
+    return moves[:, : int((moves >= 0).sum(1).max(initial=0))]
+
+
+def _joined(bucket: Sequence[_Rows], strategies: Sequence[int]) -> _Rows:
+    """The combinations of entries of tables that agree on the classes which they share; tables without moves."""
+    joint = bucket[0]
+    for rows in bucket[1:]:
+        shared = [c for c in joint.classes if c in rows.classes]
+        radices = np.array([strategies[c] for c in shared], np.int64)
+        left = _keys(joint.strategies[:, [joint.classes.index(c) for c in shared]], radices)
+        right = _keys(rows.strategies[:, [rows.classes.index(c) for c in shared]], radices)
+        order = np.argsort(right, kind="stable")
+        begins = np.searchsorted(right[order], left, "left")
+        counts = np.searchsorted(right[order], left, "right") - begins
+        a = np.repeat(np.arange(len(left)), counts)
+        offsets = np.arange(len(a)) - np.repeat(np.cumsum(counts) - counts, counts)
+        b = order[np.repeat(begins, counts) + offsets]
+        new = [i for i, c in enumerate(rows.classes) if c not in joint.classes]
+        joint = _Rows(
+            (*joint.classes, *(rows.classes[i] for i in new)),
+            np.concatenate([joint.strategies[a], rows.strategies[b][:, new]], axis=1),
+            joint.costs[a] + rows.costs[b],
+            joint.ties[a] + rows.ties[b],
+            np.zeros((len(a), 0), np.int64),
+            joint.weights[a] + rows.weights[b],
+        )
+    return joint
+
+
+def _keys(strategies: Array, radices: Array) -> Array:
+    keys = np.zeros(len(strategies), np.int64)
+    for i, radix in enumerate(radices):
+        keys = keys * radix + strategies[:, i]
+    return keys

@@ -1,0 +1,215 @@
+"""What assignments of a problem cost, many at a time, and what is kept up to date while classes change one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .problem import Problem, Table
+
+Array = Any
+
+DENSE = 1 << 22  # Joint strategies that an index may have a place for: 16 MB.
+
+
+class EntryIndex:
+    """Finds the entry of a table by the strategies of its classes."""
+
+    def __init__(self, table: Table, strategies: Sequence[int]) -> None:
+        radices = [strategies[c] for c in table.classes]
+        strides = np.ones(len(radices), np.int64)
+        for i in range(len(radices) - 2, -1, -1):
+            strides[i] = strides[i + 1] * radices[i + 1]
+        self.strides = strides
+        self.keys = table.strategies.astype(np.int64) @ strides
+        size = int(np.prod(np.array(radices, np.float64)))
+        self._dense: Array = None
+        if size <= min(DENSE, 64 * len(self.keys) + 4096):
+            self._dense = np.full(size, -1, np.int32)
+            self._dense[self.keys] = np.arange(len(self.keys), dtype=np.int32)
+        else:
+            self._order = np.argsort(self.keys, kind="stable")
+            self._sorted = self.keys[self._order]
+
+    def __call__(self, keys: Array) -> Array:
+        """The numbers of the entries with some keys; -1 where the table forbids them."""
+        if self._dense is not None:
+            return self._dense[keys]
+        if not len(self._sorted):
+            return np.full(len(keys), -1)
+        places = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+        return np.where(self._sorted[places] == keys, self._order[places], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """How a group of classes reaches a table.
+
+    Attributes:
+        table: The number of the table.
+        columns: Which classes of the group the table has.
+        strides: Their strides in the table's keys.
+    """
+
+    table: int
+    columns: Array
+    strides: Array
+
+
+class Evaluation:
+    """Costs of assignments of one problem, ties included.
+
+    Forbidden combinations and sums above their limits cost `penalty` and `price`, so that a search can pass through them.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.indices = tuple(EntryIndex(table, problem.strategies) for table in problem.tables)
+        # One more entry stands for what a table forbids: indexing by -1 reaches it.
+        self.costs = tuple(np.append(table.costs + table.ties, 0.0) for table in problem.tables)
+        self.moves = tuple(_with_row_of_none(table.moves) for table in problem.tables)
+        self.limits = np.array([limit.limit for limit in problem.limits])
+        self.weights = tuple(np.zeros((len(table.costs) + 1, len(problem.limits))) for table in problem.tables)
+        for i, limit in enumerate(problem.limits):
+            for table, weights in zip(limit.tables, limit.weights):
+                self.weights[table][:-1, i] += weights
+        self.move_costs = np.append(np.asarray(problem.moves, np.float64), 0.0)
+        largest = sum(float(costs.max(initial=0.0)) for costs in self.costs) + float(self.move_costs.sum())
+        self.penalty = 10 * largest + 1e-6
+        readers: list[list[int]] = [[] for _ in problem.strategies]
+        for number, table in enumerate(problem.tables):
+            for c in table.classes:
+                readers[c].append(number)
+        self.readers = tuple(map(tuple, readers))
+        self.neighbours = tuple(
+            tuple(sorted({other for number in tables for other in problem.tables[number].classes} - {c}))
+            for c, tables in enumerate(readers)
+        )
+        self._touched: dict[tuple[int, ...], tuple[Touched, ...]] = {}
+
+    def touched(self, group: tuple[int, ...]) -> tuple[Touched, ...]:
+        """The tables that a group of classes reaches."""
+        if (cached := self._touched.get(group)) is None:
+            tables = sorted({table for c in group for table in self.readers[c]})
+            result: list[Touched] = []
+            for table in tables:
+                classes = self.problem.tables[table].classes
+                columns = [i for i, c in enumerate(group) if c in classes]
+                strides = self.indices[table].strides[[classes.index(group[i]) for i in columns]]
+                result.append(Touched(table, np.array(columns), strides))
+            cached = self._touched[group] = tuple(result)
+        return cached
+
+
+class State:
+    """An assignment with its entries, uses of moves and sums of limits, changed in place."""
+
+    def __init__(self, evaluation: Evaluation, assignment: Sequence[int], price: float = 0.0) -> None:
+        self.evaluation = evaluation
+        self.assignment = np.array(assignment, np.int64)
+        self.price = price
+        problem = evaluation.problem
+        self.keys = np.array(
+            [int(self.assignment[list(t.classes)] @ i.strides) for t, i in zip(problem.tables, evaluation.indices)], np.int64
+        )
+        self.entries = np.array([int(index(self.keys[n : n + 1])[0]) for n, index in enumerate(evaluation.indices)], np.int64)
+        self.uses = np.zeros(len(evaluation.move_costs), np.int64)
+        for table, entry in enumerate(self.entries):
+            self._use(table, entry, 1)
+
+    def _use(self, table: int, entry: int, count: int) -> None:
+        moves = self.evaluation.moves[table][entry]
+        self.uses[moves[moves >= 0]] += count
+
+    @property
+    def sums(self) -> Array:
+        """The sums that the limits bound."""
+        weights = self.evaluation.weights
+        return sum((weights[table][entry] for table, entry in enumerate(self.entries)), np.zeros(len(self.evaluation.limits)))
+
+    def excess(self, sums: Array) -> Array:
+        """By how much sums pass their limits, each in parts of its limit; added up along the last axis."""
+        limits = self.evaluation.limits
+        return (np.maximum(sums - limits, 0.0) / np.maximum(np.abs(limits), 1e-30)).sum(-1)
+
+    @property
+    def forbidden(self) -> int:
+        """How many tables forbid the assignment."""
+        return int((self.entries < 0).sum())
+
+    @property
+    def allowed(self) -> bool:
+        """Whether no table forbids the assignment and all limits are kept."""
+        return not self.forbidden and bool((self.sums <= self.evaluation.limits).all())
+
+    @property
+    def cost(self) -> float:
+        """The cost, penalties included."""
+        evaluation = self.evaluation
+        total = sum(float(evaluation.costs[table][entry]) for table, entry in enumerate(self.entries))
+        total += float(evaluation.move_costs[self.uses > 0].sum()) + self.forbidden * evaluation.penalty
+        return total + self.price * float(self.excess(self.sums)) if len(evaluation.limits) else total
+
+    def costs(self, group: tuple[int, ...], candidates: Array) -> Array:
+        """What the assignment costs with each of some strategies of a group of classes in it, tables that stay as they are left out.
+
+        Args:
+            group: Numbers of classes.
+            candidates: Joint strategies, an array of shape (candidates, classes of the group).
+
+        Returns:
+            Per candidate, its cost; comparable among candidates of one group.
+        """
+        evaluation = self.evaluation
+        changes = candidates - self.assignment[list(group)]
+        total = np.zeros(len(candidates))
+        moves: list[Array] = []
+        limited = len(evaluation.limits) > 0
+        sums = self.sums
+        touched = evaluation.touched(group)
+        for at in touched:
+            keys = self.keys[at.table] + changes[:, at.columns] @ at.strides
+            entries = evaluation.indices[at.table](keys)
+            total += evaluation.costs[at.table][entries]
+            if entries.min() < 0:
+                total += evaluation.penalty * (entries < 0)
+            if evaluation.moves[at.table].shape[1]:
+                moves.append(evaluation.moves[at.table][entries])
+            if limited:
+                sums = sums + evaluation.weights[at.table][entries] - evaluation.weights[at.table][self.entries[at.table]]
+        if moves:
+            for at in touched:
+                self._use(at.table, self.entries[at.table], -1)
+            unpaid = np.where(self.uses > 0, 0.0, evaluation.move_costs)
+            for at in touched:
+                self._use(at.table, self.entries[at.table], 1)
+            if len(moves) == 1:
+                total += unpaid[moves[0]].sum(1)
+            else:
+                needed = np.sort(np.concatenate(moves, axis=1), axis=1)
+                prices = unpaid[needed]
+                prices[:, 1:][needed[:, 1:] == needed[:, :-1]] = 0.0
+                total += prices.sum(1)
+        if limited and self.price:
+            total += self.price * self.excess(sums)
+        return total
+
+    def assign(self, group: Sequence[int], strategies: Sequence[int]) -> None:
+        """Gives a group of classes other strategies."""
+        evaluation = self.evaluation
+        changes = np.asarray(strategies) - self.assignment[list(group)]
+        for at in evaluation.touched(tuple(group)):
+            self._use(at.table, self.entries[at.table], -1)
+            self.keys[at.table] += int(changes[at.columns] @ at.strides)
+            self.entries[at.table] = evaluation.indices[at.table](self.keys[at.table : at.table + 1])[0]
+            self._use(at.table, self.entries[at.table], 1)
+        self.assignment[list(group)] = strategies
+
+
+def _with_row_of_none(moves: Array) -> Array:
+    """The moves of a table's entries and of no entry; columns that no entry uses are left out."""
+    moves = moves[:, (moves >= 0).any(0)] if moves.size else np.zeros((len(moves), 0), np.int64)
+    return np.concatenate([moves, np.full((1, moves.shape[1]), -1)])
