@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,10 +76,12 @@ class _Rows:
     costs: Array
     ties: Array
     moves: Array
+    at_hand: Array
     weights: Array
 
     def take(self, rows: Array) -> _Rows:
-        return _Rows(self.classes, self.strategies[rows], self.costs[rows], self.ties[rows], self.moves[rows], self.weights[rows])
+        columns = (self.strategies, self.costs, self.ties, self.moves, self.at_hand, self.weights)
+        return _Rows(self.classes, *(column[rows] for column in columns))
 
 
 class _Work:
@@ -89,6 +91,7 @@ class _Work:
         self.limits = np.array([limit.limit for limit in problem.limits], np.float64)
         self.constant = 0.0
         self.constant_ties = 0.0
+        self.needed = np.zeros(len(problem.moves), bool)
         self.forced: dict[int, int] = {}
         self.decided: list[Decided] = []
         self.rows: list[_Rows] = []
@@ -99,10 +102,9 @@ class _Work:
                     if at == number:
                         weights[:, i] += values
             strategies = np.asarray(table.strategies, np.int64).reshape(len(table.costs), len(table.classes))
-            moves = np.asarray(table.moves, np.int64)
-            self.rows.append(
-                _Rows(table.classes, strategies, np.asarray(table.costs, float), np.asarray(table.ties, float), moves, weights)
-            )
+            moves, at_hand = np.asarray(table.moves, np.int64), np.asarray(table.at_hand, np.int64)
+            costs, ties = np.asarray(table.costs, np.float64), np.asarray(table.ties, np.float64)
+            self.rows.append(_Rows(table.classes, strategies, costs, ties, moves, at_hand, weights))
 
     @property
     def feasible(self) -> bool:
@@ -156,15 +158,10 @@ class _Work:
             self.constant += float(rows.costs[0])
             self.constant_ties += float(rows.ties[0])
             self.limits -= rows.weights[0]
-            self.pay(rows.moves[0])
+            at_hand = rows.at_hand[rows.at_hand >= 0]
+            self.move_costs[at_hand] = 0.0
+            self.needed[rows.moves[rows.moves >= 0]] = True
         self.rows = left
-
-    def pay(self, moves: Iterable[int]) -> None:
-        """Pays for moves that every assignment needs."""
-        for move in moves:
-            if move >= 0:
-                self.constant += float(self.move_costs[move])
-                self.move_costs[move] = 0.0
 
     def merge(self) -> None:
         """Folds tables into one whose classes contain theirs. Empty shells of those that several contain stay, for consistency."""
@@ -197,33 +194,55 @@ class _Work:
                 into.costs + rows.costs[places],
                 into.ties + rows.ties[places],
                 np.concatenate([into.moves, rows.moves[places]], axis=1),
+                np.concatenate([into.at_hand, rows.at_hand[places]], axis=1),
                 into.weights + rows.weights[places],
             )
             if len(hosts) > 1 and len(rows.classes) > 1:
                 none = np.zeros(len(rows.costs))
-                shells.append(_Rows(rows.classes, rows.strategies, none, none, rows.moves[:, :0], np.zeros_like(rows.weights)))
+                shells.append(
+                    _Rows(rows.classes, rows.strategies, none, none, rows.moves[:, :0], rows.moves[:, :0], np.zeros_like(rows.weights))
+                )
         unique = {tuple(sorted(shell.classes)): shell for shell in shells}
         self.rows = largest + [unique[key] for key in sorted(unique)]
 
     def fold_moves(self) -> None:
-        """Adds the costs of moves that one table reads to its entries, pays for those that are always needed, merges equal ones."""
+        """Adds the costs of moves that one table decides on to its entries, and pays for those that are always needed."""
         count = len(self.move_costs)
-        readers = np.zeros(count + 1, np.int64)
-        always = np.zeros(count + 1, bool)
+        readers, makers, deciders, maker = (np.zeros(count + 1, np.int64) for _ in range(4))
+        always = np.append(self.needed, False)
+        free = np.zeros(count + 1, bool)
+        for number, rows in enumerate(self.rows):
+            rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
+            needed, at_hand = (np.bincount(m[m >= 0], minlength=count + 1) for m in (rows.moves, rows.at_hand))
+            readers += needed > 0
+            makers += at_hand > 0
+            deciders += (needed > 0) | (at_hand > 0)
+            maker[at_hand > 0] = number
+            always |= needed == len(rows.costs)
+            free |= at_hand == len(rows.costs)
+        always, free, readers, makers, deciders = (a[:count] for a in (always, free, readers, makers, deciders))
+        free |= (readers == 0) & ~always
+        self.move_costs[free] = 0.0
+        paid = always & (makers == 0)
+        self.constant += float(self.move_costs[paid].sum())
+        single = (deciders == 1) & ~always
+        unless = always & (makers == 1)
+        costs = np.append(self.move_costs, 0.0)
+        prices_of_single = np.where(np.append(single, False), costs, 0.0)
+        prices_unless = np.where(np.append(unless, False), costs, 0.0)
+        for number, rows in enumerate(self.rows):
+            rows.costs = rows.costs + prices_of_single[rows.moves].sum(1)
+            here = np.append(unless, False) & (maker == number)
+            if here.any():
+                rows.costs = rows.costs + (costs[here].sum() - prices_unless[rows.at_hand].sum(1))
+        self.move_costs[paid | single | unless] = 0.0
+        for move in np.flatnonzero(self.needed & (self.move_costs > 0.0)):
+            # What every assignment needs, and several tables may have at hand, is a need of one of these.
+            rows = self.rows[maker[move]]
+            rows.moves = np.concatenate([rows.moves, np.full((len(rows.costs), 1), move)], axis=1)
+        self.needed[:] = False
         for rows in self.rows:
-            rows.moves = _compact(rows.moves, self.move_costs)
-            used = np.bincount(rows.moves[rows.moves >= 0], minlength=count + 1)
-            readers += used > 0
-            always |= used == len(rows.costs)
-        self.pay(np.flatnonzero(always[:count]))
-        single = np.zeros(count + 1, bool)
-        single[:count] = (readers[:count] == 1) & ~always[:count]
-        prices = np.where(single, np.append(self.move_costs, 0.0), 0.0)
-        for rows in self.rows:
-            if rows.moves.shape[1]:
-                rows.costs = rows.costs + prices[rows.moves].sum(1)
-                gone = single | np.append(self.move_costs <= 0.0, False)
-                rows.moves = _compact(np.where(gone[rows.moves], -1, rows.moves), self.move_costs)
+            rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
 
     def eliminate(self) -> bool:
         """Takes out classes whose best strategy depends on few neighbours, whose tables have neither moves nor weights.
@@ -232,7 +251,7 @@ class _Work:
             Whether one was taken out.
         """
         readers = self.readers()
-        plain = [not rows.moves.shape[1] and not rows.weights.any() for rows in self.rows]
+        plain = [not rows.moves.shape[1] and not rows.at_hand.shape[1] and not rows.weights.any() for rows in self.rows]
         gone: set[int] = set()
         changed = False
         present = {
@@ -269,7 +288,7 @@ class _Work:
         best = order[starts]
         costs = np.minimum.reduceat(joint.costs[order], starts) if len(starts) else joint.costs[:0]
         searched = (joint.costs + joint.ties)[best]
-        result = _Rows(neighbours, strategies[best], costs, searched - costs, np.zeros((len(best), 0), np.int64), joint.weights[best])
+        result = _Rows(neighbours, strategies[best], costs, searched - costs, joint.moves[best], joint.at_hand[best], joint.weights[best])
         index = EntryIndex(_as_table(result), self.problem.strategies)
         self.decided.append(Decided(c, neighbours, index, joint.strategies[best, joint.classes.index(c)]))
         return result
@@ -306,14 +325,23 @@ def reduced(problem: Problem) -> Reduced:
 
 
 def _as_table(rows: _Rows) -> Table:
-    return Table(rows.classes, rows.strategies, rows.costs, rows.moves, rows.ties)
+    return Table(rows.classes, rows.strategies, rows.costs, rows.moves, rows.ties, rows.at_hand)
 
 
-def _compact(moves: Array, costs: Array) -> Array:
-    """Moves without duplicates in a row and without those that cost nothing, in as few columns as hold them."""
+def _normal(moves: Array, at_hand: Array, costs: Array) -> tuple[Array, Array]:
+    """Moves that entries need and have at hand: in a row each stands once, and none that is free."""
+    costs = np.append(costs, 0.0)
+    at_hand = _compact(np.where(costs[at_hand] > 0.0, at_hand, -1))
+    moves = np.where(costs[moves] > 0.0, moves, -1)
+    for column in at_hand.T:
+        moves = np.where(moves == column[:, None], -1, moves)
+    return _compact(moves), at_hand
+
+
+def _compact(moves: Array) -> Array:
+    """Moves without duplicates in a row, in as few columns as hold them."""
     if not moves.shape[1]:
         return moves
-    moves = np.where(np.append(costs, 0.0)[moves] > 0.0, moves, -1)
     moves = -np.sort(-moves, axis=1)
     moves[:, 1:][moves[:, 1:] == moves[:, :-1]] = -1
     moves = -np.sort(-moves, axis=1)
@@ -340,7 +368,8 @@ def _joined(bucket: Sequence[_Rows], strategies: Sequence[int]) -> _Rows:
             np.concatenate([joint.strategies[a], rows.strategies[b][:, new]], axis=1),
             joint.costs[a] + rows.costs[b],
             joint.ties[a] + rows.ties[b],
-            np.zeros((len(a), 0), np.int64),
+            joint.moves[a],
+            joint.at_hand[a],
             joint.weights[a] + rows.weights[b],
         )
     return joint

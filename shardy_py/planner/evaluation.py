@@ -70,13 +70,13 @@ class Evaluation:
         self.indices = tuple(EntryIndex(table, problem.strategies) for table in problem.tables)
         # One more entry stands for what a table forbids: indexing by -1 reaches it.
         self.costs = tuple(np.append(table.costs + table.ties, 0.0) for table in problem.tables)
-        self.moves = tuple(_with_row_of_none(table.moves) for table in problem.tables)
+        self.codes = tuple(_codes(table) for table in problem.tables)
         self.limits = np.array([limit.limit for limit in problem.limits])
         self.weights = tuple(np.zeros((len(table.costs) + 1, len(problem.limits))) for table in problem.tables)
         for i, limit in enumerate(problem.limits):
             for table, weights in zip(limit.tables, limit.weights):
                 self.weights[table][:-1, i] += weights
-        self.move_costs = np.append(np.asarray(problem.moves, np.float64), 0.0)
+        self.move_costs = np.asarray(problem.moves, np.float64)
         largest = sum(float(costs.max(initial=0.0)) for costs in self.costs) + float(self.move_costs.sum())
         self.penalty = 10 * largest + 1e-6
         readers: list[list[int]] = [[] for _ in problem.strategies]
@@ -105,7 +105,7 @@ class Evaluation:
 
 
 class State:
-    """An assignment with its entries, uses of moves and sums of limits, changed in place."""
+    """An assignment, changed in place, with its entries and how many of them need each move or have it at hand."""
 
     def __init__(self, evaluation: Evaluation, assignment: Sequence[int], price: float = 0.0) -> None:
         self.evaluation = evaluation
@@ -116,13 +116,21 @@ class State:
             [int(self.assignment[list(t.classes)] @ i.strides) for t, i in zip(problem.tables, evaluation.indices)], np.int64
         )
         self.entries = np.array([int(index(self.keys[n : n + 1])[0]) for n, index in enumerate(evaluation.indices)], np.int64)
-        self.uses = np.zeros(len(evaluation.move_costs), np.int64)
+        self.uses = np.zeros(2 * len(evaluation.move_costs) + 2, np.int64)
         for table, entry in enumerate(self.entries):
-            self._use(table, entry, 1)
+            self.uses[evaluation.codes[table][entry]] += 1
 
-    def _use(self, table: int, entry: int, count: int) -> None:
-        moves = self.evaluation.moves[table][entry]
-        self.uses[moves[moves >= 0]] += count
+    def _use(self, touched: Sequence[Touched], count: int) -> None:
+        for at in touched:
+            self.uses[self.evaluation.codes[at.table][self.entries[at.table]]] += count
+
+    def _prices(self) -> Array:
+        """Per code of a move, what it adds to the cost: need that nobody else has, or, negative, what is at hand for the need of others."""
+        needed, at_hand = self.uses[1:-2:2] > 0, self.uses[:-2:2] > 0
+        prices = np.zeros(len(self.uses))
+        prices[:-2:2] = np.where(needed & ~at_hand, -self.evaluation.move_costs, 0.0)
+        prices[1:-2:2] = np.where(needed | at_hand, 0.0, self.evaluation.move_costs)
+        return prices
 
     @property
     def sums(self) -> Array:
@@ -150,7 +158,8 @@ class State:
         """The cost, penalties included."""
         evaluation = self.evaluation
         total = sum(float(evaluation.costs[table][entry]) for table, entry in enumerate(self.entries))
-        total += float(evaluation.move_costs[self.uses > 0].sum()) + self.forbidden * evaluation.penalty
+        total += float(evaluation.move_costs[(self.uses[1:-2:2] > 0) & (self.uses[:-2:2] == 0)].sum())
+        total += self.forbidden * evaluation.penalty
         return total + self.price * float(self.excess(self.sums)) if len(evaluation.limits) else total
 
     def costs(self, group: tuple[int, ...], candidates: Array) -> Array:
@@ -176,23 +185,21 @@ class State:
             total += evaluation.costs[at.table][entries]
             if entries.min() < 0:
                 total += evaluation.penalty * (entries < 0)
-            if evaluation.moves[at.table].shape[1]:
-                moves.append(evaluation.moves[at.table][entries])
+            if evaluation.codes[at.table].shape[1]:
+                moves.append(evaluation.codes[at.table][entries])
             if limited:
                 sums = sums + evaluation.weights[at.table][entries] - evaluation.weights[at.table][self.entries[at.table]]
         if moves:
-            for at in touched:
-                self._use(at.table, self.entries[at.table], -1)
-            unpaid = np.where(self.uses > 0, 0.0, evaluation.move_costs)
-            for at in touched:
-                self._use(at.table, self.entries[at.table], 1)
+            self._use(touched, -1)
+            prices = self._prices()
+            self._use(touched, 1)
             if len(moves) == 1:
-                total += unpaid[moves[0]].sum(1)
+                total += prices[moves[0]].sum(1)
             else:
-                needed = np.sort(np.concatenate(moves, axis=1), axis=1)
-                prices = unpaid[needed]
-                prices[:, 1:][needed[:, 1:] == needed[:, :-1]] = 0.0
-                total += prices.sum(1)
+                codes = np.sort(np.concatenate(moves, axis=1), axis=1)
+                added = prices[codes]
+                added[:, 1:][codes[:, 1:] >> 1 == codes[:, :-1] >> 1] = 0.0
+                total += added.sum(1)
         if limited and self.price:
             total += self.price * self.excess(sums)
         return total
@@ -201,15 +208,24 @@ class State:
         """Gives a group of classes other strategies."""
         evaluation = self.evaluation
         changes = np.asarray(strategies) - self.assignment[list(group)]
-        for at in evaluation.touched(tuple(group)):
-            self._use(at.table, self.entries[at.table], -1)
+        touched = evaluation.touched(tuple(group))
+        self._use(touched, -1)
+        for at in touched:
             self.keys[at.table] += int(changes[at.columns] @ at.strides)
             self.entries[at.table] = evaluation.indices[at.table](self.keys[at.table : at.table + 1])[0]
-            self._use(at.table, self.entries[at.table], 1)
+        self._use(touched, 1)
         self.assignment[list(group)] = strategies
 
 
-def _with_row_of_none(moves: Array) -> Array:
-    """The moves of a table's entries and of no entry; columns that no entry uses are left out."""
-    moves = moves[:, (moves >= 0).any(0)] if moves.size else np.zeros((len(moves), 0), np.int64)
-    return np.concatenate([moves, np.full((1, moves.shape[1]), -1)])
+def _codes(table: Table) -> Array:
+    """What a table's entries, and no entry, say of moves: twice the number for one at hand, one more for one that is needed.
+
+    In a row each move stands once: one that is at hand is not needed. So in order of these numbers the first of a move counts.
+    """
+    codes = np.concatenate(
+        [np.where(table.at_hand >= 0, 2 * table.at_hand, -2), np.where(table.moves >= 0, 2 * table.moves + 1, -1)], axis=1
+    )
+    codes = -np.sort(-codes, axis=1)
+    codes[:, :-1][codes[:, 1:] >> 1 == codes[:, :-1] >> 1] = -1
+    codes = codes[:, (codes >= 0).any(0)]
+    return np.concatenate([codes, np.full((1, codes.shape[1]), -1)])

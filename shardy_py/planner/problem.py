@@ -36,6 +36,10 @@ class Table:
     ties: Array
     at_hand: Array
 
+    def take(self, rows: Array) -> Table:
+        """The table with some of its entries."""
+        return Table(self.classes, self.strategies[rows], self.costs[rows], self.moves[rows], self.ties[rows], self.at_hand[rows])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limit:
@@ -135,10 +139,7 @@ def pinned(problem: Problem, class_: int, strategies: Sequence[int]) -> Problem:
 
 def with_entries(problem: Problem, kept: Sequence[Array]) -> Problem:
     """The problem with some of its entries: per table, whether each stays."""
-    tables = tuple(
-        table if rows.all() else Table(table.classes, table.strategies[rows], table.costs[rows], table.moves[rows], table.ties[rows])
-        for table, rows in zip(problem.tables, kept)
-    )
+    tables = tuple(table if rows.all() else table.take(rows) for table, rows in zip(problem.tables, kept))
     limits = tuple(
         Limit(limit.tables, tuple(weights[kept[table]] for table, weights in zip(limit.tables, limit.weights)), limit.limit)
         for limit in problem.limits
@@ -164,8 +165,8 @@ def weighed(problem: Problem, limit: Limit) -> Problem:
     costs = [np.zeros(len(table.costs)) for table in problem.tables]
     for table, weights in zip(limit.tables, limit.weights):
         costs[table] = costs[table] + weights
-    tables = tuple(
-        Table(table.classes, table.strategies, values, np.zeros((len(values), 0), np.int64), np.zeros(len(values)))
-        for table, values in zip(problem.tables, costs)
-    )
-    return Problem(problem.strategies, tables, np.zeros(0), problem.limits)
+    tables: list[Table] = []
+    for table, values in zip(problem.tables, costs):
+        none = np.zeros((len(values), 0), np.int64)
+        tables.append(Table(table.classes, table.strategies, values, none, np.zeros(len(values)), none))
+    return Problem(problem.strategies, tuple(tables), np.zeros(0), problem.limits)

@@ -151,19 +151,31 @@ def _consistency(problem: Problem, starts: Array, classes: Sequence[int], strate
 
 
 def _move_rows(tables: Sequence[Table], starts: Array, place_of_move: Array, width: int) -> Any:
+    """A row per move and table that needs it: the move is paid unless an entry has it at hand."""
     rows: list[Array] = []
     columns: list[Array] = []
     signs: list[Array] = []
     count = 0
+    rows_of_move: list[Array] = []
     for table, start in zip(tables, starts):
-        if not table.moves.size:
-            continue
         entries, at = np.nonzero(table.moves >= 0)
         needed, places = np.unique(table.moves[entries, at], return_inverse=True)
         rows.extend((count + places, count + np.arange(len(needed))))
         columns.extend((start + entries, place_of_move[needed]))
         signs.extend((np.ones(len(entries)), -np.ones(len(needed))))
+        rows_of_move.append(needed)
         count += len(needed)
+    moves = np.concatenate(rows_of_move) if rows_of_move else np.zeros(0, np.int64)
+    order = np.argsort(moves, kind="stable")
+    for table, start in zip(tables, starts):
+        entries, at = np.nonzero(table.at_hand >= 0)
+        made = table.at_hand[entries, at]
+        begins = np.searchsorted(moves[order], made, "left")
+        counts = np.searchsorted(moves[order], made, "right") - begins
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows.append(order[np.repeat(begins, counts) + offsets])
+        columns.append(np.repeat(start + entries, counts))
+        signs.append(-np.ones(len(offsets)))
     return _matrix(signs, rows, columns, count, width)
 
 

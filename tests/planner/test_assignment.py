@@ -31,8 +31,9 @@ def random_problem(seed: int, *, classes: int = 5, ties: bool = False) -> Proble
         keep[0] |= not keep.any()
         rows = rows[keep]
         needed = rng.integers(-1, moves, (len(rows), 2)) if moves else np.zeros((len(rows), 0), int)
+        at_hand = np.where(rng.random((len(rows), 1)) < 0.2, rng.integers(-1, moves, (len(rows), 1)), -1) if moves else needed
         tie = rng.random(len(rows)) * TIES / 10 * ties
-        tables.append(Table(members, rows, rng.integers(0, 20, len(rows)) / 4, needed, tie))
+        tables.append(Table(members, rows, rng.integers(0, 20, len(rows)) / 4, needed, tie, at_hand))
     return Problem(strategies, tuple(tables), rng.integers(0, 12, moves) / 4, tuple(random_limits(rng, tables)))
 
 
@@ -80,7 +81,7 @@ def test_cost_and_bound_are_those_of_the_best_assignment(seed: int, ties: bool) 
 @pytest.mark.parametrize("unit", [1e-9, 1e6])
 def test_units_do_not_matter(seed: int, unit: float) -> None:
     problem = random_problem(seed)
-    tables = tuple(Table(t.classes, t.strategies, t.costs * unit, t.moves, t.ties) for t in problem.tables)
+    tables = tuple(Table(t.classes, t.strategies, t.costs * unit, t.moves, t.ties, t.at_hand) for t in problem.tables)
     scaled = solve(Problem(problem.strategies, tables, problem.moves * unit, problem.limits))
     assert scaled.cost == pytest.approx(optimum(problem) * unit)
     assert scaled.status == ("infeasible" if math.isinf(scaled.cost) else "optimal")
@@ -94,7 +95,7 @@ def ring(classes: int = 24, strategies: int = 3, seed: int = 0) -> Problem:
     for c in range(classes):
         needed = np.where(rows[:, :2] != rows[:, 1:], (c + rng.integers(0, 3, (len(rows), 2))) % classes, -1)
         members = (c, (c + 1) % classes, (c + 2) % classes)
-        tables.append(Table(members, rows, rng.random(len(rows)), needed, np.zeros(len(rows))))
+        tables.append(Table(members, rows, rng.random(len(rows)), needed, np.zeros(len(rows)), needed[:, :0]))
     return Problem((strategies,) * classes, tuple(tables), rng.random(classes))
 
 
@@ -153,14 +154,14 @@ def test_the_least_that_a_limit_can_be(seed: int) -> None:
 
 def test_a_problem_with_nothing_to_decide() -> None:
     assert solve(Problem((), (), np.zeros(0))).status == "optimal"
-    one = Table((0,), np.array([[2]]), np.array([1.5]), np.array([[0]]), np.zeros(1))
+    one = Table((0,), np.array([[2]]), np.array([1.5]), np.array([[0]]), np.zeros(1), np.array([[-1]]))
     solution = solve(Problem((3, 2), (one,), np.array([0.5])), [(0, 1)])
     assert (solution.assignment, solution.cost, solution.bound, solution.status) == ((2, 1), 2.0, 2.0, "optimal")
 
 
 def test_tables_that_exclude_each_other_have_no_solution() -> None:
     none = np.zeros((1, 0), int)
-    tables = [Table((0, 1), np.array([row]), np.zeros(1), none, np.zeros(1)) for row in ([0, 0], [0, 1])]
+    tables = [Table((0, 1), np.array([row]), np.zeros(1), none, np.zeros(1), none) for row in ([0, 0], [0, 1])]
     solution = solve(Problem((2, 2), tuple(tables), np.zeros(0)))
     assert solution.status == "infeasible"
     assert math.isinf(solution.cost)
