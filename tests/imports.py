@@ -20,6 +20,7 @@ ORDER = (
     "cost",
     "partition",
     "plan",
+    "planner",
     "view",
     "facade",
     "frontends",

@@ -66,7 +66,7 @@ class _Search:
     problem: Problem
     gap: float
     end: float
-    best: tuple[int, ...] = ()
+    best: tuple[int, ...] | None = None
     best_cost: float = float("inf")
     best_search_cost: float = float("inf")
     nearest: tuple[int, ...] = ()
@@ -84,7 +84,12 @@ class _Search:
     @property
     def close(self) -> bool:
         """Whether the best assignment and the bound are as close as was required."""
-        return self.best_cost - self.bound <= self.gap * self.best_cost + ROUNDING * abs(self.best_cost)
+        return self.best is not None and self.best_cost - self.bound <= self.gap * self.best_cost + ROUNDING * abs(self.best_cost)
+
+    @property
+    def at_hand(self) -> tuple[int, ...]:
+        """The best assignment, or one that breaks some limits while there is none."""
+        return self.nearest if self.best is None else self.best
 
     @property
     def constant(self) -> float:
@@ -108,7 +113,7 @@ class _Search:
     def descend(self, start: Sequence[int]) -> None:
         """Offers what local moves lead to from an assignment."""
         reached = self.completed(descend(self.evaluation, start).assignment.tolist())
-        if not self.best:
+        if self.best is None:
             self.nearest = reached
         self.offer(reached)
 
@@ -123,12 +128,12 @@ class _Search:
         self.bound = max(self.bound, min(bound + self.constant, self.best_cost))
 
     def infeasible(self) -> Solution:
-        if self.best:
+        if self.best is not None:
             return self.solution()
         return Solution(self.nearest or (0,) * len(self.problem.strategies), float("inf"), float("inf"), "infeasible")
 
     def solution(self) -> Solution:
-        if not self.best:
+        if self.best is None:
             return Solution(self.nearest, float("inf"), self.bound, "time_limit")
         return Solution(self.best, self.best_cost, min(self.bound, self.best_cost), "optimal" if self.close else "time_limit")
 
@@ -136,10 +141,10 @@ class _Search:
         for nodes in NODES:
             small = self.stages[-1].problem
             if not small.tables:
-                self.offer(self.completed(self.best or self.nearest))
+                self.offer(self.completed(self.at_hand))
                 self.prove(0.0)
-                self.bound = max(self.bound, self.best_cost) if self.best else self.bound
-                return self.solution() if self.best else self.infeasible()
+                self.bound = max(self.bound, self.best_cost) if self.best is not None else self.bound
+                return self.solution() if self.best is not None else self.infeasible()
             of = relaxation.program(small)
             scale = self.scale
             if self.late:
@@ -150,13 +155,13 @@ class _Search:
                 return self.infeasible()
             self.prove(relaxed.bound)
             if relaxed.values is not None:
-                start = relaxation.rounded(of, relaxed.values, self.best or self.nearest)
+                start = relaxation.rounded(of, relaxed.values, self.at_hand)
                 self.offer(self.completed(start))
                 if not self.close:
                     self.descend(start)
             if self.close or self.late:
                 break
-            if self.best:
+            if self.best is not None:
                 narrower = reduced(relaxation.narrowed(small, of, relaxed, self.best_cost - self.constant + ROUNDING * scale))
                 if not narrower.feasible:
                     self.bound = self.best_cost
@@ -166,7 +171,7 @@ class _Search:
                 of = relaxation.program(small)
             if not small.tables:
                 continue
-            room = max(self.gap * (self.best_cost if self.best else 0.0), 0.0)
+            room = max(self.gap * (self.best_cost if self.best is not None else 0.0), 0.0)
             rest = min(0.9 * room / scale, 0.5)
             searched = relaxation.search(of, scale, gap=rest, nodes=nodes, seconds=self.left)
             if not searched.feasible:
@@ -174,7 +179,7 @@ class _Search:
                 return self.infeasible()
             self.prove(searched.bound - sum(float(table.ties.max(initial=0.0)) for table in small.tables))
             if searched.values is not None:
-                start = relaxation.rounded(of, searched.values, self.best or self.nearest)
+                start = relaxation.rounded(of, searched.values, self.at_hand)
                 self.offer(self.completed(start))
                 self.descend(start)
             if searched.finished and not self.close and not self.late:
@@ -183,7 +188,7 @@ class _Search:
                 searched = relaxation.search(of.without_ties(), scale, gap=rest, nodes=nodes, seconds=self.left, presolve=False)
                 self.prove(searched.bound)
                 if searched.values is not None:
-                    self.offer(self.completed(relaxation.rounded(of, searched.values, self.best or self.nearest)))
+                    self.offer(self.completed(relaxation.rounded(of, searched.values, self.at_hand)))
             if self.close or self.late or searched.finished:
                 break
         return self.solution()
@@ -191,6 +196,6 @@ class _Search:
     @property
     def scale(self) -> float:
         """About what an assignment of the smaller problem costs."""
-        if self.best:
-            return max(self.best_cost - self.constant, 1e-300)
-        return max(self.evaluation.penalty / 10, 1e-300)
+        largest = self.evaluation.penalty / 10
+        rest = self.best_cost - self.constant
+        return rest if 1e-6 * largest < rest < largest else largest
