@@ -12,7 +12,7 @@ BENCH_FLAGS ?=
 py := $(VENV)/bin/python
 pip := $(py) -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo check test test-slow test-packages lint bench notebooks clean help
+.PHONY: demo check test test-slow test-packages lint bench notebooks docs clean help
 
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
 	@echo "make notebooks  run the notebooks and store what they show"
+	@echo "make docs    the documentation site, in docs/_build/html; a warning is an error"
 	@echo "make clean   remove the virtual environment and everything that was made"
 
 demo: $(VENV)/.ready-demo
@@ -83,6 +84,14 @@ $(VENV)/.ready-test: pyproject.toml | $(py)
 notebooks: $(VENV)/.ready-test
 	$(py) notebooks/make.py
 
+docs: $(VENV)/.ready-docs
+	$(py) -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+$(VENV)/.ready-docs: pyproject.toml | $(py)
+	$(pip) -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(PACKAGES_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PACKAGES_VENV) docs/_build docs/notebooks docs/reference/generated build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(PACKAGES_VENV)/*' -prune -exec rm -rf {} +

@@ -1,114 +1,86 @@
-"""Runs the README's Python blocks, one after the other, and compares what each prints with the text block that follows it.
+"""Runs the Python blocks of the README and the guides, and compares what each prints with the text block that follows it.
 
-`python tests/test_readme.py` writes what they print now into the README.
+`python tests/test_readme.py` writes what they print now into them; `python tests/test_readme.py docs/guides/why.md` into one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
-from dataclasses import dataclass
+import tomllib
+import warnings
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+if __name__ == "__main__":  # tests/conftest.py does so for pytest; JAX reads them when it starts
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    os.environ |= {"NPROC": "64", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
-# The blocks share one namespace, as the cells of a notebook do. Each is compiled under the name of a file of its own, so
-# that the lines a plan names are lines of the block.
-RUNNER = """
-import contextlib, io, json, sys
-namespace, printed = {"__name__": "__main__"}, []
-for number, body in enumerate(json.load(sys.stdin)):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(body, f"example_{number}.py", "exec"), namespace)
-    printed.append(out.getvalue())
-print(json.dumps(printed))
-"""
+from tests.documents import DOCUMENTS, README, ROOT, blocks, missing_packages, rewrite, run_python, trimmed, with_blocks
+
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
+OTHERS = (*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in ("BUILD.md", "CONTRIBUTING.md", "benchmarks/README.md")))
 
 
-@dataclass(frozen=True)
-class Example:
-    """A Python block and the text block that follows it, if one does; `span` is where that text stands in the README."""
-
-    body: str
-    expected: str | None
-    span: tuple[int, int]
+def named(document: pathlib.Path) -> str:
+    return str(document.relative_to(ROOT))
 
 
-def examples() -> list[Example]:
-    text = README.read_text()
-    blocks = list(BLOCK.finditer(text))
-    found = []
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        if block["kind"] != "python":
-            continue
-        shown = following if following is not None and following["kind"] == "text" else None
-        found.append(Example(block["body"], shown["body"] if shown else None, shown.span("body") if shown else (0, 0)))
-    return found
-
-
-def run(blocks: list[str]) -> list[str]:
-    environment = os.environ | {"NPROC": "64", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUNNER],
-        input=json.dumps(blocks), capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def trimmed(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-
-@pytest.fixture(scope="module")
-def printed() -> list[str]:
-    return run([example.body for example in examples()])
+@pytest.mark.parametrize("document", with_blocks("python"), ids=named)
+def test_blocks_print_what_the_document_shows(document: pathlib.Path) -> None:
+    if missing := missing_packages(document):
+        pytest.skip(f"no {', '.join(missing)}")
+    for number, (example, printed) in enumerate(zip(blocks(document, "python"), run_python(document), strict=True)):
+        assert trimmed(printed) == trimmed(example.expected or ""), f"block {number} of {named(document)}"
 
 
 def test_opens_with_an_example_and_its_plan() -> None:
-    first = examples()[0]
+    first = blocks(README, "python")[0]
     assert first.expected is not None
     assert len(first.body.strip().splitlines()) <= 24
 
 
-@pytest.mark.parametrize("number", range(len(examples())))
-def test_prints_what_the_readme_shows(printed: list[str], number: int) -> None:
-    expected = examples()[number].expected
-    assert trimmed(printed[number]) == trimmed(expected or "")
+def test_the_readme_stays_short() -> None:
+    assert 7_000 <= len(README.read_bytes()) <= 11_000
 
 
 def test_commands_are_those_that_ci_runs() -> None:
-    commands = re.findall(r"^make (\w+)", "".join(b["body"] for b in BLOCK.finditer(README.read_text()) if b["kind"] == "sh"), re.MULTILINE)
+    commands = re.findall(r"^make (\w+)", "".join(example.body for example in blocks(README, "sh")), re.MULTILINE)
     assert {"demo", "test"} <= set(commands)
     makefile = (ROOT / "Makefile").read_text()
     assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
     assert all(f"make {command}" in (ROOT / ".ci" / "run").read_text() for command in ("demo", "test"))
 
 
-def test_links_lead_somewhere() -> None:
-    for name in ("README.md", "BUILD.md", "CONTRIBUTING.md", "docs/design.md", "benchmarks/README.md"):
-        path = ROOT / name
-        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{name} links to {target}"
+def links(document: pathlib.Path) -> list[str]:
+    return [target or source for target, source in LINK.findall(re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.S | re.M))]
 
 
-def rewrite() -> None:
-    text, shown = README.read_text(), examples()
-    outputs = run([example.body for example in shown])
-    for example, output in reversed(list(zip(shown, outputs, strict=True))):
-        if example.expected is not None:
-            start, end = example.span
-            text = text[:start] + trimmed(output) + "\n" + text[end:]
-    README.write_text(text)
+def test_links_of_the_readme_work_on_a_package_page() -> None:
+    """They are absolute; those into this repository lead to files of it."""
+    home = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    into = re.compile(rf"{re.escape(home)}/(?:blob|tree|raw)/main/([^#]+)")
+    targets = links(README)
+    assert len(targets) > 10
+    for target in targets:
+        assert target.startswith("https://"), f"the README links to {target}"
+        if target.startswith(home):
+            assert (path := into.match(target)), f"the README links to {target}"
+            assert (ROOT / path[1]).exists(), f"the README links to {target}"
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS[1:], *OTHERS], ids=named)
+def test_links_lead_somewhere(document: pathlib.Path) -> None:
+    for target in links(document):
+        path = target.partition("#")[0]
+        if path and ":" not in path:
+            assert (document.parent / path).exists(), f"{named(document)} links to {target}"
 
 
 if __name__ == "__main__":
-    rewrite()
+    warnings.simplefilter("error")
+    for chosen in [pathlib.Path(path).resolve() for path in sys.argv[1:]] or with_blocks("python"):
+        if not missing_packages(chosen):
+            rewrite(chosen, "python", run_python(chosen))

@@ -134,7 +134,7 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
         values += argument.values
         for value, key in zip(argument.values, argument.outline.keys, strict=True):
             path = layout.labels[i] + key
-            shape, dtype, weak = abstract(value, path, settings.fun)
+            shape, dtype, weak = abstract(value, path, settings.fun, slots[i], layout.labels[i])
             structs.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
             leaves.append(Leaf(path, shape, str(dtype)))
         abstract_slots[i] = argument.outline.filled(structs[len(structs) - len(argument.values) :])

@@ -209,8 +209,24 @@ def static_key(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any]) ->
     return tuple((type(value), value) for value in values)
 
 
-def abstract(leaf: Any, path: str, fun: Callable[..., Any]) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, element type and weak type of an argument's leaf.
+def _without_other_leaves(argument: Any, label: str, path: str) -> str:
+    """How to pass an argument that has other leaves than arrays."""
+    if path == label:
+        return "name the argument in static_argnames, or pass an array"
+    if any(_is_equinox_module(node) for node in jax.tree.leaves(argument, is_leaf=_is_equinox_module)):
+        return (
+            f"arrays, rest = eqx.partition({label}, eqx.is_array); pass the arrays, and begin the function with "
+            f"{label} = eqx.combine(arrays, rest)"
+        )
+    return f"leave {path.removeprefix(label)} out of {label}, make it part of the structure of its class (meta_fields), or close over it"
+
+
+def _is_equinox_module(node: Any) -> bool:
+    return any(kind.__name__ == "Module" and kind.__module__.startswith("equinox.") for kind in type(node).__mro__)
+
+
+def abstract(leaf: Any, path: str, fun: Callable[..., Any], argument: Any, label: str) -> tuple[tuple[int, ...], Any, bool]:
+    """Shape, element type and weak type of a leaf of the argument called `label`.
 
     Raises:
         ArgumentTypeError: It is no array.
@@ -224,7 +240,7 @@ def abstract(leaf: Any, path: str, fun: Callable[..., Any]) -> tuple[tuple[int, 
             f"{path} is a {type(leaf).__name__}, no array",
             where=f"{path}, argument of {location_of(fun)}",
             why="arguments that are not static are traced, which takes arrays, numbers and pytrees of them",
-            fix="name the argument in static_argnames, or pass an array",
+            fix=_without_other_leaves(argument, label, path),
         ) from None
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -43,6 +44,17 @@ def group_of_two_shapes():
         return sp.sharding_group(a, b, name="moments")
 
     return plan(fun=f, args=(np.ones((4, 4)), np.ones((4, 2))))
+
+
+# As equinox names its class; tests/packages has the real one.
+Module = type("Module", (), {"__module__": "equinox._module._module"})
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["weight", "activation"], meta_fields=[])
+@dataclasses.dataclass
+class Equinox(Module):
+    weight: np.ndarray
+    activation: object
 
 
 def deleted_buffer():
@@ -199,6 +211,16 @@ CASES = {
     ),
     "unhashable static": (unhashable_static, ValueError, ["'sizes' cannot be hashed", "list has no hash", "tuple"]),
     "no array": (lambda: plan(None, fun=lambda x, name: x, args=(X, "adam")), TypeError, ["name is a str", "static_argnames"]),
+    "no array in a tree": (
+        lambda: plan(None, fun=lambda p: p, args=({"w": X, "activation": jnp.tanh},)),
+        TypeError,
+        ["p['activation'] is a", "leave ['activation'] out of p", "close over it"],
+    ),
+    "equinox module": (
+        lambda: plan(None, fun=lambda model: model, args=({"mlp": Equinox(X, jnp.tanh)},)),
+        TypeError,
+        ["model['mlp'].activation is a", "eqx.partition(model, eqx.is_array)", "model = eqx.combine(arrays, rest)"],
+    ),
     "deleted buffer": (deleted_buffer, RuntimeError, ["the buffer of s has been deleted", "donated", "result of that call"]),
     "donated twice": (donated_twice, ValueError, ["s['a'] and s['b'] are one array", "jnp.copy"]),
     "donated and passed": (donated_and_passed, ValueError, ["s and t are one array"]),

@@ -9,6 +9,8 @@ import pytest
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+import shardy_py as sp
+from tests.documents import ROOT, blocks, run_python
 from tests.packages.running import check
 
 eqx = pytest.importorskip("equinox", exc_type=ImportError)
@@ -54,3 +56,14 @@ def test_gradient_through_a_checkpointed_loop() -> None:
         return jax.value_and_grad(loss)(x)
 
     check(step, (X,), P("data", "model"))
+
+
+def test_a_module_with_functions_says_how_to_take_it_apart() -> None:
+    model = eqx.nn.MLP(8, 4, 32, 2, key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"arrays, rest = eqx.partition\(model, eqx.is_array\)"):
+        sp.auto_shard(lambda model, x: jax.vmap(model)(x), mesh={"data": 8}).plan(model, X)
+
+
+def test_the_guide() -> None:
+    document = ROOT / "docs" / "guides" / "equinox.md"
+    assert [printed.strip() for printed in run_python(document)] == [(e.expected or "").strip() for e in blocks(document, "python")]

@@ -30,7 +30,7 @@ class GraphParseError(ParseError, GraphError):
 def read_graph(text: str) -> ProfileGraph:
     r"""Reads a profile graph from PipeDream's text form.
 
-    PipeDream's own reader sums activations that are lists and breaks on descriptions that hold ` -- `; this one keeps both.
+    PipeDream's own reader sums activations that are lists and breaks on descriptions that hold `" -- "`; this one keeps both.
     Nothing in a description is executed.
 
     Args:

@@ -1,0 +1,95 @@
+"""Settings of the documentation site: `make docs` builds it."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+import sys
+import tomllib
+from typing import TYPE_CHECKING
+
+from pygments.lexers.special import TextLexer
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+DOCS = pathlib.Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HOME = PROJECT["urls"]["Repository"] + "/blob/main"
+LINK = re.compile(r"(?<=\]\()(?P<path>\.\.?/[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)(\w?)")
+
+sys.path.insert(0, str(ROOT))
+
+project, release = PROJECT["name"], PROJECT["version"]
+author = "The shardy_py maintainers"
+copyright = author
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+templates_path = ["_templates"]
+html_theme = "furo"
+html_title = f"shardy_py {release}"
+pygments_style = "friendly"
+
+nb_execution_mode = "off"  # pages show the outputs that tests/test_notebooks.py compares
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+suppress_warnings = [
+    "myst.header",  # a notebook may begin below a title
+    "ref.python",  # annotations name `bytes`, which some classes have as an attribute
+]
+
+autosummary_generate = True
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "inherited-members": True, "show-inheritance": False}
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+
+def copy_notebooks() -> None:
+    """Pages of the notebooks are copies beside the other pages."""
+    target = DOCS / "notebooks"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        shutil.copy(notebook, target)
+
+
+def link_outside(app: Sphinx, name: str, source: list[str]) -> None:
+    """Makes relative links to files outside of docs/ into links to the repository, or to the page of a notebook."""
+    folder = (DOCS / name).parent
+
+    def moved(match: re.Match[str]) -> str:
+        path = (folder / match["path"]).resolve()
+        if path.is_relative_to(DOCS) or not path.exists():
+            return match[0]
+        if path.suffix == ".ipynb":
+            return f"/notebooks/{path.name}"
+        return f"{HOME}/{path.relative_to(ROOT).as_posix()}{match['anchor'] or ''}"
+
+    source[0] = LINK.sub(moved, source[0])
+
+
+def write_code(app: Sphinx, what: str, name: str, subject: object, options: object, lines: list[str]) -> None:
+    """Makes the code of docstrings, which is written as in Markdown, into that of reStructuredText."""
+    lines[:] = [CODE.sub(lambda match: f"``{match[1]}``" + ("\\ " if match[2] else "") + match[2], line) for line in lines]
+
+
+def keep_sentence(app: Sphinx, what: str, name: str, subject: object, options: object, lines: list[str]) -> None:
+    """Keeps napoleon from taking what stands before a colon in the first line of a property's docstring for its type."""
+    if what in ("property", "attribute"):
+        lines.insert(0, "")
+
+
+def setup(app: Sphinx) -> None:
+    """Registers the hooks of this file."""
+    copy_notebooks()
+    app.add_lexer("mermaid", TextLexer)
+    app.connect("source-read", link_outside)
+    app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", write_code)
