@@ -14,6 +14,7 @@ from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.matching import partners
 from shardy_py.plan.movements import format_bytes
@@ -223,7 +224,7 @@ def _size(value: PlannedValue | None, plan: PlanRecord) -> int:
 
 
 def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -> Iterable[ReshardChange]:
-    left, right = list(before.shardy_reshards), list(after.shardy_reshards)
+    left, right = list(reshards_of(before)), list(reshards_of(after))
     pairs: list[tuple[Reshard | None, Reshard | None]] = []
     keys: tuple[Callable[[Reshard, str], Hashable], ...] = (
         lambda r, name: (name, _without_numbers(r.reason), r.type, _movement(r)),
@@ -265,7 +266,7 @@ def _without_numbers(reason: str) -> str:
 
 def _movement(reshard: Reshard) -> str:
     steps = ", ".join(map(str, reshard.collectives))
-    return f"{typed(reshard.type, reshard.source)} -> {typed(reshard.type, reshard.target)}: {steps}"
+    return f"{reshard.change}: {steps}"
 
 
 def _total(reshard: Reshard) -> int:

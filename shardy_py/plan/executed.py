@@ -15,7 +15,7 @@ from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.partitioner import partition
 from shardy_py.plan.prediction.loops import as_xla_propagates
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import PlannedValue, intermediates
+from shardy_py.plan.values import PlannedValue, intermediates, name_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ def explicit_of(plan: PlanRecord) -> Explicit:
     """
     run = jit_program_of(plan)
     program, lineage = as_xla_propagates(run.program) if run.follows_plan else (run.program, run.lineage)
-    return partition(program, lambda value: plan.names.get(value) or value.name or "", lineage)
+    return partition(program, lambda value: name_of(value, plan.names), lineage)
 
 
 @Analysis

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis
-from shardy_py.ir import TensorType
+from shardy_py.ir import TensorType, Value
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.collective_axes import axis_refs_of
 from shardy_py.plan.collectives import Collective
@@ -15,6 +15,7 @@ from shardy_py.plan.explicit import RESULTS, Origin
 from shardy_py.plan.movements import Movement
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard, primitive_of, reason_of
+from shardy_py.plan.values import named_value
 from shardy_py.rules.traits import CONSTRAINTS
 
 
@@ -27,11 +28,53 @@ def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
     """
     if plan.source is not None:
         return tuple(_of_shard(plan, f"{c.primitive} in the region", [c]) for c in collectives_of(plan))
+    return tuple(_reshard(plan, origin, collectives) for origin, collectives in _movements(plan).items())
+
+
+@Analysis
+def origins_of(plan: PlanRecord) -> tuple[Origin | None, ...]:
+    """The origin of each of `reshards_of`; None under `lowering="shard_map"`, where a movement is of arrays of the region.
+
+    Args:
+        plan: The plan.
+    """
+    return tuple(_movements(plan)) if plan.source is None else (None,) * len(reshards_of(plan))
+
+
+def reshards_at(plan: PlanRecord) -> dict[Value, list[Reshard]]:
+    """The reshards of each value of the plan's program, see `moving_value`.
+
+    Args:
+        plan: The plan.
+    """
+    reshards: dict[Value, list[Reshard]] = {}
+    for reshard, origin in zip(reshards_of(plan), origins_of(plan)):
+        value = moving_value(plan, reshard.value, origin)
+        if value is not None:
+            reshards.setdefault(value, []).append(reshard)
+    return reshards
+
+
+def moving_value(plan: PlanRecord, name: str, origin: Origin | None) -> Value | None:
+    """The value of the plan's program that a movement is of; None where it is a value of a region that is no argument.
+
+    Args:
+        plan: The plan.
+        name: The name of the value.
+        origin: The origin of the movement.
+    """
+    if origin is not None:
+        return named_value(origin.value, plan.names)
+    value, planned = plan.by_path.get(name, (None, None))
+    return value if isinstance(value, Value) and planned is not None and planned.kind == "input" else None
+
+
+def _movements(plan: PlanRecord) -> dict[Origin, list[Collective]]:
     movements: dict[Origin, list[Collective]] = {}
     for transfer in explicit_of(plan).transfers:
         assert transfer.origin is not None  # the partitioner gives each its own
         movements.setdefault(transfer.origin, []).append(transfer.collective)
-    return tuple(_reshard(plan, origin, collectives) for origin, collectives in movements.items())
+    return movements
 
 
 def _of_shard(plan: PlanRecord, reason: str, collectives: list[Collective]) -> Reshard:

@@ -18,7 +18,7 @@ from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitResha
 from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
 from shardy_py.plan.movements import MOVING_OPS, Movement, format_bytes, movement_of
 from shardy_py.plan.trips import trip_count
-from shardy_py.plan.values import location_of, typed
+from shardy_py.plan.values import location_of, name_of, typed
 from shardy_py.rules.traits import TERMINATORS
 
 _RESHARD = "sdy.reshard"
@@ -70,6 +70,12 @@ class Reshard:
         """Bytes that each device receives in one call; None where the number of trips is unknown."""
         return None if self.trips is None else self.bytes_per_device * self.trips
 
+    @property
+    def change(self) -> str:
+        """Its type with the sharding before, and if that differs with the one afterwards."""
+        before, after = typed(self.type, self.source), typed(self.type, self.target)
+        return before if before == after else f"{before} -> {after}"
+
     def __str__(self) -> str:
         return self.text()
 
@@ -82,8 +88,7 @@ class Reshard:
         steps = ", ".join(map(str, self.collectives))
         trips = "  each trip" if self.trips is None else f" x{self.trips}" if self.trips != 1 else ""
         where = self.location.rpartition("/")[2]
-        before, after = typed(self.type, self.source), typed(self.type, self.target)
-        head = f"{value or self.value} {before if before == after else f'{before} -> {after}'}: {steps}".lstrip()
+        head = f"{value or self.value} {self.change}: {steps}".lstrip()
         return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + trips, where, self.reason) if part)
 
 
@@ -110,7 +115,7 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
         results: Paths of the function's results.
     """
     copy, mapping = clone_program(program)
-    namer = _Namer({mapping[value]: name for value, name in names.items() if value in mapping})
+    copied_names = {mapping[value]: name for value, name in names.items() if value in mapping}
     inserted: list[tuple[Op, str, Op]] = []
     user_reshards = [op for op in copy.walk() if op.name == _RESHARD]
     InsertExplicitReshards(enable_full_version=True).run(copy, record=lambda *entry: inserted.append(entry))
@@ -119,7 +124,9 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     for op in user_reshards:
         if op.block is not None:
             primitive = op.primitive or "sharding_constraint"
-            origins.append((op, _Origin(namer.of(op.operands[0], inserted_ops), "sharding constraint", location_of(copy, op), primitive)))
+            origins.append(
+                (op, _Origin(name_of(op.operands[0], copied_names, inserted_ops), "sharding constraint", location_of(copy, op), primitive))
+            )
     for op, why, cause in inserted:
         reason = _reason(op, why, cause, results)
         value = op.operands[0]
@@ -127,7 +134,7 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
         while by is not None and by in inserted_ops:
             by = by.operands[0].defining_op
         location = location_of(copy, by) if by is not None else location_of(copy, cause)
-        origins.append((op, _Origin(namer.of(value, inserted_ops), reason, location, primitive_of(cause))))
+        origins.append((op, _Origin(name_of(value, copied_names, inserted_ops), reason, location, primitive_of(cause))))
     for op, origin in origins:
         op.location = origin
     _merge([op for op, _ in origins], copy)
@@ -257,29 +264,3 @@ def _final_uses(op: Op) -> Collection[tuple[Op, int]]:
     while len(uses) == 1 and (user := next(iter(uses))[0]).name in MOVING_OPS:
         uses = user.results[0].uses
     return uses
-
-
-class _Namer:
-    """Names of values in the copy."""
-
-    def __init__(self, names: Mapping[Value, str]) -> None:
-        self.names = names
-
-    def of(self, value: Value, inserted: set[Op]) -> str:
-        """The name of a value, looking through inserted ops; an argument of a body has the name of its operand."""
-        while True:
-            name = self.names.get(value)
-            if name is not None:
-                return name
-            owner = value.owner
-            if isinstance(owner, Op):
-                if owner in inserted:
-                    value = owner.operands[0]
-                    continue
-                return "constant" if owner.name == "sdy.constant" else value.name or owner.primitive or owner.name
-            parent = owner.parent
-            if not isinstance(parent, Op) or value.index >= len(parent.operands):
-                return value.name or f"argument {value.index}"
-            if parent.name == WHILE and parent.regions[1].terminator.operands[value.index] is not parent.regions[1].arguments[value.index]:
-                return f"argument {value.index} of {parent.primitive or 'while'}"
-            value = parent.operands[value.index]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type, printable
 from shardy_py.ir import Op, Program, Type, Value
+from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.modules import module_path
 
 
@@ -67,6 +68,50 @@ def typed(type: Type, sharding: TensorSharding | None) -> str:
     if sharding is not None and sharding.rank > type.rank:
         sharding = sharding.with_dims(sharding.dims[: type.rank])
     return format_type(type.dtype, type.shape, sharding)
+
+
+def name_of(value: Value, names: Mapping[Value, str], movements: Set[Op] = frozenset()) -> str:
+    """The name of a value of a program: that of `named_value`, or a description.
+
+    Args:
+        value: The value.
+        names: Names of the values that a plan lists.
+        movements: Ops that only move a value.
+    """
+    value = named_value(value, names, movements)
+    if value in names:
+        return names[value]
+    owner = value.owner
+    if isinstance(owner, Op):
+        return "constant" if owner.name == "sdy.constant" else value.name or owner.primitive or owner.name
+    loop = owner.parent
+    if isinstance(loop, Op) and value.index < len(loop.operands):  # it changes from trip to trip
+        return f"argument {value.index} of {loop.primitive or 'while'}"
+    return value.name or f"argument {value.index}"
+
+
+def named_value(value: Value, names: Mapping[Value, str], movements: Set[Op] = frozenset()) -> Value:
+    """The value whose name another has: its own, or as an argument of a body that no trip changes that of its operand.
+
+    Args:
+        value: The value.
+        names: Names of the values that a plan lists.
+        movements: Ops that only move a value, which have the name of their operand.
+    """
+    while value not in names:
+        owner = value.owner
+        if isinstance(owner, Op):
+            if owner not in movements:
+                break
+            value = owner.operands[0]
+            continue
+        parent = owner.parent
+        if not isinstance(parent, Op) or value.index >= len(parent.operands):
+            break
+        if parent.name == WHILE and parent.regions[1].terminator.operands[value.index] is not parent.regions[1].arguments[value.index]:
+            break
+        value = parent.operands[value.index]
+    return value
 
 
 def location_of(program: Program, op: Op) -> str:

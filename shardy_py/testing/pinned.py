@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from shardy_py.plan.store.checks import StoreError
 from shardy_py.plan.values import typed
 
 FORMAT = "shardy_py.pinned"
-VERSION = 1
+VERSION = 2
+"""In files of version 1, reshards are those that Shardy makes explicit for the plan's shardings."""
 UPDATE = "SHARDY_PY_UPDATE"
 """Environment variable: with `1` in it, files are written in place of being compared."""
 
@@ -47,11 +48,10 @@ def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: boo
     """
     __tracebackhide__ = True
     path = Path(file)
-    now = pinned(plan, intermediates=intermediates)
     how = f"if this is intended, run with {UPDATE}=1, or once with update=True, and commit the file"
     if update or os.environ.get(UPDATE, "") not in ("", "0"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, pinned_text(now))
+        write_file(path, pinned_text(pinned(plan, intermediates=intermediates)))
         return
     try:
         content = path.read_bytes()
@@ -59,19 +59,20 @@ def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: boo
         first = f"to write it, run with {UPDATE}=1, or once with update=True, and look at it before you keep it"
         raise AssertionError(f"the plan of {plan.name} is not pinned yet: there is no file {path}\n{first}") from None
     before = _read(content, path)
-    differences = _differences(before, now)
+    differences = _differences(before, pinned(plan, intermediates=intermediates, version=before["version"]))
     if differences:
         shown = differences[:_LONGEST]
         more = [f"  ... and {len(differences) - _LONGEST} more"] if len(differences) > _LONGEST else []
         raise AssertionError("\n".join((f"the plan of {plan.name} is no longer as in {path}", *shown, *more, how)))
 
 
-def pinned(plan: Plan, *, intermediates: bool = False) -> dict[str, Any]:
+def pinned(plan: Plan, *, intermediates: bool = False, version: int = VERSION) -> dict[str, Any]:
     """Shardings, reshards and collectives of a plan, as JSON for a file that pins them.
 
     Args:
         plan: The plan.
         intermediates: Whether intermediates are pinned.
+        version: Version of the format.
     """
     values: dict[str, int] = {}
     for value in plan.values if intermediates else ():
@@ -80,20 +81,20 @@ def pinned(plan: Plan, *, intermediates: bool = False) -> dict[str, Any]:
             values[key] = values.get(key, 0) + 1
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": version,
         "mesh": dict(plan.mesh.shape),
         "inputs": {value.path: typed(value.type, value.sharding) for value in plan.inputs},
         "outputs": {value.path: typed(value.type, value.sharding) for value in plan.outputs},
         **({"values": dict(sorted(values.items()))} if intermediates else {}),
-        "reshards": _reshards(plan),
+        "reshards": _reshards(plan, plan.shardy_reshards if version == 1 else plan.reshards),
         "collectives": _collectives(plan),
     }
 
 
-def _reshards(plan: Plan) -> dict[str, Any]:
+def _reshards(plan: Plan, reshards: Sequence[Reshard]) -> dict[str, Any]:
     entries: dict[str, dict[str, int]] = {}
     inputs = {value.path for value in plan.inputs}
-    for reshard in plan.shardy_reshards:
+    for reshard in reshards:
         entry = entries.setdefault(_described(reshard, inputs), {"count": 0, "bytes": 0})
         entry["count"] += 1
         entry["bytes"] += reshard.bytes_per_device * (1 if reshard.trips is None else reshard.trips)
@@ -104,7 +105,7 @@ def _described(reshard: Reshard, inputs: set[str]) -> str:
     name = f"{reshard.value} " if reshard.value in inputs else ""
     steps = ", ".join(map(str, reshard.collectives))
     reason = re.sub(r"_\d+\b", "", reshard.reason)
-    return f"{name}{typed(reshard.type, reshard.source)} -> {typed(reshard.type, reshard.target)}: {steps}; {reason}"
+    return f"{name}{reshard.change}: {steps}; {reason}"
 
 
 def _collectives(plan: Plan) -> dict[str, Any]:
@@ -141,11 +142,11 @@ def _read(content: bytes, path: Path) -> dict[str, Any]:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"this is not JSON: {error}", where=str(path), fix="write it again with update=True") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") not in (1, VERSION):
         raise StoreError(
             "this is no pinned plan of this version",
             where=str(path),
-            why=f"its format is not {FORMAT!r}, or its version not {VERSION}",
+            why=f"its format is not {FORMAT!r}, or its version is above {VERSION}",
             fix="write it again with update=True",
         )
     for name in _SECTIONS:

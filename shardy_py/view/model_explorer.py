@@ -13,8 +13,10 @@ from typing import Any
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Type, Value
 from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.executed_reshards import reshards_at
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
 
 _PASSED_ON = frozenset(("stablehlo.while", "sdy.named_computation", "sdy.manual_computation"))
@@ -44,9 +46,7 @@ class _Nodes:
         self.plan = plan
         self.meshes = plan.program.meshes
         self.from_where: dict[Value, tuple[str, str]] = {}
-        self.moves: dict[str, list[str]] = {}
-        for reshard in plan.shardy_reshards:
-            self.moves.setdefault(reshard.value, []).append(str(reshard))
+        self.reshards = reshards_at(plan)
 
     def all(self) -> list[dict[str, Any]]:
         """Inputs, ops in program order, outputs."""
@@ -54,7 +54,7 @@ class _Nodes:
         nodes: list[dict[str, Any]] = []
         main = plan.program.main
         for value, planned in zip(main.arguments, plan.inputs):
-            nodes.append(self._leaf(planned, "inputs", ()))
+            nodes.append(self._leaf(planned, "inputs", (), self.reshards.get(value, ())))
             self.from_where[value] = (planned.path, "0")
         described: dict[Op, list[PlannedValue]] = {}
         for value, planned in plan.intermediates:
@@ -96,8 +96,7 @@ class _Nodes:
         first = planned[0]
         module = first.module
         attributes = {"primitive": first.primitive, "op": op.name, "at": first.location}
-        for n, line in enumerate(move for value in planned for move in self.moves.get(value.path, ())):
-            attributes[f"moves {n}"] = line
+        attributes.update(_moves(reshard for value in op.results for reshard in self.reshards.get(value, ())))
         return {
             "id": first.path,
             "label": first.primitive,
@@ -107,13 +106,14 @@ class _Nodes:
             "outputsMetadata": [self._metadata(i, v.path, v.type, v.sharding) for i, v in enumerate(planned)],
         }
 
-    def _leaf(self, planned: PlannedValue, namespace: str, operands: Iterable[Value], prefix: str = "") -> dict[str, Any]:
-        attributes = {f"moves {n}": line for n, line in enumerate(self.moves.get(planned.path, ()))}
+    def _leaf(
+        self, planned: PlannedValue, namespace: str, operands: Iterable[Value], reshards: Iterable[Reshard] = (), prefix: str = ""
+    ) -> dict[str, Any]:
         return {
             "id": prefix + planned.path,
             "label": planned.path,
             "namespace": namespace,
-            "attrs": _pairs({"sharding": typed(planned.type, planned.sharding), **attributes}),
+            "attrs": _pairs({"sharding": typed(planned.type, planned.sharding), **_moves(reshards)}),
             "incomingEdges": self._edges(operands),
             "outputsMetadata": [self._metadata(0, planned.path, planned.type, planned.sharding)],
         }
@@ -129,6 +129,10 @@ class _Nodes:
     def _metadata(self, i: int, name: str, type_: Type, sharding: TensorSharding | None) -> dict[str, Any]:
         local = format_bytes(local_bytes(type_, sharding, self.meshes))
         return {"id": str(i), "attrs": _pairs({"name": name, "tensor_shape": typed(type_, sharding), "bytes per device": local})}
+
+
+def _moves(reshards: Iterable[Reshard]) -> dict[str, str]:
+    return {f"moves {n}": str(reshard) for n, reshard in enumerate(reshards)}
 
 
 def _joined(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""One explicit program per plan: texts, reshards, collectives, cost and memory speak of the same collectives."""
+"""One explicit program per plan: texts, pages, files, findings, reshards, collectives, cost and memory speak of the same collectives."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.cost.liveness.graph import Region
+from shardy_py.plan.checks import costly_reshards
 from shardy_py.plan.executed import executed
+from shardy_py.plan.executed_reshards import reshards_at
 from shardy_py.plan.memory.graph import local_graph
 from shardy_py.plan.movements import format_bytes
+from shardy_py.testing.pinned import pinned
+from shardy_py.view.html.payload import payload
+from shardy_py.view.model_explorer import graph
 
 MESH = {"x": 2, "y": 4}
 
@@ -90,7 +95,9 @@ def total(figures: Any) -> int:
 
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_surfaces_agree(name: str, lowering: Any) -> None:
+def test_surfaces_agree(name: str, lowering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costly_reshards, "GRAVE", 256)
+    monkeypatch.setattr(costly_reshards, "NOTABLE", 64)
     function, args, specs = PROGRAMS[name]
     plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering=lowering).plan(*args)
     assert plan.collectives
@@ -121,6 +128,39 @@ def check(plan: sp.Plan) -> None:
     if not any(v.type.dtype in ("float16", "bfloat16") for v in plan.values):  # these are computed with in a copy of the program
         assert steps == {t.step for t in transfers if t.step is not None}
 
+    check_page(plan)
+    check_files(plan)
+    for finding in plan.findings:
+        if finding.kind == "costly-reshard":
+            moved = [r for r in plan.reshards if (r.value, r.location) == (finding.path, finding.location)]
+            assert moved
+            assert finding.bytes in {
+                sum(s.bytes_per_device for s in r.collectives if s.kind != "all_reduce") * (r.trips or 1) for r in moved
+            }
+
+
+def check_page(plan: sp.Plan) -> None:
+    data = payload(plan)
+    assert [(row[1], row[5], row[6]) for row in data["moves"]] == [(r.value, r.bytes_per_device, r.trips) for r in plan.reshards]
+    assert [(row[1], row[2], row[6]) for row in data["collectives"]] == [(c.value, c.kind, c.received_bytes) for c in plan.collectives]
+    listed = {row[0] for row in data["moves"]}
+    assert listed == {row[0] for row in data["collectives"]}
+    by_number = Counter(plan.values[row[0]].path for row in data["moves"] if row[0] >= 0)
+    assert by_number == Counter(plan.names[value] for value, reshards in reshards_at(plan).items() for _ in reshards if value in plan.names)
+    attributes = [pair["value"] for node in graph(plan)["graphs"][0]["nodes"] for pair in node["attrs"] if pair["key"].startswith("moves ")]
+    assert Counter(attributes) <= Counter(map(str, plan.reshards))
+    assert len(attributes) == by_number.total()
+
+
+def check_files(plan: sp.Plan) -> None:
+    assert total((entry["bytes"], 1) for entry in pinned(plan)["reshards"].values()) == total(
+        (r.bytes_per_device, r.trips) for r in plan.reshards
+    )
+    cut = sp.auto_shard(lambda x: x, mesh=MESH).plan(f32(8, 8))
+    diff = cut.diff(plan)
+    assert len(diff.reshards) == len(plan.reshards)
+    assert total((change.bytes_after, 1) for change in diff.reshards) == diff.bytes[1]
+
 
 ZOO = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).resolve().parents[3] / "shared") / "programs" / "zoo.py"
 
@@ -135,7 +175,9 @@ def annotated(leaf: Any, number: int) -> P | None:
 @pytest.mark.slow
 @pytest.mark.skipif(not ZOO.exists(), reason="the programs are not there")
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
-def test_surfaces_of_many_programs_agree(lowering: Any) -> None:
+def test_surfaces_of_many_programs_agree(lowering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costly_reshards, "GRAVE", 256)
+    monkeypatch.setattr(costly_reshards, "NOTABLE", 64)
     spec = importlib.util.spec_from_file_location("zoo", ZOO)
     assert spec is not None
     assert spec.loader is not None

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from shardy_py.facade import Plan
 from shardy_py.plan import StoreError
 from shardy_py.testing import assert_plan_matches
+from shardy_py.testing.pinned import pinned, pinned_text
 from tests.plan.store.programs import training
 from tests.plan.test_diff import SPEC, edited, plan_of
 
@@ -71,8 +72,20 @@ def test_the_collectives_are_those_of_the_lowering(tmp_path: Path) -> None:
         assert_plan_matches(training("jit"), tmp_path / "a.json")
 
 
+def test_reshards_are_those_of_the_lowering_since_version_2(tmp_path: Path) -> None:
+    plan = training("shard_map")
+    files = [pinned(plan), pinned(plan, version=1)]
+    sums = [sum(entry["bytes"] for entry in data["reshards"].values()) for data in files]
+    totals = [sum(r.total_bytes_per_device or 0 for r in reshards) for reshards in (plan.reshards, plan.shardy_reshards)]
+    assert sums == totals
+    assert files[0]["reshards"] != files[1]["reshards"]
+    for data in files:
+        (tmp_path / "model.json").write_text(pinned_text(data))
+        assert_plan_matches(plan, tmp_path / "model.json")
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "shardy_py.pinned", "version": 2}', '{"format": "shardy_py.pinned", "version": 1}']
+    "text", ["", "[]", "{}", '{"format": "shardy_py.pinned", "version": 3}', '{"format": "shardy_py.pinned", "version": 1}']
 )
 def test_files_that_are_something_else(text: str, tmp_path: Path) -> None:
     file = tmp_path / "model.json"

@@ -134,7 +134,7 @@ def test_search_by_path_primitive_place_and_sharding(opened: Opened) -> None:
 def test_filters(opened: Opened) -> None:
     plan = plans.training()
     browser = opened(page(plan))
-    moving = {r.value for r in plan.shardy_reshards} & {v.path for v in plan.values}
+    moving = {r.value for r in plan.reshards} & {v.path for v in plan.values}
     for choice, count in {
         "replicated": sum(bool(v.shape) and (v.sharding is None or v.sharding.is_fully_replicated) for v in plan.values),
         "moving": len(moving),
@@ -281,7 +281,7 @@ def test_movement_and_findings_and_charts(opened: Opened) -> None:
     browser = opened(page(plan))
     browser.find_element(By.ID, "tab-moves").click()
     kinds = " ".join(texts(browser, "#view-moves td"))
-    assert all(step.kind in kinds for reshard in plan.shardy_reshards for step in reshard.collectives)
+    assert all(step.kind in kinds for reshard in plan.reshards for step in reshard.collectives)
     browser.find_element(By.CSS_SELECTOR, "#view-moves .link").click()
     assert browser.find_element(By.ID, "values").is_displayed()
     assert any("all_" in line for line in texts(browser, ".panel li b"))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Literal, cast
 
-from shardy_py.dialect import TensorSharding
+from shardy_py.dialect import Mesh
+from shardy_py.dialect.axis import sort_and_merge
+from shardy_py.dialect.format import format_axis
 from shardy_py.partition.xla_moves import is_involuntary
-from shardy_py.passes.export.collective_steps import collectives_for
+from shardy_py.passes.export.collective_bytes import reshard_bytes
+from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
 from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
 from shardy_py.plan.collectives import Collective
-from shardy_py.plan.executed import collectives_of, explicit_of
+from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.executed_reshards import origins_of, reshards_of
 from shardy_py.plan.explicit import Origin
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.reshards import Reshard
-from shardy_py.plan.values import typed
+from shardy_py.plan.values import named_value, typed
 from shardy_py.rules import rule_for
 from shardy_py.rules.traits import is_elementwise
 
@@ -29,57 +34,43 @@ _TAKE_WHOLE = ("runs-whole", "whole-callback", "whole-dimension")
 def costly_reshard(context: CheckContext) -> Iterator[Finding]:
     """Reshards for which XLA's partitioner replicates a value and cuts it again, and intermediates that are gathered whole.
 
-    The first are what XLA warns of as "involuntary full rematerialization", `is_involuntary`; they are warnings from `GRAVE` bytes a call
-    on. The second, from `GRAVE` bytes on, are notes. Ops that XLA runs whole between values that are cut alike are found among the
-    predicted collectives. Under `lowering="shard_map"` there are only the second, of the partitioned program.
+    The first are what XLA warns of as "involuntary full rematerialization", `is_involuntary`, and ops that it runs whole between values
+    that are cut alike; they are warnings from `GRAVE` bytes a call on. The second, from `GRAVE` bytes on, are notes. Under
+    `lowering="shard_map"` there are only these, of the partitioned program.
     """
-    if context.plan.source is not None:
+    plan = context.plan
+    if plan.source is not None:
         yield from _gathered(context)
         return
-    planned = {value.path: value.sharding for value in context.plan.values}
     groups: dict[tuple[object, ...], list[Reshard]] = {}
-    for reshard in context.plan.shardy_reshards:
-        key = (reshard.type, reshard.source, reshard.target, reshard.location, reshard.reason, reshard.trips)
-        groups.setdefault(key, []).append(reshard)
-    costly: list[tuple[int, bool, list[Reshard]]] = []
-    for group in groups.values():
-        price, involuntary = _price(context, group[0], planned)
-        total = price * (group[0].trips or 1)
-        if total >= (NOTABLE if involuntary else GRAVE):
-            costly.append((total, involuntary, group))
-    for total, involuntary, group in costly:
-        yield _finding(context, group, total, involuntary)
-    yield from _round_trips(context, {(first.value, first.location) for _, _, (first, *_) in costly})
+    for reshard, origin in zip(reshards_of(plan), origins_of(plan)):
+        cause = None if origin is None else _cause(context, reshard, origin)
+        if cause is not None:
+            key = (cause, reshard.type, reshard.source, reshard.target, reshard.location, reshard.reason, reshard.trips)
+            groups.setdefault(key, []).append(reshard)
+    for (cause, *_), group in groups.items():
+        yield _FINDINGS[cast(_Cause, cause)](context, group)
 
 
-def _round_trips(context: CheckContext, reported: set[tuple[str, str]]) -> Iterator[Finding]:
-    """Operands that XLA gathers over axes which cut the result in the same place: an op that it runs whole, and cuts again.
-
-    As opposed to a weight that is cut over the axis of the data, which a product needs whole.
-    """
-    groups: dict[tuple[object, ...], list[Collective]] = {}
-    for transfer in explicit_of(context.plan).transfers:
-        c, origin = transfer.collective, transfer.origin
-        total = c.received_bytes * (c.trips or 1)
-        if c.kind != "all_gather" or origin is None or origin.operand < 0 or total < GRAVE or (c.value, c.location) in reported:
-            continue
-        if not _is_kept_cut(origin, c.axes):
-            continue
-        groups.setdefault((c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips), []).append(c)
-    for group in groups.values():
-        first = group[0]
-        total = first.received_bytes * (first.trips or 1)
-        more = f"; {len(group) - 1} more like it" if len(group) > 1 else ""
-        operand, axes = f"{first.dtype}[{','.join(map(str, first.shape))}]", ",".join(first.axes)
-        message = (
-            f"XLA runs {first.primitive} whole on every device and cuts its result again: {operand} is gathered over {axes},"
-            f" {format_bytes(total)} to each device in a call{more}"
-        )
-        fix = f'lowering="shard_map" runs on the pieces what {first.primitive} can; or cut a dimension that it does not work along'
-        yield Finding(KIND, message, first.value, first.location, graded(total), total, fix)
+_Cause = Literal["involuntary", "runs whole", "gathered"]
 
 
-def _is_kept_cut(origin: Origin, axes: tuple[str, ...]) -> bool:
+def _cause(context: CheckContext, reshard: Reshard, origin: Origin) -> _Cause | None:
+    """The reason for which a reshard is costly, if it is."""
+    total = _total(reshard)
+    if reshard.source is None or total < NOTABLE or all(step.kind != "all_gather" for step in reshard.collectives):
+        return None
+    if is_involuntary(reshard.type.shape, reshard.source, reshard.target, context.mesh):
+        return "involuntary"
+    if total < GRAVE:
+        return None
+    if origin.operand >= 0 and _is_kept_cut(origin, {axis.name for step in reshard.collectives for axis in step.axes}):
+        return "runs whole"
+    is_argument = any(named_value(origin.value, context.plan.names) is v for v in context.plan.program.main.arguments)
+    return None if is_argument or 2 * _moved(reshard) < context.local(reshard.type, None) else "gathered"
+
+
+def _is_kept_cut(origin: Origin, axes: Set[str]) -> bool:
     """Whether the result is cut by the axes that an operand is gathered over, along a factor of the op's rule or, without one, in place."""
     op, source = origin.op, origin.op.operands[origin.operand].sharding
     rule = op.rule if op.rule_decided else rule_for(op)
@@ -96,48 +87,77 @@ def _is_kept_cut(origin: Origin, axes: tuple[str, ...]) -> bool:
             pairs = [(d, d) for d in range(min(source.rank, target.rank))]
         for d, e in pairs:
             names = {axis.name for axis in source.dims[d].axes} & {axis.name for axis in target.dims[e].axes}
-            if names.intersection(axis.partition(":")[0] for axis in axes):
+            if names & axes:
                 return True
     return False
 
 
-def _price(context: CheckContext, reshard: Reshard, planned: dict[str, TensorSharding | None]) -> tuple[int, bool]:
-    """Bytes that a device receives, once, and whether XLA replicates the value; 0 for what is not costly.
-
-    XLA brings a value to the sharding that it has in the plan, and from there to that in which it is asked for.
-    """
-    kinds = {step.kind for step in reshard.collectives}
-    if kinds & {"all_reduce", "reduce_scatter"} or reshard.source is None:
-        return 0, False
-    whole_bytes = context.local(reshard.type, None)
-    between = planned.get(reshard.value, reshard.source)
-    shape = reshard.type.shape
-    if is_involuntary(shape, reshard.source, between, context.mesh) or is_involuntary(shape, between, reshard.target, context.mesh):
-        return whole_bytes - context.local(reshard.type, reshard.source), True
-    named_input = not reshard.value.startswith("%")
-    if named_input or "all_gather" not in kinds or 2 * reshard.bytes_per_device < whole_bytes:
-        return 0, False
-    return reshard.bytes_per_device, False
-
-
-def _finding(context: CheckContext, group: list[Reshard], total: int, involuntary: bool) -> Finding:
+def _involuntary(context: CheckContext, group: Sequence[Reshard]) -> Finding:
     first = group[0]
-    once = total // (first.trips or 1)
-    steps = ", ".join(map(str, first.collectives))
-    frequency = ", at each trip" if first.trips is None else f", {first.trips} times a call" if first.trips > 1 else ""
-    more = f"; {len(group) - 1} more like it" if len(group) > 1 else ""
-    move = f"{typed(first.type, first.source)} -> {typed(first.type, first.target)} ({first.reason})"
-    if involuntary:
-        better = f"; as {steps} it would be {format_bytes(first.bytes_per_device)}" if first.bytes_per_device < once else ""
-        message = (
-            f"{move}: XLA replicates the value and cuts it again (involuntary full rematerialization), {format_bytes(once)} to each"
-            f" device{frequency}{better}{more}"
-        )
-    else:
-        message = f"{move}: {steps} brings most of the value to each device, {format_bytes(once)}{frequency}{more}"
-    fix = _two_steps(context, first, once) if involuntary else _kept_cut(first)
-    severity = graded(total) if involuntary else "info"
-    return Finding(KIND, message, first.value, first.location, severity, total, fix)
+    assert first.source is not None
+    assert first.target is not None
+    once, least = _moved(first), reshard_bytes(first.source, first.target, first.type, context.meshes)
+    steps = collectives_for(first.source, first.target, first.type.shape, context.meshes)
+    better = f"; as {', '.join(_step_text(step, context.mesh) for step in steps)} it would be {format_bytes(least)}" if least < once else ""
+    message = (
+        f"{_move(first)}: XLA replicates the value and cuts it again (involuntary full rematerialization), {format_bytes(once)} to each"
+        f" device{_frequency(first)}{better}{_more(group)}"
+    )
+    total = _total(first)
+    return Finding(KIND, message, first.value, first.location, graded(total), total, _two_steps(context, first, steps[:-1], least))
+
+
+def _runs_whole(context: CheckContext, group: Sequence[Reshard]) -> Finding:
+    first, total = group[0], _total(group[0])
+    axes = [format_axis(axis) for step in first.collectives if step.kind == "all_gather" for axis in step.axes]
+    message = (
+        f"XLA runs {first.primitive} whole on every device and cuts its result again: {typed(first.type, first.source)} is gathered over"
+        f" {','.join(axes)}, {format_bytes(total)} to each device in a call{_more(group)}"
+    )
+    fix = f'lowering="shard_map" runs on the pieces what {first.primitive} can; or cut a dimension that it does not work along'
+    return Finding(KIND, message, first.value, first.location, graded(total), total, fix)
+
+
+def _is_gathered(context: CheckContext, group: Sequence[Reshard]) -> Finding:
+    first = group[0]
+    steps = ", ".join(str(step) for step in first.collectives if step.kind != "all_reduce")
+    message = (
+        f"{_move(first)}: {steps} brings most of the value to each device, {format_bytes(_moved(first))}{_frequency(first)}{_more(group)}"
+    )
+    return Finding(KIND, message, first.value, first.location, "info", _total(first), _kept_cut(first))
+
+
+_FINDINGS: Mapping[_Cause, Callable[[CheckContext, Sequence[Reshard]], Finding]] = {
+    "involuntary": _involuntary,
+    "runs whole": _runs_whole,
+    "gathered": _is_gathered,
+}
+
+
+def _total(reshard: Reshard) -> int:
+    return _moved(reshard) * (reshard.trips or 1)
+
+
+def _moved(reshard: Reshard) -> int:
+    """Bytes that a device receives once, without those of a sum in front of the movement."""
+    return sum(step.bytes_per_device for step in reshard.collectives if step.kind != "all_reduce")
+
+
+def _move(reshard: Reshard) -> str:
+    return f"{typed(reshard.type, reshard.source)} -> {typed(reshard.type, reshard.target)} ({reshard.reason})"
+
+
+def _frequency(reshard: Reshard) -> str:
+    return ", at each trip" if reshard.trips is None else f", {reshard.trips} times a call" if reshard.trips > 1 else ""
+
+
+def _more(group: Sequence[Reshard]) -> str:
+    return f"; {len(group) - 1} more like it" if len(group) > 1 else ""
+
+
+def _step_text(step: CollectiveStep, mesh: Mesh) -> str:
+    axes = (*(axis for dim in step.axes for axis in dim), *(axis for move in step.moves for axis in move.axes))
+    return f"{step.kind}({','.join(map(format_axis, sort_and_merge(axes, mesh)))})" if axes else step.kind
 
 
 def _kept_cut(reshard: Reshard) -> str:
@@ -146,19 +166,16 @@ def _kept_cut(reshard: Reshard) -> str:
     return f"to compute on the pieces, constrain the result of {reshard.primitive}, or cut its other operands alike"
 
 
-def _two_steps(context: CheckContext, reshard: Reshard, price: int) -> str:
+def _two_steps(context: CheckContext, reshard: Reshard, steps: Sequence[CollectiveStep], least: int) -> str:
     """A sharding between the two, from and to which XLA has collectives."""
-    assert reshard.source is not None
     assert reshard.target is not None
-    shape = reshard.type.shape
-    for step in collectives_for(reshard.source, reshard.target, shape, context.meshes)[:-1]:
-        if is_involuntary(shape, reshard.source, step.result, context.mesh) or is_involuntary(
-            shape, step.result, reshard.target, context.mesh
-        ):
+    shape, mesh = reshard.type.shape, context.mesh
+    for step in steps:
+        if is_involuntary(shape, reshard.source, step.result, mesh) or is_involuntary(shape, step.result, reshard.target, mesh):
             continue
         text, target = spec_text(step.result), spec_text(reshard.target)
         if text is not None and target is not None:
-            saved = f"{format_bytes(reshard.bytes_per_device)} in place of {format_bytes(price)}"
+            saved = f"{format_bytes(least)} in place of {format_bytes(_moved(reshard))}"
             if any(value.path == reshard.value for value in context.plan.inputs):
                 return f"{reshard.value}: {text} in in_shardings or rules; at most {saved}"
             return f"in two steps, x = sp.with_sharding_constraint(sp.with_sharding_constraint(x, {text}), {target}); {saved}"

@@ -102,11 +102,11 @@ function movesView(plan, go) {
       el("td", { class: "right" }, bytesText(bytes)));
   });
   const or = (rows, made) => (rows.length ? made : [el("p", { class: "empty" }, "No data moves between devices.")]);
-  const lists = [
-    [el("h3", {}, "Reshards: what the shardings ask for"), ...or(plan.data.moves, moves)],
-    [el("h3", {}, jit ? "Collectives: what XLA's partitioner is expected to make of it" : "Collectives: what runs"), ...or(plan.data.collectives, sent)],
+  return [  // in a region every collective is a movement of its own
+    ...(jit ? [el("h3", {}, "Reshards: where XLA's partitioner is expected to move data, and why"), ...or(plan.data.moves, moves)] : []),
+    el("h3", {}, jit ? "Collectives: what these are made of" : "Collectives: what runs"), ...or(plan.data.collectives, sent),
+    el("p", { class: "soft" }, "Bytes are those that each device receives."),
   ];
-  return [...(jit ? lists : lists.reverse()).flat(), el("p", { class: "soft" }, "Bytes are those that each device receives.")];
 }
 
 const GRAVITY = { error: 0, warning: 1, info: 2 };

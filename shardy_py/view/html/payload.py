@@ -8,8 +8,12 @@ from shardy_py.ir import Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.collectives import Collective
+from shardy_py.plan.executed import collectives_of, explicit_of
+from shardy_py.plan.executed_reshards import moving_value, origins_of, reshards_of
+from shardy_py.plan.explicit import Origin
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.reshards import Reshard
 from shardy_py.view.html.absences import absences
 from shardy_py.view.html.figures import costs
 from shardy_py.view.html.paths import path_parts
@@ -51,8 +55,8 @@ class _Reader:
     def read(self) -> dict[str, Any]:
         plan, tables = self.plan, self.tables
         values = self._values()
-        moves = [self._reshard(r) for r in plan.shardy_reshards]
-        collectives = [self._collective(c) for c in collectives_of(plan)]
+        moves = [self._reshard(r, origin) for r, origin in zip(reshards_of(plan), origins_of(plan))]
+        collectives = [self._collective(c, origin) for c, origin in self._collectives()]
         findings = [self._finding(f) for f in findings_of(plan)]
         data = {
             "name": plan.name,
@@ -120,19 +124,28 @@ class _Reader:
             self.unlisted.append(name)
         return number
 
+    def _collectives(self) -> list[tuple[Collective, Origin | None]]:
+        if self.plan.source is None:
+            return [(transfer.collective, transfer.origin) for transfer in explicit_of(self.plan).transfers]
+        return [(collective, None) for collective in collectives_of(self.plan)]
+
+    def _moving(self, name: str, origin: Origin | None) -> int:
+        """The number of a value that moves; -1 where the plan does not list it."""
+        return self.numbers.get(moving_value(self.plan, name, origin), -1)
+
     def _at(self, location: str) -> int:
         return self.tables.places((location, ""))
 
-    def _reshard(self, r: Any) -> list[Any]:
+    def _reshard(self, r: Reshard, origin: Origin | None) -> list[Any]:
         types, text = self.tables.types, self.tables.strings
         steps = [[str(step), step.kind, step.group, step.bytes_per_device] for step in r.collectives]
-        head = [self.by_path.get(r.value, -1), r.value, types((r.type, r.source)), types((r.type, r.target))]
+        head = [self._moving(r.value, origin), r.value, types((r.type, r.source)), types((r.type, r.target))]
         return [*head, steps, r.bytes_per_device, r.trips, text(r.reason), text(r.primitive), self._at(r.location)]
 
-    def _collective(self, c: Any) -> list[Any]:
+    def _collective(self, c: Collective, origin: Origin | None) -> list[Any]:
         text = self.tables.strings
         operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
-        head = [self.by_path.get(c.value, -1), c.value, c.kind, list(c.axes), c.group_size, operand]
+        head = [self._moving(c.value, origin), c.value, c.kind, list(c.axes), c.group_size, operand]
         return [*head, c.received_bytes, c.trips, text(c.primitive), self._at(c.location)]
 
     def _finding(self, f: Any) -> list[Any]:
