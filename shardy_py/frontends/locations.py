@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 from jax.extend.source_info_util import summarize
 
@@ -43,16 +43,23 @@ def locate(location: object) -> Location | None:
         if inner is None or outer is None or not outer.scope:
             return inner if outer is None or inner is not None else outer
         return Location(inner.file, inner.line, inner.function, f"{outer.scope}/{inner.scope}" if inner.scope else outer.scope)
-    return _summarized(location)  # pyright: ignore[reportArgumentType]
+    return _summarized(_Source(getattr(location, "traceback", None), getattr(location, "name_stack", None)))
+
+
+class _Source(NamedTuple):
+    """The parts of a `source_info`; equal for the equations of one line of a loop over layers, whose own are other objects."""
+
+    traceback: Any
+    name_stack: Any
 
 
 @functools.lru_cache(maxsize=4096)
-def _summarized(location: Hashable) -> Location | None:
-    """The place of a `source_info`: a line of a loop over layers makes as many equations as there are layers."""
-    text = summarize(location)  # pyright: ignore[reportArgumentType]
+def _summarized(source: _Source) -> Location | None:
+    """The place of a `source_info`."""
+    text = summarize(source)  # pyright: ignore[reportArgumentType]
     if text and is_installed(text):
-        text = next((f"{file}:{line}" for file, line in frames_of(location) if not is_installed(file)), text)
-    return _parsed(text, str(getattr(location, "name_stack", ""))) if text else None
+        text = next((f"{file}:{line}" for file, line in frames_of(source) if not is_installed(file)), text)
+    return _parsed(text, "" if source.name_stack is None else str(source.name_stack)) if text else None
 
 
 def is_installed(file: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Program, Value
@@ -71,7 +71,7 @@ def executed(plan: PlanRecord) -> Executed:
         values = {value: planned[source] for value, source in explicit.values.items() if source in planned}
         return Executed(explicit.program.main.body, explicit.program.meshes, values, explicit.transfers)
     local = plan.source.local_program(plan)
-    values = {value: replace(planned, path=f"region {planned.path}") for value, planned in intermediates(local)}
+    values = dict(intermediates(local, "region %"))
     block = _region(local)
     steps = [op for op in block.walk() if _kind(op) in KINDS]
     collectives = collectives_of(plan)

@@ -143,8 +143,13 @@ def module_of(program: Program, op: Op) -> str:
 _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.return", "sdy.data_flow_edge"})
 
 
-def intermediates(program: Program) -> Iterator[tuple[Value, PlannedValue]]:
-    """Every result of an op, in program order, with the value of the program it describes; constants are left out."""
+def intermediates(program: Program, prefix: str = "%") -> Iterator[tuple[Value, PlannedValue]]:
+    """Every result of an op, in program order, with the value of the program it describes; constants are left out.
+
+    Args:
+        program: The program.
+        prefix: Of the numbers that are their paths.
+    """
     number = 0
     stack: list[tuple[Iterator[Op], int, str, str, object]] = [(iter(program.main.body.ops), 0, "", "", None)]
     while stack:
@@ -162,6 +167,7 @@ def intermediates(program: Program) -> Iterator[tuple[Value, PlannedValue]]:
         if op.name not in _PLUMBING:
             primitive = op.primitive or op.name
             for value in op.results:
-                yield value, PlannedValue(f"%{number}", "intermediate", value.type, value.sharding, primitive, location, depth, module)
+                path = f"{prefix}{number}"
+                yield value, PlannedValue(path, "intermediate", value.type, value.sharding, primitive, location, depth, module)
                 number += 1
         stack.extend((iter(region.ops), depth + 1, module, location, op.location) for region in reversed(list(op.regions)))
