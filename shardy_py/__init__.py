@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from shardy_py.plan import Donated as Donated
     from shardy_py.plan import Finding as Finding
     from shardy_py.plan import PlanError as PlanError
+    from shardy_py.planner.errors import PlannerInfeasible as PlannerInfeasible
+    from shardy_py.planner.options import Planner as Planner
     from shardy_py.rules import RuleTable as RuleTable
     from shardy_py.stages.run import pipeline as pipeline
     from shardy_py.stages.run import stage as stage
@@ -72,6 +74,8 @@ _HOMES = {
     "PlanError": "plan",
     "PlanMismatchError": "errors",
     "PlanWarning": "errors",
+    "Planner": "planner.options",
+    "PlannerInfeasible": "planner.errors",
     "RuleTable": "rules.rule_table",
     "ShardyError": "errors",
     "SpecError": "errors",

@@ -28,6 +28,7 @@ from shardy_py.api.verification import DifferenceError as DifferenceError
 from shardy_py.api.verification import Verification as Verification
 from shardy_py.backends import host_threads
 from shardy_py.frontends.context import api_boundary, hide_frames
+from shardy_py.planner.options import Planner
 
 # Source lines of a program are those of its author, not of this package; so are those that tracebacks show.
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
@@ -53,7 +54,7 @@ def auto_shard(
     rules: NameRules | None = ...,
     logical_axis_rules: LogicalAxisRules | None = ...,
     options: Options | None = ...,
-    planner: None = ...,
+    planner: Planner | None = ...,
     lowering: str = ...,
     static_argnums: int | Sequence[int] | None = ...,
     static_argnames: str | Iterable[str] | None = ...,
@@ -74,7 +75,7 @@ def auto_shard(
     rules: NameRules | None = ...,
     logical_axis_rules: LogicalAxisRules | None = ...,
     options: Options | None = ...,
-    planner: None = ...,
+    planner: Planner | None = ...,
     lowering: str = ...,
     static_argnums: int | Sequence[int] | None = ...,
     static_argnames: str | Iterable[str] | None = ...,
@@ -97,7 +98,7 @@ def auto_shard(
     rules: NameRules | None = None,
     logical_axis_rules: LogicalAxisRules | None = None,
     options: Options | None = None,
-    planner: None = None,
+    planner: Planner | None = None,
     lowering: str = "auto",
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
@@ -125,7 +126,7 @@ def auto_shard(
             "fsdp")), ("mlp", "model"), ("embed", None)]`. In order, as in Flax; a name without a rule that is no mesh axis, and a mesh axis
             for two dimensions of one array, are errors. Flax's own constraints in the function see these rules too.
         options: Options of the propagation.
-        planner: None; searching for annotations is not available yet.
+        planner: Chooses the shardings that are not annotated, by their cost on some hardware; None propagates annotations alone.
         lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA's partitioner places the collectives. `"shard_map"`: one
             `jax.shard_map` region of local arrays with the collectives of `plan.collectives`; nothing is left to XLA's partitioner.
             `"auto"`: `"shard_map"` where every op of size can run on local arrays, else `"jit"`, and a finding says why; `plan.lowering`
@@ -142,7 +143,7 @@ def auto_shard(
         An `AutoSharded`: call it as the function; `.plan`, `.trace`, `.lower`, `.eval_shape` take the same arguments.
 
     Raises:
-        NotAvailableError: A planner is asked for.
+        PlannerInfeasible: The planner finds no plan within its memory budget.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from shardy_py.api import nnx_modules
 from shardy_py.api.agreement import failures_told, tell_end
 from shardy_py.api.caches import FUNCTIONS
-from shardy_py.api.errors import ArgumentTypeError, MeshError, NotAvailableError, SpecError
+from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
 from shardy_py.api.inside import run_inside
 from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
 from shardy_py.api.lowering import LOWERINGS
@@ -37,6 +37,7 @@ from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
+from shardy_py.planner.options import Planner
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -340,7 +341,7 @@ class AutoSharded(Generic[P, R]):
             static_argnames=decoration.static_argnames,
             donate_argnums=decoration.donate_argnums,
             donate_argnames=decoration.donate_argnames,
-            planner=None,
+            planner=settings.planner,
             jit=settings.jit,
         )
 
@@ -451,7 +452,7 @@ def decorate(
     rules: NameRules | None,
     logical_axis_rules: LogicalAxisRules | None,
     options: Options | None,
-    planner: object,
+    planner: Planner | None,
     lowering: str,
     static_argnums: int | Sequence[int] | None,
     static_argnames: str | Iterable[str] | None,
@@ -468,7 +469,7 @@ def decorate(
     if mesh is not None:
         view_of(mesh)
     by_name, by_axis = check_rules(rules), check_logical_rules(logical_axis_rules)
-    settings = Settings(fun, in_shardings, out_shardings, by_name, options or Options(), str(lowering), jit, by_axis)
+    settings = Settings(fun, in_shardings, out_shardings, by_name, options or Options(), str(lowering), jit, by_axis, planner)
     return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
 
 
@@ -487,12 +488,12 @@ def _check(fun: object, options: object, planner: object, lowering: object) -> N
             why="options are an Options",
             fix="pass sp.Options(...)",
         )
-    if planner is not None:
-        raise NotAvailableError(
-            f"planner={planner!r}: there is no planner yet",
+    if planner is not None and not isinstance(planner, Planner):
+        raise ArgumentTypeError(
+            f"planner is a {type(planner).__name__}",
             where="auto_shard(planner=...)",
-            why="this version propagates the annotations it is given and does not search for others",
-            fix="leave planner out",
+            why="a planner is a Planner, which names the hardware",
+            fix='pass sp.Planner(hardware="h100")',
         )
     if lowering not in LOWERINGS:
         raise SpecError(

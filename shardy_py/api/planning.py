@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument, abstract_state
 from shardy_py.api.logical_axes import apply_axis_names
-from shardy_py.api.meshes import MeshView
+from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import placed_arguments
-from shardy_py.api.propagating import propagated
+from shardy_py.api.propagating import physical_sharding, propagated
 from shardy_py.api.specs import called, to_fitting_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
@@ -34,10 +35,15 @@ from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, refusals
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
+from shardy_py.planner.options import Planner
+from shardy_py.planner.pricing import Prices
+from shardy_py.planner.search import Searcher, assigned
+from shardy_py.planner.space import Annotations
 
 
 @dataclass(frozen=True)
@@ -162,17 +168,53 @@ def described_results(traced: TracedCall) -> Results:
 
 
 def make_plan(traced: TracedCall) -> Planned:
-    """Reads the jaxpr, propagates, and describes the result."""
-    request = traced.request
-    timings = Timings()
-    log: list[Step] | None = [] if request.settings.options.provenance else None
+    """Reads the jaxpr, propagates or searches, and describes the result.
+
+    Raises:
+        PlannerInfeasible: The planner finds no plan within its budget.
+    """
+    began = time.monotonic()
+    planning = _Planning(traced)
+    planner = traced.request.settings.planner
     with no_collection():
-        with timings.step("describe"):
-            results = described_results(traced)
-            wanted = results.shardings
+        if planner is None:
+            return planning.planned(None)
+        searcher = planning.searcher(planner, began)
+        best, search = searcher.run()
+        searcher.assign(best.assignment)
+        prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
+        return planning.planned(replace(search, pricer=prices))
+
+
+class _Planning:
+    """A traced call on its way to a plan.
+
+    Args:
+        traced: The call.
+    """
+
+    def __init__(self, traced: TracedCall) -> None:
+        self.traced = traced
+        self.timings = Timings()
+        request = traced.request
+        self.log: list[Step] | None = [] if request.settings.options.provenance else None
+        with self.timings.step("describe"):
+            self.results = described_results(traced)
         names = [leaf.path for leaf in request.leaves]
-        imported = propagated(traced.jaxpr, request.view, request.settings.options, request.shardings, wanted, timings, log, names)
-        with timings.step("collect"):
+        self.imported = propagated(
+            traced.jaxpr, request.view, request.settings.options, request.shardings, self.results.shardings, self.timings, self.log, names
+        )
+
+    def planned(self, search: Search | None) -> Planned:
+        """The plan with the shardings that the program has now."""
+        source = None if self.traced.request.settings.lowering == "jit" else Partitioning(self.imported, self.traced)
+        return Planned(self.plan(search, source), self.imported, self.traced, source)
+
+    def plan(self, search: Search | None, source: Partitioning | None = None) -> Plan:
+        """The plan itself."""
+        traced, imported, results = self.traced, self.imported, self.results
+        request = traced.request
+        with self.timings.step("collect"):
             main = imported.program.main
             inputs = tuple(
                 PlannedValue(leaf.path, "input", TensorType(leaf.shape, leaf.dtype), argument.sharding, given=user_sharding, given_by=by)
@@ -180,26 +222,49 @@ def make_plan(traced: TracedCall) -> Planned:
             )
             outputs = tuple(
                 PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding, given=user_sharding, given_by=by)
-                for leaf, sharding, user_sharding, by in zip(results.leaves, main.result_shardings, wanted, results.sources)
+                for leaf, sharding, user_sharding, by in zip(results.leaves, main.result_shardings, results.shardings, results.sources)
             )
             donated = _donated(traced, imported, inputs, outputs)
             findings = (*results.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
             count = len(request.names)
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
             trees = NamedTrees(request.view, outlines[:count], outlines[count:], traced.result.outline)
-            source = None if request.settings.lowering == "jit" else Partitioning(imported, traced)
-            described = (inputs, outputs, findings, imported.program, log or (), timings, trees, donated, source)
+            described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, trees, donated, source)
             options = request.settings.options
             how = Propagated(options.strategy, options.conservative, options.op_priority, options.provenance)
-            plan = Plan(
-                request.name,
-                request.view.dialect_mesh,
-                *described,
-                how,
-                options.platform_of(request.view.user_mesh),
-                TracedVariants(traced, _plan_alone),
-            )
-    return Planned(plan, imported, traced, source)
+            platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone)
+            return Plan(request.name, request.view.dialect_mesh, *described, how, platform, variants, search)
+
+    def searcher(self, planner: Planner, began: float) -> Searcher:
+        """The search for its shardings."""
+        base = self.plan(None)
+        self.alike = tuple((d.input, d.output) for d in base.donation if d.output is not None)
+        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began)
+
+    def searcher_with(self, annotations: Annotations) -> Searcher:
+        """A search for the same call with other annotations."""
+        planning, planner = _Planning(self.traced), self.traced.request.settings.planner
+        assert planner is not None
+        planning.alike = self.alike
+        return Searcher(planning.plan(None), annotations, planner, planning.plan, planning.replan, MESH_NAME, time.monotonic())
+
+    def annotations(self) -> Annotations:
+        """The user's shardings of arguments and results."""
+        jaxpr = self.traced.jaxpr.jaxpr
+        inputs = tuple(physical_sharding(s, v.aval) for s, v in zip(self.traced.request.shardings, jaxpr.invars, strict=True))
+        outputs = tuple(physical_sharding(s, v.aval) for s, v in zip(self.results.shardings, jaxpr.outvars, strict=True))
+        return Annotations(inputs, outputs, self.alike)
+
+    def assign(self, assignment: Sequence[int]) -> None:
+        """Sets the shardings of the program to those of an assignment."""
+        assigned(self.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, self.annotations(), assignment)
+
+    def replan(self, assignment: Sequence[int]) -> Plan:
+        """The plan of an assignment, of a program of its own."""
+        planning = _Planning(self.traced)
+        planning.alike = self.alike
+        planning.assign(assignment)
+        return planning.plan(CHOSEN)
 
 
 def _plan_alone(traced: TracedCall) -> Plan:

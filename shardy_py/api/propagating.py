@@ -44,8 +44,8 @@ def propagated(
         imported = from_jaxpr(
             jaxpr,
             mesh=view.dialect_mesh,
-            in_shardings=[_physical(s, v.aval) for s, v in zip(inputs, jaxpr.jaxpr.invars, strict=True)],
-            out_shardings=[_physical(s, v.aval) for s, v in zip(outputs, jaxpr.jaxpr.outvars, strict=True)],
+            in_shardings=[physical_sharding(s, v.aval) for s, v in zip(inputs, jaxpr.jaxpr.invars, strict=True)],
+            out_shardings=[physical_sharding(s, v.aval) for s, v in zip(outputs, jaxpr.jaxpr.outvars, strict=True)],
             argument_names=names,
             rules=options.rule_table or None,
             platform=options.platform_of(view.user_mesh),
@@ -60,7 +60,7 @@ def propagated(
     return imported
 
 
-def _physical(sharding: TensorSharding | None, aval: Any) -> TensorSharding | None:
+def physical_sharding(sharding: TensorSharding | None, aval: Any) -> TensorSharding | None:
     """The sharding of the array that holds a value; PRNG keys have further dimensions, replicated."""
     if sharding is None or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return sharding

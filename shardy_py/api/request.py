@@ -25,6 +25,7 @@ from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
+from shardy_py.planner.options import Planner
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Settings:
     lowering: str = "auto"
     jit: JitKeywords = JitKeywords()
     logical_axis_rules: tuple[LogicalRule, ...] | None = None
+    planner: Planner | None = None
 
 
 @dataclass(frozen=True)

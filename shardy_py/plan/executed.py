@@ -13,7 +13,7 @@ from shardy_py.plan.collectives import KINDS, Collective
 from shardy_py.plan.explicit import Explicit, Transfer
 from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.partitioner import partition
-from shardy_py.plan.prediction.loops import as_xla_propagates
+from shardy_py.plan.prediction.loops import as_xla_inlines, as_xla_propagates
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, intermediates, name_of
 
@@ -44,7 +44,10 @@ def explicit_of(plan: PlanRecord) -> Explicit:
         plan: The plan.
     """
     run = jit_program_of(plan)
-    program, lineage = as_xla_propagates(run.program) if run.follows_plan else (run.program, run.lineage)
+    if plan.search is not None:
+        program, lineage, _ = as_xla_inlines(run.program)
+    else:
+        program, lineage = as_xla_propagates(run.program) if run.follows_plan else (run.program, run.lineage)
     return partition(program, lambda value: name_of(value, plan.names), lineage)
 
 

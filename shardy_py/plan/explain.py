@@ -32,6 +32,8 @@ def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim:
             why="it was made with Options(provenance=False), which keeps no steps of the propagation",
             fix="plan with Options(provenance=True), which is the default",
         )
+    if plan.search is not None:
+        return _chosen(plan, match, axis, dim, target)
     explainer = explainer_of(plan)
     holder = _holder(explainer, match)
     sharding = match.planned.sharding
@@ -58,6 +60,31 @@ def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim:
         "" if not isinstance(target, str) or target == match.planned.path else target,
         match.planned.primitive,
         match.planned.location,
+    )
+
+
+def _chosen(plan: PlanRecord, match: Match, axis: str | None, dim: int | None, target: str | PlannedValue) -> Explanation:
+    """The explanation of a value whose sharding a planner chose, unless the user stated it."""
+    planned = match.planned
+    stated = planned.given
+    chains: list[tuple[Reason, ...]] = []
+    for d, dims in enumerate(() if planned.sharding is None else planned.sharding.dims[: len(planned.shape)]):
+        for n, a in enumerate(dims.axes):
+            if (axis is None or a.name == axis) and (dim is None or d == dim):
+                from_user = stated is not None and any(a.name == own.name for own in stated.dims[d].axes)
+                cause = planned.given_by if from_user else "chosen by the planner"
+                axes = tuple(each.name for each in dims.axes[: n + 1])
+                chains.append((Reason(planned.path, d, a.name, "annotation", annotation=cause, axes=axes),))
+    asked = "" if not isinstance(target, str) or target == planned.path else target
+    return Explanation(
+        planned.path,
+        typed(planned.type, planned.sharding),
+        tuple(chains),
+        axis,
+        nearby=match.nearby,
+        asked=asked,
+        primitive=planned.primitive,
+        location=planned.location,
     )
 
 

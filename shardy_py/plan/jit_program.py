@@ -75,6 +75,8 @@ def jit_program_of(plan: PlanRecord) -> JitProgram:
     Args:
         plan: The plan.
     """
+    if plan.search is not None:  # its shardings were chosen by their cost, and no propagation would find them
+        return JitProgram(plan.program, True, Lineage(plan.program))
     return jit_program(plan.program, plan.propagation)
 
 

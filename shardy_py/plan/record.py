@@ -15,6 +15,7 @@ from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.reshards import Reshard, find_reshards
+from shardy_py.plan.search import Search
 from shardy_py.plan.settings import Propagated
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
@@ -129,6 +130,7 @@ class PlanRecord:
         propagation: The options of its propagation.
         platform: The platform that it is for, as JAX names it: `cpu`, `cuda`, `rocm`, `tpu`.
         variants: Plans the function with something changed; None of a stored plan.
+        search: The planner's search; None where the user's annotations were propagated.
     """
 
     name: str
@@ -145,6 +147,7 @@ class PlanRecord:
     propagation: Propagated = field(default_factory=Propagated)
     platform: str = "cpu"
     variants: Variants | None = None
+    search: Search | None = None
 
     @functools.cached_property
     def analyses(self) -> dict[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.dialect.axis import Axes
@@ -37,26 +37,26 @@ def shardings_of(space: Space, assignment: Sequence[int], mesh_name: str) -> Sha
     return sharding
 
 
-def assign(program: Program, space: Space, sharding: Shardings) -> None:
+def assign(program: Program, space: Space, sharding: Shardings, copies: Mapping[Value, Value]) -> None:
     """Sets the shardings of a program in place; those inside of a `shard_map` and on single devices stay.
 
     Args:
         program: The program.
-        space: Its search space.
-        sharding: The sharding of each value and result.
+        space: The search space of its copy in XLA's form.
+        sharding: The sharding of each value of the copy, and of each result.
+        copies: Value of the program -> the value of the copy.
     """
     main = program.main
     stays = {id(op) for outer in program.walk() if outer.name == MANUAL_COMPUTATION for region in outer.regions for op in region.walk()}
-    for value in main.arguments:
-        value.sharding = sharding(value)
+    values = [*main.arguments]
     for op in program.walk():
-        if id(op) in stays:
-            continue
-        values = [*op.results]
-        if op.name != MANUAL_COMPUTATION:
-            values += [argument for region in op.regions for argument in region.arguments]
-        for value in values:
-            if value in space.classes or not value.type.rank:
-                if value.sharding is None or not value.sharding.mesh_in(program.meshes).is_maximal:
-                    value.sharding = sharding(value)
+        if id(op) not in stays:
+            values += op.results
+            if op.name != MANUAL_COMPUTATION:
+                values += [argument for region in op.regions for argument in region.arguments]
+    for value in values:
+        copy = copies.get(value)
+        if copy is not None and (copy in space.classes or not value.type.rank):
+            if value.sharding is None or not value.sharding.mesh_in(program.meshes).is_maximal:
+                value.sharding = sharding(copy)
     main.result_shardings = [sharding(number) for number in range(len(main.result_types))]

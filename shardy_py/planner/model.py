@@ -31,7 +31,7 @@ from shardy_py.rules.traits import CONSTRAINTS
 Array = Any
 
 TIE = 2e-9
-"""Seconds by which an entry is dearer for each value that lies otherwise than it is read or made; see `Table.ties`."""
+"""Seconds by which an argument or result that lies whole is dearer than one that is cut to nothing, where costs are equal."""
 
 
 @dataclass(eq=False)
@@ -379,8 +379,9 @@ class _Builder:
         main = self.program.main
         for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
             local, joint = self.joint([space.classes[value]])
-            zeros = np.zeros(len(joint.strategies))
-            table = self.table(local, _Draft(joint.strategies, zeros, zeros))
+            pieces = [math.prod(local_shape(type_.shape, layout, self.mesh)) for layout in joint.candidates.domains[0]]
+            ties = TIE * np.array(pieces, float)[joint.candidates.index[0]] / max(math.prod(type_.shape), 1)
+            table = self.table(local, _Draft(joint.strategies, np.zeros(len(ties)), ties))
             if table.classes and type_.rank:
                 values[value] = len(tables)
                 layouts[len(tables)] = tuple(joint.candidates.domains[0][i] for i in joint.candidates.index[0])

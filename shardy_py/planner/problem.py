@@ -7,7 +7,7 @@ of entries: bytes of a device. Nothing here knows what a strategy is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,23 +118,32 @@ def weight(limit: Limit, chosen: Sequence[int]) -> float:
 
 
 def pinned(problem: Problem, class_: int, strategies: Sequence[int]) -> Problem:
-    """The problem in which a class has some of its strategies only; all keep their numbers.
+    """The problem in which a class has some of its strategies only; see `restricted`."""
+    return restricted(problem, {class_: strategies})
+
+
+def restricted(problem: Problem, strategies: Mapping[int, Sequence[int]]) -> Problem:
+    """The problem in which classes have some of their strategies only; all keep their numbers.
 
     Args:
         problem: Any problem.
-        class_: The number of the class.
-        strategies: The strategies that it keeps.
+        strategies: Number of a class -> the strategies that it keeps.
 
     Returns:
         A problem with fewer entries.
     """
-    allowed = np.zeros(problem.strategies[class_], bool)
-    allowed[list(strategies)] = True
-    kept = [
-        allowed[table.strategies[:, table.classes.index(class_)]] if class_ in table.classes else np.ones(len(table.costs), bool)
-        for table in problem.tables
-    ]
-    return with_entries(problem, kept)
+    allowed: dict[int, Array] = {}
+    for class_, kept in strategies.items():
+        allowed[class_] = np.zeros(problem.strategies[class_], bool)
+        allowed[class_][list(kept)] = True
+    rows: list[Array] = []
+    for table in problem.tables:
+        row = np.ones(len(table.costs), bool)
+        for column, class_ in enumerate(table.classes):
+            if class_ in allowed:
+                row &= allowed[class_][table.strategies[:, column]]
+        rows.append(row)
+    return with_entries(problem, rows)
 
 
 def with_entries(problem: Problem, kept: Sequence[Array]) -> Problem:

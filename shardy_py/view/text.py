@@ -58,6 +58,8 @@ def plan_text(
     lines = [f"plan of {plan.name} on mesh {axes}"]
     if where is not None:
         lines[0] += f", where {where!r}" if isinstance(where, str) else f", where {getattr(where, '__name__', 'asked')}"
+    elif plan.search is not None:
+        lines += textwrap.wrap(f"planner: {plan.search.headline}", width, subsequent_indent="  ")
     seen: dict[tuple[Node, ...], str] = {}
     main = plan.program.main
     returned = main.body.terminator.operands

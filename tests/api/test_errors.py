@@ -232,7 +232,7 @@ CASES = {
         )
         for lowering in ("jit", "shard_map")
     },
-    "planner": (lambda: sp.auto_shard(step, mesh=MESH, planner="beam"), ValueError, ["no planner"]),
+    "planner": (lambda: sp.auto_shard(step, mesh=MESH, planner="beam"), TypeError, ["planner is a str", "sp.Planner(hardware="]),
     "lowering": (
         lambda: sp.auto_shard(step, mesh=MESH, lowering="smap"),
         ValueError,

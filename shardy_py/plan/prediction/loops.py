@@ -210,6 +210,40 @@ class XlaProgramBuilder:
         return into.append(constraint).result
 
 
+class _InliningBuilder(XlaProgramBuilder):
+    """Copies a program in XLA's form, every value with the sharding that it has."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, frozenset(), loops=True)
+
+    def program(self) -> Program:
+        """The copy."""
+        copy = super().program()
+        for old, new in (*self.names.items(), *self.inside.items()):
+            if new.sharding is None or (old.defining_op is not None and old.defining_op.name in CONSTRAINTS):
+                new.sharding = old.sharding
+        return copy
+
+    def constrained(self, value: Value, sharding: TensorSharding, into: Block, op: Op) -> Value:
+        """The value itself: all shardings are decided."""
+        return value
+
+
+@no_collection()
+def as_xla_inlines(program: Program) -> tuple[Program, Lineage, Mapping[Value, Value]]:
+    """The program in XLA's form, with the shardings that it has: calls inlined, loops carrying only the values that they change.
+
+    Args:
+        program: With final shardings.
+
+    Returns:
+        The copy, its lineage in the program, and the values of the copy by those of the program.
+    """
+    builder = _InliningBuilder(program)
+    copy = builder.program()
+    return copy, builder.lineage(), {**builder.inside, **builder.names}
+
+
 _ENDS = frozenset(("in_shardings", "out_shardings"))
 
 

@@ -1,0 +1,189 @@
+"""The result of a planner's search: what the plan costs, how much less any other could cost, and what else was considered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from shardy_py.dialect.format import aligned
+from shardy_py.plan.cost_analysis import seconds_text
+from shardy_py.plan.movements import format_bytes
+
+Status = Literal["optimal", "time_limit", "template"]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The cost of pinning an input, or of an annotation, beside the plan.
+
+    Attributes:
+        path: The input.
+        spec: Its sharding.
+        seconds: More than the plan takes.
+        bytes: More than the plan's peak; None where it was not computed.
+        lower_bound_seconds: At least so many seconds more, whatever else is chosen; negative where the bound of the search is loose.
+    """
+
+    path: str
+    spec: str
+    seconds: float
+    bytes: int | None
+    lower_bound_seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.path} as {self.spec}: {seconds_text(max(self.seconds, 0.0))} more"
+
+
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """A plan that the search considered.
+
+    Attributes:
+        name: Of the template, or the change.
+        objective_seconds: Its step, as `Search.objective_seconds`.
+        inputs: Path of an input -> its sharding as text.
+        budget_bytes: As of the search.
+        planned: Makes the plan; None of a stored one.
+        peak_of: Its peak.
+    """
+
+    name: str
+    objective_seconds: float
+    inputs: Mapping[str, str]
+    budget_bytes: int | None = None
+    planned: Callable[[], Any] | None = field(default=None, repr=False)
+    peak_of: Callable[[Any], int] = field(default=lambda plan: 0, repr=False)
+
+    @functools.cached_property
+    def _plan(self) -> Any:
+        if self.planned is None:
+            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps prices only; plan again for its plan")
+        return self.planned()
+
+    def plan(self) -> Any:
+        """The plan, with everything a plan has; made when it is first asked for.
+
+        Raises:
+            ValueError: The search was read from a file.
+        """
+        return self._plan
+
+    @functools.cached_property
+    def peak_bytes(self) -> int:
+        """Its peak, by `memory_analysis`."""
+        return self.peak_of(self._plan)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the budget."""
+        return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
+
+    @property
+    def in_shardings(self) -> Any:
+        """Its input shardings, as `Plan.input_shardings`."""
+        return self._plan.input_shardings
+
+
+class Pricer(Protocol):
+    """Answers questions from where a search ended."""
+
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Other plans, the cheapest first."""
+        ...
+
+    def price(self, path: str, spec: Any) -> Price:
+        """The cost of pinning an input."""
+        ...
+
+    def price_of_annotations(self) -> tuple[Price, ...]:
+        """Seconds that dropping each annotation saves, as negative prices."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The result of a search for shardings; `plan.search`.
+
+    Attributes:
+        hardware: The hardware whose seconds these are.
+        objective_seconds: Of one call of the plan, by `cost_analysis`: nothing overlaps unless `Planner.overlap` says so.
+        lower_bound_seconds: No plan of the space takes less, under `lowering="jit"`.
+        peak_bytes: Of one device, by `memory_analysis`.
+        budget_bytes: The most that the peak may be; None without a budget.
+        status: `optimal` where the gap was reached, `time_limit` where time ran out before, `template` where nothing better than a template
+            was found.
+        stored_alternatives: Of a search that was read from a file.
+        space: What was searched, in words.
+        timings: Seconds of each step.
+        pricer: Answers questions; None of a stored plan.
+    """
+
+    hardware: str
+    objective_seconds: float
+    lower_bound_seconds: float
+    peak_bytes: int
+    budget_bytes: int | None
+    status: Status
+    stored_alternatives: tuple[Alternative, ...] = ()
+    space: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    pricer: Pricer | None = field(default=None, repr=False)
+
+    @functools.cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Plans that the search started from or passed by, the cheapest first; priced when they are first read."""
+        return self.stored_alternatives if self.pricer is None else self.pricer.alternatives()
+
+    @property
+    def gap(self) -> float:
+        """The part of the objective by which a better plan could be cheaper."""
+        return (self.objective_seconds - self.lower_bound_seconds) / self.objective_seconds if self.objective_seconds > 0 else 0.0
+
+    def price(self, path: str, spec: Any) -> Price:
+        """The cost of pinning an input: the search goes on from its end, with the input pinned.
+
+        Args:
+            path: The input, as in `plan.inputs`.
+            spec: A `PartitionSpec`.
+
+        Raises:
+            ValueError: There is no such input, or the search was read from a file.
+        """
+        return self._pricer().price(path, spec)
+
+    def price_of_annotations(self) -> tuple[Price, ...]:
+        """Per annotation of the user's, the seconds that the step takes more without dropping it; the dearest first.
+
+        Raises:
+            ValueError: The search was read from a file.
+        """
+        return self._pricer().price_of_annotations()
+
+    def _pricer(self) -> Pricer:
+        if self.pricer is None:
+            raise ValueError("the search was read from a file, which keeps its result only; plan again to ask for prices")
+        return self.pricer
+
+    @functools.cached_property
+    def headline(self) -> str:
+        """Objective, bound and budget in one line."""
+        parts = [f"step {seconds_text(self.objective_seconds)} on {self.hardware}"]
+        parts.append(f"at least {seconds_text(self.lower_bound_seconds)} however sharded ({self.gap:.1%} gap, {self.status})")
+        peak = format_bytes(self.peak_bytes)
+        parts.append(f"peak {peak}" if self.budget_bytes is None else f"peak {peak} of {format_bytes(self.budget_bytes)}")
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        rows = [
+            (a.name, seconds_text(a.objective_seconds), format_bytes(a.peak_bytes), "" if a.fits else "over the budget")
+            for a in self.alternatives
+        ]
+        space = [f"  {name}: {text}" for name, text in self.space.items()]
+        lines = [self.headline, *(f"  {line}" for line in aligned([("alternative", "step", "peak", ""), *rows]))]
+        return "\n".join(line.rstrip() for line in (*lines, *space))
+
+
+CHOSEN = Search("", 0.0, 0.0, 0, None, "time_limit")
+"""Marks plans whose shardings were chosen, where there is no search to tell of."""

@@ -1,0 +1,38 @@
+"""Errors of the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardy_py.errors import UserError
+
+
+class PlannerInfeasible(UserError):
+    """No plan that was found fits the memory budget.
+
+    Attributes:
+        minimum_bytes: The least peak of the plans that were tried.
+        budget_bytes: The budget.
+        contributors: The largest arrays at that peak: name and bytes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> double = sp.auto_shard(lambda x: x * 2, mesh={"x": 4}, planner=sp.Planner(hardware="v5e", memory_bytes=1 << 10))
+        >>> try:
+        ...     double.plan(jax.ShapeDtypeStruct((1024, 1024), jnp.float32))
+        ... except sp.PlannerInfeasible as error:
+        ...     print(error.minimum_bytes >> 20, "MiB")
+        2 MiB
+    """
+
+    minimum_bytes: int
+    budget_bytes: int
+    contributors: tuple[tuple[str, int], ...]
+
+    def __init__(
+        self, what: str, *, minimum_bytes: int = 0, budget_bytes: int = 0, contributors: Sequence[tuple[str, int]] = (), **parts: str
+    ) -> None:
+        super().__init__(what, **parts)
+        self.minimum_bytes = minimum_bytes
+        self.budget_bytes = budget_bytes
+        self.contributors = tuple(contributors)

@@ -1,0 +1,85 @@
+"""The options of a search for shardings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.hardware_table import hardware as hardware_named
+from shardy_py.errors import UserError
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Chooses the shardings that the user leaves open, and says how far from the best possible they are.
+
+    What is annotated stays. Costs are those of `Plan.cost_analysis`, peaks those of `Plan.memory_analysis`.
+
+    Attributes:
+        hardware: The accelerator that is planned for: a name (`"h100"`, `"v5e"`) or a `shardy_py.Hardware`.
+        memory_bytes: The most that a device may hold at the peak; None is the memory of the hardware, `math.inf` no limit.
+        time_limit_s: Seconds from the trace to the plan. When they are up, the best plan so far is the plan.
+        gap: The search ends when (objective - lower bound) / objective is at most this.
+        links: The links that mesh axes lie on, as in `Plan.cost_analysis`.
+        overlap: The part of what may overlap that does: the objective is `high - overlap * (high - low)` of `step_seconds`.
+        templates: Further plans to start from, by name; each is like `in_shardings`.
+        constraints: Whether values inside may be sharded otherwise than propagation would have them.
+        seed: Of what is drawn at random.
+
+    Raises:
+        HardwareError: Such hardware is not known.
+        UserError: An argument is out of range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> layer = sp.auto_shard(lambda w, x: jnp.tanh(x @ w), mesh={"x": 4}, planner=sp.Planner(hardware="v5e"))
+        >>> plan = layer.plan(jax.ShapeDtypeStruct((1024, 1024), jnp.float32), jax.ShapeDtypeStruct((65536, 1024), jnp.float32))
+        >>> print(plan.inputs[1])
+        x: float32[65536@x,1024]
+    """
+
+    hardware: str | Hardware
+    memory_bytes: float | None = None
+    time_limit_s: float = 10.0
+    gap: float = 0.01
+    links: Mapping[str, Any] | None = None
+    overlap: float = 0.0
+    templates: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    constraints: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        hardware_named(self.hardware)
+        ranges = {
+            "memory_bytes": (
+                self.memory_bytes is None or _number(self.memory_bytes, 0, math.inf, open_below=True),
+                "a positive number of bytes",
+            ),
+            "time_limit_s": (_number(self.time_limit_s, 0, math.inf), "a number of seconds, at least 0"),
+            "gap": (_number(self.gap, 0, 1), "between 0 and 1"),
+            "overlap": (_number(self.overlap, 0, 1), "between 0 and 1"),
+        }
+        for name, (fits, range_) in ranges.items():
+            if not fits:
+                raise UserError(f"{name} is {getattr(self, name)!r}", where=f"Planner({name}=...)", why=f"it is {range_}")
+
+    @property
+    def machine(self) -> Hardware:
+        """The hardware."""
+        return hardware_named(self.hardware)
+
+    @property
+    def budget(self) -> int | None:
+        """The most bytes of a device; None without a limit."""
+        if self.memory_bytes is None:
+            return self.machine.hbm_bytes
+        return None if math.isinf(self.memory_bytes) else int(self.memory_bytes)
+
+
+def _number(value: Any, low: float, high: float, *, open_below: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        return False
+    return (low < value if open_below else low <= value) and value <= high

@@ -1,0 +1,119 @@
+"""Prices of decisions: the search goes on from where it ended, with an input pinned or an annotation dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.axis import Axes
+from shardy_py.errors import UserError
+from shardy_py.partition.layouts import parts
+from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.memory.analysis import analyse as memory_of
+from shardy_py.plan.search import Alternative, Price
+from shardy_py.planner.assignment import solve
+from shardy_py.planner.problem import pinned
+from shardy_py.planner.search import Candidate, Searcher
+from shardy_py.planner.space import Annotations
+
+SHARE = 0.1
+"""The part of the time limit that one price may take."""
+
+Anew = Callable[[Annotations], Searcher]
+"""Makes a search with other annotations, on a program of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """Answers questions about a search.
+
+    Attributes:
+        searcher: The search; its program is that of the plan, and stays as it is.
+        best: Its result.
+        bound: Its lower bound.
+        anew: Makes searches with other annotations.
+    """
+
+    searcher: Searcher
+    best: Candidate
+    bound: float
+    anew: Anew
+
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """The templates."""
+        return self.searcher.alternatives(self.best)
+
+    def price(self, path: str, spec: Sequence[Any]) -> Price:
+        """The cost of pinning an input, beside the plan.
+
+        Args:
+            path: The input.
+            spec: Its sharding; dimensions that it leaves out are whole.
+
+        Raises:
+            UserError: There is no such input, or it cannot be sharded so.
+        """
+        searcher, model = self.searcher, self.searcher.model
+        paths = [v.path for v in searcher.base.inputs]
+        if path not in paths:
+            raise UserError(f"no input {path!r}", where="plan.search.price", why=f"the inputs are {', '.join(paths[:12])}")
+        value = searcher.program.main.arguments[paths.index(path)]
+        problem, numbers = searcher.limited(None), {c: i for i, c in enumerate(model.variables)}
+        classes = searcher.space.classes[value]
+        if len(tuple(spec)) > len(classes):
+            raise UserError(f"{spec} has more dimensions than {path}", where="plan.search.price", why=f"it has {len(classes)}")
+        start = list(self.best.assignment)
+        for dim, entry in enumerate((*spec, *(None,) * (len(classes) - len(tuple(spec))))):
+            axes, c = self._axes(entry), classes[dim]
+            strategies = searcher.space.strategies[c]
+            if axes not in strategies:
+                raise UserError(
+                    f"dimension {dim} of {path} cannot be {entry!r} in this search",
+                    where="plan.search.price",
+                    why="an annotation pins it, or the axes do not divide it",
+                )
+            if c in numbers:
+                start[numbers[c]] = strategies.index(axes)
+                problem = pinned(problem, numbers[c], (start[numbers[c]],))
+        solution = solve(problem, [start], gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
+        if math.isinf(solution.cost):
+            return Price(path, str(spec), math.inf, None, math.inf)
+        plan = replace(searcher.replan(model.assignment(solution.assignment)), partitioner=None)
+        seconds = searcher.objective(plan) - self.best.seconds
+        peak = memory_of(plan, searcher.planner.hardware).peak_memory_in_bytes
+        return Price(path, str(spec), seconds, peak - self.best.peak, solution.bound + model.constant - self.best.seconds)
+
+    def price_of_annotations(self) -> tuple[Price, ...]:
+        """Per annotated input and result, the seconds that it costs: those of the plan less those of one without it."""
+        searcher = self.searcher
+        stated = searcher.annotations
+        prices: list[Price] = []
+        described = (
+            *((v.path, s, True, i) for i, (v, s) in enumerate(zip(searcher.base.inputs, stated.inputs))),
+            *((v.path, s, False, i) for i, (v, s) in enumerate(zip(searcher.base.outputs, stated.outputs))),
+        )
+        for path, sharding, is_input, number in described:
+            if sharding is not None:
+                dropped = (
+                    replace(stated, inputs=_without(stated.inputs, number))
+                    if is_input
+                    else replace(stated, outputs=_without(stated.outputs, number))
+                )
+                other = self.anew(dropped)
+                other.prepare()
+                solution = solve(other.limited(None), gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
+                saved = self.best.seconds - (solution.cost + other.model.constant)
+                least = self.bound - (solution.cost + other.model.constant)
+                prices.append(Price(path, sharding_text(sharding), max(saved, 0.0), None, max(least, 0.0)))
+        return tuple(sorted(prices, key=lambda price: -price.seconds))
+
+    def _axes(self, entry: object) -> Axes:
+        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) if isinstance(entry, tuple) else (entry,)
+        return tuple(part for name in names for part in parts(AxisRef(str(name)), self.searcher.space.mesh))
+
+
+def _without(shardings: Sequence[TensorSharding | None], number: int) -> tuple[TensorSharding | None, ...]:
+    return (*shardings[:number], None, *shardings[number + 1 :])

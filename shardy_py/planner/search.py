@@ -1,0 +1,321 @@
+"""Searches for the shardings of a program: model, solver, and the judge, which is the cost and memory of finished plans."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardy_py.dialect import Mesh
+from shardy_py.ir import Program, Value
+from shardy_py.partition.layouts import local_shape
+from shardy_py.partition.price import Machine, piece_bytes
+from shardy_py.passes.collection import no_collection
+from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.costing import analyse as cost_of
+from shardy_py.plan.memory.analysis import analyse as memory_of
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.prediction.loops import as_xla_inlines
+from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.search import CHOSEN, Alternative, Search, Status
+from shardy_py.planner.assigned import assign, shardings_of
+from shardy_py.planner.assignment import least, solve
+from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.model import Model, argument_bytes, model_of
+from shardy_py.planner.options import Planner
+from shardy_py.planner.problem import Limit, Problem, Solution, restricted, with_limit
+from shardy_py.planner.space import Annotations, Space, space_of
+from shardy_py.planner.templates import Template, templates
+
+ROUNDS = 6
+"""Searches under a budget, each with less room for arguments and results than the one before."""
+
+STARTS = 1
+"""Templates to start from, past the one that cuts nothing; the linear program needs none, but a good start ends it early."""
+
+SOLVER_GAP = 0.1
+"""The part of the gap that the solver may leave: ties and small moves are worth more of its time than of the user's gap."""
+
+TEMPLATE_GAP = 0.2
+"""How far a template's price may be from the cheapest plan that shards arguments so."""
+
+Collect = Callable[[Search | None], PlanRecord]
+"""Makes the plan of the program's shardings as they are."""
+
+Replan = Callable[[Sequence[int]], PlanRecord]
+"""Makes the plan of an assignment: per class of the space, the number of its strategy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """An assignment with the figures of its finished plan.
+
+    Attributes:
+        name: For people to read.
+        assignment: Per variable of the model, the number of its strategy.
+        plan: Its plan under `lowering="jit"`.
+        seconds: The objective.
+        peak: Of one device.
+    """
+
+    name: str
+    assignment: tuple[int, ...]
+    plan: PlanRecord
+    seconds: float
+    peak: int
+
+
+@dataclass(eq=False)
+class Searcher:
+    """A search, as far as it has come.
+
+    Attributes:
+        base: The plan of the user's annotations alone.
+        annotations: These.
+        planner: The options.
+        collect: Makes plans.
+        replan: Makes the plan of an assignment anew, for an alternative.
+        mesh_name: The mesh as the program names it.
+    """
+
+    base: PlanRecord
+    annotations: Annotations
+    planner: Planner
+    collect: Collect
+    replan: Replan
+    mesh_name: str
+    began: float
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+    # ------------------------------------------------------------------ the whole search
+
+    def run(self) -> tuple[Candidate, Search]:
+        """The best plan that is found.
+
+        Raises:
+            PlannerInfeasible: None fits the budget.
+        """
+        with no_collection():
+            self.prepare()
+            started = time.monotonic()
+            best, bound, optimal = self.within_budget()
+            self.timings["solve"] = time.monotonic() - started
+            return best, self.result(best, bound, optimal)
+
+    def prepare(self) -> None:
+        """The space and the model."""
+        started = time.monotonic()
+        self.machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
+        self.program, _, self.copies = as_xla_inlines(self.base.program)
+        self.space: Space = space_of(self.program, self.base.mesh, self.annotations)
+        self.model: Model = model_of(self.program, self.space, self.machine)
+        self.timings["model"] = time.monotonic() - started
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self.began + self.planner.time_limit_s - time.monotonic())
+
+    # ------------------------------------------------------------------ candidates
+
+    def candidate(self, name: str, assignment: Sequence[int]) -> Candidate:
+        """An assignment as a finished plan."""
+        chosen = tuple(map(int, assignment))
+        self.assign(chosen)
+        plan = replace(self.collect(CHOSEN), partitioner=None)
+        return Candidate(name, chosen, plan, self.objective(plan), memory_of(plan, self.planner.hardware).peak_memory_in_bytes)
+
+    def assign(self, chosen: Sequence[int]) -> None:
+        """Sets the shardings of the program."""
+        assign(self.base.program, self.space, shardings_of(self.space, self.model.assignment(chosen), self.mesh_name), self.copies)
+
+    def objective(self, plan: PlanRecord) -> float:
+        """Seconds of a call of a plan."""
+        step = cost_of(plan, self.planner.hardware, self.planner.links).step_seconds
+        assert step is not None
+        return step.high - self.planner.overlap * (step.high - step.low)
+
+    def fits(self, peak: int) -> bool:
+        """Whether a peak is within the budget."""
+        return self.planner.budget is None or peak <= self.planner.budget
+
+    # ------------------------------------------------------------------ templates
+
+    @functools.cached_property
+    def templates(self) -> tuple[Template, ...]:
+        """The built-in templates."""
+        return templates(self.program, self.space, self.annotations)
+
+    def start(self, template: Template) -> list[int]:
+        """The assignment in which arguments are sharded as in a template, and all else is whole."""
+        numbers = {c: i for i, c in enumerate(self.model.variables)}
+        start = [0] * len(numbers)
+        for c, strategy in template.strategies.items():
+            start[numbers[c]] = strategy
+        return start
+
+    def completed(self, template: Template, best: Sequence[int], seconds: float) -> Solution:
+        """A cheap assignment in which arguments are sharded as in a template."""
+        start = self.start(template)
+        numbers = {c: i for i, c in enumerate(self.model.variables)}
+        problem = restricted(self.model.problem, {numbers[c]: (strategy,) for c, strategy in template.strategies.items()})
+        near = list(best)
+        for c in template.strategies:
+            near[numbers[c]] = start[numbers[c]]
+        return solve(problem, [near, start], gap=TEMPLATE_GAP, seconds=seconds)
+
+    def alternatives(self, best: Candidate) -> tuple[Alternative, ...]:
+        """The templates, each completed at little cost; the cheapest first.
+
+        Args:
+            best: The plan.
+        """
+        priced: list[tuple[float, str, tuple[int, ...]]] = []
+        end = time.monotonic() + self.planner.time_limit_s
+        for template in self.templates:
+            solution = self.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
+            if not math.isinf(solution.cost):
+                priced.append((solution.cost + self.model.constant, template.name, solution.assignment))
+        return tuple(self.alternative(name, seconds, assignment) for seconds, name, assignment in sorted(priced))
+
+    def alternative(self, name: str, seconds: float, assignment: Sequence[int]) -> Alternative:
+        """An assignment as part of the result; its plan is made when it is first needed."""
+        full = self.model.assignment(assignment)
+        sharding = shardings_of(self.space, full, self.mesh_name)
+        inputs = {v.path: sharding_text(sharding(a)) for v, a in zip(self.base.inputs, self.program.main.arguments)}
+        return Alternative(name, seconds, inputs, self.planner.budget, functools.partial(self.replan, full), self.peak)
+
+    def peak(self, plan: PlanRecord) -> int:
+        """The peak of a plan in bytes."""
+        return memory_of(plan, self.planner.hardware).peak_memory_in_bytes
+
+    # ------------------------------------------------------------------ memory
+
+    def limited(self, bytes_: float | None) -> Problem:
+        """The problem in which arguments, and results that take no argument's memory, have at most so many bytes; by default the budget."""
+        budget = self.planner.budget if bytes_ is None else bytes_
+        limit = None if budget is None else self.fixed(budget)
+        return self.model.problem if limit is None else with_limit(self.model.problem, limit)
+
+    def fixed(self, bytes_: float) -> Limit:
+        """The bytes of arguments and of results that take no argument's memory."""
+        aliased = {d.output for d in self.base.donation if d.output is not None}
+        main, model = self.program.main, self.model
+        values: list[Value | int] = [*main.arguments, *(n for n in range(len(main.result_types)) if n not in aliased)]
+        tables: dict[int, int] = {}
+        weights = []
+        for value in values:
+            type_ = main.result_types[value] if isinstance(value, int) else value.type
+            table = model.values.get(value)
+            if table is None:
+                layout = self.space.layout(value, (0,) * len(self.space.strategies))
+                bytes_ -= piece_bytes(type_, math.prod(local_shape(type_.shape, layout, self.space.mesh)))
+                continue
+            tables[table] = len(weights)
+            weights.append(argument_bytes(model, table, type_))
+        return Limit(tuple(tables), tuple(weights), bytes_)
+
+    def within_budget(self) -> tuple[Candidate, float, bool]:
+        """The best plan within the budget, the lower bound, and whether the gap was reached.
+
+        Raises:
+            PlannerInfeasible: No plan that was tried fits.
+        """
+        starts: list[Sequence[int]] = [self.start(template) for template in self.templates[1 : 1 + STARTS]]
+        over: list[Candidate] = []
+        bound, room = 0.0, math.inf
+        for round_ in range(ROUNDS):
+            problem = self.limited(None if round_ == 0 else room)
+            solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=self.left)
+            if round_ == 0:
+                bound = solution.bound + self.model.constant
+            if math.isinf(solution.cost):
+                break
+            candidate = self.candidate("", solution.assignment)
+            if self.fits(candidate.peak):
+                return candidate, bound, candidate.seconds - bound <= self.planner.gap * candidate.seconds
+            over.append(candidate)
+            starts = [solution.assignment, *starts[:STARTS]]
+            assert self.planner.budget is not None
+            memory = memory_of(candidate.plan, self.planner.hardware)
+            fixed = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+            room = min(room * 0.9, self.planner.budget - (candidate.peak - fixed), 0.95 * fixed)
+            if room <= 0 or not self.left:
+                break
+        for name, assignment in self.smallest(starts):
+            candidate = self.candidate(name, assignment)
+            if self.fits(candidate.peak):
+                return candidate, bound, candidate.seconds - bound <= self.planner.gap * candidate.seconds
+            over.append(candidate)
+        raise self.infeasible(over)
+
+    def smallest(self, starts: Sequence[Sequence[int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Assignments that take little memory."""
+        solution = least(self.model.problem, self.fixed(math.inf), starts[:1], seconds=max(self.left, 1.0), gap=0.05)
+        yield "least bytes of arguments", solution.assignment
+        for template in self.templates:
+            completed = self.completed(template, solution.assignment, max(self.left, 1.0))
+            if not math.isinf(completed.cost):
+                yield template.name, completed.assignment
+
+    def infeasible(self, over: Sequence[Candidate]) -> PlannerInfeasible:
+        """The error for a budget that nothing fits."""
+        smallest = min(over, key=lambda c: c.peak)
+        memory = memory_of(smallest.plan, self.planner.hardware)
+        largest = memory.contributors[:5]
+        budget = self.planner.budget or 0
+        peak = memory.peak
+        place = f" at {peak.location}" if peak is not None and peak.location else ""
+        listed = ", ".join(f"{c.title} {format_bytes(c.bytes)}" for c in largest)
+        return PlannerInfeasible(
+            f"no plan fits {format_bytes(budget)} a device: the least peak found is {format_bytes(smallest.peak)}{place}",
+            minimum_bytes=smallest.peak,
+            budget_bytes=budget,
+            contributors=[(c.name, c.bytes) for c in largest],
+            where=f"Planner(memory_bytes=...), {self.base.name} on {self.base.mesh}",
+            why=f"the largest arrays there are {listed}",
+            fix="use more devices, donate what a step replaces (donate_argnums), or recompute residuals (jax.checkpoint)",
+        )
+
+    # ------------------------------------------------------------------ result
+
+    def result(self, best: Candidate, bound: float, optimal: bool) -> Search:
+        """What the search has to say."""
+        if self.planner.overlap:
+            bound = 0.0
+        status: Status = "optimal" if optimal else "template" if best.name else "time_limit"
+        machine = self.planner.machine
+        free = len(self.model.variables)
+        space: dict[str, object] = {
+            "classes": f"{free} of {len(self.space.strategies)} classes of dimensions have a choice",
+            "entries": sum(len(table.costs) for table in self.model.problem.tables),
+            "moves": len(self.model.problem.moves),
+        }
+        return Search(
+            machine.name,
+            best.seconds,
+            min(bound, best.seconds),
+            best.peak,
+            self.planner.budget,
+            status,
+            (),
+            space,
+            {**self.timings, "total": time.monotonic() - self.began},
+        )
+
+
+def assigned(program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, assignment: Sequence[int]) -> None:
+    """Sets the shardings of a program to those of an assignment of its space.
+
+    Args:
+        program: The program, after all passes.
+        mesh_name: The mesh as the program names it.
+        mesh: The mesh.
+        annotations: The user's.
+        assignment: Per class of the space, the number of its strategy.
+    """
+    copy, _, copies = as_xla_inlines(program)
+    space = space_of(copy, mesh, annotations)
+    assign(program, space, shardings_of(space, assignment, mesh_name), copies)

@@ -1,0 +1,177 @@
+"""The problem of a program against the cost of its plans: any assignment costs what `cost_analysis` says."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import shardy_py as sp
+from shardy_py.cost.hardware_table import hardware
+from shardy_py.ir import Value
+from shardy_py.partition.price import Machine
+from shardy_py.plan.prediction.loops import as_xla_inlines
+from shardy_py.plan.search import CHOSEN
+from shardy_py.planner.assigned import assign, shardings_of
+from shardy_py.planner.model import Model, argument_bytes, model_of
+from shardy_py.planner.problem import cost
+from shardy_py.planner.space import Annotations, space_of
+
+MESHES = {"one axis": {"x": 4}, "two axes": {"x": 2, "y": 4}, "three axes": {"x": 2, "y": 2, "z": 2}}
+ASSIGNMENTS = 6
+
+Copies = Mapping[Value, Value]
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def i32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def mlp(params: Any, state: Any, x: jax.Array) -> Any:
+    def loss(params: Any) -> jax.Array:
+        return jnp.mean((jnp.tanh(x @ params["in"] + params["bias"]) @ params["out"] - x) ** 2)
+
+    grads = jax.grad(loss)(params)
+    state = jax.tree.map(lambda m, g: 0.9 * m + g, state, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, state), state
+
+
+def layers(x: jax.Array, ws: jax.Array, mask: jax.Array) -> Any:
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = jnp.where(mask, jnp.tanh(x @ w) @ w.T + x, 0)
+        return x, jnp.sum(x, axis=1)
+
+    return jax.value_and_grad(lambda ws: jnp.sum(lax.scan(layer, x, ws)[0] ** 2))(ws)
+
+
+def attention(x: jax.Array, w: jax.Array) -> jax.Array:
+    query, key, value = jnp.einsum("btd,cdhk->cbhtk", x, w)
+    scores = jax.nn.softmax(jnp.einsum("bhtk,bhsk->bhts", query, key), axis=-1)
+    return x + jnp.einsum("bhts,bhsk->bthk", scores, value).reshape(x.shape)
+
+
+def indexing(table: jax.Array, at: jax.Array, update: jax.Array) -> Any:
+    rows = table[at]
+    written = lax.dynamic_update_slice(table, update, (at[0], 0))
+    joined = jnp.concatenate([rows, update * 2], axis=0)
+    return rows @ update.T, written.at[at].add(rows), joined[2:10], jnp.cumsum(joined, 0), jnp.sort(table, axis=1)
+
+
+def images(x: jax.Array, k: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.tanh(lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))), (1, 2))
+
+
+def calls(x: jax.Array, y: jax.Array) -> Any:
+    half = jax.jit(lambda x, y: (x @ y, jnp.exp(x)))
+    a, b = half(x, y)
+    c, _ = half(b, y)
+    return jax.checkpoint(lambda a, c: jnp.sin(a) * c)(a, c), a
+
+
+WEIGHTS = {"in": f32(16, 32), "bias": f32(32), "out": f32(32, 16)}
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = {
+    "training step": (mlp, (WEIGHTS, WEIGHTS, f32(64, 16)), (0, 1)),
+    "scanned layers": (layers, (f32(32, 16), f32(3, 16, 32), jax.ShapeDtypeStruct((32, 16), jnp.bool_)), ()),
+    "attention": (attention, (f32(8, 16, 32), f32(3, 32, 4, 8)), ()),
+    "indexing": (indexing, (f32(64, 16), i32(8), f32(8, 16)), ()),
+    "images": (images, (f32(8, 16, 16, 8), f32(3, 3, 8, 16)), ()),
+    "calls": (calls, (f32(32, 16), f32(16, 16)), ()),
+}
+
+
+def model(program: str, mesh: str, donate: bool = True) -> tuple[sp.Plan, Model, Copies]:
+    function, args, donated = PROGRAMS[program]
+    plan = sp.auto_shard(function, mesh=MESHES[mesh], lowering="jit", donate_argnums=donated if donate else ()).plan(*args)
+    alike = tuple((d.input, d.output) for d in plan.donation if d.output is not None)
+    copy, _, copies = as_xla_inlines(plan.program)
+    space = space_of(copy, plan.mesh, Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike))
+    return plan, model_of(copy, space, Machine(plan.mesh, hardware("h100"))), copies
+
+
+def drawn(model: Model, choose: random.Random) -> list[int]:
+    """A random assignment that no table forbids: classes change one by one, where that is allowed."""
+    problem = model.problem
+    allowed = [set(map(tuple, table.strategies.tolist())) for table in problem.tables]
+    assignment = [0] * len(problem.strategies)
+    for c in choose.sample(range(len(assignment)), len(assignment)):
+        before, assignment[c] = assignment[c], choose.randrange(problem.strategies[c])
+        if any(c in t.classes and tuple(assignment[k] for k in t.classes) not in rows for t, rows in zip(problem.tables, allowed)):
+            assignment[c] = before
+    return assignment
+
+
+def finished(plan: sp.Plan, model: Model, copies: Copies, assignment: Sequence[int]) -> sp.Plan:
+    """The plan in which every value lies as assigned."""
+    sharding = shardings_of(model.space, model.assignment(assignment), "mesh")
+    assign(plan.program, model.space, sharding, copies)
+    inputs = tuple(dataclasses.replace(v, sharding=a.sharding) for v, a in zip(plan.inputs, plan.program.main.arguments))
+    outputs = tuple(dataclasses.replace(v, sharding=sharding(i)) for i, v in enumerate(plan.outputs))
+    return dataclasses.replace(plan, inputs=inputs, outputs=outputs, search=CHOSEN)
+
+
+@pytest.mark.parametrize("mesh", ["one axis", "two axes"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_assignment_costs_what_its_plan_costs(program: str, mesh: str) -> None:
+    plan, problem, copies = model(program, mesh)
+    choose = random.Random(f"{program} {mesh}")
+    seen: set[float] = set()
+    for _ in range(ASSIGNMENTS):
+        assignment = drawn(problem, choose)
+        step = finished(plan, problem, copies, assignment).cost_analysis("h100").step_seconds
+        assert step is not None
+        assert cost(problem.problem, assignment) + problem.constant == pytest.approx(step.high, rel=1e-9)
+        seen.add(step.high)
+    assert len(seen) > 1
+
+
+def test_three_axes() -> None:
+    plan, problem, copies = model("training step", "three axes")
+    assignment = drawn(problem, random.Random(0))
+    step = finished(plan, problem, copies, assignment).cost_analysis("h100").step_seconds
+    assert step is not None
+    assert cost(problem.problem, assignment) + problem.constant == pytest.approx(step.high, rel=1e-9)
+
+
+@pytest.mark.parametrize("program", ["training step", "scanned layers"])
+def test_bytes_of_arguments_are_those_of_the_plan(program: str) -> None:
+    plan, problem, copies = model(program, "two axes")
+    choose = random.Random(program)
+    for _ in range(3):
+        assignment = drawn(problem, choose)
+        total = 0.0
+        for argument in (copies[a] for a in plan.program.main.arguments):
+            table = problem.values[argument]
+            rows = problem.problem.tables[table]
+            wanted = [assignment[c] for c in rows.classes]
+            (entry,) = [i for i, row in enumerate(rows.strategies.tolist()) if row == wanted]
+            total += argument_bytes(problem, table, argument.type)[entry]
+        assert total == finished(plan, problem, copies, assignment).memory_analysis("h100").argument_size_in_bytes
+
+
+def test_state_that_a_step_hands_on_comes_out_as_it_goes_in() -> None:
+    plan, problem, copies = model("training step", "one axis")
+    classes = problem.space.classes
+    assert plan.donation
+    for leaf in plan.donation:
+        assert leaf.output is not None
+        assert classes[copies[plan.program.main.arguments[leaf.input]]] == classes[leaf.output]
+    plan, problem, copies = model("training step", "one axis", donate=False)
+    arguments = [copies[a] for a in plan.program.main.arguments]
+    assert not {problem.space.classes[a] for a in arguments} & {problem.space.classes[i] for i in range(len(plan.outputs))}
+
+
+def test_no_class_has_two_dimensions_of_one_value() -> None:
+    plan = sp.auto_shard(lambda y: y + y.T, mesh={"x": 4}, lowering="jit").plan(f32(8, 8))
+    space = space_of(plan.program, plan.mesh, Annotations((None,), (None,)))
+    for classes in space.classes.values():
+        assert len(set(classes)) == len(classes)
