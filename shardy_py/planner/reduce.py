@@ -1,0 +1,436 @@
+"""Reduction of pairwise models: smaller ones whose best choice gives the best choice of the model.
+
+Every reduction is exact. Most are a *selection*: new nodes stand for several old ones, and each new strategy names a strategy of each
+of these. Costs, usage and tables follow from that in one product each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import sparse
+
+from .pairwise import Array, Pairwise, ragged, starts
+
+# An elimination may enlarge tables up to this factor of what it removes; beyond it the model grows.
+GROWTH = 1.0
+# Comparing strategies costs rows * rows * columns of a table; larger tables are left out, and so are their nodes.
+LARGEST_COMPARISON = 200_000
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """New nodes standing for old ones.
+
+    Attributes:
+        root: Per old node, the new node that stands for it.
+        offset: Per old node, where its strategies begin in `strategies`.
+        strategies: Per old node and strategy of its new node, the strategy of the old node.
+    """
+
+    root: Array
+    offset: Array
+    strategies: Array
+
+    def expand(self, choice: Array) -> Array:
+        """The choice of the old model that a choice of the new one stands for."""
+        return self.strategies[self.offset + choice[self.root]]
+
+
+@dataclass(frozen=True, eq=False)
+class Elimination:
+    """Nodes minimized out, with the answer for each choice of their neighbours.
+
+    Attributes:
+        kept: The old numbers of the nodes that are left.
+        nodes: The old numbers of the nodes that are gone.
+        neighbours: Per node that is gone, the old numbers of two neighbours, equal where there is but one.
+        widths: Per node that is gone, the number of strategies of its second neighbour; 0 where there is but one.
+        offset: Per node that is gone, where its answers begin.
+        answers: Per node and pair of its neighbours' strategies, the node's best strategy.
+    """
+
+    kept: Array
+    nodes: Array
+    neighbours: Array
+    widths: Array
+    offset: Array
+    answers: Array
+
+    def expand(self, choice: Array) -> Array:
+        """The choice of the old model that a choice of the new one stands for."""
+        old = np.zeros(len(self.kept) + len(self.nodes), dtype=np.int64)
+        old[self.kept] = choice
+        first, second = old[self.neighbours[:, 0]], old[self.neighbours[:, 1]]
+        wide = np.where(self.widths > 0, first * self.widths + second, first)
+        old[self.nodes] = self.answers[self.offset + wide]
+        return old
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """A smaller model, and the way back.
+
+    Attributes:
+        model: The smaller model.
+        constant: What its costs lack to those of the original.
+        steps: The reductions, in order.
+    """
+
+    model: Pairwise
+    constant: float
+    steps: tuple[Selection | Elimination, ...]
+
+    def expand(self, choice: Array) -> Array:
+        """The choice of the original model that a choice of the smaller one stands for."""
+        for step in reversed(self.steps):
+            choice = step.expand(choice)
+        return choice
+
+
+class Impossible(ValueError):
+    """No choice is allowed."""
+
+
+def select(model: Pairwise, selection: Selection) -> Pairwise:
+    """The model of the new nodes; an edge inside one of them becomes costs of its strategies."""
+    nodes = int(selection.root.max()) + 1 if len(selection.root) else 0
+    sizes = np.zeros(nodes, dtype=np.int64)
+    lengths = np.diff(np.append(selection.offset, len(selection.strategies)))
+    sizes[selection.root] = lengths
+    columns = starts(sizes)
+    old_node, local = ragged(lengths)
+    old_column = model.columns[old_node] + selection.strategies
+    new_column = columns[selection.root[old_node]] + local
+    costs = np.bincount(new_column, weights=model.costs[old_column], minlength=columns[-1]).astype(float)
+    incidence = sparse.csc_matrix((np.ones(len(old_column)), (old_column, new_column)), shape=(len(model.costs), int(columns[-1])))
+    events = sparse.csc_matrix(model.events @ incidence)
+    events.eliminate_zeros()
+
+    first, second = model.edges[:, 0], model.edges[:, 1]
+    inner = selection.root[first] == selection.root[second]
+    (loops,) = np.nonzero(inner)
+    if len(loops):
+        edge, local = ragged(lengths[first[loops]])
+        e = loops[edge]
+        row = selection.strategies[selection.offset[first[e]] + local]
+        column = selection.strategies[selection.offset[second[e]] + local]
+        values = model.tables[model.entries[e] + row * model.sizes[second[e]] + column]
+        costs += np.bincount(columns[selection.root[first[e]]] + local, weights=values, minlength=columns[-1])
+    (kept,) = np.nonzero(~inner)
+    first, second = first[kept], second[kept]
+    edge, local = ragged(lengths[first] * lengths[second])
+    width = lengths[second][edge]
+    row = local // width
+    a = selection.strategies[selection.offset[first][edge] + row]
+    b = selection.strategies[selection.offset[second][edge] + local - row * width]
+    tables = model.tables[model.entries[kept][edge] + a * model.sizes[second][edge] + b]
+    edges = selection.root[model.edges[kept]]
+    return replace(model, sizes=sizes, costs=costs, edges=edges, tables=tables, events=events)
+
+
+def keep_columns(model: Pairwise, kept: Array) -> tuple[Pairwise, Selection]:
+    """The model with only some of its columns."""
+    (columns,) = np.nonzero(kept)
+    owners = model.owners[columns]
+    sizes = np.bincount(owners, minlength=len(model.sizes))
+    selection = Selection(np.arange(len(model.sizes)), starts(sizes)[:-1], columns - model.columns[owners])
+    return select(model, selection), selection
+
+
+def merge_parallel(model: Pairwise) -> Pairwise:
+    """The model with one edge between two nodes at most, from the lower to the higher."""
+    if not len(model.edges):
+        return model
+    first, second = model.edges.min(1), model.edges.max(1)
+    key = first * len(model.sizes) + second
+    keys, group = np.unique(key, return_inverse=True)
+    edges = np.stack([keys // len(model.sizes), keys % len(model.sizes)], 1)
+    if len(keys) == len(key) and (model.edges == edges).all():
+        return model
+    offset = starts(model.sizes[edges[:, 0]] * model.sizes[edges[:, 1]])
+    edge, local = ragged(np.diff(model.entries))
+    width = model.sizes[model.edges[:, 1]][edge]
+    x = local // width
+    y = local - x * width
+    turned = (model.edges[:, 0] > model.edges[:, 1])[edge]
+    row, column = np.where(turned, y, x), np.where(turned, x, y)
+    place = offset[group[edge]] + row * model.sizes[edges[:, 1]][group[edge]] + column
+    return replace(model, edges=edges, tables=np.bincount(place, weights=model.tables, minlength=offset[-1]))
+
+
+def take_edges(model: Pairwise, kept: Array) -> Pairwise:
+    """The model with only some of its edges, a mask or numbers."""
+    if kept.dtype == bool:
+        (kept,) = np.nonzero(kept)
+    lengths = np.diff(model.entries)[kept]
+    edge, local = ragged(lengths)
+    return replace(model, edges=model.edges[kept], tables=model.tables[model.entries[kept][edge] + local])
+
+
+def normalize(model: Pairwise) -> tuple[Pairwise, Selection]:
+    """Arc consistency, and tables with a zero in every row and column; tables without another entry go.
+
+    Raises:
+        Impossible: A node has no strategy left.
+    """
+    model = merge_parallel(model)
+    layout = model.layout
+    finite = np.isfinite(model.costs)
+    possible = np.isfinite(model.tables)
+    while True:
+        possible &= finite[layout.row_columns[layout.row]] & finite[layout.column_columns[layout.column]]
+        in_row = np.zeros(len(layout.row_edges), dtype=bool)
+        in_row[layout.row[possible]] = True
+        in_column = np.zeros(len(layout.column_edges), dtype=bool)
+        in_column[layout.column[possible]] = True
+        supported = finite.copy()
+        supported[layout.row_columns[~in_row]] = False
+        supported[layout.column_columns[~in_column]] = False
+        if (supported == finite).all():
+            break
+        finite = supported
+    if (np.bincount(model.owners[finite], minlength=len(model.sizes)) == 0).any():
+        raise Impossible("a node has no strategy that its neighbours allow")
+    model, selection = keep_columns(model, finite)
+    layout = model.layout
+    tables = model.tables.copy()
+    rows = np.full(len(layout.row_edges), np.inf)
+    np.minimum.at(rows, layout.row, tables)
+    tables -= rows[layout.row]
+    columns = np.full(len(layout.column_edges), np.inf)
+    np.minimum.at(columns, layout.column, tables)
+    tables -= columns[layout.column]
+    costs = model.costs.astype(float) + np.bincount(layout.row_columns, weights=rows, minlength=len(model.costs))
+    costs += np.bincount(layout.column_columns, weights=columns, minlength=len(model.costs))
+    needed = np.zeros(len(model.edges), dtype=bool)
+    needed[layout.edge[tables != 0]] = True
+    return take_edges(replace(model, costs=costs, tables=tables), needed), selection
+
+
+def contract(model: Pairwise) -> tuple[Pairwise, Selection] | None:
+    """Nodes whose strategy follows from a neighbour's become part of it; None where there are none.
+
+    A node joins a neighbour with more strategies, or as many and a lower number, so that no circle arises.
+    """
+    layout = model.layout
+    possible = np.isfinite(model.tables)
+    per_row = np.bincount(layout.row[possible], minlength=len(layout.row_edges))
+    per_column = np.bincount(layout.column[possible], minlength=len(layout.column_edges))
+    forward, backward = np.ones((2, len(model.edges)), dtype=bool)
+    forward[layout.row_edges[per_row != 1]] = False
+    backward[layout.column_edges[per_column != 1]] = False
+    first, second = model.edges[:, 0], model.edges[:, 1]
+    larger = (model.sizes[first] > model.sizes[second]) | ((model.sizes[first] == model.sizes[second]) & (first < second))
+    forward &= larger
+    backward &= ~larger
+    child = np.concatenate([second[forward], first[backward]])
+    parent = np.concatenate([first[forward], second[backward]])
+    edge = np.concatenate(np.nonzero(forward) + np.nonzero(backward))
+    if not len(child):
+        return None
+    order = np.lexsort((edge, parent, model.sizes[parent], child))
+    child, where = np.unique(child[order], return_index=True)
+    parent, edge = parent[order][where], edge[order][where]
+
+    up = np.arange(len(model.sizes))
+    up[child] = parent
+    lengths = model.sizes[up]
+    offset = starts(lengths)
+    strategies = ragged(lengths)[1]
+    chosen = np.full(len(model.edges), -1)
+    chosen[edge] = child
+    (entries,) = np.nonzero(possible & (chosen[layout.edge] >= 0))
+    of = chosen[layout.edge[entries]]
+    row = layout.row_columns[layout.row[entries]] - model.columns[first[layout.edge[entries]]]
+    column = layout.column_columns[layout.column[entries]] - model.columns[second[layout.edge[entries]]]
+    is_second = second[layout.edge[entries]] == of
+    strategies[offset[of] + np.where(is_second, row, column)] = np.where(is_second, column, row)
+    while (up[up] != up).any():
+        lengths = model.sizes[up[up]]
+        node, local = ragged(lengths)
+        middle = strategies[offset[up[node]] + local]
+        strategies = strategies[offset[node] + middle]
+        offset = starts(lengths)
+        up = up[up]
+    _, root = np.unique(up, return_inverse=True)
+    selection = Selection(root, offset[:-1], strategies)
+    return select(model, selection), selection
+
+
+def indifferent(model: Pairwise) -> Array:
+    """Per node, whether all its strategies use the same."""
+    difference = sparse.csc_matrix(model.events - model.events[:, np.repeat(model.columns[:-1], model.sizes)])
+    difference.eliminate_zeros()
+    return np.bincount(model.owners, weights=np.diff(difference.indptr), minlength=len(model.sizes)) == 0
+
+
+def eliminate(model: Pairwise) -> tuple[Pairwise, float, Elimination] | None:
+    """Nodes of degree two or less whose usage does not depend on their strategy, minimized out; None where there are none.
+
+    Returns:
+        The smaller model, the costs of nodes without neighbours, and the way back.
+    """
+    nodes = len(model.sizes)
+    degree = np.bincount(model.edges.ravel(), minlength=nodes)
+    candidate = indifferent(model) & (degree <= 2)
+    ends = np.concatenate([model.edges, model.edges[:, ::-1]])
+    edge_of_end = np.concatenate([np.arange(len(model.edges))] * 2)
+    order = np.lexsort((ends[:, 1], ends[:, 0]))
+    neighbour, edge_of_end = ends[order, 1], edge_of_end[order]
+    begin = starts(degree)[:-1]
+    padded = np.append(neighbour, [0, 0])
+    one = np.where(degree > 0, padded[begin], np.arange(nodes))
+    two = np.where(degree > 1, padded[begin + 1], one)
+    grown = model.sizes[one] * model.sizes[two]
+    candidate &= (degree < 2) | (grown <= GROWTH * model.sizes * (model.sizes[one] + model.sizes[two]))
+    # Neighbours cannot go at once. A hashed order takes a constant share of a chain of candidates, where the order of numbers takes one.
+    rank = np.argsort((np.arange(nodes, dtype=np.uint64) * np.uint64(2654435761)) % np.uint64(1 << 32), kind="stable")
+    place = np.empty(nodes, dtype=np.int64)
+    place[rank] = np.arange(nodes)
+    both = candidate[model.edges].all(1)
+    loser = np.where(place[model.edges[:, 0]] > place[model.edges[:, 1]], model.edges[:, 0], model.edges[:, 1])
+    candidate[loser[both]] = False
+    (gone,) = np.nonzero(candidate)
+    if not len(gone):
+        return None
+    (kept,) = np.nonzero(~candidate)
+    renumbered = np.cumsum(~candidate) - 1
+    base = model.base + np.asarray(model.events[:, model.columns[gone]].sum(axis=1)).ravel()
+    best, answers = [], []
+    wide = degree[gone] == 2
+    height = np.where(degree[gone] > 0, model.sizes[one[gone]], 1)
+    width = np.where(wide, model.sizes[two[gone]], 1)
+    size = model.sizes[gone]
+    for piece in chunks(height * width * size):
+        h, w, d, b = height[piece], width[piece], size[piece], gone[piece]
+        which, local = ragged(h * w * d)
+        s = local // (w[which] * d[which])
+        local -= s * w[which] * d[which]
+        u = local // d[which]
+        t = local - u * d[which]
+        value = model.costs[model.columns[b][which] + t]
+        for position, neighbours, choice, there in ((0, one[b], s, degree[b] > 0), (1, two[b], u, wide[piece])):
+            (at,) = np.nonzero(there[which])
+            of = which[at]
+            edge = edge_of_end[begin[b[of]] + position]
+            is_first = model.edges[edge, 0] == b[of]
+            entry = np.where(is_first, t[at] * model.sizes[neighbours[of]] + choice[at], choice[at] * d[of] + t[at])
+            value[at] += model.tables[model.entries[edge] + entry]
+        begins = starts(np.repeat(d, h * w))[:-1]
+        least = np.minimum.reduceat(value, begins)
+        attained = value == np.repeat(least, np.repeat(d, h * w))
+        answers.append(np.minimum.reduceat(np.where(attained, t, np.iinfo(np.int64).max), begins))
+        best.append(least)
+    values, places = np.concatenate(best), starts(height * width)
+    step = Elimination(
+        kept, gone, np.stack([one[gone], two[gone]], 1), np.where(wide, model.sizes[two[gone]], 0), places[:-1], np.concatenate(answers)
+    )
+    owner, local = ragged(height * width)
+    constant = float(values[(degree[gone] == 0)[owner]].sum())
+    leaf = (degree[gone] == 1)[owner]
+    costs = model.costs + np.bincount(model.columns[one[gone]][owner[leaf]] + local[leaf], weights=values[leaf], minlength=len(model.costs))
+    of_kept = ~candidate[model.owners]
+    left = take_edges(model, ~candidate[model.edges].any(1))
+    added = np.stack([one[gone], two[gone]], 1)[wide]
+    model = replace(
+        left,
+        sizes=model.sizes[kept],
+        costs=costs[of_kept],
+        edges=renumbered[np.concatenate([left.edges, added])],
+        tables=np.concatenate([left.tables, values[wide[owner]]]),
+        events=model.events[:, np.nonzero(of_kept)[0]],
+        base=base,
+    )
+    return model, constant, step
+
+
+def chunks(lengths: Array, most: int = 8_000_000) -> list[slice]:
+    """Consecutive pieces of work of limited total length."""
+    total = np.cumsum(lengths)
+    pieces, begin = [], 0
+    while begin < len(lengths):
+        done = total[begin - 1] if begin else 0
+        end = max(int(np.searchsorted(total, done + most, side="right")), begin + 1)
+        pieces.append(slice(begin, end))
+        begin = end
+    return pieces
+
+
+def dominated(model: Pairwise) -> Array:
+    """Per column, whether another strategy of its node costs no more, whatever the neighbours choose, and never uses more."""
+    offset = starts(model.sizes**2)
+    owner, local = ragged(model.sizes**2)
+    better = local // model.sizes[owner]
+    worse = local - better * model.sizes[owner]
+    excess = model.costs[model.columns[owner] + better] - model.costs[model.columns[owner] + worse]
+    for side in (0, 1):
+        here, there = model.edges[:, side], model.edges[:, 1 - side]
+        lengths = model.sizes[here] ** 2 * model.sizes[there]
+        (large,) = np.nonzero(lengths > LARGEST_COMPARISON)
+        excess[np.isin(owner, here[large])] = np.inf
+        (small,) = np.nonzero(lengths <= LARGEST_COMPARISON)
+        for piece in chunks(lengths[small]):
+            e = small[piece]
+            d, w = model.sizes[here[e]], model.sizes[there[e]]
+            which, position = ragged(d * d * w)
+            pair = position // w[which]
+            t = position - pair * w[which]
+            s, r = pair // d[which], pair % d[which]
+            down, across = (w, np.ones_like(w)) if side == 0 else (np.ones_like(d), d)
+            at = model.entries[e][which] + t * across[which]
+            low, high = model.tables[at + s * down[which]], model.tables[at + r * down[which]]
+            difference = np.where(np.isfinite(high), low - np.where(np.isfinite(high), high, 0.0), -np.inf)
+            begins = starts(np.repeat(w, d * d))[:-1]
+            most = np.maximum.reduceat(difference, begins) if len(begins) else difference
+            edge, position = ragged(d * d)
+            np.add.at(excess, offset[here[e]][edge] + position, most)
+    (pairs,) = np.nonzero((excess <= 0) & (better != worse))
+    one, other = model.columns[owner[pairs]] + better[pairs], model.columns[owner[pairs]] + worse[pairs]
+    change = sparse.csc_matrix(model.events[:, one] - model.events[:, other])
+    change.sort_indices()
+    total = np.cumsum(np.append(0.0, change.data))
+    pair = np.repeat(np.arange(len(pairs)), np.diff(change.indptr))
+    uses_more = np.zeros(len(pairs), dtype=bool)
+    uses_more[pair[total[1:] - total[change.indptr[pair]] > 0]] = True
+    holds = np.zeros(len(excess), dtype=bool)
+    holds[pairs[~uses_more]] = True
+    mutual = holds[offset[owner] + worse * model.sizes[owner] + better]
+    removed = np.zeros(len(model.costs), dtype=bool)
+    strictly = holds & ~(mutual & (worse < better))
+    removed[model.columns[owner[strictly]] + worse[strictly]] = True
+    return removed
+
+
+def reduced(model: Pairwise) -> Reduced:
+    """All reductions, one after the other until none applies.
+
+    Raises:
+        Impossible: A node has no strategy left.
+    """
+    steps: list[Selection | Elimination] = []
+    constant = 0.0
+    dominance_pending = True
+    while True:
+        model, selection = normalize(model)
+        steps.append(selection)
+        if (contraction := contract(model)) is not None:
+            model, selection = contraction
+            steps.append(selection)
+            continue
+        if (elimination := eliminate(model)) is not None:
+            model, cost, step = elimination
+            constant += cost
+            steps.append(step)
+            dominance_pending = True
+            continue
+        if dominance_pending:
+            dominance_pending = False
+            removed = dominated(model)
+            if removed.any():
+                model, selection = keep_columns(model, ~removed)
+                steps.append(selection)
+                dominance_pending = removed.sum() > len(removed) // 100
+                continue
+        return Reduced(model, constant, tuple(steps))
