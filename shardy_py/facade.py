@@ -62,12 +62,12 @@ class Plan(PlanRecord):
     @property
     def input_shardings(self) -> Any:
         """A pytree of `NamedSharding` of the structure of the tuple of arguments; with keyword arguments `(args, kwargs)`."""
-        return None if self.trees is None else self.trees.inputs(self)
+        return None if self.pytrees is None else self.pytrees.inputs(self)
 
     @property
     def output_shardings(self) -> Any:
         """A pytree of `NamedSharding` of the structure of the result."""
-        return None if self.trees is None else self.trees.outputs(self)
+        return None if self.pytrees is None else self.pytrees.outputs(self)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -205,7 +205,7 @@ class Plan(PlanRecord):
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        findings = findings_of(self) if findings_of.is_computed(self) else self.noted  # without partitioning for it
+        findings = findings_of(self) if findings_of.is_computed(self) else self.planning_findings  # without partitioning for it
         grave = sum(finding.severity != "info" for finding in findings)
         counts = f"{grave} findings, {len(findings) - grave} notes"
         return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {counts}>")
@@ -370,8 +370,8 @@ class Plan(PlanRecord):
             >>> plan.abstract_state("params")["w"].sharding.spec
             P('x',)
         """
-        trees = self.trees
-        return None if trees is None else trees.abstract(self, argument, mesh, like)
+        pytrees = self.pytrees
+        return None if pytrees is None else pytrees.abstract(self, argument, mesh, like)
 
     def place(self, args: Any, *, mesh: Any = None) -> Any:
         """Arguments on the devices of the plan, sharded as planned.
@@ -394,8 +394,8 @@ class Plan(PlanRecord):
             >>> x.sharding.spec, len(x.devices())
             (P('data',), 4)
         """
-        trees = self.trees
-        return None if trees is None else trees.place(self, args, mesh)
+        pytrees = self.pytrees
+        return None if pytrees is None else pytrees.place(self, args, mesh)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Through `to_json`, with the timings."""

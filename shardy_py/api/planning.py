@@ -36,7 +36,7 @@ from shardy_py.plan.donation import Donated, donations, refusals
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
-from shardy_py.plan.settings import Propagated
+from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
@@ -47,7 +47,7 @@ from shardy_py.planner.space import Annotations
 
 
 @dataclass(frozen=True)
-class NamedTrees:
+class NamedPytrees:
     """A plan's shardings as pytrees of `NamedSharding`.
 
     Attributes:
@@ -118,7 +118,7 @@ class Planned:
     @property
     def region(self) -> Partitioning | None:
         """Makes the region, where that is what runs."""
-        return None if self.plan.source is None else self.partitioning
+        return None if self.plan.active_partitioner is None else self.partitioning
 
 
 def result_leaves(traced: TracedCall) -> list[Leaf]:
@@ -207,10 +207,10 @@ class _Planning:
 
     def planned(self, search: Search | None) -> Planned:
         """The plan with the shardings that the program has now."""
-        source = None if self.traced.request.settings.lowering == "jit" else Partitioning(self.imported, self.traced)
-        return Planned(self.plan(search, source), self.imported, self.traced, source)
+        partitioning = None if self.traced.request.settings.lowering == "jit" else Partitioning(self.imported, self.traced)
+        return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
-    def plan(self, search: Search | None, source: Partitioning | None = None) -> Plan:
+    def plan(self, search: Search | None, partitioning: Partitioning | None = None) -> Plan:
         """The plan itself."""
         traced, imported, results = self.traced, self.imported, self.results
         request = traced.request
@@ -228,12 +228,12 @@ class _Planning:
             findings = (*results.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
             count = len(request.names)
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
-            trees = NamedTrees(request.view, outlines[:count], outlines[count:], traced.result.outline)
-            described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, trees, donated, source)
+            pytrees = NamedPytrees(request.view, outlines[:count], outlines[count:], traced.result.outline)
+            described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, pytrees, donated, partitioning)
             options = request.settings.options
-            how = Propagated(options.strategy, options.conservative, options.op_priority, options.provenance)
+            propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone)
-            return Plan(request.name, request.view.dialect_mesh, *described, how, platform, variants, search)
+            return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search)
 
     def searcher(self, planner: Planner, began: float) -> Searcher:
         """The search for its shardings."""

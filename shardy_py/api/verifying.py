@@ -265,7 +265,7 @@ def planned_run(planned: Planned) -> Run:
         )
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
         call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
-        partitioning = None if plan.source is None else Partitioning(imported, call)
+        partitioning = None if plan.active_partitioner is None else Partitioning(imported, call)
         part_plan = Planned(
             replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning
         )

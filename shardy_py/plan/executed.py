@@ -58,7 +58,9 @@ def collectives_of(plan: PlanRecord) -> tuple[Collective, ...]:
     Args:
         plan: The plan.
     """
-    return tuple(t.collective for t in explicit_of(plan).transfers) if plan.source is None else plan.source.collectives(plan)
+    if plan.active_partitioner is None:
+        return tuple(transfer.collective for transfer in explicit_of(plan).transfers)
+    return plan.active_partitioner.collectives(plan)
 
 
 @Analysis
@@ -68,12 +70,12 @@ def executed(plan: PlanRecord) -> Executed:
     Args:
         plan: The plan.
     """
-    if plan.source is None:
+    if plan.active_partitioner is None:
         explicit = explicit_of(plan)
         planned = dict(plan.intermediates)
         values = {value: planned[source] for value, source in explicit.values.items() if source in planned}
         return Executed(explicit.program.main.body, explicit.program.meshes, values, explicit.transfers)
-    local = plan.source.local_program(plan)
+    local = plan.active_partitioner.local_program(plan)
     values = dict(intermediates(local, "region %"))
     block = _region(local)
     steps = [op for op in block.walk() if _kind(op) in KINDS]

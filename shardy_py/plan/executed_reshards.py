@@ -26,7 +26,7 @@ def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
     Args:
         plan: The plan.
     """
-    if plan.source is not None:
+    if plan.active_partitioner is not None:
         return tuple(_of_shard(plan, f"{c.primitive} in the region", [c]) for c in collectives_of(plan))
     return tuple(_reshard(plan, origin, collectives) for origin, collectives in _movements(plan).items())
 
@@ -38,7 +38,7 @@ def origins_of(plan: PlanRecord) -> tuple[Origin | None, ...]:
     Args:
         plan: The plan.
     """
-    return tuple(_movements(plan)) if plan.source is None else (None,) * len(reshards_of(plan))
+    return tuple(_movements(plan)) if plan.active_partitioner is None else (None,) * len(reshards_of(plan))
 
 
 def reshards_at(plan: PlanRecord) -> dict[Value, list[Reshard]]:

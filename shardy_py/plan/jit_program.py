@@ -22,7 +22,7 @@ from shardy_py.plan.partitioner import partition
 from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
 from shardy_py.plan.prediction.loops import XlaProgramBuilder
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.settings import Propagated
+from shardy_py.plan.settings import PropagationOptions
 
 MAX_BYTES_RATIO = 0.9
 """The plan runs where it moves less than this part of the bytes that XLA's own propagation moves: predictions are mostly within 10 %, and
@@ -47,7 +47,7 @@ class JitProgram:
 
 
 @no_collection()
-def jit_program(program: Program, options: Propagated) -> JitProgram:
+def jit_program(program: Program, options: PropagationOptions) -> JitProgram:
     """Chooses between the plan and XLA's own propagation, for a program that XLA partitions.
 
     A plan that was propagated with other options than XLA's is always followed.
@@ -57,7 +57,7 @@ def jit_program(program: Program, options: Propagated) -> JitProgram:
         options: The options of the propagation that set them.
     """
     cache: ConflictCache = {}
-    if replace(options, recorded=True) == Propagated() and any(
+    if replace(options, recorded=True) == PropagationOptions() and any(
         op.rule is not None and not op.regions and conflicts(op, program.meshes, cache) for op in program.walk()
     ):
         builder = _UnconstrainedBuilder(program)

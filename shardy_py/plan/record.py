@@ -16,7 +16,7 @@ from shardy_py.plan.donation import Donated
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.reshards import Reshard, find_reshards
 from shardy_py.plan.search import Search
-from shardy_py.plan.settings import Propagated
+from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
@@ -38,7 +38,7 @@ class PlanError(ShardyError):
     """
 
 
-class ShardingTrees(Protocol):
+class Pytrees(Protocol):
     """Gives a plan's shardings in the form of the framework it was made for."""
 
     def inputs(self, plan: PlanRecord) -> Any:
@@ -62,7 +62,7 @@ class ShardingTrees(Protocol):
         ...
 
 
-class CollectiveSource(Protocol):
+class RegionPartitioner(Protocol):
     """Partitions a plan that is run by explicit collectives, at first use of a result."""
 
     def is_run(self, plan: PlanRecord) -> bool:
@@ -121,10 +121,11 @@ class PlanRecord:
         mesh: Axes and sizes.
         inputs: One per leaf of the arguments, in order.
         outputs: One per leaf of the result, in order.
-        noted: Findings of planning: unused rules, primitives without a rule, ...
+        planning_findings: Findings of planning: unused rules, primitives without a rule, ...
         timings: Seconds per step of planning.
         program: The program after all passes.
         log: The steps of the propagation.
+        pytrees: Its shardings in the form of the framework it was made for; None of a plan of MLIR text.
         donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
         partitioner: The partitioner that may run the plan by explicit collectives; None under `lowering="jit"`.
         propagation: The options of its propagation.
@@ -137,14 +138,14 @@ class PlanRecord:
     mesh: Mesh
     inputs: tuple[PlannedValue, ...]
     outputs: tuple[PlannedValue, ...]
-    noted: tuple[Finding, ...]
+    planning_findings: tuple[Finding, ...]
     program: Program
     log: Sequence[Any] = ()
     timings: Timings = field(default_factory=Timings)
-    trees: ShardingTrees | None = None
+    pytrees: Pytrees | None = None
     donation: tuple[Donated, ...] = ()
-    partitioner: CollectiveSource | None = None
-    propagation: Propagated = field(default_factory=Propagated)
+    partitioner: RegionPartitioner | None = None
+    propagation: PropagationOptions = field(default_factory=PropagationOptions)
     platform: str = "cpu"
     variants: Variants | None = None
     search: Search | None = None
@@ -155,14 +156,14 @@ class PlanRecord:
         return {}
 
     @functools.cached_property
-    def source(self) -> CollectiveSource | None:
+    def active_partitioner(self) -> RegionPartitioner | None:
         """The partitioner that runs the plan by explicit collectives; None where XLA's does. Under `lowering="auto"` decided here."""
         return self.partitioner if self.partitioner is not None and self.partitioner.is_run(self) else None
 
     @property
     def lowering(self) -> Literal["jit", "shard_map"]:
         """The lowering of a call: `shard_map` or `jit`."""
-        return "jit" if self.source is None else "shard_map"
+        return "jit" if self.active_partitioner is None else "shard_map"
 
     @functools.cached_property
     def intermediates(self) -> tuple[tuple[Value, PlannedValue], ...]:

@@ -8,8 +8,8 @@ from shardy_py.passes.propagation.step import Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Propagated:
-    """The options of a propagation that has run.
+class PropagationOptions:
+    """The options of the propagation that set a plan's shardings.
 
     Attributes:
         strategy: The resolution of conflicting shardings.

@@ -71,7 +71,7 @@ def plan_text(
         listed = [v for v in plan.values if v.kind == "intermediate" and v.shape and (where is not None or v.primitive not in _LEFT_OUT)]
         listed = [value for value in listed if shown.value(value)]
         parts.append(_by_module(plan, listed, depth, limit))
-    if plan.source is None:
+    if plan.active_partitioner is None:
         if where is None:
             lines.append(f'lowering "jit": XLA partitions it, and reshards are predicted{_conflicts(plan)}')
         parts.append(reshards([reshard for reshard in reshards_of(plan) if shown.reshard(reshard)], limit))

@@ -42,7 +42,7 @@ def test_an_op_of_size_without_local_form_leaves_the_plan_to_xla(shape, lowering
     step = decorated(through_sparse)
     plan = step.plan(jax.ShapeDtypeStruct(shape, np.float32))
     assert plan.lowering == lowering
-    assert (plan.source is None) == (lowering == "jit")
+    assert (plan.active_partitioner is None) == (lowering == "jit")
     np.testing.assert_array_equal(step(a_few(shape)), 2 * a_few(shape))
 
 

@@ -15,7 +15,7 @@ from shardy_py.passes.export.update_non_divisible_input_output_shardings import 
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 from shardy_py.plan import PlannedValue
-from shardy_py.plan.settings import Propagated
+from shardy_py.plan.settings import PropagationOptions
 
 
 def plan_of_module(text: str, **options: Any) -> Plan:
@@ -46,7 +46,7 @@ def plan_of_module(text: str, **options: Any) -> Plan:
         for i, (t, s, was) in enumerate(zip(main.result_types, main.result_shardings, given[1], strict=True))
     )
     (mesh,) = [mesh for mesh in program.meshes.values() if not mesh.is_empty]
-    how = Propagated(
+    how = PropagationOptions(
         options.get("propagation_strategy", "aggressive"),
         options.get("conservative_propagation", False),
         options.get("run_op_priority_propagation", True),

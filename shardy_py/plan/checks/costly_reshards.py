@@ -39,7 +39,7 @@ def costly_reshard(context: CheckContext) -> Iterator[Finding]:
     `lowering="shard_map"` there are only these, of the partitioned program.
     """
     plan = context.plan
-    if plan.source is not None:
+    if plan.active_partitioner is not None:
         yield from _gathered(context)
         return
     groups: dict[tuple[object, ...], list[Reshard]] = {}

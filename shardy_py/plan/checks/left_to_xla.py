@@ -20,7 +20,7 @@ def left_to_xla(context: CheckContext) -> Iterator[Finding]:
 
     There are none where the plan is run: under `lowering="shard_map"`, without conflicts, or where holding XLA to it moves notably less.
     """
-    if context.plan.source is not None or jit_program_of(context.plan).follows_plan:
+    if context.plan.active_partitioner is not None or jit_program_of(context.plan).follows_plan:
         return
     described = context.described
     differing: dict[Value, Value] = {}

@@ -21,7 +21,7 @@ def opaque(context: CheckContext) -> Iterator[Finding]:
 
     Under `lowering="shard_map"` the partitioner says what it runs whole.
     """
-    if context.plan.source is not None:
+    if context.plan.active_partitioner is not None:
         return
     groups: dict[tuple[str, str], tuple[int, int, str]] = {}
     for op, manual in context.ops:

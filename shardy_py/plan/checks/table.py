@@ -93,8 +93,8 @@ def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
     Args:
         plan: The plan.
     """
-    noted = plan.noted if plan.partitioner is None else (*plan.noted, *plan.partitioner.findings(plan))
-    context = CheckContext(plan, list(noted))
+    findings = plan.planning_findings if plan.partitioner is None else (*plan.planning_findings, *plan.partitioner.findings(plan))
+    context = CheckContext(plan, list(findings))
     for kind in KINDS:
         if kind.check is not None:
             context.findings.extend(kind.check(context))

@@ -126,7 +126,7 @@ def _analysed(plan: PlanRecord, rules: Compiler) -> tuple[MemoryAnalysis, Lifeti
         alignment=rules.alignment,
         origins={life.value: graph.origins[life.value] for b in usage.buffers for life in b.lives if life.value in graph.origins},
         sizes=LocalSizes(plan.program.meshes),
-        explicit=explicit_of(plan) if plan.source is None else None,
+        explicit=explicit_of(plan) if plan.active_partitioner is None else None,
         program=plan.program,
         running=program,
     )

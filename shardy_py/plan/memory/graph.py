@@ -20,10 +20,10 @@ def local_graph(plan: PlanRecord, compiler: Compiler = COMPILERS["cpu"]) -> tupl
             XLA's partitioner.
         compiler: The compiler to model.
     """
-    if plan.source is None:
+    if plan.active_partitioner is None:
         program, sums = explicit_of(plan).program, ()
     else:
-        program = plan.source.local_program(plan)
+        program = plan.active_partitioner.local_program(plan)
         sums = [c.axes for c in collectives_of(plan) if c.kind == "all_reduce"]
     originals = None
     if compiler.widens:

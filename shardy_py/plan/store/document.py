@@ -20,8 +20,8 @@ from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.record import CollectiveSource, PlanRecord
-from shardy_py.plan.settings import Propagated
+from shardy_py.plan.record import PlanRecord, RegionPartitioner
+from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store import entries
 from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 from shardy_py.plan.store.log import read_log, write_log
@@ -47,10 +47,10 @@ _PARTITIONED = ("collectives", "findings", "local_program")
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """The partitioned program stored with a plan; a `CollectiveSource`."""
+    """The partitioned program stored with a plan; a `RegionPartitioner`."""
 
     communication: tuple[Collective, ...]
-    noted: tuple[Finding, ...]
+    partitioning_findings: tuple[Finding, ...]
     program: Program
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
@@ -59,7 +59,7 @@ class StoredPartition:
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """Findings for ops that could not be partitioned."""
-        return self.noted
+        return self.partitioning_findings
 
     def is_run(self, plan: PlanRecord) -> bool:
         """Yes: a plan that is left to XLA's partitioner is stored without it."""
@@ -95,8 +95,8 @@ def _document(plan: PlanRecord) -> str:
         "outputs": entries.write_entries(PlannedValue, plan.outputs, tables),
         "noted": entries.write_entries(Finding, _findings(plan), tables),
         "donation": entries.write_entries(Donated, plan.donation, tables),
-        "partitioned": None if plan.source is None else _partition_data(plan, plan.source, tables),
-        "trees": None if plan.trees is None else plan.trees.structure(plan).to_data(),
+        "partitioned": None if plan.active_partitioner is None else _partition_data(plan, plan.active_partitioner, tables),
+        "trees": None if plan.pytrees is None else plan.pytrees.structure(plan).to_data(),
         "propagation": asdict(plan.propagation),
     }
     return "".join(_lines({**parts, **section.data()}))
@@ -104,15 +104,16 @@ def _document(plan: PlanRecord) -> str:
 
 def _findings(plan: PlanRecord) -> tuple[Finding, ...]:
     """Findings of planning, and the reason why `lowering="auto"` left the plan to XLA's partitioner."""
-    left_to_xla = plan.partitioner is not None and plan.source is None
-    return (*plan.noted, *plan.partitioner.findings(plan)) if left_to_xla and plan.partitioner is not None else plan.noted
+    if plan.partitioner is None or plan.active_partitioner is not None:
+        return plan.planning_findings
+    return (*plan.planning_findings, *plan.partitioner.findings(plan))
 
 
-def _partition_data(plan: PlanRecord, source: CollectiveSource, tables: Writer) -> dict[str, Any]:
+def _partition_data(plan: PlanRecord, partitioner: RegionPartitioner, tables: Writer) -> dict[str, Any]:
     parts = (
         entries.write_entries(Collective, collectives_of(plan), tables),
-        entries.write_entries(Finding, source.findings(plan), tables),
-        write_section(source.local_program(plan)).data(),
+        entries.write_entries(Finding, partitioner.findings(plan), tables),
+        write_section(partitioner.local_program(plan)).data(),
     )
     return dict(zip(_PARTITIONED, parts))
 
@@ -188,9 +189,9 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
         with at(name):
             _check_values(values, side, [value.type.rank for value in program_values], mesh, tables.meshes)
     with at("partitioned"):
-        source = _read_partitioned(data["partitioned"], tables)
+        partitioner = _read_partitioned(data["partitioned"], tables)
     with at("trees"):
-        trees = _read_trees(data["trees"], len(inputs), len(outputs), mesh)
+        pytrees = _read_pytrees(data["trees"], len(inputs), len(outputs), mesh)
     donation = listed("donation", Donated)
     for number, donated in enumerate(donation):
         if donated.input >= len(inputs) or (donated.output is not None and donated.output >= len(outputs)):
@@ -200,12 +201,12 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
         mesh=mesh,
         inputs=inputs,
         outputs=outputs,
-        noted=listed("noted", Finding),
+        planning_findings=listed("noted", Finding),
         program=program,
         log=log,
-        trees=trees,
+        pytrees=pytrees,
         donation=donation,
-        partitioner=source,
+        partitioner=partitioner,
         propagation=_read_propagation(data["propagation"]),
         platform=text(data["platform"]),
     )
@@ -224,12 +225,12 @@ def _read_partitioned(data: Any, tables: Reader) -> StoredPartition | None:
     return StoredPartition(collectives, findings, section.program)
 
 
-def _read_propagation(data: Any) -> Propagated:
+def _read_propagation(data: Any) -> PropagationOptions:
     with at("propagation"):
-        options = members(data, [field.name for field in fields(Propagated)])
+        options = members(data, [field.name for field in fields(PropagationOptions)])
         if options["strategy"] not in get_args(Strategy):
             raise StoreError(f"unknown strategy {described(options['strategy'])}", fix=f"one of {', '.join(get_args(Strategy))}")
-        return Propagated(options["strategy"], *(boolean(options[field.name]) for field in fields(Propagated)[1:]))
+        return PropagationOptions(options["strategy"], *(boolean(options[field.name]) for field in fields(PropagationOptions)[1:]))
 
 
 def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int], mesh: Mesh, meshes: dict[str, Mesh]) -> None:
@@ -249,7 +250,7 @@ def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int],
                 raise StoreError(f"the value lies on the mesh {value_mesh}, the plan is for {mesh}")
 
 
-def _read_trees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:
+def _read_pytrees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:
     if data is None:
         return None
     parts = members(data, TREES)
@@ -260,32 +261,32 @@ def _read_trees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:
     ids = tuple(map(integer, devices))
     if len(set(ids)) != len(ids):
         raise StoreError("a device stands twice in the order of the mesh's devices")
-    return StoredTrees(Structure(*trees, names, kinds, ids))
+    return StoredPytrees(Structure(*trees, names, kinds, ids))
 
 
 @dataclass(frozen=True)
-class StoredTrees:
-    """The trees of a stored plan; a `ShardingTrees`. Only these methods need JAX."""
+class StoredPytrees:
+    """The pytrees of a stored plan. Only these methods need JAX."""
 
-    trees: Structure
+    structures: Structure
 
     def inputs(self, plan: PlanRecord) -> Any:
         """The input shardings; see `shardy_py.api.stored_trees`."""
         from shardy_py.api.stored_trees import input_shardings
 
-        return input_shardings(plan, self.trees)
+        return input_shardings(plan, self.structures)
 
     def outputs(self, plan: PlanRecord) -> Any:
         """The output shardings."""
         from shardy_py.api.stored_trees import output_shardings
 
-        return output_shardings(plan, self.trees)
+        return output_shardings(plan, self.structures)
 
     def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
         """The arguments as `jax.ShapeDtypeStruct`s."""
         from shardy_py.api.stored_trees import abstract_state
 
-        return abstract_state(plan, self.trees, argument, mesh, like)
+        return abstract_state(plan, self.structures, argument, mesh, like)
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
@@ -295,7 +296,7 @@ class StoredTrees:
 
     def structure(self, plan: PlanRecord) -> Structure:
         """The stored structure."""
-        return self.trees
+        return self.structures
 
 
 def _json(document: str | bytes) -> Any:

@@ -42,7 +42,7 @@ def card(plan: PlanRecord) -> str:
         plan: A plan.
     """
     partitioned = plan.partitioner is None or collectives_of.is_computed(plan)
-    findings = findings_of(plan) if plan.partitioner is None or findings_of.is_computed(plan) else plan.noted
+    findings = findings_of(plan) if plan.partitioner is None or findings_of.is_computed(plan) else plan.planning_findings
     axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     figures = [f"inputs {format_bytes(_bytes(plan, plan.inputs))}", f"outputs {format_bytes(_bytes(plan, plan.outputs))} per device"]
     if partitioned:

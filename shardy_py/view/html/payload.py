@@ -125,7 +125,7 @@ class _Reader:
         return number
 
     def _collectives(self) -> list[tuple[Collective, Origin | None]]:
-        if self.plan.source is None:
+        if self.plan.active_partitioner is None:
             return [(transfer.collective, transfer.origin) for transfer in explicit_of(self.plan).transfers]
         return [(collective, None) for collective in collectives_of(self.plan)]
 
@@ -155,4 +155,4 @@ class _Reader:
 
 def _devices(plan: PlanRecord) -> tuple[int, ...]:
     """The ids of the devices of the user's mesh, in its order; none where they are 0, 1, 2, ... or it has none."""
-    return () if plan.trees is None else plan.trees.structure(plan).devices
+    return () if plan.pytrees is None else plan.pytrees.structure(plan).devices

@@ -32,7 +32,7 @@ def same(plan: Plan) -> Plan:
     assert repr(read) == repr(plan)
     assert read.as_text() == plan.as_text()
     assert str(read.program) == str(plan.program)
-    for name in ("name", "mesh", "inputs", "outputs", "noted", "donation", "values", "reshards", "collectives", "findings"):
+    for name in ("name", "mesh", "inputs", "outputs", "planning_findings", "donation", "values", "reshards", "collectives", "findings"):
         assert getattr(read, name) == getattr(plan, name), name
     for value in plan.values[::5] if plan.log else ():
         assert str(read.explain(value.path)) == str(plan.explain(value.path))
@@ -54,8 +54,8 @@ def test_a_training_step(lowering: Any) -> None:
     assert read._repr_html_() == plan._repr_html_()
     assert page(read) == page(plan)
     assert (json.loads(plan.to_json())["partitioned"] is None) == (lowering == "jit")
-    if plan.source is not None and read.source is not None:
-        assert str(read.source.local_program(read)) == str(plan.source.local_program(plan))
+    if plan.active_partitioner is not None and read.active_partitioner is not None:
+        assert str(read.active_partitioner.local_program(read)) == str(plan.active_partitioner.local_program(plan))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -191,7 +191,7 @@ def test_every_field_is_stored() -> None:
     stored = set(json.loads(small().to_json()))
     known = {field.name for field in dataclasses.fields(Plan)}
     apart = {"timings", "variants"}  # the first differ between runs, the second need the function
-    inside = {"partitioner": "partitioned"}
+    inside = {"partitioner": "partitioned", "planning_findings": "noted", "pytrees": "trees"}
     missing = {inside.get(name, name) for name in known - apart} - stored
     assert not missing, f"Plan.{', Plan.'.join(sorted(missing))} is lost when a plan is stored: add it to plan/store/document.py"
 
