@@ -156,8 +156,9 @@ class Plan(PlanRecord):
 
         Args:
             hardware: The device that it should fit on: a name (`"h100"`, `"v5e"`), a `Hardware` of your own, or a number of bytes.
-            compiler: Whose ways to follow: `"cpu"`, which is compared with XLA in docs/memory.md, or `"accelerator"`. By default the
-                latter where `hardware` is a name or a `Hardware`, or the plan is for another platform than CPUs.
+            compiler: The model of a compiler's use of memory: `"cpu"`, which is compared with XLA in docs/memory.md, `"accelerator"`, or
+                `"liveness"`, which has every value in memory from the op that makes it to its last reader. By default `"accelerator"`
+                where `hardware` is a name or a `Hardware`, or the plan is for another platform than CPUs.
 
         Returns:
             Sizes under the names of `jax.stages.Compiled.memory_analysis()`, the peak, where it is and what it is made of, and the

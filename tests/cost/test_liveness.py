@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardy_py.cost.liveness.compilers import COMPILERS, Compiler, CompilerError, compiler
-from shardy_py.cost.liveness.estimate import Estimate, estimate
+from shardy_py.cost.liveness.estimate import Estimate, liveness
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 from shardy_py.cost.liveness.live import Buffer, alive
-from shardy_py.cost.liveness.packing import into_outputs, packed
+from shardy_py.cost.liveness.xla.compilers import COMPILERS, Compiler
+from shardy_py.cost.liveness.xla.estimate import estimate
+from shardy_py.cost.liveness.xla.packing import into_outputs, packed
 
-PLAIN = Compiler("plain", "program", 1, 0)
+PLAIN = Compiler("plain", "plain", "program", 1, 0)
 """No alignment, no tables, program order: peaks that can be told by hand."""
 
 BIG = 1000
@@ -304,15 +305,23 @@ def test_breadth_first_runs_what_is_ready() -> None:
     def temp(name: str) -> int:
         m = Maker(3)
         ends = [m.whole(m.whole(a), size=8) for a in m.graph.main.arguments]
-        return m.done(m.whole(*ends, size=16), ways=Compiler("", name, 1, 0)).temp
+        return m.done(m.whole(*ends, size=16), ways=Compiler("", "", name, 1, 0)).temp
 
     assert temp("program") == BIG + 3 * 8
     assert temp("breadth-first") == 3 * BIG + 8
 
 
-def test_unknown_compiler() -> None:
-    with pytest.raises(CompilerError, match="known are cpu, accelerator"):
-        compiler("tpu9")
+def test_liveness_alone_keeps_every_value_until_its_last_reader() -> None:
+    """The floor below models of compilers: elementwise nodes are not fused, equal ones not merged."""
+    m = Maker()
+    v = m.graph.main.arguments[0]
+    first = m.node(Kind.ELEMENTWISE, v, key="same")
+    second = m.node(Kind.ELEMENTWISE, v, key="same")
+    m.graph.main.results = [m.node(Kind.ELEMENTWISE, m.node(Kind.ELEMENTWISE, first), second)]
+    found = liveness(m.graph)
+    assert (found.argument, found.output, found.temp) == (BIG, BIG, 3 * BIG)
+    assert [node.kind for node in found.steps] == [Kind.ELEMENTWISE] * 4
+    assert found.series == (BIG, 2 * BIG, 3 * BIG, 2 * BIG)
 
 
 buffers = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 20), st.integers(0, 20)), max_size=25).map(

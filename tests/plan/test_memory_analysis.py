@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.cost.hardware import HardwareError
 from shardy_py.cost.hardware_table import hardware
-from shardy_py.cost.liveness.compilers import CompilerError
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.facade import Plan
 from shardy_py.plan.memory.analysis import lifetimes
+from shardy_py.plan.memory.models import CompilerError
 from shardy_py.plan.memory.report import MemoryAnalysis
 
 MESH = {"data": 2, "model": 4}
@@ -247,7 +247,7 @@ def test_errors() -> None:
         plan.memory_analysis(0)
     with pytest.raises(TypeError, match="hardware is a name"):
         plan.memory_analysis(1.5)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(CompilerError, match="unknown compiler 'gcc'"):
+    with pytest.raises(CompilerError, match=r"unknown compiler 'gcc'[\s\S]*known are cpu, accelerator, liveness"):
         plan.memory_analysis(compiler="gcc")
 
 
@@ -354,6 +354,18 @@ def test_buffers_at_peaks_hold_values_of_the_plan(name: str) -> None:
         held = sum(b.bytes for b in peak.buffers if b.value is not None)
         assert held >= 0.9 * temporary or temporary <= 4096  # counters of loops and positions of slices are no values
     assert kept.series_under(lambda value: value.sharding) == list(kept.series)
+
+
+@pytest.mark.parametrize("name", RESIDENT)
+def test_by_liveness_alone_every_buffer_is_a_value_of_the_plan(name: str) -> None:
+    """No compiler's steps are between the program and its buffers: what no value stands for is one number."""
+    plan = accelerated(name, "jit")
+    kept = lifetimes(plan, compiler="liveness")
+    for peak in kept.peaks():
+        assert all(b.value is not None or b.bytes <= 8 for b in peak.buffers)
+        assert peak.bytes - kept.resident_bytes == sum(b.bytes for b in peak.buffers)
+    assert kept.series_under(lambda value: value.sharding) == list(kept.series)
+    assert plan.memory_analysis(compiler="liveness").as_text().startswith(f"memory of {plan.name} per device, by liveness alone")
 
 
 def test_a_gathered_operand_names_its_value_and_its_reader() -> None:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 import shardy_py as sp
 from shardy_py.ir import Op
 from shardy_py.ir.types import TensorType
-from shardy_py.plan.memory.constants import chosen, folded
+from shardy_py.plan.memory.xla.constants import chosen, folded
 
 MESH = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 

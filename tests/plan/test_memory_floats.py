@@ -12,10 +12,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.cost.liveness.compilers import COMPILERS
 from shardy_py.facade import Plan
-from shardy_py.plan.memory.floats import installed, support, widened
 from shardy_py.plan.memory.graph import local_graph
+from shardy_py.plan.memory.models import MODELS
+from shardy_py.plan.memory.xla.floats import installed, support, widened
 
 MESHES = {1: {"data": 1, "model": 1}, 8: {"data": 2, "model": 4}}
 Tree = Any
@@ -147,7 +147,7 @@ def test_as_xla_says(name: str, devices: int, lowering: str, dtype: str) -> None
 
 
 def ops_of(plan: Plan, compiler: str) -> list[Any]:
-    return list(local_graph(plan, COMPILERS[compiler])[1].walk())
+    return list(local_graph(plan, MODELS[compiler])[1].walk())
 
 
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardy_py.plan.memory.slices import parcels, rounds
+from shardy_py.plan.memory.xla.slices import parcels, rounds
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,12 @@
-"""Memory of a program from its graph: lifetimes of values, and the bytes alive at each step."""
+"""Bytes that are alive at each step of a program, from the lifetimes of its buffers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardy_py.cost.liveness.combine import combine
-from shardy_py.cost.liveness.compilers import COMPILERS, Compiler
-from shardy_py.cost.liveness.copies import insert_copies
-from shardy_py.cost.liveness.fusion import fuse
 from shardy_py.cost.liveness.graph import Graph, Node
-from shardy_py.cost.liveness.live import Buffer, alive, lives
-from shardy_py.cost.liveness.order import from_results, put_in_order
-from shardy_py.cost.liveness.packing import into_outputs, packed
-from shardy_py.cost.liveness.simplify import simplify
-from shardy_py.cost.liveness.stacks import name_stacks
+from shardy_py.cost.liveness.live import Buffer, Lives, alive, lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +37,43 @@ class Estimate:
         return max(range(len(self.series)), key=self.series.__getitem__, default=0)
 
 
-def estimate(graph: Graph, compiler: Compiler = COMPILERS["cpu"]) -> Estimate:
-    """The memory that a compiled program takes.
-
-    Equal nodes are merged, nodes are fused into their readers, loops get the copies that they need, nodes are scheduled, and buffers live
-    from the node that makes them to the last that reads them.
+def liveness(graph: Graph) -> Estimate:
+    """The memory that a program takes if it runs in order, each value in memory from the node that makes it to the last that reads it.
 
     Args:
-        graph: Is changed.
-        compiler: The compiler to model.
+        graph: The graph.
     """
-    name_stacks(graph)
-    simplify(graph)
-    if compiler.order != "program":
-        from_results(graph)
-    combine(graph)
-    fuse(graph)
-    insert_copies(graph)
-    put_in_order(graph, compiler.order)
     lifetimes = lives(graph)
-    kept = into_outputs(lifetimes.buffers)
-    at, pointer = compiler.alignment, compiler.pointer
-    series = alive([replace(b, bytes=_aligned(b.bytes, at)) for b in kept], len(lifetimes.steps))
-    temp = max(series, default=0)
-    if len(kept) <= compiler.small_program:
-        temp = packed(kept, at)
-    temp += sum(_aligned(pointer * entries, at) for entries in lifetimes.tables)
+    return estimated(graph, lifetimes, [b for b in lifetimes.buffers if b.role == "temporary"])
+
+
+def estimated(
+    graph: Graph, lifetimes: Lives, temporaries: Sequence[Buffer], temp: int | None = None, alignment: int = 1, pointer: int = 0
+) -> Estimate:
+    """The figures of a program whose buffers have lifetimes.
+
+    Args:
+        graph: The graph.
+        lifetimes: Of all of its buffers.
+        temporaries: The buffers that need memory beside arguments and results.
+        temp: Bytes of the memory that they lie in; by default as many as are alive at the fullest step.
+        alignment: Of the start of buffers, in bytes.
+        pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
+    """
     main = graph.main
-    results = sum(graph.bytes[v] for v in main.results) + (pointer * len(main.results) if len(main.results) != 1 else 0)
+    series = alive([replace(b, bytes=aligned(b.bytes, alignment)) for b in temporaries], len(lifetimes.steps))
+    tables = sum(aligned(pointer * entries, alignment) for entries in lifetimes.tables)
     return Estimate(
         argument=sum(graph.bytes[v] for v in main.arguments),
-        output=results,
+        output=sum(graph.bytes[v] for v in main.results) + (pointer * len(main.results) if len(main.results) != 1 else 0),
         alias=sum(graph.bytes[v] for i, v in enumerate(main.arguments) if i in graph.donated),
-        temp=temp,
-        buffers=tuple(kept),
+        temp=(max(series, default=0) if temp is None else temp) + tables,
+        buffers=tuple(temporaries),
         steps=tuple(lifetimes.steps),
         series=tuple(series),
     )
 
 
-def _aligned(size: int, alignment: int) -> int:
+def aligned(size: int, alignment: int) -> int:
+    """The multiple of an alignment that a size takes."""
     return -(-size // alignment) * alignment

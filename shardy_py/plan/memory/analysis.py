@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
-from shardy_py.cost.liveness.compilers import Compiler
-from shardy_py.cost.liveness.compilers import compiler as compiler_named
-from shardy_py.cost.liveness.estimate import Estimate, estimate
+from shardy_py.cost.liveness.estimate import Estimate
 from shardy_py.cost.liveness.graph import Graph
 from shardy_py.cost.liveness.live import Buffer
 from shardy_py.cost.sizes import LocalSizes
@@ -20,6 +18,7 @@ from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory.graph import local_graph
 from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer
+from shardy_py.plan.memory.models import MemoryModel, model
 from shardy_py.plan.memory.remedies import relief, remedies
 from shardy_py.plan.memory.report import Contributor, MemoryAnalysis, PeakBuffer, Relief, Step
 from shardy_py.plan.record import PlanRecord
@@ -35,10 +34,10 @@ def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compile
         compiler: Name of the compiler to model.
     """
     name, room = _room(which)
-    rules = _rules(plan, name, compiler)
-    memory = _usage(plan, rules)[0]
+    of_compiler = _model(plan, name, compiler)
+    memory = _usage(plan, of_compiler)[0]
     room_of = name or (None if room is None else "the given memory")
-    return replace(memory, hardware=room_of, hardware_bytes=room, queries=_Queries(plan, rules))
+    return replace(memory, hardware=room_of, hardware_bytes=room, queries=_Queries(plan, of_compiler))
 
 
 def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> Lifetimes:
@@ -49,11 +48,11 @@ def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None, compi
         which: As in `analyse`.
         compiler: As in `analyse`.
     """
-    return _usage(plan, _rules(plan, _room(which)[0], compiler))[1]
+    return _usage(plan, _model(plan, _room(which)[0], compiler))[1]
 
 
-def _rules(plan: PlanRecord, hardware: str, compiler: str | None) -> Compiler:
-    return compiler_named(compiler or ("accelerator" if hardware or plan.platform != "cpu" else "cpu"))
+def _model(plan: PlanRecord, hardware: str, compiler: str | None) -> MemoryModel:
+    return model(compiler or ("accelerator" if hardware or plan.platform != "cpu" else "cpu"))
 
 
 @Analysis
@@ -62,11 +61,11 @@ def _by_compiler(plan: PlanRecord) -> dict[str, tuple[MemoryAnalysis, Lifetimes]
     return {}
 
 
-def _usage(plan: PlanRecord, rules: Compiler) -> tuple[MemoryAnalysis, Lifetimes]:
+def _usage(plan: PlanRecord, of_compiler: MemoryModel) -> tuple[MemoryAnalysis, Lifetimes]:
     by_compiler = _by_compiler(plan)
-    if rules.name not in by_compiler:
-        by_compiler[rules.name] = _analysed(plan, rules)
-    return by_compiler[rules.name]
+    if of_compiler.name not in by_compiler:
+        by_compiler[of_compiler.name] = _analysed(plan, of_compiler)
+    return by_compiler[of_compiler.name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +73,16 @@ class _Queries:
     """Answers questions on an analysis that need the plan; see `report.Queries`."""
 
     plan: PlanRecord
-    rules: Compiler
+    of_compiler: MemoryModel
 
     def findings(self, memory: MemoryAnalysis) -> tuple[Finding, ...]:
-        return remedies(self.plan, memory, lambda variant: _usage(variant, self.rules)[0])
+        return remedies(self.plan, memory, lambda variant: _usage(variant, self.of_compiler)[0])
 
     def relief(self, memory: MemoryAnalysis) -> Relief:
         return relief(self.plan, memory)
 
     def peak_buffers(self, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
-        kept = _usage(self.plan, self.rules)[1]
+        kept = _usage(self.plan, self.of_compiler)[1]
         buffers = (*kept.resident, *(kept.alive(memory.peak_step) if memory.steps else ()))
         locate = _Locations(kept.running)
         return tuple(self._described(b, locate) for b in sorted(buffers, key=lambda b: -b.bytes))
@@ -99,9 +98,9 @@ class _Queries:
 
 
 @no_collection()
-def _analysed(plan: PlanRecord, rules: Compiler) -> tuple[MemoryAnalysis, Lifetimes]:
-    graph, program = local_graph(plan, rules)
-    usage = estimate(graph, rules)
+def _analysed(plan: PlanRecord, of_compiler: MemoryModel) -> tuple[MemoryAnalysis, Lifetimes]:
+    graph, program = local_graph(plan, of_compiler)
+    usage = of_compiler.estimate(graph)
     fixed = usage.argument + usage.output - usage.alias
     locate = _Locations(program)
     resident = tuple(_resident(plan, graph))
@@ -113,7 +112,7 @@ def _analysed(plan: PlanRecord, rules: Compiler) -> tuple[MemoryAnalysis, Lifeti
         alias_size_in_bytes=usage.alias,
         temp_size_in_bytes=usage.temp,
         peak_memory_in_bytes=fixed + usage.temp,
-        compiler=rules.name,
+        compiler=of_compiler.name,
         peak_step=usage.fullest,
         steps=tuple(Step(fixed + more, node.label, locate(node.source)) for node, more in zip(usage.steps, usage.series)),
         contributors=tuple(sorted(parts, key=_order)),
@@ -123,7 +122,7 @@ def _analysed(plan: PlanRecord, rules: Compiler) -> tuple[MemoryAnalysis, Lifeti
         resident_bytes=fixed,
         series=usage.series,
         buffers=usage.buffers,
-        alignment=rules.alignment,
+        alignment=of_compiler.alignment,
         origins={life.value: graph.origins[life.value] for b in usage.buffers for life in b.lives if life.value in graph.origins},
         sizes=LocalSizes(plan.program.meshes),
         explicit=explicit_of(plan) if plan.active_partitioner is None else None,

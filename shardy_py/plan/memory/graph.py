@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from shardy_py.cost.liveness.compilers import COMPILERS, Compiler
 from shardy_py.cost.liveness.graph import Graph
 from shardy_py.ir import Program
 from shardy_py.plan.executed import collectives_of, explicit_of
-from shardy_py.plan.memory.expansions import EXPANSIONS
-from shardy_py.plan.memory.floats import widened
-from shardy_py.plan.memory.reader import Reader
+from shardy_py.plan.memory.models import MODELS, MemoryModel
 from shardy_py.plan.record import PlanRecord
 
 
-def local_graph(plan: PlanRecord, compiler: Compiler = COMPILERS["cpu"]) -> tuple[Graph, Program]:
+def local_graph(plan: PlanRecord, model: MemoryModel = MODELS["cpu"]) -> tuple[Graph, Program]:
     """The graph of one device under a plan, and the program that it is read from.
 
     Args:
         plan: Under `lowering="shard_map"` its region is read, and built if need be; under `lowering="jit"` the predicted program of
             XLA's partitioner.
-        compiler: The compiler to model.
+        model: Of the compiler's use of memory.
     """
     if plan.active_partitioner is None:
         program, sums = explicit_of(plan).program, ()
     else:
         program = plan.active_partitioner.local_program(plan)
         sums = [c.axes for c in collectives_of(plan) if c.kind == "all_reduce"]
-    originals = None
-    if compiler.widens:
-        program, originals = widened(program)
-    graph = Reader(program, EXPANSIONS, sums, compiler.widens).read()
-    if originals is not None:
-        graph.origins = {number: originals[value] for number, value in graph.origins.items() if value in originals}
+    graph, program = model.read(program, sums)
     graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
     return graph, program

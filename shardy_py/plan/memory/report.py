@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from shardy_py.dialect.format import aligned, printable
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.memory.models import model
 from shardy_py.plan.movements import format_bytes
 
 FORMAT = "shardy_py.memory"
@@ -138,7 +139,7 @@ class MemoryAnalysis:
         peak_memory_in_bytes: Arguments, results that are not aliased, and temporaries. (jaxlib's figure of this name leaves temporaries
             out on CPU.)
         generated_code_size_in_bytes: Unknown to a plan, and 0 on CPU in jaxlib too.
-        compiler: The compiler that is modelled: `cpu` or `accelerator`, see `shardy_py.cost.liveness.compilers`.
+        compiler: The compiler that is modelled, one of `shardy_py.plan.memory.models.MODELS`.
         peak_step: The number in `steps` of the one at which most is alive.
         steps: In the order in which they run, with the bytes in memory; a loop's body once, between two steps of the loop.
         contributors: Arrays in memory at the peak, largest first. They add up to the peak, except gaps between arrays.
@@ -278,10 +279,7 @@ def memory_text(memory: MemoryAnalysis, limit: int) -> str:
 
 
 def _title(memory: MemoryAnalysis) -> str:
-    return f"memory of {memory.name} per device, as compiled for {_COMPILED_FOR[memory.compiler]}"
-
-
-_COMPILED_FOR = {"cpu": "a cpu", "accelerator": "an accelerator"}
+    return f"memory of {memory.name} per device, {model(memory.compiler).title}"
 
 
 def memory_html(memory: MemoryAnalysis, limit: int = 12) -> str:

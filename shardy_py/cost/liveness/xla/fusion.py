@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shardy_py.cost.liveness.evaluations import Evaluations
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
+from shardy_py.cost.liveness.xla.evaluations import Evaluations
 
 ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE, Kind.REDUCE))
 """Kinds that can be computed where they are read."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op
-from shardy_py.plan.memory.offsets import cuts, offset
-from shardy_py.plan.memory.reader import Reader
+from shardy_py.plan.memory.xla.offsets import cuts, offset
+from shardy_py.plan.memory.xla.reader import XlaReader
 
 Parcel = tuple[int, int, int, int]
 """Sender, receiver, the first element of the sender's piece that the receiver needs, and the one behind the last."""
@@ -57,7 +57,7 @@ def rounds(sent: Iterator[Parcel]) -> list[list[Parcel]]:
     return batches
 
 
-def sliced(reader: Reader, op: Op, region: Region) -> None:
+def sliced(reader: XlaReader, op: Op, region: Region) -> None:
     """Sends parts of pieces in rounds, each as long as all parts of it; the device selects from the received parts."""
     value, x = op.operands[0], reader.numbers[op.operands[0]]
     shape, result = list(reader.local_shape(value)), reader.local_shape(op.result)

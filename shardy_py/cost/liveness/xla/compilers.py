@@ -1,15 +1,9 @@
-"""Memory policies of compilers."""
+"""Memory policies of XLA's compilers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from shardy_py.errors import ShardyError
-
-
-class CompilerError(ShardyError):
-    """An unknown compiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +12,7 @@ class Compiler:
 
     Attributes:
         name: Its name.
+        title: Its name in texts.
         order: The order in which it runs a program; one of `order.ORDERS`.
         alignment: Of the start of buffers, in bytes.
         pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
@@ -26,6 +21,7 @@ class Compiler:
     """
 
     name: str
+    title: str
     order: str
     alignment: int
     pointer: int
@@ -34,8 +30,8 @@ class Compiler:
 
 
 COMPILERS: Mapping[str, Compiler] = {
-    "cpu": Compiler("cpu", "breadth-first", 64, 8, widens=True),
-    "accelerator": Compiler("accelerator", "program", 256, 0),
+    "cpu": Compiler("cpu", "a cpu", "breadth-first", 64, 8, widens=True),
+    "accelerator": Compiler("accelerator", "an accelerator", "program", 256, 0),
 }
 """Name -> compiler.
 
@@ -43,22 +39,3 @@ COMPILERS: Mapping[str, Compiler] = {
 become ready, so that cores work in parallel, and keeps more alive than necessary. `accelerator` runs a program as it is written, forward
 and then backward, which is near to what XLA's schedulers for GPUs and TPUs do, as they save memory; it has not been compared with a device.
 """
-
-
-def compiler(name: str) -> Compiler:
-    """A compiler by name.
-
-    Args:
-        name: One of `COMPILERS`.
-
-    Raises:
-        CompilerError: There is none of that name.
-
-    Example:
-        >>> compiler("cpu").order
-        'breadth-first'
-    """
-    match = COMPILERS.get(name)
-    if match is None:
-        raise CompilerError(f"unknown compiler {name!r}", why=f"known are {', '.join(COMPILERS)}", fix="use one of these names")
-    return match

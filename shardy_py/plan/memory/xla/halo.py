@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op
 from shardy_py.partition.windows import Window, halo
-from shardy_py.plan.memory.reader import Reader
+from shardy_py.plan.memory.xla.reader import XlaReader
 
 
-def extended(reader: Reader, op: Op, region: Region, value: int, windows: Sequence[Window]) -> int:
+def extended(reader: XlaReader, op: Op, region: Region, value: int, windows: Sequence[Window]) -> int:
     """The first operand of an op extended by the halos of its windows.
 
     Whole pieces are sent directly, parts of pieces are sliced first; where a halo needs all pieces, they are gathered.

@@ -12,12 +12,12 @@ from typing import Any
 from shardy_py.cost.liveness.graph import Kind, Region
 from shardy_py.ir import Op, Value
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.plan.memory.reader import Reader
+from shardy_py.plan.memory.xla.reader import XlaReader
 
 DEVICE = "partition_id"
 
 
-def offset(reader: Reader, op: Op, region: Region, axes: Any, size: int, which: str = "first") -> int:
+def offset(reader: XlaReader, op: Op, region: Region, axes: Any, size: int, which: str = "first") -> int:
     """The offset of a device's piece along a dimension; a value of 4 bytes.
 
     Args:
@@ -36,7 +36,7 @@ def offset(reader: Reader, op: Op, region: Region, axes: Any, size: int, which: 
     return begin
 
 
-def cuts(reader: Reader, value: Value) -> Iterator[tuple[int, Any, int]]:
+def cuts(reader: XlaReader, value: Value) -> Iterator[tuple[int, Any, int]]:
     """The sharded dimensions of a value, with their axes and the elements of a piece.
 
     Args:
@@ -51,7 +51,7 @@ def cuts(reader: Reader, value: Value) -> Iterator[tuple[int, Any, int]]:
             yield d, tuple(dim.axes), m
 
 
-def positions(reader: Reader, op: Op, region: Region) -> None:
+def positions(reader: XlaReader, op: Op, region: Region) -> None:
     """An iota along a sharded dimension counts from the offset of the piece."""
     along = op.attributes["iota_dimension"]
     cut = next(((axes, m) for d, axes, m in cuts(reader, op.result) if d == along), None)
@@ -67,7 +67,7 @@ def positions(reader: Reader, op: Op, region: Region) -> None:
     reader.numbers[op.result] = reader.emit(op, region, Kind.ELEMENTWISE, [counted, start], size, "sum")
 
 
-def slice_of_device(reader: Reader, op: Op, region: Region) -> None:
+def slice_of_device(reader: XlaReader, op: Op, region: Region) -> None:
     """Each device slices at the offset of its piece."""
     x = reader.numbers[op.operands[0]]
     shape = reader.local_shape(op.result)
@@ -75,7 +75,7 @@ def slice_of_device(reader: Reader, op: Op, region: Region) -> None:
     reader.numbers[op.result] = reader.emit(op, region, Kind.SHAPE, [x, *starts], reader.local_bytes(op.result))
 
 
-def bounded(reader: Reader, op: Op, region: Region) -> None:
+def bounded(reader: XlaReader, op: Op, region: Region) -> None:
     """Reads or writes at computed indices, which are compared with the first and the last element of the piece.
 
     A scatter only subtracts the first from them.

@@ -14,18 +14,18 @@ from shardy_py.ir import Op, Value
 from shardy_py.ir.types import element_bits, moves_elements
 from shardy_py.partition.windows import is_cumulative, windows_of_convolution, windows_of_reduction
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.plan.memory.halo import extended
-from shardy_py.plan.memory.offsets import bounded, cuts, offset, positions, slice_of_device
-from shardy_py.plan.memory.reader import LIBRARY_ELEMENTS, Expansion, Reader
-from shardy_py.plan.memory.slices import sliced
+from shardy_py.plan.memory.xla.halo import extended
+from shardy_py.plan.memory.xla.offsets import bounded, cuts, offset, positions, slice_of_device
+from shardy_py.plan.memory.xla.reader import LIBRARY_ELEMENTS, Expansion, XlaReader
+from shardy_py.plan.memory.xla.slices import sliced
 
 
-def _finish(reader: Reader, op: Op, value: int) -> None:
+def _finish(reader: XlaReader, op: Op, value: int) -> None:
     reader.numbers[op.result] = value
     reader.graph.origins.setdefault(value, op.result)
 
 
-def _operands(reader: Reader, op: Op) -> list[int]:
+def _operands(reader: XlaReader, op: Op) -> list[int]:
     return [reader.numbers[v] for v in op.operands]
 
 
@@ -34,17 +34,17 @@ def _is_inner(shape: Sequence[int], dim: int) -> bool:
     return math.prod(shape[:dim]) > 1
 
 
-def _all_gather(reader: Reader, op: Op, region: Region) -> None:
+def _all_gather(reader: XlaReader, op: Op, region: Region) -> None:
     """Pieces are laid one behind the other: along an inner dimension, the array is turned before and after."""
     _in_pieces(reader, op, region, reader.local_shape(op.result))
 
 
-def _reduce_scatter(reader: Reader, op: Op, region: Region) -> None:
+def _reduce_scatter(reader: XlaReader, op: Op, region: Region) -> None:
     """Pieces of the operand are contiguous; see `_all_gather`."""
     _in_pieces(reader, op, region, reader.local_shape(op.operands[0]))
 
 
-def _in_pieces(reader: Reader, op: Op, region: Region, whole: Sequence[int]) -> None:
+def _in_pieces(reader: XlaReader, op: Op, region: Region, whole: Sequence[int]) -> None:
     """A collective along a dimension of a whole array, turned where that is an inner one."""
     (x,) = _operands(reader, op)
     before, after = reader.local_shape(op.operands[0]), reader.local_shape(op.result)
@@ -63,7 +63,7 @@ def _in_pieces(reader: Reader, op: Op, region: Region, whole: Sequence[int]) -> 
     _finish(reader, op, x)
 
 
-def _all_to_all(reader: Reader, op: Op, region: Region) -> None:
+def _all_to_all(reader: XlaReader, op: Op, region: Region) -> None:
     """Slices out the part for each device, and concatenates the received parts."""
     (x,) = _operands(reader, op)
     size = reader.local_bytes(op.result)
@@ -82,7 +82,7 @@ MAX_SEPARATE_PIECES = 16
 """Largest number of pieces of an all-to-all that are nodes of their own."""
 
 
-def _all_reduce(reader: Reader, op: Op, region: Region) -> None:
+def _all_reduce(reader: XlaReader, op: Op, region: Region) -> None:
     """Parts of a reduction of several arrays at once are gathered, and reduced on every device."""
     reduction = op.operands[0].defining_op
     if reduction is None or reduction.name != "stablehlo.reduce" or len(reduction.results) < 2:
@@ -102,7 +102,7 @@ def _all_reduce(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, _operands(reader, op)[0] if totals is None else totals[op.operands[0].index])
 
 
-def _convolution(reader: Reader, op: Op, region: Region) -> None:
+def _convolution(reader: XlaReader, op: Op, region: Region) -> None:
     """Transposes images to channels last and kernels to outputs last; grouped convolutions do not share the transposed arrays."""
     a = op.attributes
     image, kernel = _operands(reader, op)
@@ -127,7 +127,7 @@ def _convolution(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, x)
 
 
-def _turned(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
+def _turned(reader: XlaReader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
     """Transposes a value: a copy where elements move, else a view."""
     moves = moves_elements(shape, order)
     array_type = tuple(shape[d] for d in order), "?"
@@ -143,7 +143,7 @@ def _is_plain(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[i
     return leading and len(contracted) <= 1 and len(kept) <= 1 and all(shape[d] != 1 for d in batch)
 
 
-def _dot(reader: Reader, op: Op, region: Region) -> None:
+def _dot(reader: XlaReader, op: Op, region: Region) -> None:
     """`DotDecomposer`: with several contracted or kept dimensions, operands are brought to batch, rows, columns first."""
     lhs, rhs = (_untransposed(reader, v) for v in op.operands)
     a = op.attributes
@@ -172,7 +172,7 @@ def _dot(reader: Reader, op: Op, region: Region) -> None:
         _finish(reader, op, reader.emit(op, region, Kind.VIEW, [product], size))
 
 
-def _outer_product(reader: Reader, op: Op, region: Region) -> None:
+def _outer_product(reader: XlaReader, op: Op, region: Region) -> None:
     """A product without a sum: both operands are broadcast and multiplied."""
     size = reader.local_bytes(op.result)
     repeated = [reader.emit(op, region, Kind.BROADCAST, [v], size, i) for i, v in enumerate(_operands(reader, op))]
@@ -180,7 +180,7 @@ def _outer_product(reader: Reader, op: Op, region: Region) -> None:
     region.nodes[-1].name = "stablehlo.multiply"
 
 
-def _inner_product(reader: Reader, op: Op, region: Region, lhs: int, rhs: int, elements: int) -> None:
+def _inner_product(reader: XlaReader, op: Op, region: Region, lhs: int, rhs: int, elements: int) -> None:
     """A product with one number as its result: an elementwise product, and a reduction."""
     size = reader.local_bytes(op.result)
     x = reader.emit(op, region, Kind.ELEMENTWISE, [lhs, rhs], size * elements, "product")
@@ -195,7 +195,7 @@ MAX_REDUCED_SIZE = 32
 """Largest size of a dimension that is reduced in one step."""
 
 
-def _in_windows(reader: Reader, op: Op, region: Region, value: int, shape: Sequence[int], dims: Sequence[int], unit: int) -> int:
+def _in_windows(reader: XlaReader, op: Op, region: Region, value: int, shape: Sequence[int], dims: Sequence[int], unit: int) -> int:
     """The partial sums of windows, of `unit` bytes per element, which `TreeReductionRewriter` reduces first."""
     while any(shape[d] > MAX_REDUCED_SIZE for d in dims):
         shape = [-(-n // min(n, MAX_REDUCED_SIZE)) if d in dims and n else n for d, n in enumerate(shape)]
@@ -203,7 +203,7 @@ def _in_windows(reader: Reader, op: Op, region: Region, value: int, shape: Seque
     return value
 
 
-def _reduce(reader: Reader, op: Op, region: Region) -> None:
+def _reduce(reader: XlaReader, op: Op, region: Region) -> None:
     """Reduces windows first where dimensions are long."""
     node = reader.node(op)
     if node.kind is Kind.REDUCE and len(node.results) == 1:
@@ -213,7 +213,7 @@ def _reduce(reader: Reader, op: Op, region: Region) -> None:
     region.nodes.append(node)
 
 
-def _broadcast(reader: Reader, op: Op, region: Region) -> None:
+def _broadcast(reader: XlaReader, op: Op, region: Region) -> None:
     """Nothing where only dimensions of one element are added."""
     if op.operands[0].type.size != op.result.type.size:
         region.nodes.append(reader.node(op))
@@ -222,7 +222,7 @@ def _broadcast(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, reader.emit(op, region, Kind.VIEW, [x], reader.local_bytes(op.result)))
 
 
-def _concatenate(reader: Reader, op: Op, region: Region) -> None:
+def _concatenate(reader: XlaReader, op: Op, region: Region) -> None:
     """Pieces of arrays that are cut along the dimension are written into zeros, one after the other, which are added up afterwards."""
     d = op.attributes["dimension"]
     whole = reader.local_shape(op.result)[d] == op.result.type.shape[d]
@@ -238,7 +238,7 @@ def _concatenate(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, x)
 
 
-def _divide(reader: Reader, op: Op, region: Region) -> None:
+def _divide(reader: XlaReader, op: Op, region: Region) -> None:
     """A division by a constant or by a broadcast becomes a multiplication by the inverse."""
     if _is_by_power_of_two(reader, op):
         _by_bits(reader, op, region)
@@ -259,19 +259,19 @@ def _divide(reader: Reader, op: Op, region: Region) -> None:
     region.nodes[-1].name = "stablehlo.multiply"
 
 
-def _is_by_power_of_two(reader: Reader, op: Op) -> bool:
+def _is_by_power_of_two(reader: XlaReader, op: Op) -> bool:
     number = reader.splats.get(op.operands[1])
     return "int" in op.result.type.dtype and isinstance(number, int) and number > 0 and not number & (number - 1)
 
 
-def _by_bits(reader: Reader, op: Op, region: Region) -> None:
+def _by_bits(reader: XlaReader, op: Op, region: Region) -> None:
     """Elementwise and cheap: shifts and masks do it."""
     node = reader.node(op)
     node.kind = Kind.ELEMENTWISE
     region.nodes.append(node)
 
 
-def _remainder(reader: Reader, op: Op, region: Region) -> None:
+def _remainder(reader: XlaReader, op: Op, region: Region) -> None:
     """Cheap where it is one of bits."""
     if _is_by_power_of_two(reader, op):
         _by_bits(reader, op, region)
@@ -279,7 +279,7 @@ def _remainder(reader: Reader, op: Op, region: Region) -> None:
         region.nodes.append(reader.node(op))
 
 
-def _erfc(reader: Reader, op: Op, region: Region) -> None:
+def _erfc(reader: XlaReader, op: Op, region: Region) -> None:
     """exp(-x * x) times a polynomial in 1 / x, or a polynomial in x."""
     x = reader.numbers[op.operands[0]]
     size = reader.local_bytes(op.result)
@@ -292,7 +292,7 @@ def _erfc(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, reader.emit(op, region, Kind.EXPENSIVE, [x, y], size))
 
 
-def _untransposed(reader: Reader, value: Value) -> int:
+def _untransposed(reader: XlaReader, value: Value) -> int:
     """The operand of a product; of a transposed matrix, the matrix itself."""
     maker = value.defining_op
     if value.type.rank == 2 and maker is not None and maker.name == "stablehlo.transpose":
@@ -300,7 +300,7 @@ def _untransposed(reader: Reader, value: Value) -> int:
     return reader.numbers[value]
 
 
-def _transpose(reader: Reader, op: Op, region: Region) -> None:
+def _transpose(reader: XlaReader, op: Op, region: Region) -> None:
     """Free where only dimensions of one element move, or where a product can be written transposed."""
     (x,) = _operands(reader, op)
     maker = op.operands[0].defining_op
@@ -311,7 +311,7 @@ def _transpose(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, _turned(reader, op, region, x, reader.local_shape(op.operands[0]), op.attributes["permutation"]))
 
 
-def _fft(reader: Reader, op: Op, region: Region) -> None:
+def _fft(reader: XlaReader, op: Op, region: Region) -> None:
     """XLA's partitioner transforms whole arrays on every device."""
     (x,) = _operands(reader, op)
     before, after = op.operands[0].type.bytes, op.result.type.bytes
@@ -322,7 +322,7 @@ def _fft(reader: Reader, op: Op, region: Region) -> None:
     _finish(reader, op, x if size == after else reader.emit(op, region, Kind.SHAPE, [x], size, "slice"))
 
 
-def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
+def _reduce_window(reader: XlaReader, op: Op, region: Region) -> None:
     """Runs on pieces with halos, or on gathered operands where windows reach beyond the neighbour; cumulative ops run on their pieces."""
     pieces, wholes = reader.local_shape(op.operands[0]), op.operands[0].type.shape
     windows = op.attributes["window_dimensions"]
@@ -351,7 +351,7 @@ def _reduce_window(reader: Reader, op: Op, region: Region) -> None:
         reader.numbers[v] = reader.emit(op, region, Kind.SHAPE, [node.results[i]], reader.local_bytes(v), ("slice", i))
 
 
-def _add(reader: Reader, op: Op, region: Region) -> None:
+def _add(reader: XlaReader, op: Op, region: Region) -> None:
     """add(x, scatter(zeros, ...)) becomes scatter(x, ...), as XLA simplifies it."""
     for i, v in enumerate(op.operands):
         scatter = v.defining_op
@@ -367,13 +367,13 @@ def _add(reader: Reader, op: Op, region: Region) -> None:
     region.nodes.append(reader.node(op))
 
 
-def _scatters_into_zeros(reader: Reader, op: Op) -> bool:
+def _scatters_into_zeros(reader: XlaReader, op: Op) -> bool:
     if op.name == "stablehlo.select_and_scatter":
         return op.primitive == "select_and_scatter_add"
     return op.name == "stablehlo.scatter" and op.attributes.get("body") == "stablehlo.add" and reader.splats.get(op.operands[0]) == 0
 
 
-def _slice(reader: Reader, op: Op, region: Region) -> None:
+def _slice(reader: XlaReader, op: Op, region: Region) -> None:
     """A slice of everything is the array itself."""
     if op.operands[0].type == op.result.type:
         _finish(reader, op, reader.numbers[op.operands[0]])
@@ -381,7 +381,7 @@ def _slice(reader: Reader, op: Op, region: Region) -> None:
         sliced(reader, op, region)
 
 
-def _same_if_whole(reader: Reader, op: Op, region: Region) -> None:
+def _same_if_whole(reader: XlaReader, op: Op, region: Region) -> None:
     """Padding with nothing gives the array itself."""
     if op.operands[0].type == op.result.type and not any(map(any, (op.attributes.get(name, ()) for name in _PADDING))):
         _finish(reader, op, reader.numbers[op.operands[0]])
@@ -395,7 +395,7 @@ ANNOTATIONS = frozenset(("LayoutConstraint", "Sharding"))
 """Targets of custom calls that return their operand."""
 
 
-def _custom_call(reader: Reader, op: Op, region: Region) -> None:
+def _custom_call(reader: XlaReader, op: Op, region: Region) -> None:
     """LAPACK works in place on column-major matrices, which are transposed before and after. Annotations are no calls."""
     target = op.attributes.get("call_target_name", "")
     if target in ANNOTATIONS and len(op.operands) == len(op.results) == 1:
@@ -417,7 +417,7 @@ def _custom_call(reader: Reader, op: Op, region: Region) -> None:
             region.nodes[-1].is_relayout = True
 
 
-def _select_and_scatter(reader: Reader, op: Op, region: Region) -> None:
+def _select_and_scatter(reader: XlaReader, op: Op, region: Region) -> None:
     """`SelectAndScatterExpander`: positions of the selected elements are found by a reduce-window, then scattered to."""
     image, source, unit = _operands(reader, op)
     shape = reader.local_shape(op.operands[0])
