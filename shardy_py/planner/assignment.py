@@ -145,10 +145,10 @@ class _Search:
                 self.prove(0.0)
                 self.bound = max(self.bound, self.best_cost) if self.best is not None else self.bound
                 return self.solution() if self.best is not None else self.infeasible()
+            if self.close or self.late:
+                break
             of = relaxation.program(small)
             scale = self.scale
-            if self.late:
-                break
             relaxed = relaxation.relax(of, scale, self.left)
             if not relaxed.feasible:
                 self.bound = max(self.bound, self.best_cost)
