@@ -101,7 +101,8 @@ print(params["first"]["down"].sharding.spec, bool(after < before))
 # ## The page
 #
 # `save_html` writes one file with all of it: a tree to search, for each value the part that every device holds, why,
-# and where it moves; charts. It loads nothing from anywhere, so it can be mailed or kept beside a run.
+# and where it moves; charts. It loads nothing from anywhere, so it can be mailed or kept beside a run. `plan.show()` puts
+# the same page into a cell.
 
 # %%
 import pathlib

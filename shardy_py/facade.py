@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect.format import printable
+from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
 from shardy_py.ir.printer import print_program
 from shardy_py.plan import costing
@@ -31,6 +32,7 @@ from shardy_py.plan.store.files import load_plan, save_text
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.view.html.card import card
+from shardy_py.view.html.frame import Frame
 from shardy_py.view.html.page import page
 from shardy_py.view.model_explorer import graph_json
 from shardy_py.view.perfetto import timeline_json
@@ -212,8 +214,27 @@ class Plan(PlanRecord):
         return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {counts}>")
 
     def _repr_html_(self) -> str:
-        """The plan in a notebook: mesh, figures, the largest inputs and outputs, reshards, findings."""
+        """The plan in a notebook: peak, communication, findings, mesh, inputs and outputs; `show` has the page."""
         return card(self)
+
+    def show(self, height: int = 640, *, other: Plan | None = None, hardware: str | Hardware | None = None) -> Frame:
+        """The page of `save_html` in a cell of a notebook.
+
+        It is shown as the last expression of a cell, or by `display(plan.show())`.
+
+        Args:
+            height: Of the frame, in pixels.
+            other: As for `save_html`.
+            hardware: As for `save_html`.
+
+        Raises:
+            HardwareError: Such hardware is not known.
+            ShardyError: The height is no positive number.
+            TypeError: `other` is no plan.
+        """
+        if not isinstance(height, int) or height < 1:
+            raise ShardyError(f"height is {height!r}", where="Plan.show", why="it counts pixels", fix="a number such as 640")
+        return Frame(f"plan of {self.name}", height, page(self, other, hardware))
 
     def save_html(self, path: str | os.PathLike[str], other: Plan | None = None, *, hardware: str | Hardware | None = None) -> None:
         """Writes one page that shows all of the plan and loads nothing from anywhere.

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
-from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.checks.accept import Alike, alike
-from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.pairing import components_of
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.plan.values import PlannedValue
+from shardy_py.view.leaves import Listed, by_path, bytes_of, inputs_of, leaf, outputs_of, shortened
 from shardy_py.view.text_filter import Filter, Where
 from shardy_py.view.text_moves import collectives, reshards
-from shardy_py.view.text_tree import Node, fitted, joined, repeated, tree_of, written
+from shardy_py.view.text_tree import Node, fitted, tree_of, written
 
 if TYPE_CHECKING:
-    from shardy_py.ir import Value
     from shardy_py.plan.findings import Finding
 
 
@@ -42,10 +40,6 @@ _LEFT_OUT = frozenset((*CALLS, "broadcast_in_dim", "iota"))
 """Results of calls are listed inside of them; XLA fuses broadcasts and iotas into their readers."""
 
 
-Listed = tuple[PlannedValue, "Value"]
-"""An input or output, and the value of the program that it is."""
-
-
 def plan_text(
     plan: PlanRecord, *, values: bool = True, where: Where = None, depth: int | None = None, limit: int | None = LIMIT, width: int = WIDTH
 ) -> str:
@@ -61,11 +55,9 @@ def plan_text(
     elif plan.search is not None:
         lines += textwrap.wrap(f"planner: {plan.search.headline}", width, subsequent_indent="  ")
     seen: dict[tuple[Node, ...], str] = {}
-    main = plan.program.main
-    returned = main.body.terminator.operands
     parts = [
-        _by_path("inputs", plan, [entry for entry in zip(plan.inputs, main.arguments) if shown.value(entry[0])], depth, limit, seen),
-        _by_path("outputs", plan, [entry for entry in zip(plan.outputs, returned) if shown.value(entry[0])], depth, limit, seen),
+        _by_path("inputs", plan, [entry for entry in inputs_of(plan) if shown.value(entry[0])], depth, limit, seen),
+        _by_path("outputs", plan, [entry for entry in outputs_of(plan) if shown.value(entry[0])], depth, limit, seen),
     ]
     if values:
         listed = [v for v in plan.values if v.kind == "intermediate" and v.shape and (where is not None or v.primitive not in _LEFT_OUT)]
@@ -89,23 +81,15 @@ def _conflicts(plan: PlanRecord) -> str:
     return "" if jit_program_of(plan).follows_plan else "; where shardings conflict, XLA decides, not the plan"
 
 
-def _leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = None) -> Node:
-    # A PRNG key is stored as several numbers.
-    type_ = program_value.type if program_value is not None and program_value.type.rank > value.type.rank else value.type
-    size = local_bytes(type_, value.sharding, plan.program.meshes)
-    return Node("", typed(value.type, value.sharding), size, replicated=bool(value.shape) and is_replicated(value.sharding))
-
-
 def _by_path(
     title: str, plan: PlanRecord, values: Sequence[Listed], depth: int | None, limit: int | None, seen: dict[tuple[Node, ...], str]
 ) -> list[str]:
     """The leaves of arguments or results."""
     if not values:
         return []
-    nodes = tree_of([(components_of(value.path), _leaf(plan, value, program_value)) for value, program_value in values], depth)
-    size = sum(node.bytes * node.times for node in nodes)
-    head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(size)} on each device"
-    return [head, *written(fitted(repeated(joined(nodes), seen) if limit is not None else joined(nodes), limit))]
+    nodes = by_path(plan, values, depth)
+    head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(bytes_of(nodes))} on each device"
+    return [head, *written(shortened(nodes, limit, seen))]
 
 
 def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | None, limit: int | None) -> list[str]:
@@ -116,19 +100,18 @@ def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | No
     leaves: dict[tuple[object, object], Node] = {}
     for value in values:
         key = (value.type, value.sharding)
-        leaf = leaves.get(key)
-        if leaf is None:
-            leaf = leaves[key] = _leaf(plan, value)
+        node = leaves.get(key)
+        if node is None:
+            node = leaves[key] = leaf(plan, value)
         group = groups.setdefault((value.module, _place(value)), {})
-        group.setdefault((value.primitive, leaf.text), []).append(leaf)
+        group.setdefault((value.primitive, node.text), []).append(node)
     first = {module: i for i, module in reversed(list(enumerate(module for module, _ in groups)))}
     ordered = sorted(groups.items(), key=lambda entry: (first[entry[0][0]], entry[0][1]))
     entries: list[tuple[list[str], Node]] = []
     for (module, (file, line)), rows in ordered:
         labels = [*(f"{name}/" for name in module.split("/") if name), f"{file.rpartition('/')[2]}:{line}" if file else "(no source line)"]
         for (primitive, _), equal in rows.items():
-            leaf = equal[0]
-            entries.append(([*labels, primitive], Node("", leaf.text, leaf.bytes, 1, len(equal), leaf.replicated)))
+            entries.append(([*labels, primitive], replace(equal[0], times=len(equal))))
     nodes = tree_of(entries, depth, lambda label: label.endswith("/"))
     head = f"values  {_counted(len(values), 'array')} on {_counted(len({key[1] for key in groups}), 'source line')}"
     return [head, *written(fitted(_named(nodes), limit, each=True), lambda node: "")]

@@ -66,6 +66,19 @@ def other_training() -> Plan:
 
 
 @functools.cache
+def replicated_layers() -> Plan:
+    """Layers that every device has whole, one finding for each."""
+    layer = {"kernel": shape(2048, 2048)}
+
+    def run(layers: Any, x: jax.Array) -> jax.Array:
+        for each in layers:
+            x = jnp.tanh(x @ each["kernel"])
+        return x
+
+    return sp.auto_shard(run, mesh=MESH, in_shardings=(None, P("data"))).plan([layer] * 3, shape(64, 2048))
+
+
+@functools.cache
 def scanned() -> Plan:
     """A loop, with values inside that `plan.values` does not list."""
 

@@ -17,6 +17,7 @@ import pytest
 import shardy_py
 from shardy_py.facade import Plan
 from shardy_py.plan import Reason
+from shardy_py.plan.checks.accept import alike
 from shardy_py.plan.matching import partners
 from shardy_py.plan.movements import format_bytes
 from shardy_py.view.html.figures import span_text
@@ -129,6 +130,60 @@ def test_search_by_path_primitive_place_and_sharding(opened: Opened) -> None:
     press(browser, Keys.ESCAPE)
     assert texts(browser, ".found") == [f"{len(plan.values)} values"]
     assert browser.execute_script("return document.activeElement.id") == "tree"
+
+
+def test_a_search_without_a_hit_says_so_and_leads_on(opened: Opened) -> None:
+    plan = plans.training()
+    browser = opened(page(plan))
+    search = browser.find_element(By.ID, "search")
+    search.send_keys("all_reduce")
+    (said, moves) = texts(browser, ".none:not(.hidden) p")
+    assert said == "No value has “all_reduce” in its path, primitive, source line, module or sharding."
+    with_it = [r for r in plan.reshards if "all_reduce" in " ".join(map(str, r.collectives))] + [
+        c for c in plan.collectives if c.kind == "all_reduce"
+    ]
+    assert moves == f"Among reshards and collectives there are {len(with_it)}: Data movement."
+    browser.find_element(By.CSS_SELECTOR, ".none .link").click()
+    assert browser.find_element(By.ID, "view-moves").is_displayed()
+    browser.find_element(By.ID, "tab-values").click()
+    search.clear()
+    search.send_keys("zebra")
+    assert texts(browser, ".none:not(.hidden) p")[1] == "What moves between devices is under Data movement."
+    search.clear()
+    search.send_keys("up")
+    assert texts(browser, ".none:not(.hidden) p") == []
+
+
+def test_the_value_that_is_shown_first_is_chosen_in_the_tree(opened: Opened) -> None:
+    browser = opened(page(plans.training()))
+    (chosen,) = browser.find_elements(By.CSS_SELECTOR, ".row[aria-selected='true']")
+    assert title(browser).endswith(chosen.find_element(By.CSS_SELECTOR, ".label").text)
+    tree = browser.find_element(By.ID, "tree").rect
+    assert tree["y"] < chosen.rect["y"] < tree["y"] + tree["height"] - chosen.rect["height"]
+
+
+def test_findings_of_layers_are_one(opened: Opened) -> None:
+    plan = plans.replicated_layers()
+    browser = opened(page(plan))
+    browser.find_element(By.ID, "tab-findings").click()
+    groups = alike(plan.findings)
+    assert len(groups) < len(plan.findings)
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#view-findings > ul > li")) == len(groups)
+    assert texts(browser, "#view-findings summary") == [f"and {group.count - 1} more like it" for group in groups if group.count > 1]
+    assert len(texts(browser, "#view-findings li")) == len(plan.findings)
+
+
+def test_the_page_in_a_cell_of_a_notebook(chromium: Any, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "cell.html").write_text(f"<body>{plans.training().show(height=400)._repr_html_()}</body>")
+    chromium.get((tmp_path / "cell.html").as_uri())
+    frame = chromium.find_element(By.TAG_NAME, "iframe")
+    assert frame.size["height"] in range(398, 404)
+    chromium.switch_to.frame(frame)
+    try:
+        until(chromium, lambda: chromium.execute_script("return document.documentElement.dataset.ready") == "yes")
+        assert title(chromium)
+    finally:
+        chromium.switch_to.default_content()
 
 
 def test_filters(opened: Opened) -> None:

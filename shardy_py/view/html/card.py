@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from html import escape
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.plan.checks.accept import Alike, alike
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.collectives import summary
+from shardy_py.plan.collectives import Collective, summary
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
+from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.view.leaves import by_path, bytes_of, inputs_of, outputs_of, shortened
+from shardy_py.view.text_tree import Node
 
 if TYPE_CHECKING:
+    from shardy_py.dialect import Mesh
     from shardy_py.plan.reshards import Reshard
 
-VALUES_SHOWN = 24
-"""Number of listed inputs and of listed outputs, those that take the most memory."""
+MAX_OPS = 5_000
+"""A plan of more ops is not partitioned for its card, which would take more than a second or so."""
+
+LINES = 16
+"""Number of lines for inputs and for outputs: those that take the most memory, in the order of the program where all are shown."""
 
 MOVES_SHOWN = 12
 """Number of listed reshards, those that move the most bytes."""
@@ -27,70 +35,128 @@ MOVES_SHOWN = 12
 FINDINGS_SHOWN = 12
 """Number of listed findings, the gravest first."""
 
+MESH_SIDE = 8
+"""Rows and columns of devices in the picture of the mesh."""
+
 _CELL = 'style="text-align:left;padding:1px 12px 1px 0;vertical-align:top"'
 _NUMBER = 'style="text-align:right;padding:1px 12px 1px 0;vertical-align:top;white-space:nowrap"'
+_FACT = 'style="border:1px solid #8886;border-radius:4px;padding:2px 10px 4px;margin:0 8px 8px 0;max-width:260px"'
+_TABLE = 'style="border-collapse:collapse;font-size:13px"'
+_SIDE_BY_SIDE = 'style="display:flex;flex-wrap:wrap;align-items:flex-start"'
 _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 
 
 def card(plan: PlanRecord) -> str:
-    """The plan in short: mesh, figures, largest inputs and outputs, reshards and findings, each list behind a triangle.
+    """The plan in short: three facts and the mesh, inputs and outputs, and behind triangles reshards and findings.
 
-    A plan that is run by explicit collectives is not partitioned for it: figures not yet computed are left out.
+    A large plan that is run by explicit collectives is not partitioned for it: figures not yet computed are left out.
 
     Args:
         plan: A plan.
     """
-    partitioned = plan.partitioner is None or collectives_of.is_computed(plan)
-    findings = findings_of(plan) if plan.partitioner is None or findings_of.is_computed(plan) else plan.planning_findings
+    small = sum(1 for _ in islice(plan.program.walk(), MAX_OPS + 1)) <= MAX_OPS
+    moved = collectives_of(plan) if small or plan.partitioner is None or collectives_of.is_computed(plan) else None
+    partitioned = small or plan.partitioner is None
+    groups = alike(findings_of(plan) if partitioned or findings_of.is_computed(plan) else plan.planning_findings)
+    groups = sorted(groups, key=lambda group: _GRAVITY[group.first.severity])
+    inputs, outputs = by_path(plan, inputs_of(plan)), by_path(plan, outputs_of(plan))
     axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
-    figures = [f"inputs {format_bytes(_bytes(plan, plan.inputs))}", f"outputs {format_bytes(_bytes(plan, plan.outputs))} per device"]
-    if partitioned:
-        moved = "; ".join(map(str, summary(collectives_of(plan)))) or "none"
-        figures.append(f"communication per call: {moved}")
+    figures = f"inputs {format_bytes(bytes_of(inputs))}; outputs {format_bytes(bytes_of(outputs))} per device"
+    seen: dict[tuple[Node, ...], str] = {}
+    lists = _values("inputs", inputs, len(plan.inputs), seen), _values("outputs", outputs, len(plan.outputs), seen)
     parts = [
-        f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b></div>",
-        f"<div>{escape('; '.join(figures))}</div>",
-        _values("inputs", plan, plan.inputs),
-        _values("outputs", plan, plan.outputs),
+        f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b>; {escape(figures)}</div>",
+        f"<div {_SIDE_BY_SIDE}>{_peak(plan) if small else ''}{_sent(moved)}{_found(groups)}{_picture(plan.mesh)}</div>",
+        f"<div {_SIDE_BY_SIDE}>{''.join(lists)}</div>",
     ]
-    if plan.partitioner is None or reshards_of.is_computed(plan):
+    if partitioned or reshards_of.is_computed(plan):
         parts.append(_moves(reshards_of(plan)))
-    if findings:
-        ordered = sorted(findings, key=lambda f: _GRAVITY[f.severity])
-        rows = [f"<tr><td {_CELL}>{escape(str(f))}</td></tr>" for f in ordered[:FINDINGS_SHOWN]]
-        parts.append(_folded("findings", len(ordered), rows, opened=ordered[0].severity != "info"))
-    parts.append("<div><small>save_html(path) writes all of it as a page: every value, why it is sharded so, charts.</small></div>")
+    if groups:
+        rows = [f"<tr><td {_CELL}>{escape(str(group))}</td></tr>" for group in groups[:FINDINGS_SHOWN]]
+        parts.append(_folded("findings", len(groups), rows, opened=groups[0].first.severity != "info"))
+    parts.append("<div><small>plan.show() puts its page here: every value, why it is sharded so, charts.</small></div>")
     return f'<div style="font-size:13px;line-height:1.5">{"".join(parts)}</div>'
 
 
-def _values(title: str, plan: PlanRecord, values: Sequence[PlannedValue]) -> str:
-    largest = sorted(values, key=lambda v: -_bytes(plan, [v]))[:VALUES_SHOWN]
-    rows = [
-        f"<tr><td {_CELL}>{_code(v.path)}</td><td {_CELL}>{_code(typed(v.type, v.sharding))}</td>"
-        f"<td {_NUMBER}>{format_bytes(_bytes(plan, [v]))}</td></tr>"
-        for v in largest
-    ]
-    return _folded(title, len(values), rows, opened=len(values) <= VALUES_SHOWN // 2)
+def _fact(title: str, figure: str, more: str) -> str:
+    return f"<div {_FACT}><small>{escape(title)}</small><div><b>{escape(figure)}</b></div><small>{escape(more)}</small></div>"
+
+
+def _peak(plan: PlanRecord) -> str:
+    memory = memory_analysis.analyse(plan, None, None)
+    largest = memory.contributors[0] if memory.contributors else None
+    more = "" if largest is None else f"largest: {largest.name}, {format_bytes(largest.bytes)}"
+    return _fact("peak memory per device", format_bytes(memory.peak_memory_in_bytes), more)
+
+
+def _sent(collectives: Sequence[Collective] | None) -> str:
+    if collectives is None:
+        return ""
+    totals = summary(collectives)
+    size = format_bytes(sum(total.bytes for total in totals))
+    exact = all(total.exact for total in totals)
+    kinds = ", ".join(f"{total.count} {total.kind}" for total in totals)
+    return _fact("communication per device and call", size if exact else f"at least {size}", kinds or "no data moves between devices")
+
+
+def _found(groups: Sequence[Alike]) -> str:
+    grave = [group for group in groups if group.first.severity != "info"]
+    count = sum(group.count for group in grave)
+    notes = sum(group.count for group in groups) - count
+    first = groups[0] if groups else None
+    more = "" if first is None else f"{first.first.kind} {'of ' if first.path else ''}{first.path}"
+    return _fact("findings", f"{count or 'none'}" + (f", {notes} note{'s' if notes != 1 else ''}" if notes else ""), more)
+
+
+def _picture(mesh: Mesh) -> str:
+    """The devices: the last axis across, all others down; of many, the first."""
+    sizes = [axis.size for axis in mesh.axes]
+    if not sizes:
+        return ""
+    columns, rows = sizes[-1], math.prod(sizes[:-1])
+    ids = mesh.device_ids or range(mesh.size)
+    cell = 'style="border:1px solid #8888;padding:0 5px;text-align:center;font-size:11px"'
+    lines = []
+    for row in range(min(rows, MESH_SIDE)):
+        cells = [f"<td {cell}>{ids[row * columns + column]}</td>" for column in range(min(columns, MESH_SIDE))]
+        lines.append(f"<tr>{''.join(cells)}{'<td>…</td>' if columns > MESH_SIDE else ''}</tr>")
+    down = " × ".join(axis.name for axis in mesh.axes[:-1])
+    more = f", the first of {mesh.size:,} devices" if rows > MESH_SIDE or columns > MESH_SIDE else ""
+    title = f"{f'{down} down, ' if down else ''}{mesh.axes[-1].name} across{more}"
+    return f'<div><small>{escape(title)}</small><table style="border-collapse:collapse">{"".join(lines)}</table></div>'
+
+
+def _values(title: str, nodes: Sequence[Node], count: int, seen: dict[tuple[Node, ...], str]) -> str:
+    rows: list[str] = []
+    _rows(shortened(nodes, LINES, seen), 0, rows)
+    name = title if count != 1 else title[:-1]
+    return f'<div style="margin-right:24px"><div>{count:,} {name}</div><table {_TABLE}>{"".join(rows)}</table></div>'
+
+
+def _rows(nodes: Sequence[Node], level: int, rows: list[str]) -> None:
+    """A row for each node, children below it and further to the right."""
+    for node in nodes:
+        label = f'<span style="padding-left:{level}em">{_code(node.label)}</span>'
+        text, size = ("", "") if node.children else (_code(node.text) if node.text else "", format_bytes(node.bytes) if node.count else "")
+        trips = f"×{node.times}" if node.times > 1 else ""
+        rows.append(f"<tr><td {_CELL}>{label}</td><td {_CELL}>{text}</td><td {_NUMBER}>{size}</td><td {_NUMBER}>{trips}</td></tr>")
+        _rows(node.children, level + 1, rows)
 
 
 def _moves(reshards: Sequence[Reshard]) -> str:
     ordered = sorted(reshards, key=lambda r: -r.bytes_per_device * (r.trips or 1))
     rows = [f"<tr><td {_CELL}>{_code(str(r))}</td></tr>" for r in ordered[:MOVES_SHOWN]]
-    return _folded("reshards", len(reshards), rows) if reshards else "<div>no data moves between devices</div>"
+    return _folded("reshards", len(reshards), rows) if reshards else ""
 
 
 def _folded(title: str, count: int, rows: Sequence[str], *, opened: bool = False) -> str:
     if len(rows) < count:
         rows = [*rows, f"<tr><td {_CELL}>… and {count - len(rows)} more</td></tr>"]
     state = " open" if opened else ""
-    table = f'<table style="border-collapse:collapse;font-size:13px">{"".join(rows)}</table>'
-    return f"<details{state}><summary>{count} {title if count != 1 else title[:-1]}</summary>{table}</details>"
+    name = title if count != 1 else title[:-1]
+    return f"<details{state}><summary>{count} {name}</summary><table {_TABLE}>{''.join(rows)}</table></details>"
 
 
 def _code(text: str) -> str:
     return f'<code style="{_MONO}">{escape(text)}</code>'
-
-
-def _bytes(plan: PlanRecord, values: Iterable[PlannedValue]) -> int:
-    return sum(local_bytes(value.type, value.sharding, plan.program.meshes) for value in values)

@@ -112,8 +112,28 @@ function movesView(plan, go) {
 const GRAVITY = { error: 0, warning: 1, info: 2 };
 
 function findingsView(plan, go) {
-  const rows = [...plan.data.findings].sort((x, y) => GRAVITY[x[0]] - GRAVITY[y[0]]);
-  if (!rows.length) return [el("p", { class: "empty" }, "Nothing was found that deserves a look.")];
+  if (!plan.data.findings.length) return [el("p", { class: "empty" }, "Nothing was found that deserves a look.")];
+  const groups = layersAsOne(plan.data.findings).sort((x, y) => GRAVITY[x[0][0]] - GRAVITY[y[0][0]]);
   const list = el("ul", { class: "plain" });
-  return [list, paged(rows, (row) => el("li", {}, findingLine(plan, row, go)), list)];
+  return [list, paged(groups, (rows) => el("li", {}, findingLine(plan, rows[0], go), others(plan, rows.slice(1), go)), list)];
+}
+
+/** Findings that differ in nothing but numbers, as those of layers do, together. */
+function layersAsOne(findings) {
+  const byText = new Map();
+  for (const row of findings) {
+    const [severity, kind, message, , path] = row;
+    const key = [severity, kind, ...[message, path].map((text) => text.replace(/\d+/g, "#"))].join("\n");
+    if (!byText.has(key)) byText.set(key, []);
+    byText.get(key).push(row);
+  }
+  return [...byText.values()];
+}
+
+/** The values of the other findings of a group, behind a triangle. */
+function others(plan, rows, go) {
+  if (!rows.length) return null;
+  const list = el("ul", { class: "plain" });
+  const name = ([, , , i, path]) => (i >= 0 ? el("button", { class: "link", on: { click: () => go(plan, i) } }, path) : el("code", {}, path));
+  return el("details", {}, el("summary", {}, `and ${grouped(rows.length)} more like it`), list, paged(rows, (row) => el("li", {}, name(row)), list));
 }

@@ -75,8 +75,20 @@ function matching(items, query, only) {
   return hit;
 }
 
-function valuesView(items, panel, tree) {
+/** The number of reshards and collectives that have every word of the query. */
+function movesWith(items, query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const types = (plan, from, to) => [plan.tables.types[from].text, plan.tables.types[to].text];
+  const texts = [items.a, items.b].flatMap((plan) => (plan ? [
+    ...plan.data.moves.map(([, name, from, to, steps, , , reason, , place]) => [name, ...types(plan, from, to), ...steps.map((step) => step[0]), plan.strings[reason], plan.location(place, false)]),
+    ...plan.data.collectives.map(([, name, kind, axes, , operand, , , primitive, place]) => [name, `${kind}(${axes.join(",")})`, operand, plan.strings[primitive], plan.location(place, false)]),
+  ] : []));
+  return texts.map((text) => text.join("\n").toLowerCase()).filter((text) => words.every((word) => text.includes(word))).length;
+}
+
+function valuesView(items, panel, tree, openMoves) {
   const found = el("div", { class: "found", role: "status" });
+  const none = el("div", { class: "empty none hidden" });
   const search = el("input", { type: "search", id: "search", placeholder: "path, primitive, line, sharding ( / )", "aria-label": "search values", spellcheck: false, autocomplete: "off" });
   const choice = (value, text) => el("option", { value }, text);
   const only = el("select", { id: "only", "aria-label": "which values" }, choice("all", "all values"), items.b ? choice("changed", "differences") : null, choice("replicated", "replicated"), choice("moving", "resharded"), choice("found", "with findings"));
@@ -88,6 +100,17 @@ function valuesView(items, panel, tree) {
     const changed = items.b ? items.left.reduce((sum, _, item) => sum + Number(items.changed(item)), 0) : 0;
     found.textContent = hit ? `${grouped(n)} of ${plural(items.count, "value")}` : `${plural(items.count, "value")}${items.b ? `, ${grouped(changed)} of them different` : ""}`;
     tree.filter(hit);
+    none.replaceChildren(...(hit && !n ? nothing() : []));
+    none.classList.toggle("hidden", !hit || n > 0);
+  };
+  const nothing = () => {
+    const query = search.value.trim(), moves = query ? movesWith(items, query) : 0;
+    const filter = only.value === "all" ? "" : ` among those that are chosen (${only.selectedOptions[0].textContent})`;
+    const link = el("button", { class: "link", on: { click: openMoves } }, "Data movement");
+    return [
+      el("p", {}, query ? `No value${filter} has “${query}” in its path, primitive, source line, module or sharding.` : `There is no value${filter}.`),
+      el("p", {}, moves ? `Among reshards and collectives there are ${grouped(moves)}: ` : "What moves between devices is under ", link, "."),
+    ];
   };
   let waiting = 0;
   search.addEventListener("input", () => { clearTimeout(waiting); if (items.count > 20000) waiting = setTimeout(apply, 120); else apply(); });
@@ -98,7 +121,7 @@ function valuesView(items, panel, tree) {
   order.addEventListener("change", () => tree.sort(order.value === "size"));
   apply();
   const clear = () => { search.value = ""; only.value = "all"; apply(); };
-  const view = el("section", { id: "values", class: items.b ? "two" : null }, el("div", { class: "left" }, el("div", { class: "tools" }, search, only, order, found), tree.box), panel.box);
+  const view = el("section", { id: "values", class: items.b ? "two" : null }, el("div", { class: "left" }, el("div", { class: "tools" }, search, only, order, found), none, tree.box), panel.box);
   return { view, search, clear };
 }
 
@@ -113,7 +136,7 @@ function start() {
     const [plan, i] = items.main(item);
     try { history.replaceState(null, "", `#${encodeURIComponent(plan.name(i))}`); } catch { /* pages in a sandbox have no history */ }
   });
-  const values = valuesView(items, panel, tree);
+  const values = valuesView(items, panel, tree, () => open("moves"));
   const perPlan = (view) => () => plans.flatMap((plan, side) => [plans.length > 1 ? el("h2", {}, el("span", { class: `side ${side ? "b" : "a"}` }, side ? "B" : "A"), ` ${plan.data.name}`) : null, ...view(plan, go)]);
   const views = {
     values: { title: "Values", section: values.view },
@@ -164,7 +187,7 @@ function start() {
   const wanted = decodedHash();
   const i = wanted ? plans[0].find(wanted) : -1;
   if (i >= 0) tree.reveal(i);
-  else if (items.count) panel.show(largest(items));
+  else if (items.count) tree.reveal(largest(items), false);
   document.documentElement.dataset.ready = "yes";
   performance.mark("ready");
 }

@@ -287,14 +287,14 @@ class Tree {
     keys[event.key]();
   }
 
-  /** Opens the groups around a value, scrolls to it and chooses it. */
-  reveal(item) {
+  /** Opens the groups around a value, scrolls to it where it is out of view or `centred`, and chooses it. */
+  reveal(item, centred = true) {
     if (this.hit && !this.hit[item]) this.filter(null);
     for (let up = this.home[item]; up; up = up.parent) { up.open = true; up.shut = null; up.opened = this.hit; }
     this.flatten();
     this.at = this.rows.indexOf(item);
     this.chosen = item;
-    this.box.scrollTop = Math.max(0, this.tops[this.at] - this.box.clientHeight / 2);
+    if (centred || this.tops[this.at + 1] > this.box.clientHeight - HEAD) this.box.scrollTop = Math.max(0, this.tops[this.at] - this.box.clientHeight / 2);
     this.draw();
     this.choose(item);
   }
