@@ -174,9 +174,9 @@ def make_plan(traced: TracedCall) -> Planned:
         PlannerInfeasible: The planner finds no plan within its budget.
     """
     began = time.monotonic()
-    planning = _Planning(traced)
     planner = traced.request.settings.planner
     with no_collection():
+        planning = _Planning(traced)
         if planner is None:
             return planning.planned(None)
         searcher = planning.searcher(planner, began)
