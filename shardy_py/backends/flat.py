@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope
+from shardy_py.frontends.live import live_positions
 from shardy_py.frontends.locations import locate
 from shardy_py.ir.jax_calls import CALLS
 
@@ -50,14 +51,7 @@ class Flat:
 
     def live(self) -> list[int]:
         """The equations that the outputs depend on."""
-        needed = {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
-        kept = []
-        for i in reversed(range(len(self.jaxpr.eqns))):
-            eqn = self.jaxpr.eqns[i]
-            if needed.intersection(eqn.outvars):
-                kept.append(i)
-                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-        return kept[::-1]
+        return live_positions(self.jaxpr.eqns, self.jaxpr.outvars)
 
 
 def with_variables(jaxpr: Jaxpr, invars: Sequence[Any], outvars: Sequence[Any], **changed: Any) -> Jaxpr:

@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from shardy_py.frontends.live import live_positions
+
 Atom = Any
 """A `Var` or a `Literal`."""
 
@@ -64,13 +66,7 @@ N = TypeVar("N", bound=_HasEquation)
 
 def live(nodes: Sequence[N], results: Iterable[Atom]) -> list[N]:
     """The equations that these results need, and those with effects, in order."""
-    needed = {v for v in results if isinstance(v, Var)}
-    kept: list[N] = []
-    for node in reversed(nodes):
-        if node.eqn.effects or any(v in needed for v in node.eqn.outvars):
-            kept.append(node)
-            needed.update(reads(node.eqn))
-    return kept[::-1]
+    return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, keeps=lambda eqn: eqn.effects)]
 
 
 def closed_jaxpr(eqns: Sequence[JaxprEqn], inputs: Iterable[Var], results: Iterable[Atom]) -> ClosedJaxpr:

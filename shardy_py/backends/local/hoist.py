@@ -23,8 +23,8 @@ from shardy_py.backends.local.jaxpr_rewriting import (
     Replacement,
     Rewritten,
     copy_equations,
+    has_effects,
     is_pure,
-    needed_equations,
     retraced,
     rewrite,
     rewrite_bodies,
@@ -34,6 +34,7 @@ from shardy_py.backends.local.jaxpr_rewriting import (
 )
 from shardy_py.backends.local.local_rule import bind
 from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.frontends.live import live_equations
 from shardy_py.frontends.loops import scan_counts, with_more_consts
 
 LARGEST_PARTIAL = 16 << 20
@@ -67,7 +68,7 @@ def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list
         name = eqn.primitive.name
         if name in COLLECTIVES or (name in _REARRANGING and not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in gathered):
             gathered.update(dict.fromkeys(eqn.outvars))
-    hoisted_eqns = needed_equations(pure_eqns, list(gathered), consts)
+    hoisted_eqns = live_equations(pure_eqns, list(gathered), consts)
     if not hoisted_eqns:
         return [], []
     moved_ids = {id(eqn) for eqn in hoisted_eqns}
@@ -250,7 +251,7 @@ def _sum_late(eqn: JaxprEqn, sizes: Mapping[str, int], largest: int, small: floa
         operands[at] = start
         add = s.add.replace(invars=[arguments[at], s.partial], outvars=[outs[s.index]])
         eqns = [add if e is s.add else e for e in eqns]
-    inner = sub_jaxpr(body, needed_equations(eqns, outs, effects=True), arguments, outs)
+    inner = sub_jaxpr(body, live_equations(eqns, outs, keeps=has_effects), arguments, outs)
     loop = eqn.replace(invars=operands, outvars=results, params={**eqn.params, "jaxpr": with_jaxpr(inner, eqn.params["jaxpr"])})
     after: list[JaxprEqn] = []
     final: list[Atom] = list(results)
@@ -280,7 +281,7 @@ def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
         partial = _partial(out, producers, uses, out.aval.dtype)
         if partial is None or partial.aval.shape != out.aval.shape or math.prod(out.aval.shape) * out.aval.dtype.itemsize > small:
             continue
-        sums.append(_Sum(i, None, partial, needed_equations(body.eqns, [out], [partial])))
+        sums.append(_Sum(i, None, partial, live_equations(body.eqns, [out], [partial])))
     return sums
 
 
@@ -317,7 +318,7 @@ def _sums(body: Jaxpr, n_consts: int, n_carry: int, largest: int) -> list[_Sum]:
         scattered = math.prod(partial.aval.shape) > math.prod(out.aval.shape)
         if scattered and math.prod(partial.aval.shape) * partial.aval.dtype.itemsize > largest:
             continue
-        sums.append(_Sum(i, add, partial, needed_equations(body.eqns, [out], [carried, partial])))
+        sums.append(_Sum(i, add, partial, live_equations(body.eqns, [out], [carried, partial])))
     return sums
 
 

@@ -27,6 +27,7 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
 from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.live import live_positions
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.primitive_bodies import body_of
 from shardy_py.plan.checks.thresholds import graded
@@ -174,13 +175,8 @@ class JaxprAnalysis:
         """The equations of a jaxpr that a result depends on or that have effects, with their positions."""
         equations = self._live.get(id(jaxpr))
         if equations is None:
-            used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-            equations = self._live[id(jaxpr)] = []
-            for index, eqn in zip(reversed(range(len(jaxpr.eqns))), reversed(jaxpr.eqns)):
-                if eqn.effects or not eqn.outvars or not used.isdisjoint(eqn.outvars):
-                    used.update([v for v in eqn.invars if not isinstance(v, Literal)])
-                    equations.append((index, eqn))
-            equations.reverse()
+            live = live_positions(jaxpr.eqns, jaxpr.outvars, keeps=lambda eqn: eqn.effects or not eqn.outvars)
+            equations = self._live[id(jaxpr)] = [(index, jaxpr.eqns[index]) for index in live]
         return equations
 
     def steps(self, jaxpr: Jaxpr) -> list[_Step]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -181,24 +181,3 @@ UNEQUAL = frozenset({"ffi_call", "optimization_barrier", "pallas_call", "pure_ca
 def is_pure(eqn: JaxprEqn) -> bool:
     """Whether an equation only computes, the same from the same operands, without jaxprs of its own."""
     return eqn.primitive.name not in UNEQUAL and not bodies(eqn) and not has_effects(eqn)
-
-
-def needed_equations(
-    eqns: Sequence[JaxprEqn], results: Iterable[Atom], leaves: Iterable[Var] = (), *, effects: bool = False
-) -> list[JaxprEqn]:
-    """The equations that results depend on, in order.
-
-    Args:
-        eqns: Where they stand.
-        results: The results.
-        leaves: Variables to stop at.
-        effects: Whether equations with effects are needed too.
-    """
-    stop = set(leaves)
-    wanted = {v for v in results if not isinstance(v, Literal) and v not in stop}
-    needed = []
-    for eqn in reversed(eqns):
-        if any(v in wanted for v in eqn.outvars) or (effects and has_effects(eqn)):
-            needed.append(eqn)
-            wanted.update(v for v in eqn.invars if not isinstance(v, Literal) and v not in stop)
-    return needed[::-1]
