@@ -16,6 +16,7 @@ from shardy_py.plan import costing
 from shardy_py.plan.checks.accept import accepted, alike
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective
+from shardy_py.plan.collectives_by_module import CollectivesByModule, by_module
 from shardy_py.plan.cost_analysis import CostAnalysis
 from shardy_py.plan.diff import PlanDiff, diff_plans
 from shardy_py.plan.executed import collectives_of
@@ -80,6 +81,43 @@ class Plan(PlanRecord):
         reduce-scatter; benchmarks/README.md says how far that is from what it makes.
         """
         return collectives_of(self)
+
+    def collectives_by_module(self, depth: int | None = None) -> CollectivesByModule:
+        """The collectives of each module, those of the forward and of the backward pass apart, with counts and bytes of one call.
+
+        Modules are named scopes: those of Flax, `jax.named_scope`, `shardy_py.named_computation`. Each has the collectives of those inside
+        it too; `""` is the whole.
+
+        Args:
+            depth: Levels of modules; None for all.
+
+        Raises:
+            ShardyError: The depth is less than 0.
+
+        Returns:
+            A mapping of paths of modules, whose text is a table.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, shardy_py as sp
+            >>> def loss(w, x):
+            ...     with jax.named_scope("layer"):
+            ...         return jnp.sum(x @ w)
+            >>> step = sp.auto_shard(jax.grad(loss), mesh={"data": 4}, in_shardings=(None, jax.P("data")))
+            >>> print(step.plan(jnp.ones((8, 8)), jnp.ones((8, 8))).collectives_by_module())
+            module   forward  backward
+            (all)    none     1 all_gather  192 B
+              layer  none     1 all_gather  192 B
+        """
+        return by_module(self.collectives, depth)
+
+    @property
+    def region_jaxpr(self) -> Any:
+        """The program of one device as a jaxpr, its collectives among the equations: what the region of `lowering="shard_map"` runs.
+
+        Axes of the mesh of which the plan uses parts are several there. None under `lowering="jit"`, where XLA makes that program, and of
+        a plan that was read from a file.
+        """
+        return None if self.active_partitioner is None else self.active_partitioner.region_jaxpr(self)
 
     @property
     def reshards(self) -> tuple[Reshard, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api.lowering import obstacle
@@ -112,6 +112,14 @@ class Partitioning:
             plan: The plan of it.
         """
         return self.partitioned(plan).collectives
+
+    def region_jaxpr(self, plan: PlanRecord) -> Jaxpr:
+        """The body of the region.
+
+        Args:
+            plan: The plan of it.
+        """
+        return self.partitioned(plan).body
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """Findings on ops that run whole in the region, or the reason why the region does not run.

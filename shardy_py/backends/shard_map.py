@@ -54,6 +54,12 @@ class Partitioned:
     findings: tuple[Finding, ...]
     names: tuple[str, ...] = ()
 
+    @property
+    def body(self) -> Jaxpr:
+        """The region, on the arrays of one device."""
+        (eqn,) = self.jaxpr.eqns
+        return eqn.params["jaxpr"]
+
     @functools.cached_property
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives; read on the first request, as running does not need them."""

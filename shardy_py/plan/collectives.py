@@ -27,7 +27,8 @@ class Collective:
         value: Name of the value that moves; empty where unknown.
         primitive: The JAX primitive that asks for it; empty for results of the function.
         location: `file:line` of the user's code; empty where unknown.
-        module: The named scopes it stands in, as those of `PlannedValue`.
+        module: The named scopes of what makes the parts of a sum, else of what reads the result; as those of `PlannedValue`.
+        backward: Whether it is of a backward pass.
 
     Example:
         >>> gather = Collective("all_gather", ("model",), 4, 256, trips=6, dtype="float32", shape=(8, 8), value="w")
@@ -46,6 +47,7 @@ class Collective:
     primitive: str = ""
     location: str = ""
     module: str = ""
+    backward: bool = False
 
     @property
     def received_bytes(self) -> int:

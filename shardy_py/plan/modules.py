@@ -10,6 +10,19 @@ _OF_JAX = frozenset(("rematted_computation", "checkpoint"))
 _WRAPPED = re.compile(r"[\w-]+\((.*)\)", re.DOTALL)
 
 
+def is_backward(scope: str) -> bool:
+    """Whether an op is of a backward pass: of the transposition of a derivative, what is computed again for it included.
+
+    Args:
+        scope: The name stack, as `Location.scope` has it.
+
+    Example:
+        >>> is_backward("transpose(jvp(Model))/up"), is_backward("jvp(Model)/up")
+        (True, False)
+    """
+    return any(part.startswith("transpose(") for part in scope.split("/"))
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def module_path(scope: str, around: str = "") -> str:
     """The name stack of an op as a path of modules: without the transformations that JAX wraps around names, and without einsum strings.

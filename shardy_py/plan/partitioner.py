@@ -36,7 +36,7 @@ from shardy_py.plan.collectives import Collective
 from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes
 from shardy_py.plan.trips import trip_count
-from shardy_py.plan.values import location_of, module_of
+from shardy_py.plan.values import in_backward_pass, location_of, module_of
 from shardy_py.rules.traits import CONSTRAINTS
 
 
@@ -398,7 +398,8 @@ class _Partitioner:
         cause, program = origin.op, self.lineage.program
         primitive = "" if cause.name.endswith(".return") else cause.primitive or cause.name.rpartition(".")[2]
         where, module = location_of(program, cause), module_of(program, cause)
-        collective = Collective(kind, axes, group, size, outer.trips, dtype, shape, self.name(origin.value), primitive, where, module)
+        name, backward = self.name(origin.value), in_backward_pass(program, cause)
+        collective = Collective(kind, axes, group, size, outer.trips, dtype, shape, name, primitive, where, module, backward)
         self.transfers.append(Transfer(collective, op, origin, outer is not scope, scatters))
 
     def user_collective(self, op: Op, scope: _Scope) -> None:

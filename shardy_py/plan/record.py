@@ -73,6 +73,10 @@ class RegionPartitioner(Protocol):
         """The collectives in execution order."""
         ...
 
+    def region_jaxpr(self, plan: PlanRecord) -> Any:
+        """The partitioned program as a jaxpr; None where there is only `local_program`."""
+        ...
+
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """Findings for ops that could not be partitioned, or the reason why the partitioned program is not run."""
         ...

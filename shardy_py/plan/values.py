@@ -10,7 +10,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type, printable
 from shardy_py.ir import Op, Program, Type, Value
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.plan.modules import module_path
+from shardy_py.plan.modules import is_backward, module_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,22 @@ def module_of(program: Program, op: Op) -> str:
     where = program.locate(op.location)
     # The ops of a loop besides its body have the location of its equation, whose names `around` has already.
     return around if where is None or (isinstance(holder, Op) and op.location is holder.location) else module_path(where.scope, around)
+
+
+def in_backward_pass(program: Program, op: Op) -> bool:
+    """Whether an op, or one that it stands in, is of a backward pass.
+
+    Args:
+        program: The program.
+        op: One of its ops.
+    """
+    at: object = op
+    while isinstance(at, Op):
+        where = program.locate(at.location)
+        if where is not None and is_backward(where.scope):
+            return True
+        at = None if at.block is None else at.block.parent
+    return False
 
 
 _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.return", "sdy.data_flow_edge"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
@@ -12,7 +12,7 @@ from shardy_py.backends.local.jaxpr_rewriting import BODIES
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.plan.collectives import Collective
-from shardy_py.plan.modules import module_path
+from shardy_py.plan.modules import is_backward, module_path
 
 KINDS: Mapping[str, str] = {
     "all_gather": "all_gather",
@@ -28,6 +28,8 @@ KINDS: Mapping[str, str] = {
 }
 """Primitive -> kind of collective."""
 
+_SUMS = frozenset(("all_reduce", "reduce_scatter"))
+
 Spelling = Mapping[str, str]
 """Axis of the region's mesh -> its notation in the user's mesh."""
 
@@ -36,6 +38,13 @@ _MOVING = frozenset(
     ("all_gather", "all_gather_invariant", "all_to_all", "bitcast_convert_type", "optimization_barrier", "ppermute", "reshape", "squeeze")
 )
 """Primitives that only move elements: a collective behind them is of the value before."""
+
+
+class _Place(NamedTuple):
+    """The module of an equation, and whether it is of a backward pass."""
+
+    module: str
+    backward: bool
 
 
 def read_collectives(
@@ -50,11 +59,11 @@ def read_collectives(
         names: Paths of the arguments of the jaxpr; by default they have none.
     """
     paths = dict(zip(jaxpr.invars, names)) if names else {}
-    return tuple(_read(jaxpr, 1, sizes, spelling or {}, "", paths))
+    return tuple(_read(jaxpr, 1, sizes, spelling or {}, _Place("", False), paths))
 
 
 def _read(
-    jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, around: str, paths: Mapping[Any, str]
+    jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, around: _Place, paths: Mapping[Any, str]
 ) -> Iterator[Collective]:
     producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
@@ -71,7 +80,7 @@ def _read(
         if name in BODIES or name == "shard_map":
             for _, _, body in bodies(eqn):
                 inner = open_jaxpr(body)
-                yield from _read(inner, within, sizes, spelling, _module(eqn, around), _paths_inside(eqn, inner, producers, paths))
+                yield from _read(inner, within, sizes, spelling, _place(eqn, around), _paths_inside(eqn, inner, producers, paths))
 
 
 def _entries(
@@ -81,7 +90,7 @@ def _entries(
     sizes: Mapping[str, int],
     spelling: Spelling,
     producers: Mapping[Any, JaxprEqn],
-    around: str,
+    around: _Place,
     paths: Mapping[Any, str],
 ) -> Iterator[Collective]:
     axes = _axes(eqn)
@@ -91,11 +100,12 @@ def _entries(
         return
     place = locate(eqn.source_info)
     where = f"{place.file}:{place.line}" if place is not None else ""
-    module = _module(eqn, around)
     for v in eqn.invars:
         aval: Any = v.aval
         source = _source(v, producers)
         producer = producers.get(source)
+        # A sum is taken where it is first read; it is of the module that makes its parts.
+        inside = _place(producer if producer is not None and kind in _SUMS else eqn, around)
         yield Collective(
             kind,
             spelled(axes, spelling),
@@ -107,7 +117,7 @@ def _entries(
             paths.get(source, "") if producer is None else producer.primitive.name,
             eqn.primitive.name,
             where,
-            module,
+            *inside,
         )
 
 
@@ -134,9 +144,10 @@ def _paths_inside(eqn: JaxprEqn, body: Jaxpr, producers: Mapping[Any, JaxprEqn],
     return {inner: paths[source] for inner, source in sources if source in paths}
 
 
-def _module(eqn: JaxprEqn, around: str) -> str:
-    """The module of an equation, given that of the one whose body it stands in."""
-    return module_path(str(eqn.source_info.name_stack), around)
+def _place(eqn: JaxprEqn, around: _Place) -> _Place:
+    """The place of an equation, given that of the one whose body it stands in."""
+    scope = str(eqn.source_info.name_stack)
+    return _Place(module_path(scope, around.module), around.backward or is_backward(scope))
 
 
 def _axes(eqn: JaxprEqn) -> tuple[str, ...]:

@@ -57,6 +57,10 @@ class StoredPartition:
         """The collectives of the stored plan."""
         return self.communication
 
+    def region_jaxpr(self, plan: PlanRecord) -> None:
+        """None: a stored plan has no jaxpr."""
+        return
+
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """Findings for ops that could not be partitioned."""
         return self.partitioning_findings

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated, Kind
 from shardy_py.plan.findings import Finding, Severity
-from shardy_py.plan.store.checks import StoreError, at, described, integer, items, members, text
+from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 from shardy_py.plan.store.tables import Reader, Writer
 from shardy_py.plan.values import PlannedValue
 
@@ -50,6 +50,7 @@ def _one_of(*words: str) -> FieldCodec:
 
 
 TEXT = FieldCodec(_same, lambda tables, data: text(data))
+FLAG = FieldCodec(_same, lambda tables, data: boolean(data))
 COUNT = FieldCodec(_same, lambda tables, data: integer(data))
 SIGNED = FieldCodec(_same, lambda tables, data: integer(data, -(1 << 63)))
 TYPE = FieldCodec(Writer.type, Reader.type)
@@ -104,6 +105,7 @@ CODECS: dict[type[Any], dict[str, FieldCodec]] = {
         "primitive": TEXT,
         "location": TEXT,
         "module": TEXT,
+        "backward": FLAG,
     },
 }
 """Codecs of all stored fields; a new field of a class is added here, and a file without it has its default."""
