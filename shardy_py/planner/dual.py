@@ -69,9 +69,9 @@ class Messages:
         self.colours = coloured(nodes, model.edges)
         self.count = int(self.colours.max()) + 1 if nodes else 0
         ends = self.colours[model.edges]
-        turned = ends[:, 0] > ends[:, 1] if len(ends) else np.zeros(0, dtype=bool)
-        self.low = np.where(turned, model.edges[:, 1], model.edges[:, 0])
-        self.high = np.where(turned, model.edges[:, 0], model.edges[:, 1])
+        self.turned = ends[:, 0] > ends[:, 1] if len(ends) else np.zeros(0, dtype=bool)
+        self.low = np.where(self.turned, model.edges[:, 1], model.edges[:, 0])
+        self.high = np.where(self.turned, model.edges[:, 0], model.edges[:, 1])
         low_size, high_size = model.sizes[self.low], model.sizes[self.high]
         order = np.lexsort((high_size, low_size, self.colours[self.high], self.colours[self.low]))
         keys = np.stack([self.colours[self.low], self.colours[self.high], low_size, high_size], 1)[order]
@@ -89,7 +89,7 @@ class Messages:
             c, d, h, w = keys[begin]
             entries = model.entries[edges][:, None] + np.arange(h * w)[None, :]
             flat = model.tables[entries]
-            flipped = turned[edges]
+            flipped = self.turned[edges]
             tables = np.where(flipped[:, None, None], flat.reshape(-1, w, h).transpose(0, 2, 1), flat.reshape(-1, h, w))
             group = _Group(
                 edges,
@@ -169,6 +169,31 @@ class Messages:
                     least = (group.tables + push.reshape(m, 1, w)).min(2)
                     self.to_low[group.low] = least.ravel()
         return Bound(bound, beliefs, self._decode(costs))
+
+    def excess(self, beliefs: Array) -> tuple[Array, Array]:
+        """How much columns and entries cost more than the least ones of their node or edge, after the messages' reparametrization.
+
+        Args:
+            beliefs: Per column, the marginal of the last pass.
+
+        Returns:
+            The excess per column, in the share that each of the node's chains of edges gets, and per entry of the model.
+        """
+        shares = beliefs * self.weight
+        least = np.full(len(self.model.sizes), np.inf)
+        np.minimum.at(least, self.model.owners, shares)
+        entries = np.zeros(len(self.model.tables))
+        for group in itertools.chain.from_iterable(self.forward):
+            m, h, w = group.tables.shape
+            low = (shares[self.low_columns[group.low]] - self.to_low[group.low]).reshape(m, h, 1)
+            high = (shares[self.high_columns[group.high]] - self.to_high[group.high]).reshape(m, 1, w)
+            value = group.tables + low + high
+            value -= value.min((1, 2), keepdims=True)
+            flipped = self.turned[group.edges]
+            place = self.model.entries[group.edges][:, None] + np.arange(h * w)[None, :]
+            entries[place[~flipped]] = value[~flipped].reshape(-1, h * w)
+            entries[place[flipped]] = value[flipped].transpose(0, 2, 1).reshape(-1, h * w)
+        return shares - least[self.model.owners], entries
 
     def _decode(self, costs: Array) -> Array:
         """A strategy for each node, colour after colour: exact costs to colours that have theirs, messages from the others."""

@@ -173,6 +173,24 @@ def integer(model: Pairwise, part: Program, epochs: Array, seconds: float, gap: 
     return choice, least, result.status == 0
 
 
+def without(model: Pairwise, part: Program, relaxation: Relaxation, cost: float) -> Program:
+    """The program without columns and entries that no choice cheaper than a known one can use."""
+    if not np.isfinite(cost):
+        return part
+    possible = relaxation.reduced <= cost - relaxation.value + 1e-6 * abs(cost)
+    kept = np.zeros(len(model.costs), dtype=bool)
+    kept[part.columns[possible[: len(part.columns)]]] = True
+    entries = np.zeros(len(model.tables), dtype=bool)
+    entries[part.entries[possible[len(part.columns) :]]] = True
+    return program(model, kept, part.scale, entries)
+
+
+def rounded(model: Pairwise, shares: Array) -> Array:
+    """Per node, the strategy with the largest share, the first of equal ones."""
+    order = np.lexsort((-shares, model.owners))
+    return order[model.columns[:-1]] - model.columns[:-1]
+
+
 def peaks(usage: Array, limit: float, present: Array, most: int = 8) -> Array:
     """Epochs at which usage exceeds the limit: the fullest of each of some equal spans of time."""
     chosen: list[int] = []

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from .dual import Messages, finite
-from .master import Program, Relaxation, integer, peaks, program, relax
-from .moves import Walk, least_usage
+from .incumbent import Clock, Incumbent
+from .master import integer, peaks, program, relax, rounded, without
+from .moves import least_usage
 from .pairwise import Array, Pairwise
 from .reduce import Impossible, Reduced, reduced
+from .restricted import Restricted
 
 # Entries of tables up to which the whole model goes into one program.
 SMALL = 150_000
@@ -38,64 +39,6 @@ class Answer:
     status: str
 
 
-class Clock:
-    """Wall-clock time that is left.
-
-    Args:
-        seconds: How much there is.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.perf_counter() + seconds
-
-    def left(self) -> float:
-        """The seconds that are left; not negative."""
-        return max(self.end - time.perf_counter(), 0.0)
-
-    def over(self) -> bool:
-        """Whether no time is left."""
-        return self.left() <= 0.0
-
-
-class Incumbent:
-    """The best allowed choice so far.
-
-    Args:
-        model: The model, reduced; its tables without infinite entries.
-        allowed: The same model with them.
-        clock: The time that is left.
-    """
-
-    def __init__(self, model: Pairwise, allowed: Pairwise, clock: Clock) -> None:
-        self.model = model
-        self.allowed = allowed
-        self.clock = clock
-        self.cost = np.inf
-        self.choice: Array | None = None
-        self.walk = Walk(model, np.zeros(len(model.sizes), dtype=np.int64))
-
-    def offer(self, choice: Array, extra: Array | None = None) -> float:
-        """Brings a choice under the limit, improves it by single moves, and keeps it where it is the best.
-
-        Args:
-            choice: Per node, its strategy.
-            extra: Per column, multipliers times usage; the first moves take them into account.
-
-        Returns:
-            The cost of the improved choice; infinite where it is not allowed.
-        """
-        self.walk.reset(choice)
-        if not self.walk.repair(self.clock.over):
-            return np.inf
-        if extra is not None:
-            self.walk.improve(extra, self.clock.over)
-        self.walk.improve(None, self.clock.over)
-        cost = self.allowed.cost(self.walk.choice)
-        if cost < self.cost:
-            self.cost, self.choice = cost, self.walk.choice.copy()
-        return cost
-
-
 def solve(model: Pairwise, seconds: float) -> Answer:
     """The best choice that can be found in some seconds of wall-clock time.
 
@@ -118,7 +61,7 @@ def solve(model: Pairwise, seconds: float) -> Answer:
     elif len(small.model.tables) <= SMALL:
         bound, proven = exact(small.model, incumbent, clock)
     else:
-        bound, proven = restricted(small.model, incumbent, clock)
+        bound, proven = Restricted(incumbent.model, incumbent, clock).run(), False
     return _answer(model, small, incumbent, bound, proven)
 
 
@@ -175,28 +118,3 @@ def exact(model: Pairwise, incumbent: Incumbent, clock: Clock) -> tuple[float, b
             return bound, True
         break
     return bound, False
-
-
-def without(model: Pairwise, part: Program, relaxation: Relaxation, cost: float) -> Program:
-    """The program without columns and entries that no choice cheaper than a known one can use."""
-    if not np.isfinite(cost):
-        return part
-    possible = relaxation.reduced <= cost - relaxation.value + 1e-6 * abs(cost)
-    kept = np.zeros(len(model.costs), dtype=bool)
-    kept[part.columns[possible[: len(part.columns)]]] = True
-    entries = np.zeros(len(model.tables), dtype=bool)
-    entries[part.entries[possible[len(part.columns) :]]] = True
-    return program(model, kept, part.scale, entries)
-
-
-def rounded(model: Pairwise, shares: Array) -> Array:
-    """Per node, the strategy with the largest share, the first of equal ones."""
-    order = np.lexsort((-shares, model.owners))
-    return order[model.columns[:-1]] - model.columns[:-1]
-
-
-def restricted(model: Pairwise, incumbent: Incumbent, clock: Clock) -> tuple[float, bool]:
-    """Programs over some columns, chosen by message passing at the multipliers of the one before."""
-    messages = Messages(incumbent.model)
-    state = messages.run(incumbent.model.costs, 10)
-    return state.value, False
