@@ -15,7 +15,6 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
 from shardy_py.backends.local.interpreter import EquationSite, Interpreter, JaxprAnalysis, LayoutHint
-from shardy_py.backends.local.layouts import Layout, layout, names, replicated
 from shardy_py.backends.local.passes import merged_as_by_xla, optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.sharded_value import RegionContext
@@ -29,6 +28,7 @@ from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import axes_bound
 from shardy_py.ir import Value
+from shardy_py.partition.region.layouts import Layout, layout, names, replicated
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding

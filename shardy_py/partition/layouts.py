@@ -66,6 +66,19 @@ def spelled(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
     return sort_and_merge(tuple(axes), mesh)
 
 
+def merged(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:
+    """Axes, with parts that follow each other put together."""
+    runs: list[tuple[str, int, int]] = []
+    for axis in axes:
+        before, size = axis.pre_size or 1, axis.size_in(mesh)
+        if runs and runs[-1][0] == axis.name and runs[-1][1] * runs[-1][2] == before:
+            name, first, length = runs.pop()
+            runs.append((name, first, length * size))
+        else:
+            runs.append((axis.name, before, size))
+    return [AxisRef(name) if size == mesh.shape[name] else AxisRef(name, before, size) for name, before, size in runs]
+
+
 def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
     """Deals the axes of each dimension out to its factors, major to minor; an axis that does not fit ends the dealing.
 

@@ -1,13 +1,18 @@
-"""Policies: functions that decide the strategies of ops."""
+"""Policies: how a partitioner runs ops, and how it brings values from one layout to another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from shardy_py.dialect import Mesh, OpShardingRule
+from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op, Type
 from shardy_py.partition.layouts import Layout, layout_of
 from shardy_py.partition.op import OpSpec
+from shardy_py.partition.region_policy import region_moves, region_strategy
+from shardy_py.partition.routes import Move, settled
+from shardy_py.partition.shardy_policy import shardy_moves, shardy_strategy
 from shardy_py.partition.strategy import Strategy, strategy
 from shardy_py.partition.workarounds import workaround, workaround_of
 from shardy_py.rules import rule_for
@@ -16,7 +21,19 @@ from shardy_py.rules.traits import CONSTRAINTS
 FORWARDING = CONSTRAINTS | {"stablehlo.optimization_barrier", "sdy.propagation_barrier"}
 """Ops each of whose results is an operand, brought to the layout of the result."""
 
-Policy = Callable[[OpSpec, Sequence[Layout], Mesh], Strategy]
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The decisions of one partitioner.
+
+    Attributes:
+        strategy: The strategy of an op under layouts of operands and results.
+        moves: The collectives from partial sums over some axes, or from a value, in one layout to the value in another.
+    """
+
+    strategy: Callable[[OpSpec, Sequence[Layout], Mesh], Strategy]
+    moves: Callable[[Type, Layout, Layout, Axes, Mesh], tuple[Move, ...]]
+
 
 StrategyCache = dict[tuple[str, OpShardingRule | None, tuple[Layout, ...], tuple[Type, ...], Mesh], Strategy]
 """Name, rule, layouts and types of an op, and its mesh -> its strategy."""
@@ -31,8 +48,6 @@ def xla(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
         mesh: The mesh.
     """
     count = len(op.operands)
-    if op.name in FORWARDING:
-        return Strategy(tuple(layouts[count:]), tuple(layouts[count:]))
     return workaround(op, layouts, mesh) or _without_workaround(op.name, op.rule, op.types, layouts, count, mesh)
 
 
@@ -65,8 +80,32 @@ def _without_workaround(
     return strategy(name, rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
 
 
-POLICIES: Mapping[str, Policy] = {"xla": xla}
+def xla_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
+    """The collectives of XLA's partitioner, see `settled`."""
+    return settled(type_.shape, source, target, summed, mesh)
+
+
+POLICIES: Mapping[str, Policy] = {
+    "xla": Policy(xla, xla_moves),
+    "shardy": Policy(shardy_strategy, shardy_moves),
+    "local": Policy(region_strategy, region_moves),
+}
 """Name -> policy."""
+
+
+def strategy_of(policy: str, op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
+    """The strategy of an op under a policy.
+
+    Args:
+        policy: One of `POLICIES`.
+        op: The op.
+        layouts: Of operands, then of results.
+        mesh: The mesh.
+    """
+    if op.name in FORWARDING:
+        results = tuple(layouts[len(op.operands) :])
+        return Strategy(results, results)
+    return policy_named(policy).strategy(op, layouts, mesh)
 
 
 def policy_named(name: str) -> Policy:

@@ -22,8 +22,8 @@ from shardy_py.ir import Type
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, local_shape
 from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import policy_named
-from shardy_py.partition.routes import Move, moves, settled
+from shardy_py.partition.policies import policy_named, strategy_of
+from shardy_py.partition.routes import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,7 @@ class Machine:
         self.sizes: dict[str, int] = dict(mesh.shape)
         self.links = lay_out(self.sizes, hardware, links)
         self._levels: dict[Axes, tuple[Level, ...]] = {}
-        self._routes: dict[tuple[Type, Layout, Layout], Communication] = {}
-        self._sums: dict[tuple[Type, Layout, Layout, Axes], Communication] = {}
+        self._moves: dict[tuple[str, Type, Layout, Layout, Axes], Communication] = {}
 
     def collectives(self, steps: Sequence[Move], dtype: str) -> Communication:
         """The cost of collectives of a value, one after the other.
@@ -95,23 +94,18 @@ class Machine:
             levels = self._levels[axes] = levels_of(list(taken.items()), self.links, self.sizes)
         return levels
 
-    def reshard(self, type_: Type, source: Layout, target: Layout) -> Communication:
+    def reshard(self, type_: Type, source: Layout, target: Layout, policy: str = "xla") -> Communication:
         """The cost of bringing a value from one layout to another.
 
         Args:
             type_: Its type.
             source: The layout before.
             target: The layout afterwards.
+            policy: The policy whose collectives do it.
         """
-        if source == target:
-            return NO_COMMUNICATION
-        key = (type_, source, target)
-        cost = self._routes.get(key)
-        if cost is None:
-            cost = self._routes[key] = self.collectives(moves(type_.shape, source, target, self.mesh), type_.dtype)
-        return cost
+        return self.settle(type_, source, target, (), policy)
 
-    def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes) -> Communication:
+    def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes, policy: str = "xla") -> Communication:
         """The cost of bringing partial sums in one layout to a value in another.
 
         Args:
@@ -119,13 +113,15 @@ class Machine:
             source: The layout of the partial sums.
             target: The layout afterwards.
             summed: The axes that they are added up over.
+            policy: The policy whose collectives do it.
         """
-        if not summed:
-            return self.reshard(type_, source, target)
-        key = (type_, source, target, summed)
-        cost = self._sums.get(key)
+        if source == target and not summed:
+            return NO_COMMUNICATION
+        key = (policy, type_, source, target, summed)
+        cost = self._moves.get(key)
         if cost is None:
-            cost = self._sums[key] = self.collectives(settled(type_.shape, source, target, summed, self.mesh), type_.dtype)
+            moves = policy_named(policy).moves(type_, source, target, summed, self.mesh)
+            cost = self._moves[key] = self.collectives(moves, type_.dtype)
         return cost
 
 
@@ -163,14 +159,14 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
         memory: Its reads and writes; see `Fusion.accesses`.
     """
     mesh, count, types = machine.mesh, len(op.operands), op.types
-    run = policy_named(policy)(op, layouts, mesh)
+    run = strategy_of(policy, op, layouts, mesh)
     operand_moves = tuple(
-        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read)
+        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read, policy)
         for tensor, layout, read in zip(op.operands, layouts, run.reads)
     )
     after = machine.collectives(run.inside, op.results[0].type.dtype) if run.inside else NO_COMMUNICATION
     for tensor, source, target in zip(op.results, run.makes, layouts[count:]):
-        after += machine.settle(tensor.type, source, target, run.summed)
+        after += machine.settle(tensor.type, source, target, run.summed, policy)
     pieces = [local_shape(type_.shape, layout, mesh) for type_, layout in zip(types, (*run.reads, *run.makes))]
     operands: Sequence[Sequence[int]] = pieces[:count]
     if op.name in PRODUCTS:

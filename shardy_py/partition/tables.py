@@ -22,7 +22,7 @@ from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK
 from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import FORWARDING, Policy, policy_named, xla
+from shardy_py.partition.policies import FORWARDING, strategy_of
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
@@ -97,7 +97,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         read_in = decider.layouts[i].items
         seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
         for own, read in _Rows(index[i], runs.numbers[i]).distinct():
-            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read])
+            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read], policy)
             seconds[own, read], received[own, read] = cost.seconds, cost.received
         move_seconds.append(seconds)
         move_received.append(received)
@@ -113,7 +113,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     for i, tensor in enumerate(op.results, count):
         rows = _Rows(runs.numbers[i], index[i], runs.summed)
         makes, wanted, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
-        costs = [machine.settle(tensor.type, makes[a], wanted[b], axes(mask)) for a, b, mask in rows.distinct()]
+        costs = [machine.settle(tensor.type, makes[a], wanted[b], axes(mask), policy) for a, b, mask in rows.distinct()]
         seconds = seconds + rows.deal([cost.seconds for cost in costs])
         received = received + rows.deal([cost.received for cost in costs])
     communicated = seconds + np.zeros(index.shape[1])
@@ -311,7 +311,7 @@ class _Decider:
         """Strategies for joint layouts: on arrays where the policy can, else one by one."""
         op, count = self.op, index.shape[1]
         if policy != "xla" or op.name in FORWARDING:
-            return self.one_by_one(policy_named(policy), index)
+            return self.one_by_one(policy, index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
         runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
         for where, run in ((at_risk, self.apart), (~at_risk, self.handled if op.name in HANDLERS else self.by_xla)):
@@ -330,10 +330,12 @@ class _Decider:
         rows = _Rows(*columns)
         return rows.deal([is_at_risk(self.op, [cut[i] for cut, i in zip(cuts, row)]) for row in rows.distinct()]).astype(bool)
 
-    def one_by_one(self, policy: Policy, index: Array) -> _Runs:
-        """Strategies of a policy that is a function of one joint layout."""
+    def one_by_one(self, policy: str, index: Array) -> _Runs:
+        """Strategies of a policy, of one joint layout after the other."""
         rows = _Rows(*index)
-        strategies = [policy(self.op, [domain[i] for domain, i in zip(self.domains, row)], self.mesh) for row in rows.distinct()]
+        strategies = [
+            strategy_of(policy, self.op, [domain[i] for domain, i in zip(self.domains, row)], self.mesh) for row in rows.distinct()
+        ]
         numbers = [rows.deal([layouts.number((*one.reads, *one.makes)[i]) for one in strategies]) for i, layouts in enumerate(self.layouts)]
         return _Runs(
             np.array(numbers),
@@ -345,7 +347,7 @@ class _Decider:
         """The strategies of an op that XLA has a handler for."""
         if self.op.name == "stablehlo.sort" and self.op.primitive != "top_k":
             return self.by_xla(index)
-        return self.one_by_one(xla, index)
+        return self.one_by_one("xla", index)
 
     def by_xla(self, index: Array) -> _Runs:
         """The strategies of XLA's partitioner."""

@@ -60,14 +60,27 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
     if not is_at_risk(op, cuts):
         handler = HANDLERS.get(op.name)
         return None if handler is None else handler(op, layouts, mesh)
-    if op.rule is None:
-        return None
+    return None if op.rule is None else with_halos(op, op.rule, layouts, mesh, variables)
+
+
+def with_halos(
+    op: OpSpec, rule: OpShardingRule, layouts: Sequence[Layout], mesh: Mesh, variables: Sequence[Layout] | None = None
+) -> Strategy:
+    """The strategy of an op in a region, along windows and shifts too, that moves the fewest bytes.
+
+    Args:
+        op: The op.
+        rule: Its rule.
+        layouts: Of operands, then of results.
+        mesh: The mesh.
+        variables: As `layouts`, with constants in the layouts of their variables.
+    """
     count, shapes = len(op.operands), [type_.shape for type_ in op.types]
-    own = [to_factors(m, layout, op.rule.factor_sizes, mesh) for m, layout in zip(op.rule.mappings, variables or layouts, strict=True)]
+    own = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.mappings, variables or layouts, strict=True)]
     strategies: list[Strategy] = []
     ranks: list[tuple[int, int]] = []
-    for axes in proposed_axes(op, op.rule, own, Exact(mesh)):
-        run = _strategy(op, op.rule, axes, mesh)
+    for axes in proposed_axes(op, rule, own, Exact(mesh)):
+        run = _strategy(op, rule, axes, mesh)
         operand_moves = [moves(*ends, mesh) for ends in zip(shapes, layouts, run.reads)]
         result_moves = [settled(*ends, run.summed, mesh) for ends in zip(shapes[count:], run.makes, layouts[count:])]
         received = sum(received_elements(steps, mesh) for steps in (run.inside, *operand_moves, *result_moves))
@@ -197,7 +210,7 @@ def borders(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator
     shape = local_shape(op.operands[0].type.shape, operand, mesh)
     if not math.prod(shape):
         return
-    for window in _WINDOWS.get(op.name, lambda _: ())(op):
+    for window in WINDOWS.get(op.name, lambda _: ())(op):
         d = window.dim
         pieces = num_shards(operand[d], mesh)
         if pieces == 1 or operand[d] != result[window.to]:
@@ -214,8 +227,9 @@ def borders(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator
                 yield Move("collective_permute", (), tuple(rest))
 
 
-_WINDOWS: Mapping[str, Callable[[OpSpec], Sequence[Window]]] = {
+WINDOWS: Mapping[str, Callable[[OpSpec], Sequence[Window]]] = {
     "stablehlo.convolution": windows_of_convolution,
     "stablehlo.pad": windows_of_padding,
     "stablehlo.reduce_window": windows_of_reduction,
 }
+"""Op -> its windows along dimensions."""

@@ -24,7 +24,7 @@ from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.types import element_bits
-from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of, spelled
+from shardy_py.partition.layouts import Layout, layout_of, local_shape, merged, mesh_of, spelled
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import FORWARDING, StrategyCache, xla_of
 from shardy_py.partition.routes import Move, route, settled
@@ -295,7 +295,7 @@ class _Partitioner:
         """A layout as a sharding."""
         spelling = self.spellings.get((layout, mesh))
         if spelling is None:
-            dims = [DimensionSharding(_merged(axes, mesh)) for axes in layout]
+            dims = [DimensionSharding(merged(axes, mesh)) for axes in layout]
             spelling = self.spellings[layout, mesh] = TensorSharding(self.mesh_names[mesh], dims)
         return spelling
 
@@ -459,7 +459,7 @@ class _Partitioner:
                 new.sharding = self.sharding(layout, mesh)
             total = new
             if run.summed:
-                attributes = {"reduction_axes": AxisRefList(_merged(run.summed, mesh))}
+                attributes = {"reduction_axes": AxisRefList(merged(run.summed, mesh))}
                 total = self.step("sdy.all_reduce", new, layout, attributes, origin, mesh, scope)
                 self.transfer(settled(v.type.shape, layout, target, run.summed, mesh)[0], total.owner, origin, mesh, hoist_scope, scope)
             resharded = self.follow_route(total, layout, target, origin, mesh, scope, scope)
@@ -469,7 +469,7 @@ class _Partitioner:
 
 
 def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefLists:
-    return ListOfAxisRefLists([AxisRefList(_merged(dim, mesh)) for dim in axes])
+    return ListOfAxisRefLists([AxisRefList(merged(dim, mesh)) for dim in axes])
 
 
 def _permuted(layout: Layout, target: Layout, gathered: Axes, mesh: Mesh) -> Layout:
@@ -485,17 +485,4 @@ def _exchanged(layout: Layout, target: Layout, axes: Axes, mesh: Mesh) -> tuple[
     into = next(d for d, dim in enumerate(target) if axes[0] in dim)
     dims = [[axis for axis in dim if axis not in axes] for dim in layout]
     dims[into] += axes
-    return tuple(map(tuple, dims)), AllToAllParamList([AllToAllParam(_merged(axes, mesh), source, into)])
-
-
-def _merged(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:
-    """Parts of axes, those that follow each other put together."""
-    runs: list[tuple[str, int, int]] = []
-    for axis in axes:
-        before, size = axis.pre_size or 1, axis.size_in(mesh)
-        if runs and runs[-1][0] == axis.name and runs[-1][1] * runs[-1][2] == before:
-            name, first, length = runs.pop()
-            runs.append((name, first, length * size))
-        else:
-            runs.append((axis.name, before, size))
-    return [AxisRef(name) if size == mesh.shape[name] else AxisRef(name, before, size) for name, before, size in runs]
+    return tuple(map(tuple, dims)), AllToAllParamList([AllToAllParam(merged(axes, mesh), source, into)])

@@ -91,21 +91,32 @@ def draw(rank: int, mesh: Mesh, choose: random.Random) -> Layout:
     return tuple(map(tuple, dims))
 
 
-def candidates(op: OpSpec, mesh: Mesh, choose: random.Random) -> Candidates:
+def candidates(op: OpSpec, mesh: Mesh, choose: random.Random, count: int = ROWS) -> Candidates:
     domains = tuple(tuple(dict.fromkeys(draw(type_.rank, mesh, choose) for _ in range(8))) for type_ in op.types)
-    return Candidates(domains, np.array([[choose.randrange(len(domain)) for _ in range(ROWS)] for domain in domains]))
+    return Candidates(domains, np.array([[choose.randrange(len(domain)) for _ in range(count)] for domain in domains]))
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["two axes", "three axes"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_entry_is_the_price_of_its_layouts(name: str, machine: Machine) -> None:
+    compare("xla", name, machine, ROWS)
+
+
+@pytest.mark.parametrize("policy", ["shardy", "local"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_entries_of_other_policies_are_prices_too(name: str, policy: str) -> None:
+    compare(policy, name, MACHINES[1], 4)
+
+
+def compare(policy: str, name: str, machine: Machine, count: int) -> None:
+    """A table of a few joint layouts of every op, entry by entry, with single prices."""
     choose = random.Random(f"{name} {machine.mesh}")
     for op, memory in kinds(name):
-        rows = candidates(op, machine.mesh, choose)
-        table = price_table("xla", op, rows, machine, memory)
+        rows = candidates(op, machine.mesh, choose, count)
+        table = price_table(policy, op, rows, machine, memory)
         for row, numbers in enumerate(rows.index.T):
             layouts = [domain[i] for domain, i in zip(rows.domains, numbers, strict=True)]
-            one = price("xla", op, layouts, machine, memory)
+            one = price(policy, op, layouts, machine, memory)
             assert table.seconds[row] == pytest.approx(one.seconds, rel=1e-12), (op, layouts)
             assert table.received[row] == one.received, (op, layouts)
             for i, made in enumerate(table.makes[:, row]):

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, affine, identity_fill, make_rule, positions
 from shardy_py.backends.local.reshard import all_gather_bits
-from shardy_py.backends.local.reshard_steps import gather_costs
+from shardy_py.partition.region.reshard_steps import gather_costs
 
 Pair = tuple[Any, Any]
 """A value and its position."""

@@ -20,8 +20,8 @@ from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import ppermute
 from shardy_py.backends.local.local_rule import LocalContext, affine, block_index, is_before, positions
 from shardy_py.backends.local.reshard import all_gather_bits, as_bits
-from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 from shardy_py.backends.local.trace_cache import once
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 
 Array = Any
 

@@ -14,13 +14,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local import ops
-from shardy_py.backends.local.layouts import Layout, local_shape, names, replicated
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, Recorded, as_is, bind, bits_of
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
-from shardy_py.backends.local.reshard_steps import reshard_steps
-from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
-from shardy_py.backends.local.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies
 from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
@@ -30,6 +26,10 @@ from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.live import live_positions
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.primitive_bodies import body_of
+from shardy_py.partition.region.layouts import Layout, local_shape, names, replicated
+from shardy_py.partition.region.reshard_steps import reshard_steps
+from shardy_py.partition.region.runnable import layouts_under, runnable
+from shardy_py.partition.region.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies
 from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes

@@ -12,7 +12,7 @@ from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import psum
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule
-from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 
 
 def bitcast_convert_type(equation: Equation) -> LocalRule | None:

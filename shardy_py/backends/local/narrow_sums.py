@@ -20,7 +20,7 @@ from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather, all_to_all
 from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.local.reshard import as_bits, padded
-from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 from shardy_py.passes.export.collective_bytes import received
 
 _CONVERSION = "convert_element_type"

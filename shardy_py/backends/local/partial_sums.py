@@ -7,11 +7,11 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
-from shardy_py.backends.local.layouts import dim_axes, layout, names, num_shards
 from shardy_py.backends.local.local_rule import block_index
 from shardy_py.backends.local.sharded_value import ShardedValue, Values
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.partial_sums import first_of
+from shardy_py.partition.region.layouts import dim_axes, layout, names, num_shards
 
 
 @runs_dry

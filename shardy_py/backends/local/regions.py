@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec
 from shardy_py.backends.local.annotations import identity
 from shardy_py.backends.local.calls import only_child, run_body
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
-from shardy_py.backends.local.layouts import Layout, layout, nests, num_shards, replicated
 from shardy_py.backends.local.local_rule import bind
 from shardy_py.backends.local.loops import settled_layout
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
@@ -26,6 +25,7 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.errors import MeshError
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
+from shardy_py.partition.region.layouts import Layout, layout, nests, num_shards, replicated
 
 Array = Any
 Rename = Callable[[Sequence[str]], tuple[str, ...]]

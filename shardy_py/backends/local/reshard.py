@@ -14,14 +14,14 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.collectives import all_gather, all_to_all, pmax, pmin, ppermute, psum, psum_scatter
-from shardy_py.backends.local.layouts import Layout, block, local_shape, names, num_shards
 from shardy_py.backends.local.local_rule import affine, all_gathered, block_index, is_key, unsharded_along
-from shardy_py.backends.local.reshard_steps import ReshardStep, reshard_steps
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
 from shardy_py.frontends.all_reduces import product
 from shardy_py.frontends.context import axis_sizes
+from shardy_py.partition.region.layouts import Layout, block, local_shape, names, num_shards
+from shardy_py.partition.region.reshard_steps import ReshardStep, reshard_steps
 
 Array = Any
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardy_py.backends.local.layouts import Layout, replicated
 from shardy_py.backends.local.local_rule import bits_of
 from shardy_py.backends.local.reshard import reshard
-from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
 from shardy_py.dialect import Mesh
+from shardy_py.partition.region.layouts import Layout, replicated
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
 
 Array = Any
 

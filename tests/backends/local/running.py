@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule
-from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 from shardy_py.backends.local.table import LOCAL_RULES
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -16,11 +16,11 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.local.layouts import block
 from shardy_py.backends.local.local_rule import make_rule
-from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.axis import Axes
+from shardy_py.partition.region.layouts import block
+from shardy_py.partition.region.runnable import layouts_under, runnable
 
 MESH = Mesh([("x", 2), ("y", 2), ("z", 3)])
 AXES = [AxisRef(name) for name in MESH.axis_names]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardy_py.backends.local.layouts import Layout, layout, num_shards
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes
+from shardy_py.partition.region.layouts import Layout, layout, num_shards
 
 
 def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: frozenset[int], exchanges: bool) -> tuple[Axes, ...]:

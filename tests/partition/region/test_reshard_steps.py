@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.backends.local.layouts import Layout, layout, local_shape, replicated
 from shardy_py.backends.local.reshard import reshard
-from shardy_py.backends.local.reshard_steps import (
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.partition.region.layouts import Layout, layout, local_shape, replicated
+from shardy_py.partition.region.reshard_steps import (
     COLLECTIVE_LAUNCH_BYTES,
     direct_route,
     reshard_cost,
@@ -20,7 +21,6 @@ from shardy_py.backends.local.reshard_steps import (
     searched_route,
     step_bytes,
 )
-from shardy_py.dialect import AxisRef, Mesh
 
 MESH = Mesh((("a", 2), ("b", 2), ("c", 2)))
 NAMES = ("a", "b", "c")

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardy_py.backends.local import strategies as module
-from shardy_py.backends.local.layouts import Layout, layout
 from shardy_py.backends.local.local_rule import make_rule
-from shardy_py.backends.local.strategies import Strategy, TensorLayouts, strategies
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
+from shardy_py.partition.region import strategies as module
+from shardy_py.partition.region.layouts import Layout, layout
+from shardy_py.partition.region.strategies import Strategy, TensorLayouts, strategies
 
 MESH = Mesh([("x", 2), ("y", 2), ("one", 1)])
 AXES = [(), (AxisRef("x"),), (AxisRef("y"),), (AxisRef("x"), AxisRef("y")), (AxisRef("y"), AxisRef("x")), (AxisRef("one"),)]

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from shardy_py.backends.local.layouts import Layout, local_shape, num_shards, partial
-from shardy_py.backends.local.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
-from shardy_py.backends.local.runnable import layouts_under, runnable
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
+from shardy_py.partition.region.layouts import Layout, local_shape, num_shards, partial
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
+from shardy_py.partition.region.runnable import layouts_under, runnable
 from shardy_py.passes.export.collective_bytes import received
 
 ANY_LAYOUT = None
@@ -158,7 +158,7 @@ class _Setting(NamedTuple):
     def count_axes(self) -> int:
         """Number of distinct axes in all layouts."""
         layouts = {source for tensor in (*self.operands, *self.results) for source in tensor.layouts or ()}
-        return len(frozenset().union(*map(_axes, layouts)))
+        return len(frozenset[AxisRef]().union(*map(_axes, layouts)))
 
     def deferrals(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The reductions that may be deferred behind the equation: axes, and the operands with partial sums over them."""

@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardy_py.backends.local.layouts import MESH, Layout, block, dim_axes, layout, local_shape, nests, num_shards
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.axis import Axes
 from shardy_py.errors import DialectError
+from shardy_py.partition.region.layouts import MESH, Layout, block, dim_axes, layout, local_shape, nests, num_shards
 from shardy_py.passes.export.collective_bytes import received
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
 
