@@ -48,7 +48,7 @@ def auto_shard(
     fun: Callable[P, R],
     /,
     *,
-    mesh: AnyMesh | None = ...,
+    mesh: AnyMesh | int | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     rules: NameRules | None = ...,
@@ -69,7 +69,7 @@ def auto_shard(
 @overload
 def auto_shard(
     *,
-    mesh: AnyMesh | None = ...,
+    mesh: AnyMesh | int | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     rules: NameRules | None = ...,
@@ -92,7 +92,7 @@ def auto_shard(
     fun: Callable[..., Any] | None = None,
     /,
     *,
-    mesh: AnyMesh | None = None,
+    mesh: AnyMesh | int | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     rules: NameRules | None = None,

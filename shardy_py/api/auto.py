@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -20,6 +20,7 @@ from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
 from shardy_py.api.inside import run_inside
 from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
 from shardy_py.api.lowering import LOWERINGS
+from shardy_py.api.mesh_shapes import best_shape, check_devices
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options
@@ -111,7 +112,7 @@ class Traced:
 class Decoration:
     """The arguments of `auto_shard` besides the function."""
 
-    mesh: AnyMesh | None
+    mesh: AnyMesh | int | None
     settings: Settings
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Iterable[str] | None
@@ -149,6 +150,7 @@ class AutoSharded(Generic[P, R]):
         self._entries: dict[tuple[Any, ...], Entry] = {}
         self._alike: dict[tuple[Any, ...], list[Entry]] = {}
         self._last: Entry | None = None
+        self._shape: Mapping[str, int] | None = None
         self._keyed_hits = 0
         self._misses = 0
         self._lock = threading.RLock()
@@ -179,9 +181,20 @@ class AutoSharded(Generic[P, R]):
         return self._run(self._settings, args, kwargs, tried)
 
     def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
-        view = view_of(self._decoration.mesh)
+        view = self._view(settings, args, kwargs)
         with failures_told(view, location_of(settings.fun)):
             return self._run_on(view, settings, args, kwargs, tried)
+
+    def _view(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MeshView:
+        """The mesh; where only the number of devices is stated, its shape is chosen for the first call that is planned, and kept."""
+        mesh = self._decoration.mesh
+        if not isinstance(mesh, int):
+            return view_of(mesh)
+        with self._lock:
+            if self._shape is None:
+                layout = self._arguments.layout(len(args), kwargs)
+                self._shape = best_shape(mesh, settings, layout, layout.slots(args, kwargs))
+        return view_of(self._shape)
 
     def _run_on(
         self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None
@@ -243,7 +256,7 @@ class AutoSharded(Generic[P, R]):
         """
         settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
         layout = self._arguments.layout(len(args), kwargs)
-        plan_request = request(settings, view_of(self._decoration.mesh), layout, layout.slots(args, kwargs))
+        plan_request = request(settings, self._view(settings, args, kwargs), layout, layout.slots(args, kwargs))
         return Traced(trace(plan_request), self._arguments)
 
     @api_boundary
@@ -298,7 +311,7 @@ class AutoSharded(Generic[P, R]):
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
-        view = view_of(self._decoration.mesh)
+        view = self._view(settings, args, kwargs)
         with failures_told(view, location_of(settings.fun)):
             planned = make_plan(trace(request(settings, view, layout, slots)))
             return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
@@ -446,7 +459,7 @@ def _is_manual(view: MeshView, name: str) -> bool:
 def decorate(
     fun: Callable[P, R],
     *,
-    mesh: AnyMesh | None,
+    mesh: AnyMesh | int | None,
     in_shardings: Any,
     out_shardings: Any,
     rules: NameRules | None,
@@ -466,7 +479,9 @@ def decorate(
     tell_end()
     if mesh is None:
         mesh = mesh_of((in_shardings, out_shardings))
-    if mesh is not None:
+    if isinstance(mesh, int) and not isinstance(mesh, bool):
+        check_devices(mesh, planner)
+    elif mesh is not None:
         view_of(mesh)
     by_name, by_axis = check_rules(rules), check_logical_rules(logical_axis_rules)
     settings = Settings(fun, in_shardings, out_shardings, by_name, options or Options(), str(lowering), jit, by_axis, planner)

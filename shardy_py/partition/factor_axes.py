@@ -177,7 +177,7 @@ def factor_axes(
     sources = operands if name in REDUCTIONS else results
     for factor in runs_cut:
         if factor in rule.reduction:
-            for tensor in reversed(operands):
+            for tensor in operands[:1] if name in REDUCTIONS else reversed(operands):  # a reduction brings all to its first operand
                 if factor in tensor:
                     axes[factor] = lists.where(lists.mask(tensor[factor]) != 0, tensor[factor], axes[factor])
             summed = summed | lists.mask(axes[factor])

@@ -197,7 +197,9 @@ class Searcher:
         """The problem in which arguments, and results that take no argument's memory, have at most so many bytes; by default the budget."""
         budget = self.planner.budget if bytes_ is None else bytes_
         limit = None if budget is None else self.fixed(budget)
-        return self.model.problem if limit is None else with_limit(self.model.problem, limit)
+        if limit is None or sum(float(weights.max()) for weights in limit.weights) <= limit.limit:
+            return self.model.problem  # everything fits whole, and fewer limits are solved faster
+        return with_limit(self.model.problem, limit)
 
     def fixed(self, bytes_: float) -> Limit:
         """The bytes of arguments and of results that take no argument's memory."""

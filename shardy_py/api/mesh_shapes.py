@@ -1,0 +1,68 @@
+"""Chooses the shape of a mesh where a user states the number of devices only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardy_py.api.errors import MeshError
+from shardy_py.api.meshes import view_of
+from shardy_py.api.planning import make_plan
+from shardy_py.api.request import Settings, request
+from shardy_py.api.signature import Layout
+from shardy_py.api.tracing import trace
+from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.meshes import named, shapes
+from shardy_py.planner.options import Planner
+
+
+def check_devices(devices: int, planner: Planner | None) -> None:
+    """Checks a number of devices in place of a mesh.
+
+    Raises:
+        MeshError: There is no planner to choose a shape, or the number is not positive.
+    """
+    if planner is None:
+        raise MeshError(
+            f"mesh is a int: {devices} devices without a shape",
+            where="mesh=",
+            why="without a planner nothing chooses the axes of a mesh",
+            fix='write mesh={"data": 4, "model": 2} or mesh=jax.make_mesh((4, 2), ("data", "model")), or pass planner=sp.Planner(...)',
+        )
+    if devices < 1:
+        raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
+
+
+def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any]) -> Mapping[str, int]:
+    """The shape whose plan is the cheapest: all are searched, each in its share of the time.
+
+    Args:
+        devices: The number of devices.
+        settings: The arguments of the decorator.
+        layout: The slots of the call.
+        slots: The arguments.
+
+    Raises:
+        PlannerInfeasible: No plan of any shape fits its memory budget.
+    """
+    assert settings.planner is not None
+    candidates = shapes(devices)
+    best, least, failure = None, math.inf, None
+    share = settings.planner.time_limit_s / len(candidates)
+    for shape in candidates:
+        searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit")
+        mesh = named(shape)
+        try:
+            plan = make_plan(trace(request(searching, view_of(mesh), layout, slots))).plan
+        except PlannerInfeasible as error:
+            failure = error if failure is None or error.minimum_bytes < failure.minimum_bytes else failure
+            continue
+        assert plan.search is not None
+        if plan.search.objective_seconds < least:
+            best, least = mesh, plan.search.objective_seconds
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best
