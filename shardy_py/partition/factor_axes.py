@@ -180,6 +180,7 @@ def factor_axes(
             for tensor in operands[:1] if name in REDUCTIONS else reversed(operands):  # a reduction brings all to its first operand
                 if factor in tensor:
                     axes[factor] = lists.where(lists.mask(tensor[factor]) != 0, tensor[factor], axes[factor])
+            axes[factor] = lists.until(axes[factor], summed)  # operands may lie along the same axes in different dimensions
             summed = summed | lists.mask(axes[factor])
         else:
             axes[factor] = next((tensor[factor] for tensor in sources if factor in tensor), lists.none)

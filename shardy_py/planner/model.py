@@ -18,7 +18,7 @@ from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.types import Type
 from shardy_py.partition.layouts import Layout, layout_of, local_shape
 from shardy_py.partition.op import CHEAP, spec_of
-from shardy_py.partition.price import Machine, piece_bytes
+from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
 from shardy_py.plan.cost_walk import walk
@@ -40,6 +40,21 @@ DIMENSION_TIE = 0.2
 """The part of `TIE` for each dimension in front of one of an argument that is cut."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Layouts in which an op reads or makes a value.
+
+    Attributes:
+        table: The number of its table.
+        targets: The layouts in which the op may have it.
+        read: Per entry, the number of the layout in which the op has it; -1 where that is the value's own and it is read.
+    """
+
+    table: int
+    targets: Sequence[Layout]
+    read: Array
+
+
 @dataclass(eq=False)
 class Model:
     """The problem of a program.
@@ -49,8 +64,10 @@ class Model:
         variables: The classes that are variables of the problem, in order.
         problem: The problem; its classes are numbers in `variables`.
         constant: Seconds that no choice changes.
-        values: Per value whose layout is a variable's, the number of the table of its layouts.
+        values: Per argument, or number of a result, whose layout is a variable's, the number of the table of its layouts.
         layouts: Per such table, the layouts of its entries.
+        reads: Per op and value that it reads in a layout of the op's choice, where that stands.
+        makes: Per value that an op makes in a layout of its choice, where that stands.
     """
 
     space: Space
@@ -59,6 +76,8 @@ class Model:
     constant: float
     values: dict[Value | int, int]
     layouts: dict[int, tuple[Layout, ...]]
+    reads: dict[tuple[Op, Value], Read]
+    makes: dict[Value, Read]
 
     def assignment(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Per class of the space, the number of its strategy.
@@ -160,7 +179,8 @@ class _Builder:
         self.drafts: dict[tuple[tuple[int, ...], int], _Draft] = {}
         self.moves: dict[object, int] = {}
         self.move_costs: list[float] = []
-        self.results_at_hand: list[tuple[_Draft, Value, Sequence[Layout], Array, Sequence[Layout], Array]] = []
+        self.reads: list[tuple[Op, Value, tuple[tuple[int, ...], int], _Reads]] = []
+        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, Sequence[Layout], Array, Sequence[Layout], Array]] = []
 
     # ------------------------------------------------------------------ walking
 
@@ -172,7 +192,7 @@ class _Builder:
             self.home[argument] = scope
         self.block(main.body, scope)
         for number, value in enumerate(main.body.terminator.operands):
-            self.handed(value, number, main.result_types[number], scope)
+            self.handed(main.body.terminator, value, number, main.result_types[number], scope)
 
     def block(self, block: Block, scope: Scope) -> None:
         """The ops of a block but its terminator."""
@@ -188,18 +208,18 @@ class _Builder:
             self.branches(op, scope)
         elif name == NAMED_COMPUTATION:
             (body,) = op.regions
-            self.forward(op.operands, body.arguments, scope)
+            self.forward(op, op.operands, body.arguments, scope)
             self.block(body, scope)
-            self.forward(body.terminator.operands, op.results, scope)
+            self.forward(body.terminator, body.terminator.operands, op.results, scope)
         elif name == MANUAL_COMPUTATION:
             for value, sharding in zip(op.operands, op.attributes["in_shardings"]):
-                self.brought(value, sharding, scope)
+                self.brought(op, value, sharding, scope)
             self.results(op, scope)
         elif name in CONSTRAINTS:
-            self.handed(op.operands[0], op.result, op.result.type, scope)
+            self.handed(op, op.operands[0], op.result, op.result.type, scope)
             self.results(op, scope)
         elif name in HANDING_ON:
-            self.forward(op.operands, op.results, scope)
+            self.forward(op, op.operands, op.results, scope)
         elif not op.regions and op.results:
             self.results(op, scope)
             self.plain(op, scope)
@@ -210,13 +230,13 @@ class _Builder:
             self.home[result] = scope
         scope.spread(op, self.origin)
 
-    def forward(self, values: Sequence[Value], targets: Sequence[Value], scope: Scope) -> None:
+    def forward(self, op: Op, values: Sequence[Value], targets: Sequence[Value], scope: Scope) -> None:
         """Values that are handed on: the same value where layouts are equal by construction, else one that is moved to."""
         for value, target in zip(values, targets):
             if self.space.classes[value] == self.space.classes[target]:
                 self.origin[target] = self.origin.get(value, value)
             else:
-                self.handed(value, target, target.type, scope)
+                self.handed(op, value, target, target.type, scope)
                 self.home[target] = scope
                 for around in scope.outward():
                     if around.changing and self.origin.get(value, value) in around.changing:
@@ -229,7 +249,7 @@ class _Builder:
         ends = op.regions[1].terminator.operands
         varies = [ends[i] is not a for i, a in enumerate(op.regions[1].arguments)]
         for operand, result in zip(op.operands, op.results):
-            self.handed(operand, result, result.type, scope)
+            self.handed(op, operand, result, result.type, scope)
         for region, more in zip(op.regions, (1, 0)):  # the condition runs once more than the body
             trips = None if count is None or scope.trips is None else scope.trips * (count + more)
             runs = scope.runs * ((1 if count is None else count) + more) if count != 0 else 0
@@ -243,7 +263,7 @@ class _Builder:
             if region is op.regions[1]:
                 for end, result, changes in zip(ends, op.results, varies):
                     if changes:
-                        self.handed(end, result, result.type, inner)
+                        self.handed(region.terminator, end, result, result.type, inner)
         self.results(op, scope)
 
     def branches(self, op: Op, scope: Scope) -> None:
@@ -252,7 +272,7 @@ class _Builder:
             inner = Scope(scope.trips, scope.runs, None if scope.changing is None else set(), scope)
             self.block(region, inner)
             for end, result in zip(region.terminator.operands, op.results):
-                self.handed(end, result, result.type, inner)
+                self.handed(region.terminator, end, result, result.type, inner)
         self.results(op, scope)
 
     # ------------------------------------------------------------------ tables
@@ -268,60 +288,62 @@ class _Builder:
         classes = [self.space.classes[v] for v in values]
         local, joint = self.joint(classes)
         numbers = {c: i for i, c in enumerate(local)}
-        key = (spec, memory, tuple(tuple(numbers[c] for c in each) for each in classes), tuple(self.space.strategies[c] for c in local))
-        price = self.prices.get(key)
+        kind = (spec, memory, tuple(tuple(numbers[c] for c in each) for each in classes), tuple(self.space.strategies[c] for c in local))
+        price = self.prices.get(kind)
         if price is None:
-            price = self.prices[key] = price_table("xla", spec, joint.candidates, self.machine, memory)
+            price = self.prices[kind] = price_table("xla", spec, joint.candidates, self.machine, memory)
         once = scope.hoist_scope(op.results[0])
         sent = price.communication_seconds
         costs = sent * (once.trips or 1)
         if op in self.counted:
             costs = costs + (price.seconds - sent) * scope.runs
-        draft = self.draft(local, joint)
+        key, draft = self.draft(local, joint)
         draft.costs = draft.costs + costs
         index = joint.candidates.index
         domains = joint.candidates.domains
         draft.ties = draft.ties + _misplaced(joint.candidates, price)
         for i, value in enumerate(op.operands):
             if not spec.operands[i].maker:
-                self.move(draft, value, scope, _Reads(domains[i], index[i], price.read_layouts[i], price.reads[i], price.move_seconds[i]))
+                reads = _Reads(domains[i], index[i], price.read_layouts[i], price.reads[i], price.move_seconds[i])
+                self.move(op, key, draft, value, scope, reads)
         for i, value in enumerate(op.results):
             own = len(op.operands) + i
-            self.results_at_hand.append((draft, value, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i]))
+            self.results_at_hand.append((key, value, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i]))
 
-    def move(self, draft: _Draft, value: Value, scope: Scope, reads: _Reads) -> None:
+    def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: Scope, reads: _Reads) -> None:
         """A column of moves of an operand."""
         origin = self.origin.get(value, value)
         once = (scope.hoist_scope(origin).trips or 1) * 1.0
         place = scope.place(self.home[origin])
         numbers = np.full(reads.seconds.shape, -1)
         for a, b in zip(*np.nonzero(reads.seconds > 0)):
-            key = (origin, place, reads.domain[a], reads.targets[b])
-            number = self.moves.get(key)
+            move = (origin, place, reads.domain[a], reads.targets[b])
+            number = self.moves.get(move)
             if number is None:
-                number = self.moves[key] = len(self.move_costs)
+                number = self.moves[move] = len(self.move_costs)
                 self.move_costs.append(float(reads.seconds[a, b]) * once)
             numbers[a, b] = number
         if (numbers >= 0).any():
             draft.moves.append(numbers[reads.own, reads.read])
+            self.reads.append((op, origin, key, reads))
 
-    def handed(self, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
+    def handed(self, op: Op, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
         """A value that is brought to the layout of another."""
         source, wanted = self.space.classes[value], self.space.classes[target]
         if source == wanted or not type_.rank:
             return
         local, joint = self.joint([source, wanted])
-        self.bring(value, type_, scope, local, joint, joint.candidates.domains[1], joint.candidates.index[1])
+        self.bring(op, value, scope, local, joint, joint.candidates.domains[1], joint.candidates.index[1])
 
-    def brought(self, value: Value, sharding: TensorSharding, scope: Scope) -> None:
+    def brought(self, op: Op, value: Value, sharding: TensorSharding, scope: Scope) -> None:
         """A value that is brought to a sharding."""
         if value.type.rank:
             local, joint = self.joint([self.space.classes[value]])
             target = layout_of(sharding, value.type.rank, self.mesh)
-            self.bring(value, value.type, scope, local, joint, (target,), np.zeros(len(joint.strategies), int))
+            self.bring(op, value, scope, local, joint, (target,), np.zeros(len(joint.strategies), int))
 
     def bring(
-        self, value: Value, type_: Type, scope: Scope, local: Sequence[int], joint: _Joint, targets: Sequence[Layout], read: Array
+        self, op: Op, value: Value, scope: Scope, local: Sequence[int], joint: _Joint, targets: Sequence[Layout], read: Array
     ) -> None:
         """Moves of a value from its layout to others."""
         origin = self.origin.get(value, value)
@@ -329,18 +351,18 @@ class _Builder:
         if maker is not None and maker.name in CHEAP:
             return
         domain, own = joint.candidates.domains[0], joint.candidates.index[0]
-        seconds = np.array([[self.machine.reshard(type_, a, b).seconds for b in targets] for a in domain])
-        draft = self.draft(local, joint)
-        self.move(draft, value, scope, _Reads(domain, own, targets, read, seconds))
+        seconds = np.array([[self.machine.reshard(value.type, a, b).seconds for b in targets] for a in domain])
+        key, draft = self.draft(local, joint)
+        self.move(op, key, draft, value, scope, _Reads(domain, own, targets, read, seconds))
 
-    def draft(self, local: Sequence[int], joint: _Joint) -> _Draft:
+    def draft(self, local: Sequence[int], joint: _Joint) -> tuple[tuple[tuple[int, ...], int], _Draft]:
         """The table of some classes under some joint strategies."""
         key = (tuple(local), id(joint))
         draft = self.drafts.get(key)
         if draft is None:
             zeros = np.zeros(len(joint.strategies))
             draft = self.drafts[key] = _Draft(joint.strategies, zeros, zeros)
-        return draft
+        return key, draft
 
     def joint(self, classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], _Joint]:
         """The joint strategies of some values by the classes of their dimensions: no axis twice in a value.
@@ -361,14 +383,14 @@ class _Builder:
 
     def note_results_at_hand(self) -> None:
         """Notes where readers need no move, since the op makes a result in the layout in which they read it."""
-        for draft, value, domain, own, make_layouts, makes in self.results_at_hand:
+        for key, value, domain, own, make_layouts, makes in self.results_at_hand:
             numbers = np.full((len(domain), len(make_layouts)), -1)
             for a, source in enumerate(domain):
                 for b, target in enumerate(make_layouts):
                     if source != target:
                         numbers[a, b] = self.moves.get((value, self.home[value], source, target), -1)
             if (numbers >= 0).any():
-                draft.at_hand.append(numbers[own, makes])
+                self.drafts[key].at_hand.append(numbers[own, makes])
 
     def model(self) -> Model:
         """The problem."""
@@ -376,9 +398,11 @@ class _Builder:
         self.note_results_at_hand()
         values: dict[Value | int, int] = {}
         layouts: dict[int, tuple[Layout, ...]] = {}
-        for (local, _), draft in self.drafts.items():
-            table = self.table(local, draft)
+        places: dict[tuple[tuple[int, ...], int], int] = {}
+        for key, draft in self.drafts.items():
+            table = self.table(key[0], draft)
             if table.classes:
+                places[key] = len(tables)
                 tables.append(table)
             else:
                 needed = dict.fromkeys(int(m) for m in table.moves[0] if m >= 0)
@@ -388,8 +412,8 @@ class _Builder:
             local, joint = self.joint([space.classes[value]])
             domain, size = joint.candidates.domains[0], max(math.prod(type_.shape), 1)
             pieces = np.array([math.prod(local_shape(type_.shape, layout, self.mesh)) for layout in domain], float) / size
-            places = np.array([sum(dim for dim, axes in enumerate(layout) if axes) for layout in domain], float)
-            ties = (pieces + DIMENSION_TIE * places)[joint.candidates.index[0]]
+            cut_dims = np.array([sum(dim for dim, axes in enumerate(layout) if axes) for layout in domain], float)
+            ties = (pieces + DIMENSION_TIE * cut_dims)[joint.candidates.index[0]]
             table = self.table(local, _Draft(joint.strategies, np.zeros(len(ties)), ties))
             if table.classes and type_.rank:
                 values[value] = len(tables)
@@ -399,7 +423,9 @@ class _Builder:
         tables = [replace(table, ties=table.ties * unit) for table in tables]
         sizes = tuple(len(space.strategies[c]) for c in space.free)
         problem = Problem(sizes, tuple(tables), np.array(self.move_costs))
-        return Model(space, space.free, problem, constant, values, layouts)
+        reads = {(op, value): _read(places[key], each) for op, value, key, each in self.reads if key in places}
+        makes = {value: Read(places[key], targets, numbers) for key, value, _, _, targets, numbers in self.results_at_hand if key in places}
+        return Model(space, space.free, problem, constant, values, layouts, reads, makes)
 
     def table(self, local: Sequence[int], draft: _Draft) -> Table:
         """A draft as a table of variables."""
@@ -407,6 +433,13 @@ class _Builder:
         moves, at_hand = (np.array(columns, int).reshape(len(columns), len(draft.costs)).T for columns in (draft.moves, draft.at_hand))
         variables = tuple(self.variables[local[i]] for i in free)
         return Table(variables, draft.strategies[:, free], draft.costs, moves, draft.ties, at_hand)
+
+
+def _read(table: int, reads: _Reads) -> Read:
+    """Where an op reads a value in another layout than its own."""
+    targets = {layout: n for n, layout in enumerate(reads.targets)}
+    own = np.array([targets.get(layout, -1) for layout in reads.domain])
+    return Read(table, reads.targets, np.where(own[reads.own] == reads.read, -1, reads.read))
 
 
 def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
@@ -450,15 +483,3 @@ def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]]) -
         value_domains.append(tuple(tuple(domains[c][rows[at, c]] for c in value) for at in first))
         index.append(own.reshape(-1))
     return _Joint(rows, Candidates(tuple(value_domains), np.array(index, np.int64).reshape(len(shape), len(rows))))
-
-
-def argument_bytes(model: Model, table: int, type_: Type) -> Array:
-    """Bytes of a device's piece of a value, per entry of the table of its layouts.
-
-    Args:
-        model: The model.
-        table: The number of the table.
-        type_: Type of the value.
-    """
-    mesh = model.space.mesh
-    return np.array([piece_bytes(type_, math.prod(local_shape(type_.shape, layout, mesh))) for layout in model.layouts[table]], float)

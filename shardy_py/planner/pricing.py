@@ -61,7 +61,7 @@ class Prices:
         if path not in paths:
             raise UserError(f"no input {path!r}", where="plan.search.price", why=f"the inputs are {', '.join(paths[:12])}")
         value = searcher.program.main.arguments[paths.index(path)]
-        problem, numbers = searcher.limited(None), {c: i for i, c in enumerate(model.variables)}
+        problem, numbers = searcher.limited(), {c: i for i, c in enumerate(model.variables)}
         classes = searcher.space.classes[value]
         if len(tuple(spec)) > len(classes):
             raise UserError(f"{spec} has more dimensions than {path}", where="plan.search.price", why=f"it has {len(classes)}")
@@ -104,7 +104,7 @@ class Prices:
                 )
                 other = self.anew(dropped)
                 other.prepare()
-                solution = solve(other.limited(None), gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
+                solution = solve(other.limited(), gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
                 saved = self.best.seconds - (solution.cost + other.model.constant)
                 least = self.bound - (solution.cost + other.model.constant)
                 prices.append(Price(path, sharding_text(sharding), max(saved, 0.0), None, max(least, 0.0)))

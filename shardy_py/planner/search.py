@@ -9,34 +9,44 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardy_py.dialect import Mesh
-from shardy_py.ir import Program, Value
-from shardy_py.partition.layouts import local_shape
-from shardy_py.partition.price import Machine, piece_bytes
+from shardy_py.ir import Program
+from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
+from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Alternative, Search, Status
 from shardy_py.planner.assigned import assign, shardings_of
 from shardy_py.planner.assignment import least, solve
+from shardy_py.planner.descent import descend
 from shardy_py.planner.errors import PlannerInfeasible
-from shardy_py.planner.model import Model, argument_bytes, model_of
+from shardy_py.planner.evaluation import Evaluation
+from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
+from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.options import Planner
-from shardy_py.planner.problem import Limit, Problem, Solution, restricted, with_limit
+from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
 from shardy_py.planner.space import Annotations, Space, space_of
 from shardy_py.planner.templates import Template, templates
 
 ROUNDS = 6
-"""Searches under a budget, each with less room for arguments and results than the one before."""
+"""Searches under a budget, each with the limits of the fullest steps of all plans before."""
+
+MARGIN = 0.01
+"""The part of the budget that limits of temporaries leave free: other plans have their fullest moments at other steps."""
+
+PEAKS = 8
+"""Steps of a plan that become limits at once."""
 
 STARTS = 1
 """Templates to start from, past the one that cuts nothing; the linear program needs none, but a good start ends it early."""
 
-SOLVER_GAP = 0.1
-"""The part of the gap that the solver may leave: ties and small moves are worth more of its time than of the user's gap."""
+SOLVER_GAPS = ((50_000, 1e-3), (math.inf, 0.1))
+"""Entries of a problem -> the part of the user's gap that the solver may leave. Small problems are solved to the end: which dimension
+of the tokens is cut is worth less than the gap, and yet there is a right answer."""
 
 TEMPLATE_GAP = 0.2
 """How far a template's price may be from the cheapest plan that shards arguments so."""
@@ -108,7 +118,8 @@ class Searcher:
         """The space and the model."""
         started = time.monotonic()
         self.machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
-        self.program, _, self.copies = as_xla_inlines(self.base.program)
+        self.program, lineage, self.copies = as_xla_inlines(self.base.program)
+        self.ops = {old: new for new, old in lineage.ops.items()}
         self.space: Space = space_of(self.program, self.base.mesh, self.annotations)
         self.model: Model = model_of(self.program, self.space, self.machine)
         self.timings["model"] = time.monotonic() - started
@@ -193,31 +204,33 @@ class Searcher:
 
     # ------------------------------------------------------------------ memory
 
-    def limited(self, bytes_: float | None) -> Problem:
-        """The problem in which arguments, and results that take no argument's memory, have at most so many bytes; by default the budget."""
-        budget = self.planner.budget if bytes_ is None else bytes_
-        limit = None if budget is None else self.fixed(budget)
-        if limit is None or sum(float(weights.max()) for weights in limit.weights) <= limit.limit:
-            return self.model.problem  # everything fits whole, and fewer limits are solved faster
-        return with_limit(self.model.problem, limit)
+    @functools.cached_property
+    def fixed(self) -> Limit:
+        """The limit of arguments and results."""
+        aliased = [d.output for d in self.base.donation if d.output is not None]
+        return fixed_bytes(self.program, self.model, aliased, self.planner.budget or math.inf)
 
-    def fixed(self, bytes_: float) -> Limit:
-        """The bytes of arguments and of results that take no argument's memory."""
-        aliased = {d.output for d in self.base.donation if d.output is not None}
-        main, model = self.program.main, self.model
-        values: list[Value | int] = [*main.arguments, *(n for n in range(len(main.result_types)) if n not in aliased)]
-        tables: dict[int, int] = {}
-        weights = []
-        for value in values:
-            type_ = main.result_types[value] if isinstance(value, int) else value.type
-            table = model.values.get(value)
-            if table is None:
-                layout = self.space.layout(value, (0,) * len(self.space.strategies))
-                bytes_ -= piece_bytes(type_, math.prod(local_shape(type_.shape, layout, self.space.mesh)))
-                continue
-            tables[table] = len(weights)
-            weights.append(argument_bytes(model, table, type_))
-        return Limit(tuple(tables), tuple(weights), bytes_)
+    def limited(self, limits: Sequence[Limit] = ()) -> Problem:
+        """The problem under the budget.
+
+        Args:
+            limits: Limits besides that of arguments and results.
+        """
+        return binding(self.model.problem, (self.fixed, *limits))
+
+    @functools.cached_property
+    def solver_gap(self) -> float:
+        """See `SOLVER_GAPS`."""
+        count = sum(len(table.costs) for table in self.model.problem.tables)
+        return next(gap for most, gap in SOLVER_GAPS if count <= most)
+
+    def fullest(self, candidate: Candidate) -> list[Limit]:
+        """The limits at the fullest steps of a plan that is over the budget."""
+        peaks = lifetimes(candidate.plan, self.planner.hardware).peaks(PEAKS)
+        over = [peak for peak in peaks if not self.fits(peak.bytes)] or list(peaks[:1])
+        chosen = entries(self.model.problem, candidate.assignment)
+        budget = (1 - MARGIN) * (self.planner.budget or math.inf)
+        return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies, self.ops) for peak in over]
 
     def within_budget(self) -> tuple[Candidate, float, bool]:
         """The best plan within the budget, the lower bound, and whether the gap was reached.
@@ -227,24 +240,25 @@ class Searcher:
         """
         starts: list[Sequence[int]] = [self.start(template) for template in self.templates[1 : 1 + STARTS]]
         over: list[Candidate] = []
-        bound, room = 0.0, math.inf
+        limits: list[Limit] = []
+        bound = 0.0
         for round_ in range(ROUNDS):
-            problem = self.limited(None if round_ == 0 else room)
-            solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=self.left)
+            problem = self.limited(limits)
+            gap = self.planner.gap * (SOLVER_GAPS[-1][1] if problem.limits else self.solver_gap)
+            solution = solve(problem, starts, gap=gap, seconds=self.left)
             if round_ == 0:
                 bound = solution.bound + self.model.constant
             if math.isinf(solution.cost):
                 break
-            candidate = self.candidate("", solution.assignment)
+            # Within the gap much is left to chance, such as the dimension along which a small input is cut.
+            polished = descend(Evaluation(problem), solution.assignment)
+            candidate = self.candidate("", polished.assignment if polished.allowed else solution.assignment)
             if self.fits(candidate.peak):
                 return candidate, bound, candidate.seconds - bound <= self.planner.gap * candidate.seconds
             over.append(candidate)
             starts = [solution.assignment, *starts[:STARTS]]
-            assert self.planner.budget is not None
-            memory = memory_of(candidate.plan, self.planner.hardware)
-            fixed = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-            room = min(room * 0.9, self.planner.budget - (candidate.peak - fixed), 0.95 * fixed)
-            if room <= 0 or not self.left:
+            limits += self.fullest(candidate)
+            if not self.left:
                 break
         for name, assignment in self.smallest(starts):
             candidate = self.candidate(name, assignment)
@@ -255,7 +269,7 @@ class Searcher:
 
     def smallest(self, starts: Sequence[Sequence[int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Assignments that take little memory."""
-        solution = least(self.model.problem, self.fixed(math.inf), starts[:1], seconds=max(self.left, 1.0), gap=0.05)
+        solution = least(self.model.problem, replace(self.fixed, limit=math.inf), starts[:1], seconds=max(self.left, 1.0), gap=0.05)
         yield "least bytes of arguments", solution.assignment
         for template in self.templates:
             completed = self.completed(template, solution.assignment, max(self.left, 1.0))

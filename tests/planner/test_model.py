@@ -19,8 +19,9 @@ from shardy_py.partition.price import Machine
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.search import CHOSEN
 from shardy_py.planner.assigned import assign, shardings_of
-from shardy_py.planner.model import Model, argument_bytes, model_of
-from shardy_py.planner.problem import cost
+from shardy_py.planner.memory import fixed_bytes
+from shardy_py.planner.model import Model, model_of
+from shardy_py.planner.problem import cost, entries, weight
 from shardy_py.planner.space import Annotations, space_of
 
 MESHES = {"one axis": {"x": 4}, "two axes": {"x": 2, "y": 4}, "three axes": {"x": 2, "y": 2, "z": 2}}
@@ -146,16 +147,15 @@ def test_three_axes() -> None:
 def test_bytes_of_arguments_are_those_of_the_plan(program: str) -> None:
     plan, problem, copies = model(program, "two axes")
     choose = random.Random(program)
+    copy, _, _ = as_xla_inlines(plan.program)
+    limit = fixed_bytes(plan.program, problem, (), math.inf)
+    assert limit.limit == math.inf
     for _ in range(3):
         assignment = drawn(problem, choose)
-        total = 0.0
-        for argument in (copies[a] for a in plan.program.main.arguments):
-            table = problem.values[argument]
-            rows = problem.problem.tables[table]
-            wanted = [assignment[c] for c in rows.classes]
-            (entry,) = [i for i, row in enumerate(rows.strategies.tolist()) if row == wanted]
-            total += argument_bytes(problem, table, argument.type)[entry]
-        assert total == finished(plan, problem, copies, assignment).memory_analysis("h100").argument_size_in_bytes
+        memory = finished(plan, problem, copies, assignment).memory_analysis("h100")
+        rows = fixed_bytes(problem.program, problem, [d.output for d in plan.donation if d.output is not None], 0.0)
+        fixed = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        assert weight(rows, entries(problem.problem, assignment)) - rows.limit == fixed
 
 
 def test_state_that_a_step_hands_on_comes_out_as_it_goes_in() -> None:

@@ -1,0 +1,134 @@
+"""Limits of memory: rows of bytes over the entries of a model's tables.
+
+Arguments, and results that take no argument's memory, are exact. Temporaries are those of a finished plan at one of its fullest steps:
+the row is exact at that plan, and says how its bytes change where the same values lie otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shardy_py.dialect import Mesh
+from shardy_py.ir import Op, Program, Value
+from shardy_py.ir.types import Type
+from shardy_py.partition.layouts import Layout, local_shape
+from shardy_py.partition.price import piece_bytes
+from shardy_py.plan.memory.lifetimes import LiveBuffer, Peak
+from shardy_py.planner.model import Model
+from shardy_py.planner.problem import Limit, Problem
+
+Array = Any
+
+
+def fixed_bytes(program: Program, model: Model, aliased: Iterable[int], budget: float) -> Limit:
+    """The bytes of arguments, and of results that take no argument's memory; `argument + output - alias` of every plan.
+
+    Args:
+        program: The program of the model.
+        model: The model.
+        aliased: Numbers of results that take an argument's memory.
+        budget: The most that they may be.
+    """
+    main, mesh = program.main, model.space.mesh
+    taken = set(aliased)
+    values: list[tuple[Value | int, Type]] = [(a, a.type) for a in main.arguments]
+    values += [(n, type_) for n, type_ in enumerate(main.result_types) if n not in taken]
+    weights: dict[int, Array] = {}
+    for value, type_ in values:
+        table = model.values.get(value)
+        if table is None:
+            budget -= _bytes(type_, model.space.layout(value, (0,) * len(model.space.strategies)), mesh)
+        else:
+            weights[table] = np.array([_bytes(type_, layout, mesh) for layout in model.layouts[table]], float)
+    return Limit(tuple(weights), tuple(weights.values()), budget)
+
+
+def peak_bytes(
+    model: Model,
+    fixed: Limit,
+    peak: Peak,
+    budget: float,
+    chosen: Sequence[int],
+    copies: Mapping[Value, Value],
+    ops: Mapping[Op, Op],
+) -> Limit:
+    """The bytes at a step of a finished plan: arguments, results, and the temporaries that are alive there.
+
+    Args:
+        model: The model.
+        fixed: The limit of arguments and results.
+        peak: The step.
+        budget: The most that may be alive there.
+        chosen: Per table, the entry that the plan has, at which the row is exact.
+        copies: Value of the plan's program -> the value of the model's.
+        ops: Op of the plan's program -> the op of the model's.
+    """
+    weights = dict(zip(fixed.tables, fixed.weights))
+    for buffer in peak.buffers:
+        row = _row(model, buffer, copies, ops)
+        if row is not None:
+            table, bytes_ = row
+            weights[table] = weights.get(table, 0.0) + bytes_
+    known = sum(float(row[chosen[table]]) for table, row in weights.items())
+    return Limit(tuple(weights), tuple(weights.values()), budget - (peak.bytes - known))
+
+
+def _row(model: Model, buffer: LiveBuffer, copies: Mapping[Value, Value], ops: Mapping[Op, Op]) -> tuple[int, Array] | None:
+    """The bytes of a buffer per entry of a table; None where no table decides them."""
+    value = None if buffer.value is None else copies.get(buffer.value)
+    if value is None or buffer.value is None:
+        return None
+    mesh = model.space.mesh
+    if buffer.reader is not None:
+        reader = ops.get(buffer.reader)
+        read = None if reader is None else model.reads.get((reader, value))
+    else:
+        read = None if buffer.sharding is buffer.value.sharding else model.makes.get(value)
+        if read is None:
+            return _own_bytes(model, value)
+    if read is None:
+        return None
+    sizes = np.array([*(_bytes(value.type, layout, mesh) for layout in read.targets), 0.0])
+    return read.table, sizes[read.read]
+
+
+def _own_bytes(model: Model, value: Value) -> tuple[int, Array] | None:
+    """The bytes of a value in its own layout per entry of a table."""
+    table = model.values.get(value)
+    place = (table, model.layouts[table]) if table is not None else _with_classes(model, value)
+    if place is None:
+        return None
+    mesh = model.space.mesh
+    return place[0], np.array([_bytes(value.type, layout, mesh) for layout in place[1]], float)
+
+
+def _with_classes(model: Model, value: Value) -> tuple[int, Sequence[Layout]] | None:
+    """A table that has all classes of a value with a choice, and the layout of the value in each of its entries."""
+    space, numbers = model.space, {c: i for i, c in enumerate(model.variables)}
+    classes = space.classes[value]
+    free = {numbers[c] for c in classes if c in numbers}
+    if not free:
+        return None
+    tables = ((len(t.costs), n) for n, t in enumerate(model.problem.tables) if free <= set(t.classes))
+    smallest = min(tables, default=None)
+    if smallest is None:
+        return None
+    table = model.problem.tables[smallest[1]]
+    columns = {c: table.classes.index(numbers[c]) for c in classes if c in numbers}
+    layouts = [tuple(space.strategies[c][row[columns[c]] if c in columns else 0] for c in classes) for row in table.strategies.tolist()]
+    return smallest[1], layouts
+
+
+def _bytes(type_: Type, layout: Layout, mesh: Mesh) -> int:
+    return piece_bytes(type_, math.prod(local_shape(type_.shape, layout, mesh)))
+
+
+def binding(problem: Problem, limits: Sequence[Limit]) -> Problem:
+    """The problem with those of some limits that some assignment may break: fewer limits are solved faster."""
+    kept = tuple(limit for limit in limits if sum(float(weights.max()) for weights in limit.weights) > limit.limit)
+    return replace(problem, limits=(*problem.limits, *kept))
