@@ -479,7 +479,7 @@ def decorate(
     tell_end()
     if mesh is None:
         mesh = mesh_of((in_shardings, out_shardings))
-    if isinstance(mesh, int) and not isinstance(mesh, bool):
+    if isinstance(mesh, int):
         check_devices(mesh, planner)
     elif mesh is not None:
         view_of(mesh)

@@ -31,7 +31,7 @@ def check_devices(devices: int, planner: Planner | None) -> None:
             why="without a planner nothing chooses the axes of a mesh",
             fix='write mesh={"data": 4, "model": 2} or mesh=jax.make_mesh((4, 2), ("data", "model")), or pass planner=sp.Planner(...)',
         )
-    if devices < 1:
+    if devices < 1 or isinstance(devices, bool):
         raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
 
 

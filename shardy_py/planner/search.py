@@ -252,7 +252,7 @@ class Searcher:
                 break
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
             polished = descend(Evaluation(problem), solution.assignment)
-            candidate = self.candidate("", polished.assignment if polished.allowed else solution.assignment)
+            candidate = self.candidate("", tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment)
             if self.fits(candidate.peak):
                 return candidate, bound, candidate.seconds - bound <= self.planner.gap * candidate.seconds
             over.append(candidate)
