@@ -153,7 +153,7 @@ class _Work:
                 continue
             if free.any():
                 classes = tuple(c for c, is_free in zip(rows.classes, free) if is_free)
-                left.append(replace(rows, classes=classes, strategies=rows.strategies[:, free]))
+                left.append(replace(rows, classes=classes, strategies=np.ascontiguousarray(rows.strategies[:, free])))
                 continue
             self.constant += float(rows.costs[0])
             self.constant_ties += float(rows.ties[0])
@@ -166,17 +166,20 @@ class _Work:
     def merge(self) -> None:
         """Folds tables into one whose classes contain theirs. Empty shells of those that several contain stay, for consistency."""
         order = sorted(range(len(self.rows)), key=lambda n: (-len(self.rows[n].classes), n))
+        members = [sum(1 << c for c in rows.classes) for rows in self.rows]
         largest: list[_Rows] = []
+        sets: list[int] = []
         at_class: dict[int, list[int]] = {}
         shells: list[_Rows] = []
         for number in order:
-            rows = self.rows[number]
-            wanted = set(rows.classes)
-            hosts = [n for n in at_class.get(rows.classes[0], ()) if wanted <= set(largest[n].classes)]
+            rows, wanted = self.rows[number], members[number]
+            candidates = min((at_class.get(c, []) for c in rows.classes), key=len)
+            hosts = [n for n in candidates if sets[n] & wanted == wanted]
             if not hosts:
                 for c in rows.classes:
                     at_class.setdefault(c, []).append(len(largest))
                 largest.append(rows)
+                sets.append(wanted)
                 continue
             host = min(hosts, key=lambda n: len(largest[n].costs))
             columns = [largest[host].classes.index(c) for c in rows.classes]
@@ -243,6 +246,21 @@ class _Work:
         self.needed[:] = False
         for rows in self.rows:
             rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
+
+    def renumber_moves(self) -> Array:
+        """Leaves out the moves that no table decides on.
+
+        Returns:
+            The costs of those that are left.
+        """
+        used = np.zeros(len(self.move_costs) + 1, bool)
+        for rows in self.rows:
+            used[rows.moves] = used[rows.at_hand] = True
+        used[-1] = False
+        numbers = np.where(used, np.cumsum(used) - 1, -1)
+        for rows in self.rows:
+            rows.moves, rows.at_hand = numbers[rows.moves], numbers[rows.at_hand]
+        return self.move_costs[used[:-1]]
 
     def eliminate(self) -> bool:
         """Takes out classes whose best strategy depends on few neighbours, whose tables have neither moves nor weights.
@@ -313,13 +331,14 @@ def reduced(problem: Problem) -> Reduced:
         work.fold_moves()
         if not work.eliminate():
             break
-    tables = tuple(_as_table(rows) for rows in work.rows)
     limits: list[Limit] = []
     feasible = work.feasible
+    moves = work.renumber_moves()
+    tables = tuple(_as_table(rows) for rows in work.rows)
     for i, limit in enumerate(work.limits):
         weighted = tuple(n for n, rows in enumerate(work.rows) if rows.weights[:, i].any())
         limits.append(Limit(weighted, tuple(work.rows[n].weights[:, i] for n in weighted), float(limit)))
-    smaller = Problem(problem.strategies, tables, work.move_costs, tuple(limits))
+    smaller = Problem(problem.strategies, tables, moves, tuple(limits))
     forced = tuple(sorted(work.forced.items()))
     return Reduced(smaller, work.constant, work.constant_ties, forced, tuple(work.decided), feasible)
 

@@ -135,8 +135,11 @@ class State:
     @property
     def sums(self) -> Array:
         """The sums that the limits bound."""
-        weights = self.evaluation.weights
-        return sum((weights[table][entry] for table, entry in enumerate(self.entries)), np.zeros(len(self.evaluation.limits)))
+        sums = np.zeros(len(self.evaluation.limits))
+        if len(sums):
+            for table, entry in enumerate(self.entries):
+                sums += self.evaluation.weights[table][entry]
+        return sums
 
     def excess(self, sums: Array) -> Array:
         """By how much sums pass their limits, each in parts of its limit; added up along the last axis."""
