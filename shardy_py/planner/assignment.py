@@ -9,12 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from . import relaxation
 from .descent import descend
 from .elimination import Reduced, reduced
-from .evaluation import Evaluation
+from .evaluation import Evaluation, State
+from .messages import Ascent
 from .problem import Limit, Problem, Solution, cost, entries, weighed, weight
+from .relaxation import Prices, Program
+
+Array = Any
+
+COLUMNS = 15_000  # Of a linear program; it starts with the cheapest and gets more.
+BRANCHED = 30_000  # Columns of branch and bound.
+MESSAGE_ROUNDS = 20
+PRICING_ROUNDS = 8
+TOWARDS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # Parts of the way from the best prices to those of a linear program.
+NARROWER = 0.7  # A problem with at most this part of its entries is a new one.
+SETTLED = 0.1  # Of the way from the bound to the best: what more columns can add to the bound, and are not worth.
 
 NODES = (200, 2_000, 20_000, 200_000)  # Of branch and bound, round by round; what a round finds makes the next one's problem smaller.
 ROUNDING = 1e-9  # Of sums of costs, in parts of them.
@@ -35,7 +50,7 @@ def solve(problem: Problem, starts: Sequence[Sequence[int]] = (), *, gap: float 
     search = _Search(problem, gap, time.monotonic() + seconds)
     small = reduced(problem)
     if not small.feasible:
-        return search.infeasible()
+        return search.solution(exhausted=True)
     search.enter(small)
     for start in [*starts, *([] if starts else [(0,) * len(problem.strategies)])]:
         search.offer(start)
@@ -98,7 +113,8 @@ class _Search:
     def enter(self, stage: Reduced) -> None:
         """Goes on with a smaller problem."""
         self.stages.append(stage)
-        self.evaluation = Evaluation(stage.problem)
+        if stage.feasible:
+            self.evaluation = Evaluation(stage.problem)
 
     def offer(self, assignment: Sequence[int]) -> None:
         """Keeps an assignment of the whole problem if it is allowed and the best so far."""
@@ -127,71 +143,183 @@ class _Search:
         """Raises the bound by one of the smaller problem, which lacks only what costs more than the best."""
         self.bound = max(self.bound, min(bound + self.constant, self.best_cost))
 
-    def infeasible(self) -> Solution:
-        if self.best is not None:
-            return self.solution()
-        return Solution(self.nearest or (0,) * len(self.problem.strategies), float("inf"), float("inf"), "infeasible")
-
-    def solution(self) -> Solution:
+    def solution(self, *, exhausted: bool = False) -> Solution:
+        """The best assignment; nothing better exists where the search is exhausted."""
         if self.best is None:
-            return Solution(self.nearest, float("inf"), self.bound, "time_limit")
-        return Solution(self.best, self.best_cost, min(self.bound, self.best_cost), "optimal" if self.close else "time_limit")
+            none = self.nearest or (0,) * len(self.problem.strategies)
+            bound, status = (float("inf"), "infeasible") if exhausted else (self.bound, "time_limit")
+            return Solution(none, float("inf"), bound, status)
+        bound = self.best_cost if exhausted else min(self.bound, self.best_cost)
+        return Solution(self.best, self.best_cost, bound, "optimal" if exhausted or self.close else "time_limit")
 
     def run(self) -> Solution:
-        for nodes in NODES:
-            small = self.stages[-1].problem
-            if not small.tables:
-                self.offer(self.completed(self.at_hand))
-                self.prove(0.0)
-                self.bound = max(self.bound, self.best_cost) if self.best is not None else self.bound
-                return self.solution() if self.best is not None else self.infeasible()
+        """Messages, the linear program, and branch and bound, on a problem that gets smaller with each better assignment."""
+        rounds = iter(NODES)
+        while True:
+            of, prices = self.pass_messages()
+            if of is None or prices is None:
+                return self.solution(exhausted=not self.close and not self.late)
+            solved, missing = self.solve_linear(of, prices)
+            if solved is None:
+                return self.solution(exhausted=True)
             if self.close or self.late:
-                break
-            of = relaxation.program(small)
-            scale = self.scale
-            relaxed = relaxation.relax(of, scale, self.left)
-            if not relaxed.feasible:
-                self.bound = max(self.bound, self.best_cost)
-                return self.infeasible()
-            self.prove(relaxed.bound)
-            if relaxed.values is not None:
-                start = relaxation.rounded(of, relaxed.values, self.at_hand)
-                self.offer(self.completed(start))
-                if not self.close:
-                    self.descend(start)
-            if self.close or self.late:
-                break
-            if self.best is not None:
-                narrower = reduced(relaxation.narrowed(small, of, relaxed, self.best_cost - self.constant + ROUNDING * scale))
-                if not narrower.feasible:
-                    self.bound = self.best_cost
-                    break
-                self.enter(narrower)
-                small = narrower.problem
-                of = relaxation.program(small)
-            if not small.tables:
+                return self.solution()
+            if missing and self.narrow(of, solved):
                 continue
-            room = max(self.gap * (self.best_cost if self.best is not None else 0.0), 0.0)
-            rest = min(0.9 * room / scale, 0.5)
-            searched = relaxation.search(of, scale, gap=rest, nodes=nodes, seconds=self.left)
+            if (nodes := next(rounds, None)) is None:
+                return self.solution()
+            if self.branch(of, solved, nodes):
+                return self.solution(exhausted=True)
+
+    def pass_messages(self) -> tuple[Program | None, Prices | None]:
+        """Raises the bound by messages, rounds what they believe in, and drops what costs more than the best, as often as much drops.
+
+        Returns:
+            The program of what is left and the prices of its columns; None where the search is at its end.
+        """
+        while not self.close and not self.late:
+            if not self.stages[-1].feasible:
+                break
+            if not self.small.tables:
+                self.offer(self.completed(self.at_hand))
+                break
+            of = relaxation.program(self.small)
+            ascent = Ascent(of, 2 * self.scale)
+            prices = ascent.run(of.prices(), rounds=MESSAGE_ROUNDS, enough=self.target)
+            self.prove(relaxation.slacks(of, prices)[0])
+            if self.close:
+                break
+            self.round(of, -ascent.beliefs(prices))
+            if not self.narrow(of, prices):
+                return of, prices
+        return None, None
+
+    def narrow(self, of: Program, prices: Prices) -> bool:
+        """Drops what costs more than the best, if that is much.
+
+        Returns:
+            Whether the problem became smaller.
+        """
+        bound, slacks = relaxation.slacks(of, prices)
+        keep = bound + slacks <= self.most
+        if keep.mean() > NARROWER:
+            return False
+        self.enter(reduced(relaxation.narrowed(self.small, of, keep)))
+        return True
+
+    def round(self, of: Program, values: Array) -> None:
+        """Offers the assignment of the largest values, and what local moves lead to from it."""
+        start = relaxation.rounded(of, values, self.at_hand)
+        self.offer(self.completed(start))
+        if not self.close:
+            self.descend(start)
+
+    def solve_linear(self, of: Program, prices: Prices) -> tuple[Prices | None, bool]:
+        """Solves the linear program: on its cheapest columns where it is large, with more of them until none is missing.
+
+        Returns:
+            The best prices, None where the program has no solution; and whether columns are missing, and better assignments were found,
+            so that many of them may be dropped.
+        """
+        columns = self.cheapest(of, prices, COLUMNS)
+        best, ascent = prices, Ascent(of, 2 * self.scale)
+        for _ in range(PRICING_ROUNDS):
+            restricted = of.take(columns)
+            relaxed = relaxation.relax(restricted, self.scale, self.left)
+            if not relaxed.feasible:
+                if columns.all():
+                    return None, False
+                columns[:] = True
+                continue
+            if relaxed.values is None:
+                break
+            before = self.most
+            priced = relaxation.priced(of, relaxed.duals)
+            best = max((best, *(best.towards(priced, part) for part in TOWARDS)), key=lambda prices: prices.bound(of))
+            if not columns.all():
+                # The program knows nothing of the columns that it lacks: its prices are right in part only.
+                best = ascent.run(best, rounds=MESSAGE_ROUNDS, enough=self.target)
+            bound, _ = relaxation.slacks(of, best)
+            self.prove(bound)
+            if not self.close:
+                self.round(restricted, relaxed.values)
+            value = float(restricted.costs @ relaxed.values)
+            if self.close or self.late or columns.all() or value - bound <= SETTLED * (self.most - bound):
+                break
+            if self.most < before - SETTLED * (before - bound):
+                return best, True
+            columns |= self.cheapest(of, priced, COLUMNS // 4) | self.cheapest(of, best, COLUMNS // 4)
+        return best, False
+
+    def cheapest(self, of: Program, prices: Prices, count: int) -> Array:
+        """The columns of least slack: so many entries of tables, those of the best assignment, and all that tables share."""
+        columns = np.ones(len(of.costs), bool)
+        entries_end = int(of.starts[len(of.starts) - 1 - len(of.classes)])
+        if entries_end <= 1.5 * count:
+            return columns
+        _, slacks = relaxation.slacks(of, prices)
+        columns[:entries_end] = slacks[:entries_end] <= np.partition(slacks[:entries_end], count)[count]
+        for link in of.links:
+            columns[link.child] = True
+        if self.best is not None:
+            chosen = State(self.evaluation, self.best).entries
+            columns[(of.starts[: len(chosen)] + chosen)[chosen >= 0]] = True
+        return columns
+
+    def branch(self, of: Program, prices: Prices, nodes: int) -> bool:
+        """Branch and bound on what may cost less than the best assignment, or on the cheapest part of it.
+
+        Returns:
+            Whether nothing better than the best assignment exists.
+        """
+        bound, slacks = relaxation.slacks(of, prices)
+        most = self.most
+        if len(slacks) > BRANCHED:
+            most = min(most, bound + float(np.partition(slacks, BRANCHED)[BRANCHED]))
+        whole = most >= self.most
+        stage = reduced(relaxation.narrowed(self.small, of, bound + slacks <= most))
+        part = relaxation.program(stage.problem)
+        # Ties, taken off the bound, may be more than what was required, and HiGHS's presolve may lose the best solution: then costs alone.
+        for program, presolve in ((part, True), (part.without_ties(), False)):
+            if not stage.feasible:
+                break
+            if not stage.problem.tables:
+                self.offer(self.completed(stage.completed(self.at_hand)))
+                self.prove(min(stage.cost, most))
+                break
+            room = self.gap * self.best_cost if self.best is not None else 0.0
+            gap = min(0.9 * room / self.scale, 0.5)
+            searched = relaxation.search(program, self.scale, gap=gap, nodes=nodes, seconds=self.left, presolve=presolve)
             if not searched.feasible:
-                self.bound = max(self.bound, self.best_cost)
-                return self.infeasible()
-            self.prove(searched.bound - sum(float(table.ties.max(initial=0.0)) for table in small.tables))
+                break
+            ties = sum(float(program.ties[a:b].max()) for a, b in zip(program.starts[:-1], program.starts[1:]))
+            self.prove(min(searched.bound - ties + stage.cost, most))
             if searched.values is not None:
-                start = relaxation.rounded(of, searched.values, self.at_hand)
+                start = stage.completed(relaxation.rounded(program, searched.values, self.at_hand))
                 self.offer(self.completed(start))
                 self.descend(start)
-            if searched.finished and not self.close and not self.late:
-                # Ties, taken off the bound, are more than what was required: costs alone prove it. Where HiGHS's presolve lost the
-                # best solution, its bound is that of another.
-                searched = relaxation.search(of.without_ties(), scale, gap=rest, nodes=nodes, seconds=self.left, presolve=False)
-                self.prove(searched.bound)
-                if searched.values is not None:
-                    self.offer(self.completed(relaxation.rounded(of, searched.values, self.at_hand)))
-            if self.close or self.late or searched.finished:
-                break
-        return self.solution()
+            if self.close or self.late or not searched.finished:
+                return False
+        else:
+            return False
+        if not whole:
+            self.prove(most)
+        return whole and not self.close
+
+    @property
+    def small(self) -> Problem:
+        """The problem that is left."""
+        return self.stages[-1].problem
+
+    @property
+    def most(self) -> float:
+        """What assignments of the smaller problem may cost."""
+        return self.best_cost - self.constant + ROUNDING * self.scale
+
+    @property
+    def target(self) -> float:
+        """The bound of the smaller problem that is enough."""
+        return float("inf") if self.best is None else (1 - self.gap) * self.best_cost - self.constant
 
     @property
     def scale(self) -> float:

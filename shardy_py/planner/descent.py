@@ -8,7 +8,7 @@ import numpy as np
 
 from .evaluation import Evaluation, State
 
-LARGE_TABLE = 512  # Entries up to which all of a table's are tried at once: 4,096 takes three times as long, and the linear program finds the same.
+LARGE_TABLE = 512  # Entries up to which all of a table's are tried at once; 4,096 takes three times as long.
 TOLERANCE = 1e-12  # What a step must save, in parts of the cost.
 ROUNDS = 50
 

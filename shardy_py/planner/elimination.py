@@ -206,7 +206,18 @@ class _Work:
                     _Rows(rows.classes, rows.strategies, none, none, rows.moves[:, :0], rows.moves[:, :0], np.zeros_like(rows.weights))
                 )
         unique = {tuple(sorted(shell.classes)): shell for shell in shells}
-        self.rows = largest + [unique[key] for key in sorted(unique)]
+        self.rows = largest + [self.supported(unique[key], largest) for key in sorted(unique)]
+
+    def supported(self, shell: _Rows, tables: Sequence[_Rows]) -> _Rows:
+        """The entries of a shell that one of the tables around it has, so that these in turn are in each smaller shell."""
+        index = EntryIndex(_as_table(shell), self.problem.strategies)
+        present = np.zeros(len(shell.costs), bool)
+        wanted = set(shell.classes)
+        for rows in tables:
+            if wanted <= set(rows.classes):
+                columns = [rows.classes.index(c) for c in shell.classes]
+                present[index(rows.strategies[:, columns] @ index.strides)] = True
+        return shell if present.all() else shell.take(present)
 
     def fold_moves(self) -> None:
         """Adds the costs of moves that one table decides on to its entries, and pays for those that are always needed."""
@@ -330,6 +341,7 @@ def reduced(problem: Problem) -> Reduced:
         work.merge()
         work.fold_moves()
         if not work.eliminate():
+            work.restrict()
             break
     limits: list[Limit] = []
     feasible = work.feasible

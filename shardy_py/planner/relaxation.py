@@ -19,6 +19,54 @@ UNIT = 1e3  # The programs handed to HiGHS have costs of about this size: its to
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A table and what it shares with others: a class, or a table that it contains.
+
+    Attributes:
+        parent: The columns of the table.
+        child: The columns of what it shares.
+        places: Per entry of the table, the place in `child` that it agrees with.
+        order: The entries of the table, by place.
+        starts: Where in `order` each place begins.
+        unsupported: Per place, whether no entry agrees with it.
+    """
+
+    parent: slice
+    child: slice
+    places: Array
+    order: Array
+    starts: Array
+    unsupported: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Costs of columns after the costs of rows are taken off: feasible duals, whose bound holds for every assignment.
+
+    Attributes:
+        columns: Per column, its price.
+        shares: Per row of `Program.moves`, the part of the move's cost that the entries of its table bear.
+        constant: What every assignment costs besides.
+    """
+
+    columns: Array
+    shares: Array
+    constant: float
+
+    def towards(self, other: Prices, part: float) -> Prices:
+        """Prices between these and others, which are prices too."""
+        columns = self.columns + part * (other.columns - self.columns)
+        shares = self.shares + part * (other.shares - self.shares)
+        return Prices(columns, shares, self.constant + part * (other.constant - self.constant))
+
+    def bound(self, of: Program) -> float:
+        """The bound on costs with ties."""
+        choices = of.choices
+        least = float(np.minimum.reduceat(self.columns[:choices], of.starts[:-1]).sum()) if choices else 0.0
+        return self.constant + float(np.minimum(self.columns[choices:], 0.0).sum()) + least
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """The linear program of a problem: columns are entries of tables, then strategies of classes, then moves.
 
@@ -32,6 +80,7 @@ class Program:
         most: What the rows of limits are at most.
         classes: The classes that are in a table, in the order of their columns.
         strategies: Per class, the strategies that its columns stand for.
+        links: Which tables share what.
     """
 
     costs: Array
@@ -43,6 +92,19 @@ class Program:
     most: Array
     classes: tuple[int, ...]
     strategies: tuple[Array, ...]
+    links: tuple[Link, ...]
+
+    def prices(self) -> Prices:
+        """The costs as they are."""
+        return Prices(self.costs.copy(), np.zeros(self.moves.shape[0]), 0.0)
+
+    def take(self, columns: Array) -> Program:
+        """The program of some columns; whether each stays. Strategies of classes and moves all stay."""
+        sizes = np.add.reduceat(columns[: self.choices].astype(np.int64), self.starts[:-1])
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        matrices = (self.equal[:, columns], self.moves[:, columns], self.limits[:, columns])
+        costs, ties = self.costs[columns], self.ties[columns]
+        return Program(costs, ties, starts, *matrices, self.most, self.classes, self.strategies, ())
 
     def without_ties(self) -> Program:
         """The program of costs alone."""
@@ -66,14 +128,12 @@ class Relaxed:
 
     Attributes:
         values: Per column its value; None where time ran out.
-        bound: No assignment costs less, ties left out.
-        slacks: Per column that is a choice, by how much the bound rises for assignments that make it.
+        duals: Of the rows that make tables agree, of moves and of limits.
         feasible: False where no assignment keeps all rows.
     """
 
     values: Array
-    bound: float
-    slacks: Array
+    duals: tuple[Array, Array, Array]
     feasible: bool = True
 
 
@@ -102,13 +162,15 @@ def program(problem: Problem) -> Program:
         costs[start : start + len(table.costs)] = table.costs + table.ties
         ties[start : start + len(table.costs)] = table.ties
     costs[choices:] = problem.moves[move_numbers]
-    equal = _consistency(problem, starts, classes, strategies, width)
+    equal, links = _consistency(problem, starts, classes, strategies, width)
     moves = _move_rows(tables, starts, place_of_move, width)
     limits, most = _limit_rows(problem, starts, width)
-    return Program(costs, ties, starts, equal, moves, limits, most, classes, tuple(strategies))
+    return Program(costs, ties, starts, equal, moves, limits, most, classes, tuple(strategies), links)
 
 
-def _consistency(problem: Problem, starts: Array, classes: Sequence[int], strategies: Sequence[Array], width: int) -> Any:
+def _consistency(
+    problem: Problem, starts: Array, classes: Sequence[int], strategies: Sequence[Array], width: int
+) -> tuple[Any, tuple[Link, ...]]:
     """Rows that make tables agree: each with the largest tables that it contains and with the classes which these leave."""
     tables = problem.tables
     rows: list[Array] = []
@@ -121,13 +183,20 @@ def _consistency(problem: Problem, starts: Array, classes: Sequence[int], strate
         for c in table.classes:
             by_class.setdefault(c, []).append(number)
     indices: dict[int, EntryIndex] = {}
+    links: list[Link] = []
 
-    def link(parent: Array, child: Array, parent_start: int, child_start: int, size: int) -> None:
+    def link(parent: int, child: int, places: Array) -> None:
         nonlocal count
-        rows.extend((count + child, count + np.arange(size)))
-        columns.extend((parent_start + parent, child_start + np.arange(size)))
-        signs.extend((np.ones(len(parent)), -np.ones(size)))
+        above, below = slice(int(starts[parent]), int(starts[parent + 1])), slice(int(starts[child]), int(starts[child + 1]))
+        size = below.stop - below.start
+        rows.extend((count + places, count + np.arange(size)))
+        columns.extend((np.arange(above.start, above.stop), np.arange(below.start, below.stop)))
+        signs.extend((np.ones(len(places)), -np.ones(size)))
         count += size
+        order = np.argsort(places, kind="stable")
+        counts = np.bincount(places, minlength=size)
+        begins = np.minimum(np.cumsum(counts) - counts, len(places) - 1)
+        links.append(Link(above, below, places, order, begins, counts == 0))
 
     for number, table in enumerate(tables):
         own = set(table.classes)
@@ -135,19 +204,18 @@ def _consistency(problem: Problem, starts: Array, classes: Sequence[int], strate
         contained = [n for n in candidates if set(tables[n].classes) < own]
         children = [n for n in contained if not any(set(tables[n].classes) < set(tables[m].classes) for m in contained)]
         covered = {c for n in children for c in tables[n].classes}
-        entries = np.arange(len(table.costs))
         for n in children:
             if n not in indices:
                 indices[n] = EntryIndex(tables[n], problem.strategies)
             columns_of_child = [table.classes.index(c) for c in tables[n].classes]
             places = indices[n](table.strategies[:, columns_of_child] @ indices[n].strides)
-            link(entries, places, int(starts[number]), int(starts[n]), len(tables[n].costs))
+            link(number, n, places)
         for i, c in enumerate(table.classes):
             if c not in covered:
                 place = place_of_class[c]
                 places = np.searchsorted(strategies[place], table.strategies[:, i])
-                link(entries, places, int(starts[number]), int(starts[len(tables) + place]), len(strategies[place]))
-    return _matrix(signs, rows, columns, count, width)
+                link(number, len(tables) + place, places)
+    return _matrix(signs, rows, columns, count, width), tuple(links)
 
 
 def _move_rows(tables: Sequence[Table], starts: Array, place_of_move: Array, width: int) -> Any:
@@ -212,41 +280,42 @@ def relax(of: Program, scale: float, seconds: float) -> Relaxed:
         seconds: The most that it may take.
 
     Returns:
-        The values, and the bound that the duals prove: a bound whatever the solver's tolerances.
+        Its values and duals.
     """
     factor = UNIT / scale if scale > 0 else 1.0
     inequalities = _stacked(of.moves, of.limits)
-    at_most = np.concatenate([np.zeros(of.moves.shape[0]), of.most])
     ones = of.one_of_each()
     result = linprog(
         of.costs * factor,
         A_ub=inequalities if inequalities.shape[0] else None,
-        b_ub=at_most if inequalities.shape[0] else None,
+        b_ub=np.concatenate([np.zeros(of.moves.shape[0]), of.most]) if inequalities.shape[0] else None,
         A_eq=_stacked(of.equal, ones),
         b_eq=np.concatenate([np.zeros(of.equal.shape[0]), np.ones(ones.shape[0])]),
         bounds=(0, None),
         method="highs-ds",
         options={"time_limit": max(seconds, 0.01)},
     )
-    if result.status == 2:
-        return Relaxed(None, np.inf, np.zeros(of.choices), False)
+    nothing = (np.zeros(of.equal.shape[0]), np.zeros(of.moves.shape[0]), np.zeros(of.limits.shape[0]))
     if result.status != 0:
-        duals = (np.zeros(of.equal.shape[0]), np.zeros(of.moves.shape[0]), np.zeros(of.limits.shape[0]))
-        return proven(of, duals, None)
+        return Relaxed(None, nothing, result.status != 2)
     equal = result.eqlin.marginals[: of.equal.shape[0]] / factor
-    at_moves, at_limits = np.split(result.ineqlin.marginals / factor, [of.moves.shape[0]]) if inequalities.shape[0] else (np.zeros(0),) * 2
-    return proven(of, (equal, np.minimum(at_moves, 0.0), np.minimum(at_limits, 0.0)), result.x)
+    at_moves, at_limits = np.split(result.ineqlin.marginals / factor, [of.moves.shape[0]]) if inequalities.shape[0] else nothing[1:]
+    return Relaxed(result.x, (equal, np.minimum(at_moves, 0.0), np.minimum(at_limits, 0.0)))
 
 
-def proven(of: Program, duals: tuple[Array, Array, Array], values: Array) -> Relaxed:
-    """What duals of the rows that make tables agree, of moves and of limits prove."""
+def priced(of: Program, duals: tuple[Array, Array, Array]) -> Prices:
+    """The prices of columns under duals of rows: a bound whatever the tolerances of what found them."""
     equal, at_moves, at_limits = duals
-    prices = of.costs - of.equal.T @ equal - of.moves.T @ at_moves - of.limits.T @ at_limits
-    choices = of.choices
-    constant = float(at_limits @ of.most) + float(np.minimum(prices[choices:], 0.0).sum())
-    without_ties = prices[:choices] - of.ties[:choices]
-    least = np.minimum.reduceat(without_ties, of.starts[:-1]) if choices else np.zeros(0)
-    return Relaxed(values, constant + float(least.sum()), without_ties - np.repeat(least, np.diff(of.starts)))
+    columns = of.costs - of.equal.T @ equal - of.moves.T @ at_moves - of.limits.T @ at_limits
+    return Prices(columns, -at_moves, float(at_limits @ of.most))
+
+
+def slacks(of: Program, prices: Prices) -> tuple[float, Array]:
+    """The bound on costs without ties, and per choice by how much it rises for assignments that make it."""
+    columns = prices.columns[: of.choices] - of.ties[: of.choices]
+    least = np.minimum.reduceat(columns, of.starts[:-1]) if of.choices else np.zeros(0)
+    bound = prices.constant + float(np.minimum(prices.columns[of.choices :], 0.0).sum()) + float(least.sum())
+    return bound, columns - np.repeat(least, np.diff(of.starts))
 
 
 def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]:
@@ -259,16 +328,8 @@ def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]
     return tuple(result)
 
 
-def integral(of: Program, values: Array) -> bool:
-    """Whether values choose one strategy of each class."""
-    tables = len(of.starts) - 1 - len(of.classes)
-    chosen = values[of.starts[tables] : of.choices]
-    return bool((np.minimum(chosen, 1 - chosen) < 1e-6).all())
-
-
-def narrowed(problem: Problem, of: Program, relaxed: Relaxed, most: float) -> Problem:
-    """A problem without the entries and strategies that no assignment makes that costs at most some cost, ties left out."""
-    keep = relaxed.bound + relaxed.slacks <= most
+def narrowed(problem: Problem, of: Program, keep: Array) -> Problem:
+    """A problem without some entries and strategies: per choice, whether it stays."""
     allowed = {c: np.zeros(problem.strategies[c], bool) for c in of.classes}
     for n, c in enumerate(of.classes):
         begin, end = of.starts[len(problem.tables) + n], of.starts[len(problem.tables) + n + 1]
