@@ -1,16 +1,18 @@
 # `make demo` trains a small language model on 8 CPU devices; `make test` checks everything.
 # Both make a virtual environment in .venv when there is none, and do nothing to it when it is fresh.
+# CONSTRAINTS=constraints.txt installs the versions of that file in place of the newest.
 # PYTHON=/path/to/python chooses the interpreter (3.11 or newer); the first one found is taken otherwise.
 
 VENV ?= .venv
 PACKAGES_VENV ?= .venv-packages
 PYTHON ?=
-DEMO_FLAGS ?=
+DEMO_FLAGS ?= --page=build/demo.html --verbosity=-1
 PYTEST_FLAGS ?= -n 2
 BENCH_FLAGS ?=
 
 py := $(VENV)/bin/python
-pip := $(py) -m pip install --disable-pip-version-check --quiet
+CONSTRAINTS ?=
+pip := $(py) -m pip install --disable-pip-version-check --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 .PHONY: demo check test test-slow test-packages lint bench notebooks docs clean help
 

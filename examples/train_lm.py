@@ -9,6 +9,7 @@ loss; at the end the same steps run unsharded on one device and the losses have 
 from __future__ import annotations
 
 import os
+import pathlib
 
 # Collectives over different groups of devices wait for each other for ever when the CPU client has fewer worker
 # threads than about twice its devices. It reads the number from NPROC, once, when jax is imported.
@@ -39,7 +40,8 @@ LAYERS = flags.DEFINE_integer("layers", 2, "Transformer blocks.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("width", 128, "Width of the residual stream; a multiple of the heads.", lower_bound=8)
 HEADS = flags.DEFINE_integer("heads", 4, "Attention heads.", lower_bound=1)
 LOWERING = flags.DEFINE_enum("lowering", "auto", ["auto", "jit", "shard_map"], "How the plan runs.")
-FULL_PLAN = flags.DEFINE_bool("full_plan", False, "Print all of the plan, in place of the parameters and the batch.")
+FULL_PLAN = flags.DEFINE_bool("full_plan", False, "Print all of the plan, in place of a few lines.")
+PAGE = flags.DEFINE_string("page", "", "File for the page of the plan; none if empty.")
 COMPARE = flags.DEFINE_bool("compare", True, "Run the same steps unsharded and compare the losses.")
 
 State = dict[str, Any]
@@ -150,34 +152,52 @@ def main(argv: list[str]) -> None:
     text, vocabulary = read_text()
     step, train_step, first_state = training(vocabulary)
 
-    def train(step_function: Any, state: State, report: bool) -> list[float]:
+    def train(step_function: Any, state: State) -> list[float]:
         data, losses = batches(text, BATCH.value, LENGTH.value), []
-        for i in range(STEPS.value):
+        for _ in range(STEPS.value):
             state, loss = step_function(state, next(data))
             losses.append(float(loss))
-            if report and (i % 10 == 0 or i == STEPS.value - 1):
-                print(f"step {i:4d}  loss {losses[-1]:.4f}", flush=True)
         return losses
 
     plan = step.plan(jax.eval_shape(first_state), next(batches(text, BATCH.value, LENGTH.value)))
-    if FULL_PLAN.value:
-        print(plan.as_text())
-    else:
-        print(repr(plan), *(f"  {value}" for value in plan.inputs if "optimizer" not in value.path), sep="\n")
-    reused = [leaf for leaf in plan.donation if leaf.aliased]
-    size = sum(leaf.bytes_per_device for leaf in reused) / 2**20
-    print(f"{len(reused)} of {len(plan.donation)} donated arrays are reused, {size:.2f} MiB per device")
+    print(plan.as_text() if FULL_PLAN.value else described(plan), flush=True)
+    if PAGE.value:
+        pathlib.Path(PAGE.value).parent.mkdir(parents=True, exist_ok=True)
+        plan.save_html(PAGE.value, hardware="h100")
+        print(f"page       {PAGE.value}: open it in a browser", flush=True)
     start = time.perf_counter()
     # Placed where the plan wants it, the state is donated from the first step on, and there is one compilation.
-    losses = train(step, jax.device_put(first_state(), plan.input_shardings[0]), report=True)
-    print(f"{STEPS.value} steps on {DEVICES.value} devices: {time.perf_counter() - start:.1f} s, compilation included")
+    losses = train(step, jax.device_put(first_state(), plan.input_shardings[0]))
+    seconds = time.perf_counter() - start
+    print(f"training   loss {losses[0]:.4f} -> {losses[-1]:.4f} in {STEPS.value} steps, {seconds:.1f} s with compilation", flush=True)
     if STEPS.value >= 20 and not losses[-1] < losses[0] - 0.3:
         raise SystemExit("the loss did not fall")
 
     if COMPARE.value:
-        unsharded = train(jax.jit(train_step, donate_argnums=0), first_state(), report=False)
+        unsharded = train(jax.jit(train_step, donate_argnums=0), first_state())
         np.testing.assert_allclose(losses, unsharded, rtol=2e-3)
-        print(f"unsharded: loss {unsharded[-1]:.4f}, largest difference {np.abs(np.subtract(losses, unsharded)).max():.1e}")
+        print(f"unsharded  loss {unsharded[-1]:.4f} on one device, largest difference {np.abs(np.subtract(losses, unsharded)).max():.1e}")
+
+
+def described(plan: Any) -> str:
+    """The plan in a few lines."""
+    params = [value for value in plan.inputs if value.path.startswith("state['params']")]
+    size = sum(int(np.prod(value.shape)) for value in params)
+    down = next(value for value in params if "down" in value.path and "kernel" in value.path)
+    cause = plan.explain(down.path).chains[0][-1]
+    reused = sum(leaf.aliased is not None for leaf in plan.donation)
+    peak = plan.memory_analysis().peak_memory_in_bytes
+    sent = sum(collective.total_bytes or 0 for collective in plan.collectives)
+    rows = {
+        "model": f"a transformer of {size:,} parameters in {LAYERS.value} blocks, with Adam: {len(plan.inputs)} arrays",
+        "mesh": ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items()) + " of CPU devices",
+        "annotated": "the batch, the query kernels and the up kernels; all others follow",
+        "so": f"{down}, because of {cause.annotation} of {cause.value}",
+        "memory": f"{peak / 2**20:.1f} MiB at the peak on each device; {reused} of {len(plan.donation)} donated arrays are reused",
+        "sends": f"{sent / 2**20:.1f} MiB to each device in a step, in {len(plan.collectives)} collectives",
+        "findings": ", ".join(finding.kind for finding in plan.findings if finding.severity != "info") or "none",
+    }
+    return "\n".join(f"{title:9}  {text}" for title, text in rows.items())
 
 
 if __name__ == "__main__":
