@@ -14,7 +14,7 @@ import jax
 from shardy_py.api.planning import Planned
 from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.accept import alike
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding

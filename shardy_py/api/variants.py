@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.recomputed import recomputed
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import extended, sharding_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.donation import donatable

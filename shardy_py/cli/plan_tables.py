@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardy_py.cli.output import table, type_text
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.accept import alike
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.diff import alike_layers, alike_reshards, alike_values

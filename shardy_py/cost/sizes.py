@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Type, Value
-from shardy_py.ir.types import element_bits
+from shardy_py.ir.pieces import local_bytes, local_shape
 
 
 class LocalSizes:
@@ -39,11 +39,7 @@ class LocalSizes:
         """The shape of a piece."""
         shape = self._shapes.get((type, sharding))
         if shape is None:
-            shape = type.shape
-            if sharding is not None and shape:
-                shards = sharding.shards(sharding.mesh_in(self.meshes))
-                cut = (-(-n // k) for n, k in zip(shape, shards, strict=False))
-                shape = (*cut, *shape[len(shards) :])  # a maximal sharding has no dimensions
+            shape = local_shape(type, sharding, self.meshes)
             self._shapes[type, sharding] = shape
         return shape
 
@@ -52,7 +48,7 @@ class LocalSizes:
         key = (type, sharding)
         count = self._bytes.get(key)
         if count is None:
-            count = 0 if type.dtype == "token" else -(-math.prod(self.shape_of(type, sharding)) * element_bits(type.dtype) // 8)
+            count = local_bytes(type, sharding, self.meshes)
             self._bytes[key] = count
         return count
 

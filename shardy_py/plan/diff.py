@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from shardy_py.dialect.format import aligned, printable
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.executed import collectives_of

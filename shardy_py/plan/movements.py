@@ -9,7 +9,7 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.export.collective_bytes import received as received
 
 

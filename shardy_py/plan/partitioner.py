@@ -23,6 +23,7 @@ from shardy_py.dialect import (
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, layout_of, local_shape, merged, mesh_of, spelled
 from shardy_py.partition.op import CHEAP
@@ -31,7 +32,6 @@ from shardy_py.partition.routes import Move, route, settled
 from shardy_py.passes.clone import clone_op
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
-from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.pairing import components_of
 from shardy_py.plan.record import PlanRecord

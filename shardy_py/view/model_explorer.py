@@ -12,7 +12,7 @@ from typing import Any
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Type, Value
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.executed_reshards import reshards_at
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import num_shards
-from shardy_py.ir import TensorType, Type
-from shardy_py.ir.types import element_bits
+from shardy_py.ir import Type
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
 
 
@@ -33,18 +32,6 @@ def received(kind: str, group: int, before: int, after: int) -> int:
     if kind == "all_reduce":
         return 2 * before * (group - 1) // group
     return after if kind in ("collective_permute", "reshard") else 0
-
-
-def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
-    """Bytes of the largest piece of a tensor that a device has; all of it on the only device that a maximal sharding names."""
-    if not isinstance(type_, TensorType):
-        return 0
-    shape = type_.shape
-    if sharding is not None:
-        mesh = sharding.mesh_in(meshes)
-        cut = (-(-n // num_shards(d.axes, mesh)) for n, d in zip(shape, sharding.dims, strict=False))
-        shape = (*cut, *shape[sharding.rank :])  # a maximal sharding has no dimensions
-    return -(-math.prod(shape) * element_bits(type_.dtype) // 8)
 
 
 def reshard_bytes(source: TensorSharding | None, target: TensorSharding, type_: Type, meshes: Mapping[str, Mesh]) -> int:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Op, Type, Value
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
-from shardy_py.passes.export.collective_bytes import local_bytes
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue

@@ -9,9 +9,8 @@ from typing import Any
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
 from shardy_py.cost.liveness.kinds import kind_of
 from shardy_py.dialect import TensorSharding
-from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Block, Op, Program, Type, Value
-from shardy_py.ir.types import TensorType, element_bits
+from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
 from shardy_py.plan.in_place import FORWARDING
 from shardy_py.rules.traits import CONSTANTS
@@ -68,13 +67,8 @@ class Reader:
         kind, sharding = value.type, get_sharding(value)
         piece = self._pieces.get((kind, sharding))
         if piece is None:
-            shape = kind.shape
-            if sharding is not None:
-                mesh = sharding.mesh_in(self.program.meshes)
-                shards = (num_shards(d.axes, mesh) for d in sharding.dims)
-                shape = (*(-(-n // k) for n, k in zip(shape, shards)), *shape[sharding.rank :])  # a maximal sharding has no dimensions
-            size = -(-math.prod(shape) * element_bits(kind.dtype) // 8) if isinstance(kind, TensorType) else 0
-            piece = self._pieces[kind, sharding] = shape, size
+            meshes = self.program.meshes
+            piece = self._pieces[kind, sharding] = local_shape(kind, sharding, meshes), local_bytes(kind, sharding, meshes)
         self._pieces_of[value] = piece
         return piece
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardy_py.ir.pieces import local_shape
 from shardy_py.plan.checks.thresholds import GRAVE
 from shardy_py.plan.donation import donatable
 from shardy_py.plan.findings import Finding
@@ -74,10 +75,7 @@ def _residual_bytes(plan: PlanRecord, memory: MemoryAnalysis) -> int:
 
 
 def _local_type(plan: PlanRecord, value: PlannedValue) -> str:
-    shape = list(value.shape)
-    if value.sharding is not None:
-        mesh = value.sharding.mesh_in(plan.program.meshes)
-        shape = [-(-n // dim.shards(mesh)) for n, dim in zip(shape, value.sharding.dims)]
+    shape = local_shape(value.type, value.sharding, plan.program.meshes)
     return f"{value.dtype}[{','.join(map(str, shape))}]"
 
 

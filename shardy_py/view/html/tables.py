@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.ir import Program, TensorType, Type
-from shardy_py.passes.export.collective_bytes import local_bytes
+from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.plan.values import typed
 
 K = TypeVar("K", bound=Hashable)
@@ -84,19 +84,14 @@ class Tables:
 
     def _type(self, key: tuple[Type, TensorSharding | None]) -> dict[str, Any]:
         type_, sharding = key
-        local = list(type_.shape)
-        if sharding is not None:
-            if sharding.rank > type_.rank:
-                sharding = sharding.with_dims(sharding.dims[: type_.rank])
-            mesh = sharding.mesh_in(self._meshes)
-            cut = [-(-n // k) for n, k in zip(local, sharding.shards(mesh))]
-            local = [*cut, *local[sharding.rank :]]  # a maximal sharding has no dimensions
+        if sharding is not None and sharding.rank > type_.rank:
+            sharding = sharding.with_dims(sharding.dims[: type_.rank])
         return {
             "text": typed(type_, sharding),
             "dtype": type_.dtype,
             "shape": list(type_.shape),
             "sharding": -1 if sharding is None or not isinstance(type_, TensorType) else self.shardings(sharding),
-            "local": local,
+            "local": list(local_shape(type_, sharding, self._meshes)),
             "bytes": local_bytes(type_, sharding, self._meshes),
             "all": type_.bytes,
         }

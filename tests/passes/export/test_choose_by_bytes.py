@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op, Program, TensorType
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.ir.types import element_bits
 from shardy_py.ir.verifier import verify
 from shardy_py.opt import run_passes
-from shardy_py.passes.export.collective_bytes import local_bytes, received, reshard_bytes
+from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.passes.export.collective_steps import collectives_for
 from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from tests.passes.export.random_ops import function

@@ -11,7 +11,8 @@ from shardy_py.dialect.projection import FactorSharding, TensorFactors, project,
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Type
-from shardy_py.passes.export.collective_bytes import local_bytes, received, reshard_bytes
+from shardy_py.ir.pieces import local_bytes
+from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.passes.export.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
 from shardy_py.passes.export.explicit_reshards.dot_case import DOTS, result_axes_of_dot
 from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, factor_axes

@@ -1,0 +1,39 @@
+"""Pieces of values: the part of a tensor that one device has, the largest where a size does not divide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import num_shards
+from shardy_py.ir.types import TensorType, Type, element_bits
+
+
+def local_shape(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> tuple[int, ...]:
+    """The shape of a piece; all of a value on the only device that a maximal sharding names.
+
+    Args:
+        type_: The type of the value.
+        sharding: Its sharding; None is replicated. Dimensions beyond the type's are those of PRNG keys.
+        meshes: Where named meshes are looked up.
+    """
+    shape = type_.shape
+    if sharding is None:
+        return shape
+    mesh = sharding.mesh_in(meshes)
+    cut = (-(-n // num_shards(dim.axes, mesh)) for n, dim in zip(shape, sharding.dims, strict=False))
+    return (*cut, *shape[sharding.rank :])  # a maximal sharding has no dimensions
+
+
+def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
+    """The bytes of a piece; none of a value without a shape.
+
+    Args:
+        type_: The type of the value.
+        sharding: Its sharding; None is replicated.
+        meshes: Where named meshes are looked up.
+    """
+    if not isinstance(type_, TensorType):
+        return 0
+    return -(-math.prod(local_shape(type_, sharding, meshes)) * element_bits(type_.dtype) // 8)
