@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.backends.compiled_groups import groups_in, pairs_in
-from shardy_py.backends.compiled_ops import NAME, NAMES, STRING, CompiledOp, closing, op_of
+from shardy_py.backends.compiled_ops import NAME, NAMES, STRING, CompiledOp, op_of
 from shardy_py.backends.compiled_trips import Constants, loop_constants, trips_of
 from shardy_py.plan.collectives import received_bytes
 
@@ -263,65 +263,3 @@ def _frames(head: list[str]) -> dict[int, str]:
         match = re.search(r"file_location_id=(\d+)", text)
         locations[i] = "" if match is None else places.get(int(match[1]), "")
     return locations
-
-
-@dataclass(frozen=True)
-class Alias:
-    """An output that lies in the buffer of a parameter.
-
-    Attributes:
-        output: Index path into the result; empty where the result is one array.
-        parameter: Number of the parameter.
-        index: Index path into the parameter; empty where it is one array.
-        must: Whether the program relies on it; otherwise it copies what may not be overwritten.
-    """
-
-    output: tuple[int, ...]
-    parameter: int
-    index: tuple[int, ...] = ()
-    must: bool = False
-
-
-@dataclass(frozen=True)
-class Aliases:
-    """The donated buffers that a compiled program reuses.
-
-    Attributes:
-        pairs: Outputs that lie in buffers of parameters.
-        donors: Parameters, with index paths, whose buffers no output fits; they are used for other things.
-    """
-
-    pairs: tuple[Alias, ...] = ()
-    donors: tuple[tuple[int, tuple[int, ...]], ...] = ()
-
-
-_ALIAS = re.compile(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}(?:,\s*(\w+)-alias)?\)")
-_DONOR = re.compile(r"\((\d+),\s*\{([\d, ]*)\}\)")
-
-
-def aliases_in(hlo_text: str) -> Aliases:
-    """The donated buffers of a compiled program: `input_output_alias` and `buffer_donor`.
-
-    Args:
-        hlo_text: `compiled.as_text()`.
-
-    Example:
-        >>> aliases_in("HloModule m, input_output_alias={ {1}: (0, {}, may-alias) }, buffer_donor={ (2, {}) }").pairs
-        (Alias(output=(1,), parameter=0, index=(), must=False),)
-    """
-    head = hlo_text.lstrip().partition("\n")[0]
-    pairs = _ALIAS.findall(_braces(head, "input_output_alias="))
-    donors = _DONOR.findall(_braces(head, "buffer_donor="))
-    return Aliases(
-        tuple(Alias(_path(output), int(parameter), _path(index), how == "must") for output, parameter, index, how in pairs),
-        tuple((int(parameter), _path(index)) for parameter, index in donors),
-    )
-
-
-def _braces(text: str, key: str) -> str:
-    start = text.find(key)
-    return "" if start < 0 else text[start + len(key) : closing(text, start + len(key))]
-
-
-def _path(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)))

@@ -1,4 +1,4 @@
-"""Donated buffers: what may not be passed, what can be donated, and what a compiled program does with them.
+"""Donated buffers: arguments that may not be passed, and those that can be donated.
 
 On several devices jaxlib does not survive a deleted buffer, nor a donated one that is passed twice, so every call is looked at before it
 is dispatched. The look costs about 0.1 microseconds per array.
@@ -14,10 +14,6 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval
-
-from shardy_py.backends.compiled_text import aliases_in
-from shardy_py.plan.donation import arrangement
-from shardy_py.plan.record import PlanRecord
 
 
 class Errors(Protocol):
@@ -166,30 +162,3 @@ def why_off() -> str:
     if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
         return "jax_debug_nans is set, with which JAX donates nothing, to run again what made a NaN"
     return ""
-
-
-def check_compiled(compiled: Any, plan: PlanRecord) -> list[str]:
-    """The differences between a plan's donation and what the compiled program does; empty where there is none.
-
-    Args:
-        compiled: `step.lower(...).compile()`.
-        plan: The plan of the same call.
-    """
-    laid_out = arrangement(plan.donation, plan.program, plan.outputs)
-    order = laid_out.outputs or tuple(range(len(plan.outputs)))
-    place = {output: position for position, output in enumerate(order)}
-    wanted: dict[int, tuple[int, str]] = {}
-    for donated in plan.donation:
-        if donated.output is not None and donated.parameter is not None:
-            parameter = donated.parameter if laid_out.leaves is None else laid_out.leaves.index(donated.input)
-            wanted[place[donated.output]] = parameter, donated.path
-    donors = {alias.output[0] if alias.output else 0: alias.parameter for alias in aliases_in(compiled.as_text()).pairs}
-    differences = []
-    for position, output in enumerate(order):
-        parameter, path = wanted.get(position, (None, ""))
-        has = donors.get(position)
-        if has != parameter:
-            planned = f"{path}, parameter {parameter}" if path else "no input"
-            compiled_to = "that of no input" if has is None else f"that of parameter {has}"
-            differences.append(f"{plan.outputs[output].path} is to reuse the memory of {planned}, but has {compiled_to}")
-    return differences

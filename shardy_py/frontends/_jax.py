@@ -95,17 +95,6 @@ def lower_jaxpr(jaxpr: ClosedJaxpr, platform: str, *, devices: int = 2) -> ir.Mo
     return _mlir.lower_jaxpr_to_module("fragment", jaxpr, **supported).module
 
 
-def lowering_rules() -> Mapping[str, tuple[str, ...]]:
-    """Name of every primitive that JAX can lower now -> the platforms with a rule of their own, "" for the common rule."""
-    platforms: dict[str, set[str]] = {}
-    for primitive in _mlir._lowerings:
-        platforms.setdefault(primitive.name, set()).add("")
-    for platform, rules in _mlir._platform_specific_lowerings.items():
-        for primitive in rules:
-            platforms.setdefault(primitive.name, set()).add(platform)
-    return {name: tuple(sorted(platforms[name])) for name in sorted(platforms)}
-
-
 def trace_context() -> Hashable:
     """Everything in JAX's configuration on which a lowering can depend, for use in the key of a cache."""
     return _config.trace_context()

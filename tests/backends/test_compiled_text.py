@@ -9,8 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.backends.compiled_differences import differences, wire_bytes
 from shardy_py.backends.compiled_groups import groups_in, pairs_in
-from shardy_py.backends.compiled_text import Alias, Aliases, aliases_in, collectives_in, shape_bytes
+from shardy_py.backends.compiled_text import collectives_in, shape_bytes
 from shardy_py.plan.collectives import Collective
+from tests.backends.aliases import Alias, Aliases, aliases_in
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
 COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))

@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api.errors import DonationWarning
-from shardy_py.backends.donation import Guard, check_compiled
+from shardy_py.backends.donation import Guard
 from shardy_py.backends.leaf_order import Rearranged
+from tests.backends.aliases import check_compiled
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ def reshard_bytes(source: TensorSharding | None, target: TensorSharding, type_: 
         meshes: Where named meshes are looked up.
 
     Example:
+        >>> from shardy_py.ir import TensorType
         >>> mesh = Mesh([("x", 4)])
         >>> reshard_bytes(TensorSharding("m", [["x"]]), TensorSharding("m", [[]]), TensorType((64,), "bfloat16"), {"m": mesh})
         96

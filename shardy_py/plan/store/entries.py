@@ -52,7 +52,6 @@ def _one_of(*words: str) -> FieldCodec:
 TEXT = FieldCodec(_same, lambda tables, data: text(data))
 FLAG = FieldCodec(_same, lambda tables, data: boolean(data))
 COUNT = FieldCodec(_same, lambda tables, data: integer(data))
-SIGNED = FieldCodec(_same, lambda tables, data: integer(data, -(1 << 63)))
 TYPE = FieldCodec(Writer.type, Reader.type)
 SHARDING = FieldCodec(Writer.sharding, Reader.sharding)
 
