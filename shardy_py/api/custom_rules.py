@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr
 
 from shardy_py.api.errors import SpecError
 from shardy_py.api.trees import location_of
+from shardy_py.errors import ShardyError
 from shardy_py.frontends.annotation_primitives import ruled_call_p
 from shardy_py.frontends.context import api_boundary
 from shardy_py.frontends.leaves import Leaves, trace_leaves
@@ -118,6 +119,9 @@ def _bind(
             why=f"{name} gives {list(map(str, closed.out_avals))}, like= gives {list(map(str, like_closed.out_avals))}",
             fix="pass a function with the same results",
         )
-    rule = None if spec is None else spec.bind([a.shape for a in avals], [a.shape for a in closed.out_avals])
+    try:
+        rule = None if spec is None else spec.bind([a.shape for a in avals], [a.shape for a in closed.out_avals])
+    except ShardyError as error:
+        raise error.at(f"sharding_rule of {location_of(fn)}") from None
     results = ruled_call_p.bind(*leaves, call_jaxpr=closed, like_jaxpr=like_closed, rule=rule, name=name)
     return out.outline.filled(results).tree()

@@ -237,6 +237,7 @@ def hardware(which: str | Hardware) -> Hardware:
         return HARDWARE[key]
     raise HardwareError(
         f"unknown hardware {which!r}",
+        where="hardware",
         why=f"known are {', '.join(HARDWARE)}",
         fix="use one of these names, or pass a shardy_py.Hardware with your own figures",
     )

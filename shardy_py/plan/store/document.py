@@ -158,7 +158,12 @@ def read_plan(document: str | bytes, kind: type[P]) -> P:
 
 def _plan_of(data: Any, kind: type[P]) -> P:
     if type(data) is not dict or data.get("format") != FORMAT:
-        raise StoreError("this is no stored plan", why=f"it has no member 'format' that says {FORMAT!r}", fix="Plan.save writes such files")
+        raise StoreError(
+            "this is no stored plan",
+            where="member 'format'",
+            why=f"it does not say {FORMAT!r}, as that of a stored plan does",
+            fix="Plan.save writes such files",
+        )
     if data.get("version") != VERSION or type(data["version"]) is not int:
         raise StoreError(
             f"the stored plan has the version {described(data.get('version'))}",

@@ -1,0 +1,156 @@
+"""Mistakes that users make: each says what is wrong, where, why and how to put it right; none shows a frame of ours above the user's."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+
+MESH = {"data": 2, "model": 4}
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+PARAMS = {"w": f32(64, 128), "b": f32(128)}
+X = f32(8, 64)
+WHOLE = P()
+
+
+def layer(params: Any, x: Any) -> Any:
+    return jax.nn.relu(x @ params["w"] + params["b"])
+
+
+def plan(*args: Any, fun: Callable[..., Any] = layer, **options: Any) -> Any:
+    return sp.auto_shard(fun, **{"mesh": MESH, **options}).plan(*(args or (PARAMS, X)))
+
+
+def devices() -> jax.sharding.Mesh:
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def on_devices(*shape: int, spec: P = WHOLE) -> jax.Array:
+    return jax.device_put(jnp.ones(shape), NamedSharding(devices(), spec))
+
+
+def deleted() -> None:
+    step = sp.auto_shard(lambda state: state + 1, mesh=devices(), donate_argnums=0)
+    state = on_devices(8, 8)
+    step(state)
+    step(state)
+
+
+def donated_twice() -> None:
+    state = on_devices(8, 8)
+    sp.auto_shard(lambda a, b: (a + 1, b + 1), mesh=devices(), donate_argnums=(0, 1))(state, state)
+
+
+def elsewhere() -> None:
+    sp.auto_shard(jnp.sin, mesh=devices(), in_shardings=P("data"))(on_devices(8, 8, spec=P(None, "model")))
+
+
+def constrained(x: Any) -> Any:
+    return sp.with_sharding_constraint(x * 2, P("modle"))
+
+
+def grouped(x: Any) -> Any:
+    return sp.sharding_group(x, x[:4])
+
+
+def conflicting() -> None:
+    nn = pytest.importorskip("flax.linen")
+    dense = nn.Dense(64, kernel_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed", "mlp")))
+
+    def init(key: Any, x: Any) -> Any:
+        return dense.init(key, x)
+
+    plan(jax.random.key(0), X, fun=init, logical_axis_rules=[("embed", "model"), ("mlp", "model")])
+
+
+@sp.sharding_rule("b i, i o -> b o", reduction="i")
+def opaque(x: Any) -> Any:
+    return x
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "unknown axis": (lambda: plan(in_shardings=({"w": P("modle"), "b": None}, None)), ["'modle'", "params['w']", "did you mean 'model'?"]),
+    "axis twice": (lambda: plan(in_shardings=({"w": P("data", "data"), "b": None}, None)), ["'data'", "params['w']"]),
+    "more dimensions than the array": (
+        lambda: plan(in_shardings=({"w": None, "b": P(None, "model")}, None)),
+        ["params['b']", "float32[128]"],
+    ),
+    "size that does not divide": (
+        lambda: plan(PARAMS, f32(7, 64), in_shardings=(None, P("data"))),
+        ["size 7", "x float32[7,64]", "6 or 8"],
+    ),
+    "tree of another structure": (lambda: plan(in_shardings=({"kernel": P(), "b": None}, None)), ["['kernel']", "['w']"]),
+    "too few specs": (lambda: plan(in_shardings=(P(),)), ["in_shardings"]),
+    "text in place of a spec": (lambda: plan(in_shardings=(None, "data")), ["'data'", "P("]),
+    "result that does not divide": (lambda: plan(fun=lambda p, x: x[:3], out_shardings=P("data")), ["result", "size 3"]),
+    "result of another structure": (lambda: plan(out_shardings=(P(), P())), ["out_shardings"]),
+    "no mesh": (lambda: sp.auto_shard(layer).plan(PARAMS, X), ["mesh", "jax.set_mesh"]),
+    "mesh of another form": (lambda: plan(mesh=[2, 4]), ["mesh", "list"]),
+    "axis of size 0": (lambda: plan(mesh={"data": 0}), ["'data'", "0"]),
+    "more devices than there are": (lambda: sp.auto_shard(jnp.sin, mesh={"data": 4096})(jnp.ones(4096)), ["4096 devices", "smaller"]),
+    "argument on another mesh": (
+        lambda: plan(jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(AbstractMesh((8,), ("all",)), P("all"))), fun=jnp.sin),
+        ["all", "data=2, model=4"],
+    ),
+    "argument that lies elsewhere": (elsewhere, ["in_shardings says P('data'", "jax.device_put"]),
+    "argument that is no array": (lambda: plan(PARAMS, "adam"), ["x is a str", "static_argnames"]),
+    "function in a tree of arrays": (lambda: plan({**PARAMS, "act": jnp.tanh}, X), ["params['act']", "close over it"]),
+    "static argument without a hash": (lambda: plan(PARAMS, [1], static_argnames="x"), ["'x'", "no hash"]),
+    "argument that is not there": (lambda: plan(donate_argnums=5), ["5"]),
+    "donated before": (deleted, ["the buffer of state has been deleted", "result of that call"]),
+    "donated twice": (donated_twice, ["a and b are one array", "jnp.copy"]),
+    "rule with a wrong axis": (lambda: plan(rules=[("w", P("modle"))]), ["'modle'", "params['w']", "did you mean 'model'?"]),
+    "rule that is no pair": (lambda: plan(rules=["w"]), ["rules"]),
+    "logical axes in conflict": (conflicting, ["('embed', 'model')", "('mlp', 'model')"]),
+    "constraint with a wrong axis": (lambda: plan(X, fun=constrained), ["'modle'", "did you mean 'model'?"]),
+    "group of different shapes": (lambda: plan(f32(8), fun=grouped), ["[8]", "[4]"]),
+    "sharding rule that cannot be read": (lambda: sp.sharding_rule("i k, k j > i j"), ["unknown character '>'"]),
+    "sharding rule of other operands": (lambda: plan(X, fun=opaque), ["opaque"]),
+    "lowering that is not there": (lambda: plan(lowering="smap"), ["smap", "shard_map"]),
+    "value that the plan does not have": (lambda: plan().explain("params['v']"), ["params['v']", "params['w']"]),
+    "axis that the plan does not have": (lambda: plan().explain("params['w']", axis="modle"), ["modle", "model"]),
+    "hardware that is not known": (lambda: plan().cost_analysis("h1000"), ["h1000", "h100"]),
+    "finding that is not known": (lambda: plan().check(ignore="replicated"), ["replicated", "replicated-large"]),
+    "file that is no plan": (lambda: sp.Plan.from_json("{}"), ["plan"]),
+}
+WITHOUT_REASON = frozenset({"sharding rule that cannot be read", "sharding rule of other operands"})
+"""Errors of texts, which show the line with a caret in place of a reason."""
+
+
+OF_A_PLAN = frozenset(name for name in MISTAKES if name.endswith(("plan does not have", "is not known", "is no plan")))
+"""A plan answers without JAX too, whose filter of tracebacks drops our frames elsewhere: here they stand below the user's."""
+
+
+def test_there_are_enough() -> None:
+    assert len(MISTAKES) >= 20
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_says_what_where_why_and_how_to_put_it_right(name: str) -> None:
+    run, words = MISTAKES[name]
+    with pytest.raises((ValueError, TypeError, RuntimeError, NotImplementedError)) as caught:
+        run()
+    error = caught.value
+    assert isinstance(error, sp.ShardyError), repr(error)
+    missing = [
+        part for part in ("what", "where", "why", "fix") if not getattr(error, part) and not (part == "why" and name in WITHOUT_REASON)
+    ]
+    assert not missing, f"no {missing} in:\n{error}"
+    assert [word for word in words if word not in str(error)] == [], str(error)
+    if name in OF_A_PLAN:
+        return
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    assert not [file for file in frames if "/shardy_py/" in file.removeprefix(__file__.rpartition("/tests/")[0])], frames
