@@ -7,8 +7,8 @@ combiner and the reassociation of collectives, groupings of `dot_handler.cc` bey
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from shardy_py.dialect import (
     AllToAllParam,
@@ -35,6 +35,7 @@ from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WH
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes
+from shardy_py.plan.scopes import Scope
 from shardy_py.plan.trips import trip_count
 from shardy_py.plan.values import in_backward_pass, location_of, module_of
 from shardy_py.rules.traits import CONSTRAINTS
@@ -54,7 +55,7 @@ def partition(program: Program, name: Callable[[Value], str], lineage: Lineage |
     return _Partitioner(program, name, lineage or Lineage(program)).explicit()
 
 
-class _Scope:
+class _Scope(Scope):
     """A block of the explicit program that is being written.
 
     Args:
@@ -64,51 +65,21 @@ class _Scope:
         around: The scope around it.
     """
 
-    def __init__(self, block: Block, trips: int | None, changing: set[Value] | None, around: _Scope | None = None) -> None:
+    def __init__(self, block: Block, trips: int | None, changing: set[Value] | None, around: Self | None = None) -> None:
+        super().__init__(trips, changing, around)
         self.block = block
-        self.trips = trips
-        self.changing = changing
-        self.around = around
         self.depth: int = 0 if around is None else around.depth + 1
         self.copies: dict[tuple[Value, Layout], Value] = {}
 
-    def outward(self) -> Iterator[_Scope]:
-        """This scope and those around it, the innermost first."""
-        scope: _Scope | None = self
-        while scope is not None:
-            yield scope
-            scope = scope.around
-
-    def hoisted(self) -> Iterator[_Scope]:
-        """This scope and those around it that code can be moved to: out of loops, not out of branches."""
-        for scope in self.outward():
-            yield scope
-            if scope.changing is None:
-                return
-
-    def hoist_scope(self, value: Value) -> _Scope:
-        """The outermost scope in which a value does not change."""
-        for scope in self.hoisted():
-            if scope.changing is None or value in scope.changing or scope.around is None:
-                return scope
-        raise AssertionError("the outermost scope is no loop")
-
-    def place(self, value: Value) -> _Scope:
+    def place_of(self, value: Value) -> Self:
         """The outermost scope in which ops on a value can stand."""
         owner = value.owner
         block = owner.block if isinstance(owner, Op) else owner
-        place = self
-        for place in self.hoisted():
-            if place.block is block:
-                break
-        return place
+        return self.place(lambda scope: scope.block is block)
 
     def append(self, op: Op) -> Op:
         """Adds an op, whose results vary where its operands do."""
-        for scope in self.outward():
-            if scope.changing and any(v in scope.changing for inner in (op.walk() if op.regions else (op,)) for v in inner.operands):
-                scope.changing.update(op.results)
-                break
+        self.spread(op, {})
         return self.block.append(op)
 
 
@@ -312,7 +283,7 @@ class _Partitioner:
         new = self.values[value]
         if source == target:
             return new
-        place = scope.place(new)
+        place = scope.place_of(new)
         for outer in scope.hoisted():
             if (copy := outer.copies.get((new, target))) is not None:
                 return copy

@@ -314,7 +314,8 @@ class _Builder:
         """A column of moves of an operand."""
         origin = self.origin.get(value, value)
         once = (scope.hoist_scope(origin).trips or 1) * 1.0
-        place = scope.place(self.home[origin])
+        home = self.home[origin]
+        place = scope.place(lambda outer: outer is home)
         numbers = np.full(reads.seconds.shape, -1)
         for a, b in zip(*np.nonzero(reads.seconds > 0)):
             move = (origin, place, reads.domain[a], reads.targets[b])

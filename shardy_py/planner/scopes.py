@@ -1,18 +1,15 @@
-"""Scopes of a program: the number of executions of its blocks, and where a movement of a value stands.
-
-A value that a loop does not change is moved in front of it, as `plan/partitioner` does; the rules here are those of its scopes, for a
-program that has not been partitioned.
-"""
+"""Scopes of a program that has not been partitioned, as `plan/partitioner` will have them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Self
 
-from shardy_py.ir import Op, Value
+from shardy_py.ir import Value
+from shardy_py.plan import scopes
 
 
-class Scope:
-    """A block, or the body of a call, which belongs to the block around it.
+class Scope(scopes.Scope):
+    """A scope with the executions that work is counted with.
 
     Args:
         trips: Number of executions; None where it is unknown.
@@ -21,54 +18,6 @@ class Scope:
         around: The scope around it.
     """
 
-    def __init__(self, trips: int | None, runs: int, changing: set[Value] | None, around: Scope | None = None) -> None:
-        self.trips = trips
+    def __init__(self, trips: int | None, runs: int, changing: set[Value] | None, around: Self | None = None) -> None:
+        super().__init__(trips, changing, around)
         self.runs = runs
-        self.changing = changing
-        self.around = around
-
-    def outward(self) -> Iterator[Scope]:
-        """This scope and those around it, the innermost first."""
-        scope: Scope | None = self
-        while scope is not None:
-            yield scope
-            scope = scope.around
-
-    def hoisted(self) -> Iterator[Scope]:
-        """This scope and those around it that code can be moved to: out of loops, not out of branches."""
-        for scope in self.outward():
-            yield scope
-            if scope.changing is None:
-                return
-
-    def hoist_scope(self, value: Value) -> Scope:
-        """The outermost scope in which a value does not change."""
-        for scope in self.hoisted():
-            if scope.changing is None or value in scope.changing or scope.around is None:
-                return scope
-        raise AssertionError("the outermost scope is no loop")
-
-    def place(self, home: Scope) -> Scope:
-        """The outermost scope in which ops on a value can stand.
-
-        Args:
-            home: The scope of the value.
-        """
-        place = self
-        for place in self.hoisted():
-            if place is home:
-                break
-        return place
-
-    def spread(self, op: Op, origin: dict[Value, Value]) -> None:
-        """Marks the results of an op as changing where its operands change.
-
-        Args:
-            op: The op.
-            origin: Value -> the value that it forwards.
-        """
-        for scope in self.outward():
-            inner = op.walk() if op.regions else (op,)
-            if scope.changing and any(origin.get(v, v) in scope.changing for each in inner for v in each.operands):
-                scope.changing.update(op.results)
-                return
