@@ -66,7 +66,8 @@ def _cause(context: CheckContext, reshard: Reshard, origin: Origin) -> _Cause | 
         return None
     if origin.operand >= 0 and _is_kept_cut(origin, {axis.name for step in reshard.collectives for axis in step.axes}):
         return "runs whole"
-    is_argument = any(named_value(origin.value, context.plan.names) is v for v in context.plan.program.main.arguments)
+    value = named_value(origin.value, context.plan.names)
+    is_argument = value.owner is context.plan.program.main.body
     return None if is_argument or 2 * _moved(reshard) < context.local(reshard.type, None) else "gathered"
 
 
