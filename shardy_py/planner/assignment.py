@@ -24,10 +24,11 @@ from .relaxation import Prices, Program
 Array = Any
 
 COLUMNS = 15_000  # Of a linear program; it starts with the cheapest and gets more.
+FEW_COLUMNS = 3_000  # Their linear program takes less time than messages.
 BRANCHED = 30_000  # Columns of branch and bound.
 MESSAGE_ROUNDS = 20
 PRICING_ROUNDS = 8
-TOWARDS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # Parts of the way from the best prices to those of a linear program.
+TOWARDS = (0.1, 0.3, 0.6)  # Parts of the way from the best prices to those of a linear program.
 NARROWER = 0.7  # A problem with at most this part of its entries is a new one.
 SETTLED = 0.1  # Of the way from the bound to the best: what more columns can add to the bound, and are not worth.
 
@@ -184,8 +185,10 @@ class _Search:
                 self.offer(self.completed(self.at_hand))
                 break
             of = relaxation.program(self.small)
+            if len(of.costs) <= FEW_COLUMNS:
+                return of, of.prices()
             ascent = Ascent(of, 2 * self.scale)
-            prices = ascent.run(of.prices(), rounds=MESSAGE_ROUNDS, enough=self.target)
+            prices = ascent.run(of.prices(), rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
             self.prove(relaxation.slacks(of, prices)[0])
             if self.close:
                 break
@@ -235,10 +238,13 @@ class _Search:
                 break
             before = self.most
             priced = relaxation.priced(of, relaxed.duals)
-            best = max((best, *(best.towards(priced, part) for part in TOWARDS)), key=lambda prices: prices.bound(of))
-            if not columns.all():
-                # The program knows nothing of the columns that it lacks: its prices are right in part only.
-                best = ascent.run(best, rounds=MESSAGE_ROUNDS, enough=self.target)
+            if columns.all():
+                best = max(best, priced, key=lambda prices: prices.bound(of))
+            else:
+                # The program knows nothing of the columns that it lacks: its prices are right in part, and messages mend the rest.
+                mixed = [ascent.run(best.towards(priced, part), rounds=2, enough=self.target, end=self.end) for part in TOWARDS]
+                best = max(best, *mixed, key=lambda prices: prices.bound(of))
+                best = ascent.run(best, rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
             bound, _ = relaxation.slacks(of, best)
             self.prove(bound)
             if not self.close:
@@ -248,17 +254,29 @@ class _Search:
                 break
             if self.most < before - SETTLED * (before - bound):
                 return best, True
-            columns |= self.cheapest(of, priced, COLUMNS // 4) | self.cheapest(of, best, COLUMNS // 4)
+            columns |= self.cheapest(of, priced, COLUMNS, columns)
         return best, False
 
-    def cheapest(self, of: Program, prices: Prices, count: int) -> Array:
-        """The columns of least slack: so many entries of tables, those of the best assignment, and all that tables share."""
+    def cheapest(self, of: Program, prices: Prices, count: int, present: Array = None) -> Array:
+        """The columns of least slack: so many entries of tables, those of the best assignment, and all that tables share.
+
+        Args:
+            of: The program.
+            prices: The slacks are those of these prices.
+            count: How many.
+            present: Columns that do not count.
+
+        Returns:
+            Per column, whether it is one of them.
+        """
         columns = np.ones(len(of.costs), bool)
         entries_end = int(of.starts[len(of.starts) - 1 - len(of.classes)])
-        if entries_end <= 1.5 * count:
+        slacks = relaxation.slacks(of, prices)[1][:entries_end]
+        if present is not None:
+            slacks[present[:entries_end]] = np.inf
+        if np.isfinite(slacks).sum() <= 1.5 * count:
             return columns
-        _, slacks = relaxation.slacks(of, prices)
-        columns[:entries_end] = slacks[:entries_end] <= np.partition(slacks[:entries_end], count)[count]
+        columns[:entries_end] = slacks <= np.partition(slacks, count)[count]
         for link in of.links:
             columns[link.child] = True
         if self.best is not None:

@@ -105,7 +105,7 @@ class Evaluation:
 
 
 class State:
-    """An assignment, changed in place, with its entries and how many of them need each move or have it at hand."""
+    """An assignment, changed in place, with its entries, how many of them need each move or have it at hand, and the sums of limits."""
 
     def __init__(self, evaluation: Evaluation, assignment: Sequence[int], price: float = 0.0) -> None:
         self.evaluation = evaluation
@@ -117,12 +117,18 @@ class State:
         )
         self.entries = np.array([int(index(self.keys[n : n + 1])[0]) for n, index in enumerate(evaluation.indices)], np.int64)
         self.uses = np.zeros(2 * len(evaluation.move_costs) + 2, np.int64)
+        self.sums = np.zeros(len(evaluation.limits))
         for table, entry in enumerate(self.entries):
             self.uses[evaluation.codes[table][entry]] += 1
+            self.sums += evaluation.weights[table][entry]
 
     def _use(self, touched: Sequence[Touched], count: int) -> None:
         for at in touched:
             self.uses[self.evaluation.codes[at.table][self.entries[at.table]]] += count
+
+    def _weigh(self, touched: Sequence[Touched]) -> Array:
+        """The part of the sums that comes of some tables."""
+        return sum((self.evaluation.weights[at.table][self.entries[at.table]] for at in touched), np.zeros(len(self.sums)))
 
     def _prices(self) -> Array:
         """Per code of a move, what it adds to the cost: need that nobody else has, or, negative, what is at hand for the need of others."""
@@ -131,15 +137,6 @@ class State:
         prices[:-2:2] = np.where(needed & ~at_hand, -self.evaluation.move_costs, 0.0)
         prices[1:-2:2] = np.where(needed | at_hand, 0.0, self.evaluation.move_costs)
         return prices
-
-    @property
-    def sums(self) -> Array:
-        """The sums that the limits bound."""
-        sums = np.zeros(len(self.evaluation.limits))
-        if len(sums):
-            for table, entry in enumerate(self.entries):
-                sums += self.evaluation.weights[table][entry]
-        return sums
 
     def excess(self, sums: Array) -> Array:
         """By how much sums pass their limits, each in parts of its limit; added up along the last axis."""
@@ -154,7 +151,8 @@ class State:
     @property
     def allowed(self) -> bool:
         """Whether no table forbids the assignment and all limits are kept."""
-        return not self.forbidden and bool((self.sums <= self.evaluation.limits).all())
+        every = sum((weights[entry] for weights, entry in zip(self.evaluation.weights, self.entries)), np.zeros(len(self.sums)))
+        return not self.forbidden and bool((every <= self.evaluation.limits).all())
 
     @property
     def cost(self) -> float:
@@ -213,10 +211,12 @@ class State:
         changes = np.asarray(strategies) - self.assignment[list(group)]
         touched = evaluation.touched(tuple(group))
         self._use(touched, -1)
+        before = self._weigh(touched)
         for at in touched:
             self.keys[at.table] += int(changes[at.columns] @ at.strides)
             self.entries[at.table] = evaluation.indices[at.table](self.keys[at.table : at.table + 1])[0]
         self._use(touched, 1)
+        self.sums += self._weigh(touched) - before
         self.assignment[list(group)] = strategies
 
 

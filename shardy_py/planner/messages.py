@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,13 +80,14 @@ class Ascent:
         )
         self.uses = _uses(of)
 
-    def run(self, prices: Prices, *, rounds: int, enough: float) -> Prices:
+    def run(self, prices: Prices, *, rounds: int, enough: float, end: float) -> Prices:
         """Raises the bound.
 
         Args:
             prices: Where to begin.
             rounds: The most rounds; it ends before when the bound hardly rises.
             enough: It ends when the bound is as high.
+            end: It ends after the round in which `time.monotonic()` passes this.
 
         Returns:
             Prices with a bound at least as high.
@@ -98,7 +100,7 @@ class Ascent:
                 self._sweep(current.columns, self.nodes[::-1], forward=False)
             self._share_moves(current)
             before, bound = bound, current.bound(self.of)
-            if bound >= enough or bound - before <= SLOW * min(enough - before, abs(bound)):
+            if time.monotonic() >= end or bound >= enough or bound - before <= SLOW * min(enough - before, abs(bound)):
                 break
         return current
 
@@ -131,33 +133,36 @@ class Ascent:
 
     def _share_moves(self, prices: Prices) -> None:
         """Divides the cost of each move among the tables that need it, by what each gains."""
-        columns, shares = prices.columns, prices.shares
+        columns, shares, costs = prices.columns, prices.shares, self.of.costs
         for uses in self.uses:
             rows = list(uses.rows)
-            before = float(shares[rows].sum())
-            most = float(self.of.costs[uses.column])
+            before = shares[rows]
+            total = float(before.sum())
+            cost = float(costs[uses.column])
+            # Where it is at hand nothing is saved, so that entries with it gain what the others pay: up to what they are above the least.
+            most = min([cost, *(max(0.0, -_saving(columns[at], entries, -total)) for at, entries in uses.makes)])
+            savings = [_saving(columns[at], entries, share) for (at, entries), share in zip(uses.needs, before)]
+            gains = np.clip(savings, 0.0, cost)
+            wanted = float(gains.sum())
+            divided = gains * (most / wanted) if wanted > most else gains + 0.5 * (most - wanted) / len(rows)
+            for (at, entries), change in zip(uses.needs, divided - before):
+                if change:
+                    columns[at][entries] += change
+            change = float(divided.sum()) - total
             for at, entries in uses.makes:
-                columns[at][entries] += before
-                most = min(most, max(0.0, -_saving(columns[at], entries)))
-            gains = np.zeros(len(rows))
-            for n, (at, entries) in enumerate(uses.needs):
-                columns[at][entries] -= shares[rows[n]]
-                gains[n] = min(max(0.0, _saving(columns[at], entries)), float(self.of.costs[uses.column]))
-            total = float(gains.sum())
-            divided = gains * (most / total) if total > most else gains + 0.5 * (most - total) / len(rows)
+                columns[at][entries] -= change
             shares[rows] = divided
-            for (at, entries), share in zip(uses.needs, divided):
-                columns[at][entries] += share
-            for at, entries in uses.makes:
-                columns[at][entries] -= float(divided.sum())
-            columns[uses.column] = self.of.costs[uses.column] - float(divided.sum())
+            columns[uses.column] = cost - float(divided.sum())
 
 
-def _saving(columns: Array, entries: Array) -> float:
-    """How much less the least of some entries costs than the least of the others."""
+def _saving(columns: Array, entries: Array, share: float) -> float:
+    """How much less than the least of the others the least of some entries costs, without a share that it bears."""
+    least, least_of_all = float(columns[entries].min()), float(columns.min())
+    if least > least_of_all:  # Nearly always, and the cheaper case: the least of all is one of the others.
+        return least_of_all - least + share
     others = columns.copy()
     others[entries] = np.inf
-    return float(others.min() - columns[entries].min())
+    return float(others.min()) - least + share
 
 
 def _uses(of: Program) -> tuple[_Uses, ...]:
