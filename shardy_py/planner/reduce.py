@@ -359,48 +359,60 @@ def chunks(lengths: Array, most: int = 8_000_000) -> list[slice]:
 
 
 def dominated(model: Pairwise) -> Array:
-    """Per column, whether another strategy of its node costs no more, whatever the neighbours choose, and never uses more."""
-    offset = starts(model.sizes**2)
-    owner, local = ragged(model.sizes**2)
-    better = local // model.sizes[owner]
-    worse = local - better * model.sizes[owner]
-    excess = model.costs[model.columns[owner] + better] - model.costs[model.columns[owner] + worse]
+    """Per column, whether another strategy of its node costs no more, whatever the neighbours choose, and never uses more.
+
+    The model is normalized: with a zero in each row of a table, no neighbour makes up for a strategy that costs more by itself.
+    """
+    removed = np.zeros(len(model.costs), dtype=bool)
+    node, local = ragged(model.sizes**2)
+    better, worse = model.columns[node] + local // model.sizes[node], model.columns[node] + local % model.sizes[node]
+    (pairs,) = np.nonzero((better != worse) & (model.costs[better] <= model.costs[worse]))
+    pairs = pairs[~_uses_more(model, better[pairs], worse[pairs])]
+    node, better, worse = node[pairs], better[pairs], worse[pairs]
+    excess = model.costs[better] - model.costs[worse]
+    count = np.bincount(node, minlength=len(model.sizes))
+    begin = starts(count)
     for side in (0, 1):
         here, there = model.edges[:, side], model.edges[:, 1 - side]
-        lengths = model.sizes[here] ** 2 * model.sizes[there]
-        (large,) = np.nonzero(lengths > LARGEST_COMPARISON)
-        excess[np.isin(owner, here[large])] = np.inf
-        (small,) = np.nonzero(lengths <= LARGEST_COMPARISON)
+        lengths = count[here] * model.sizes[there]
+        excess[np.isin(node, here[lengths > LARGEST_COMPARISON])] = np.inf
+        (small,) = np.nonzero((lengths > 0) & (lengths <= LARGEST_COMPARISON))
         for piece in chunks(lengths[small]):
-            e = small[piece]
-            d, w = model.sizes[here[e]], model.sizes[there[e]]
-            which, position = ragged(d * d * w)
-            pair = position // w[which]
-            t = position - pair * w[which]
-            s, r = pair // d[which], pair % d[which]
-            down, across = (w, np.ones_like(w)) if side == 0 else (np.ones_like(d), d)
-            at = model.entries[e][which] + t * across[which]
-            low, high = model.tables[at + s * down[which]], model.tables[at + r * down[which]]
-            difference = np.where(np.isfinite(high), low - np.where(np.isfinite(high), high, 0.0), -np.inf)
-            begins = starts(np.repeat(w, d * d))[:-1]
-            most = np.maximum.reduceat(difference, begins) if len(begins) else difference
-            edge, position = ragged(d * d)
-            np.add.at(excess, offset[here[e]][edge] + position, most)
-    (pairs,) = np.nonzero((excess <= 0) & (better != worse))
-    one, other = model.columns[owner[pairs]] + better[pairs], model.columns[owner[pairs]] + worse[pairs]
-    change = sparse.csc_matrix(model.events[:, one] - model.events[:, other])
-    change.sort_indices()
-    total = np.cumsum(np.append(0.0, change.data))
-    pair = np.repeat(np.arange(len(pairs)), np.diff(change.indptr))
-    uses_more = np.zeros(len(pairs), dtype=bool)
-    uses_more[pair[total[1:] - total[change.indptr[pair]] > 0]] = True
-    holds = np.zeros(len(excess), dtype=bool)
-    holds[pairs[~uses_more]] = True
-    mutual = holds[offset[owner] + worse * model.sizes[owner] + better]
-    removed = np.zeros(len(model.costs), dtype=bool)
-    strictly = holds & ~(mutual & (worse < better))
-    removed[model.columns[owner[strictly]] + worse[strictly]] = True
+            edges = small[piece]
+            of, position = ragged(count[here[edges]])
+            pair = begin[here[edges]][of] + position
+            open_pairs = excess[pair] <= 0
+            pair, edge = pair[open_pairs], edges[of[open_pairs]]
+            if not len(pair):
+                continue
+            width = model.sizes[there[edge]]
+            which, other = ragged(width)
+            down = width if side == 0 else np.ones_like(width)
+            across = np.ones_like(width) if side == 0 else model.sizes[here[edge]]
+            at = model.entries[edge][which] + other * across[which]
+            first = model.columns[node[pair]]
+            low = model.tables[at + ((better[pair] - first) * down)[which]]
+            high = model.tables[at + ((worse[pair] - first) * down)[which]]
+            allowed = np.isfinite(high)
+            difference = np.where(allowed, low - np.where(allowed, high, 0.0), -np.inf)
+            np.add.at(excess, pair, np.maximum.reduceat(difference, starts(width)[:-1]))
+    holds = excess <= 0
+    key = better * np.int64(len(model.costs)) + worse
+    mutual = np.isin(worse * np.int64(len(model.costs)) + better, key[holds])
+    removed[worse[holds & ~(mutual & (worse < better))]] = True
     return removed
+
+
+def _uses_more(model: Pairwise, one: Array, other: Array) -> Array:
+    """Per pair of columns, whether the first uses more than the second at some epoch."""
+    result = np.zeros(len(one), dtype=bool)
+    for piece in chunks(np.ones(len(one), dtype=np.int64), 1_000_000):
+        change = sparse.csc_matrix(model.events[:, one[piece]] - model.events[:, other[piece]])
+        change.sort_indices()
+        total = np.cumsum(np.append(0.0, change.data))
+        pair = np.repeat(np.arange(len(one[piece])), np.diff(change.indptr))
+        result[piece.start + pair[total[1:] - total[change.indptr[pair]] > 0]] = True
+    return result
 
 
 def reduced(model: Pairwise) -> Reduced:

@@ -8,12 +8,13 @@ import numpy as np
 
 from .dual import Messages
 from .incumbent import Clock, Incumbent
-from .master import Relaxation, integer, peaks, program, relax, rounded, without
+from .master import integer, peaks, program, relax, rounded, without
 from .moves import least_usage
 from .pairwise import Array, Pairwise
 
-# Entries of tables in a program: about a second of HiGHS.
-ENTRIES = 60_000
+# Entries of tables in a program: about a second of HiGHS. More where the relaxation stands still, as long as solving it takes no larger
+# share of the time than this.
+ENTRIES, MORE, LONGEST = 60_000, 1.4, 0.04
 # Entries of tables in an integer program over a neighbourhood, the rest fixed.
 NEIGHBOURHOOD = 25_000
 # Epochs within this share of the fullest one are the first that get a multiplier.
@@ -132,12 +133,13 @@ class Restricted:
             price = price * 3 if high == np.inf else price / 3 if low == 0 else float(np.sqrt(low * high))
         return self.best
 
-    def preferred(self, marginals: Array, used: Array) -> tuple[Array, Array]:
+    def preferred(self, marginals: Array, used: Array, most: int) -> tuple[Array, Array]:
         """The columns and entries of least excess, those of the incumbent, and what connects the columns.
 
         Args:
             marginals: Per column, its marginal.
-            used: Per column, whether the last relaxation used it.
+            used: Per column, whether a relaxation used it.
+            most: How many entries there may be for their excess.
 
         Returns:
             Per column and per entry, whether it is kept.
@@ -145,7 +147,7 @@ class Restricted:
         model = self.model
         layout = model.layout
         of_column, of_entry = self.messages.excess(marginals)
-        rank = min(ENTRIES, len(of_entry) - 1)
+        rank = min(most, len(of_entry) - 1)
         threshold = float(np.partition(of_entry, rank)[rank]) if rank >= 0 else np.inf
         kept = (of_column <= threshold) | used
         choice = self.incumbent.choice
@@ -168,20 +170,22 @@ class Restricted:
         multipliers = self.first_multipliers()
         epochs = multipliers.epochs
         used = np.zeros(len(model.costs), dtype=bool)
+        most, longest = ENTRIES, LONGEST * clock.left()
         last, near = np.inf, NEAR
         scale = max(abs(self.bound), 1.0) / 1e4
         while not clock.over() and incumbent.cost - self.bound > 1e-6 * abs(incumbent.cost):
             marginals, extra, choice = self.price(multipliers, PASSES)
             for factor in FACTORS:
                 incumbent.offer(choice, factor * extra)
-            kept, entries = self.preferred(marginals, used)
+            kept, entries = self.preferred(marginals, used, most)
             part = program(model, kept, scale, entries)
-            relaxation: Relaxation | None = None
+            relaxation, took = None, 0.0
             for _ in range(ROW_ROUNDS):
+                before = clock.left()
                 solved = relax(model, part, epochs, 0.5 * clock.left())
                 if solved is None:
                     break
-                relaxation = solved
+                relaxation, took = solved, before - clock.left()
                 more = peaks(np.cumsum(model.base + model.events @ solved.shares), model.limit, set(epochs.tolist()))
                 if not len(more) or clock.over():
                     break
@@ -200,5 +204,7 @@ class Restricted:
                 if found is not None:
                     epochs = np.union1d(epochs, peaks(model.usage(found), model.limit, set(epochs.tolist()))).astype(np.int64)
                     incumbent.offer(found)
+            if change < STILL * 10 and took < longest:
+                most = int(most * MORE)
             last = relaxation.value
         return self.bound
