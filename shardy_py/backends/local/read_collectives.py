@@ -11,6 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from shardy_py.backends.local.jaxpr_rewriting import BODIES
 from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.frontends.locations import locate
+from shardy_py.frontends.loops import scan_counts
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.modules import is_backward, module_path
 
@@ -138,8 +139,8 @@ def _paths_inside(eqn: JaxprEqn, body: Jaxpr, producers: Mapping[Any, JaxprEqn],
         return {}
     carried = range(0)
     if eqn.primitive.name == "scan":
-        first = eqn.params["num_consts"]
-        carried = range(first, first + eqn.params["num_carry"])
+        first, count = scan_counts(eqn)
+        carried = range(first, first + count)
     sources = [(inner, _source(v, producers)) for i, (v, inner) in enumerate(zip(operands, body.invars)) if i not in carried]
     return {inner: paths[source] for inner, source in sources if source in paths}
 
