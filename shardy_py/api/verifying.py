@@ -24,7 +24,7 @@ from shardy_py.api.signature import Layout
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.verification import RunComparison, Verification
-from shardy_py.backends.compare import Comparison, compare, fetch, first_line, plain, tolerance_of
+from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, first_line, plain, tolerance_of
 from shardy_py.backends.first_difference import PORTION, Run, Search, observed_bytes, spread, tolerances
 from shardy_py.backends.flat import Flat, flatten
 from shardy_py.backends.named_shardings import NamedShardings
@@ -70,7 +70,7 @@ def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verifica
     if idle is not None:
         return Verification(request.name, request.location, request.view.describe(), RunComparison(()), None, idle)
     inputs = _inputs(planned, slots)
-    got = [_fetched(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
+    got = [fetched_or_error(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
     with covering():  # the processes of the mesh have agreed on the whole
         run, beside = _runs(planned, inputs, got, mesh, options)
     return Verification(request.name, request.location, request.view.describe(), run, beside)
@@ -93,7 +93,7 @@ def _runs(
         annotated = _annotated(planned, flat)
         alone = plain_run(mesh)
         try:
-            other = [_fetched(x) for x in alone(replace(annotated, closed=traced.jaxpr), ())(inputs)]
+            other = [fetched_or_error(x) for x in alone(replace(annotated, closed=traced.jaxpr), ())(inputs)]
             # What is equal to the last bit comes from the same program, but for ops that the outputs do not depend on.
             beside = run if _identical(got, other) else comparer.compare(other, alone, annotated, described=False)
         except Exception as error:  # whatever XLA raises where it finds no program
@@ -180,13 +180,6 @@ def _identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
         return False
     pairs = [(plain(a), plain(b)) for a, b in zip(some, others)]
     return all(a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in pairs)
-
-
-def _fetched(x: Any) -> Any:
-    try:
-        return fetch(x)
-    except Exception as error:  # whatever a buffer of the wrong size leads to
-        return error
 
 
 def _keeping(planned: Planned) -> Planned:

@@ -114,6 +114,18 @@ def fetch(x: Any) -> Any:
     return np.asarray(x)
 
 
+def fetched_or_error(x: Any) -> Any:
+    """As `fetch`; in place of an array the error that a buffer of the wrong size leads to.
+
+    Args:
+        x: The array.
+    """
+    try:
+        return fetch(x)
+    except Exception as error:
+        return error
+
+
 def plain(x: Any) -> np.ndarray:
     """A fetched array as numbers that numpy can calculate with: float64, complex128, integers; PRNG keys as their data."""
     if isinstance(x, jax.Array):

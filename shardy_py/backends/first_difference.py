@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from shardy_py.backends.compare import Comparison, compare, fetch, plain, tolerance_of
+from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, plain, tolerance_of
 from shardy_py.backends.flat import Flat, element_types, flatten, single
 from shardy_py.backends.reference import LEFT_OUT, Reference
 from shardy_py.backends.rewriting import bodies, scopes_of
@@ -147,7 +147,7 @@ class Search:
         key = (id(flat.scope), tuple(seen))
         if key not in self._compiled:
             self._compiled[key] = flat, self.run(flat, seen)
-        results = [_fetched(x) for x in self._compiled[key][1](inputs)]
+        results = [fetched_or_error(x) for x in self._compiled[key][1](inputs)]
         count = len(flat.jaxpr.outvars)
         return results[:count], dict(zip(seen, results[count:]))
 
@@ -249,13 +249,6 @@ def _perturbed(x: Any, generator: np.random.Generator) -> Any:
 
 def _is_exact(x: Any) -> bool:
     return isinstance(x, jax.Array) or tolerance_of(x.dtype) == 0.0
-
-
-def _fetched(x: Any) -> Any:
-    try:
-        return fetch(x)
-    except Exception as error:  # whatever a buffer of the wrong size leads to
-        return error
 
 
 def _is_seen(v: Any) -> bool:

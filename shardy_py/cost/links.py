@@ -44,11 +44,7 @@ class Fabric:
     name: str = "links"
 
     def __post_init__(self) -> None:
-        _positive(self.bandwidth, "bandwidth", self.name)
-        if self.kind not in ("ring", "torus", "switch"):
-            raise LinkError(f"unknown kind of links {self.kind!r}", why="known are 'ring', 'torus', 'switch'")
-        if not 0 <= self.latency < math.inf:
-            raise LinkError(f"latency is {self.latency!r}", where=f"links {self.name!r}", why="it is a number of seconds, zero or more")
+        _check(self)
         if self.reach < 1 or self.dims < 1 or self.wrap < 1:
             raise LinkError("reach, dims and wrap are whole numbers from one on", where=f"links {self.name!r}")
 
@@ -79,11 +75,7 @@ class Links:
     name: str = "links"
 
     def __post_init__(self) -> None:
-        _positive(self.bandwidth, "bandwidth", self.name)
-        if self.kind not in ("ring", "torus", "switch"):
-            raise LinkError(f"unknown kind of links {self.kind!r}", why="known are 'ring', 'torus', 'switch'")
-        if not 0 <= self.latency < math.inf:
-            raise LinkError(f"latency is {self.latency!r}", where=f"links {self.name!r}", why="it is a number of seconds, zero or more")
+        _check(self)
         if self.wrapped and len(self.wrapped) != len(self.dims):
             raise LinkError("wrapped says something for each of dims, or nothing", where=f"links {self.name!r}")
         if any(n < 1 for n in self.dims):
@@ -262,6 +254,15 @@ def _part(links: Links, size: int, inside: int) -> Links:
     if links.kind == "switch" or inside == size:
         return links
     return replace(links, dims=(inside,), wrapped=(False,))
+
+
+def _check(links: Fabric | Links) -> None:
+    """Checks what all links have."""
+    _positive(links.bandwidth, "bandwidth", links.name)
+    if links.kind not in ("ring", "torus", "switch"):
+        raise LinkError(f"unknown kind of links {links.kind!r}", why="known are 'ring', 'torus', 'switch'")
+    if not 0 <= links.latency < math.inf:
+        raise LinkError(f"latency is {links.latency!r}", where=f"links {links.name!r}", why="it is a number of seconds, zero or more")
 
 
 def _positive(figure: float, what: str, name: str) -> None:

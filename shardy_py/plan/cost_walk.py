@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shardy_py.cost.compute import Work, work_of
@@ -191,21 +191,3 @@ class _Walker:
 def _weight(runs: list[Run]) -> float:
     """The cost of a branch; a byte counts as a hundred operations."""
     return sum((run.work.flops + run.work.transcendentals + 100 * run.bytes) * run.trips for run in runs)
-
-
-def trips_within(block: Block, trips: int | None = 1) -> Iterator[tuple[Op, int | None]]:
-    """Every op of a block and of the regions in it with the number of times it runs; None where that is unknown.
-
-    Args:
-        block: Where to begin.
-        trips: Number of executions of the block itself.
-    """
-    for op in block.ops:
-        yield op, trips
-        if op.regions:
-            within = trips
-            if op.name == WHILE:
-                count = trip_count(op)
-                within = None if count is None or trips is None else count * trips
-            for region in op.regions:
-                yield from trips_within(region, within)

@@ -17,7 +17,7 @@ from shardy_py.passes.export.canonicalize import COLLECTIVES, Canonicalize
 from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
 from shardy_py.plan.movements import MOVING_OPS, Movement, format_bytes, movement_of
-from shardy_py.plan.trips import trip_count
+from shardy_py.plan.trips import with_trips
 from shardy_py.plan.values import location_of, name_of, typed
 from shardy_py.rules.traits import TERMINATORS
 
@@ -141,7 +141,9 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     ReshardToCollectives().run(copy)
     Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
     groups: dict[_Origin, _OpGroup] = {}
-    _collect(copy.main.body, 0, 1, groups)
+    for op, trips, depth in with_trips(copy.main.body):
+        if op.name in MOVING_OPS and isinstance(op.location, _Origin):
+            groups.setdefault(op.location, _OpGroup([], depth, trips)).ops.append(op)
     return tuple(_entry(origin, entry, copy) for origin, entry in groups.items())
 
 
@@ -164,20 +166,6 @@ class _OpGroup:
     ops: list[Op]
     depth: int
     trips: int | None
-
-
-def _collect(block: Block, depth: int, trips: int | None, groups: dict[_Origin, _OpGroup]) -> None:
-    """Groups the collectives of a block, and of regions in it, by cause."""
-    for op in block.ops:
-        if op.name in MOVING_OPS and isinstance(op.location, _Origin):
-            groups.setdefault(op.location, _OpGroup([], depth, trips)).ops.append(op)
-        if op.regions:
-            within = trips
-            if op.name == WHILE:
-                count = trip_count(op)
-                within = None if count is None or trips is None else count * trips
-            for region in op.regions:
-                _collect(region, depth + 1, within, groups)
 
 
 def _entry(origin: _Origin, group: _OpGroup, program: Program) -> Reshard:

@@ -19,8 +19,8 @@ from shardy_py.ir import Program, Value
 from shardy_py.partition.layouts import Layout, layout_of
 from shardy_py.partition.op import CHEAP, spec_of
 from shardy_py.partition.price import Communication, Machine, price
-from shardy_py.plan.cost_walk import trips_within
 from shardy_py.plan.prediction.loops import as_xla_propagates
+from shardy_py.plan.trips import with_trips
 
 MESH = {"x": 2, "y": 4}
 
@@ -152,7 +152,7 @@ def test_ops_of_a_loop_count_as_often_as_it_runs() -> None:
     plan = sp.auto_shard(layers, mesh=MESH, in_shardings=specs, lowering="jit").plan(f32(32, 64), f32(6, 64, 128))
     program, machine = as_xla_propagates(plan.program)[0], Machine(plan.mesh, hardware("h100"))
     fusion, flops, traffic = Fusion(program.main.body), 0.0, 0.0
-    for op, trips in trips_within(program.main.body):
+    for op, trips, _ in with_trips(program.main.body):
         if op.results and not op.regions and op.name not in CHEAP:
             assert trips is not None
             layouts = [layout_of(v.sharding, v.type.rank, plan.mesh) for v in (*op.operands, *op.results)]
