@@ -42,7 +42,7 @@ from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
-from shardy_py.planner.search import Searcher, assigned
+from shardy_py.planner.search import Candidate, Searcher, assigned
 from shardy_py.planner.space import Annotations
 
 
@@ -183,7 +183,22 @@ def make_plan(traced: TracedCall) -> Planned:
         best, search = searcher.run()
         searcher.assign(best.assignment)
         prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
-        return planning.planned(replace(search, pricer=prices))
+        return _run_cheaper(planning, searcher, best, replace(search, pricer=prices))
+
+
+def _run_cheaper(planning: _Planning, searcher: Searcher, best: Candidate, search: Search) -> Planned:
+    """The plan as it runs, with its own figures; those of the search are of XLA's partitioner, which `"auto"` takes if it is better."""
+    planned = planning.planned(search)
+    plan = planned.plan
+    if plan.active_partitioner is None:
+        return planned
+    seconds, peak = searcher.objective(plan), searcher.peak(plan)
+    if planning.traced.request.settings.lowering == "auto" and (seconds > best.seconds or not searcher.fits(peak)):
+        return planning.planned(search, by_xla=True)
+    searcher.as_region = True
+    bound = min(search.lower_bound_seconds, seconds)
+    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak)
+    return replace(planned, plan=replace(plan, search=measured))
 
 
 class _Planning:
@@ -205,9 +220,15 @@ class _Planning:
             traced.jaxpr, request.view, request.settings.options, request.shardings, self.results.shardings, self.timings, self.log, names
         )
 
-    def planned(self, search: Search | None) -> Planned:
-        """The plan with the shardings that the program has now."""
-        partitioning = None if self.traced.request.settings.lowering == "jit" else Partitioning(self.imported, self.traced)
+    def planned(self, search: Search | None, *, by_xla: bool = False) -> Planned:
+        """The plan with the shardings that the program has now.
+
+        Args:
+            search: The search that chose them.
+            by_xla: Whether XLA's partitioner runs it, whatever `lowering` says.
+        """
+        by_xla = by_xla or self.traced.request.settings.lowering == "jit"
+        partitioning = None if by_xla else Partitioning(self.imported, self.traced)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
     def plan(self, search: Search | None, partitioning: Partitioning | None = None) -> Plan:
@@ -264,7 +285,7 @@ class _Planning:
         planning = _Planning(self.traced)
         planning.alike = self.alike
         planning.assign(assignment)
-        return planning.plan(CHOSEN)
+        return planning.planned(CHOSEN).plan
 
 
 def _plan_alone(traced: TracedCall) -> Plan:

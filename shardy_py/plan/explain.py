@@ -9,6 +9,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import Value
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.explainer import explainer_of
 from shardy_py.plan.explanation import Explanation, Missing, Reason, Source
 from shardy_py.plan.find import Match, find
@@ -72,9 +73,12 @@ def _chosen(plan: PlanRecord, match: Match, axis: str | None, dim: int | None, t
         for n, a in enumerate(dims.axes):
             if (axis is None or a.name == axis) and (dim is None or d == dim):
                 from_user = stated is not None and any(a.name == own.name for own in stated.dims[d].axes)
-                cause = planned.given_by if from_user else "chosen by the planner"
                 axes = tuple(each.name for each in dims.axes[: n + 1])
-                chains.append((Reason(planned.path, d, a.name, "annotation", annotation=cause, axes=axes),))
+                if from_user:
+                    reason = Reason(planned.path, d, a.name, "annotation", annotation=planned.given_by, axes=axes)
+                else:
+                    reason = Reason(planned.path, d, a.name, "planner", annotation=_choice(plan, planned, d), axes=axes)
+                chains.append((reason,))
     asked = "" if not isinstance(target, str) or target == planned.path else target
     return Explanation(
         planned.path,
@@ -85,7 +89,20 @@ def _chosen(plan: PlanRecord, match: Match, axis: str | None, dim: int | None, t
         asked=asked,
         primitive=planned.primitive,
         location=planned.location,
+        choice="" if chains else "the planner leaves it whole",
     )
+
+
+def _choice(plan: PlanRecord, planned: PlannedValue, dim: int) -> str:
+    """The decision of a planner on a dimension; of an input, with what it costs to leave it whole."""
+    decision = "chosen by the planner"
+    if planned.kind != "input" or plan.search is None or plan.search.pricer is None or planned.sharding is None:
+        return decision
+    spec = [
+        () if d == dim else tuple(axis.name for axis in each.axes) for d, each in enumerate(planned.sharding.dims[: len(planned.shape)])
+    ]
+    more = plan.search.price(planned.path, spec).seconds
+    return f"{decision}: {seconds_text(more)} less than whole" if more > 0 else f"{decision}: it costs nothing beside whole"
 
 
 def _missing(

@@ -49,10 +49,10 @@ class Reason:
         value: The value's path or name.
         dim: The dimension.
         axis: The mesh axis.
-        cause: `annotation`, or the way it came: `propagated` (the rule of an op), `entry`, `carry` or `exit` (over a border of a loop,
-            branch or computation, in either direction), `barrier`, `result` (of the function, from what is returned or back), `group`,
-            `constraint` (a value that a closed constraint is on takes its sharding before the propagation), or `priority` (what it was
-            given so was set aside until its user priority).
+        cause: `annotation`; `planner` where it was chosen by its cost; or the way it came: `propagated` (the rule of an op), `entry`,
+            `carry` or `exit` (over a border of a loop, branch or computation, in either direction), `barrier`, `result` (of the function,
+            from what is returned or back), `group`, `constraint` (a value that a closed constraint is on takes its sharding before the
+            propagation), or `priority` (what it was given so was set aside until its user priority).
         through: The primitive whose rule brought it; empty for annotations.
         rule: The rule, as SDY text.
         location: `file:line` of that primitive, or of the annotation.
@@ -166,6 +166,7 @@ class Explanation:
         asked: The target as the query named it, where that is not the name of the value.
         primitive: The JAX primitive that makes the value; empty for inputs and outputs.
         location: `file:line` of that.
+        choice: The decision of a planner on a value that lies whole; empty of others.
     """
 
     target: str
@@ -179,6 +180,7 @@ class Explanation:
     asked: str = ""
     primitive: str = ""
     location: str = ""
+    choice: str = ""
 
     def as_text(self, *, full: bool = False, width: int = 116) -> str:
         """The explanation for a terminal: one row per step, from the value back to the annotation.
@@ -282,10 +284,10 @@ def explanation_text(explanation: Explanation, *, full: bool = False, width: int
     below: list[str] = []
     for chain in explanation.chains:
         below += [*([""] if len(explanation.chains) > 1 else []), *chain_text(chain, full=full, width=room)]
-    if not explanation.chains and not explanation.missing:
+    if not explanation.chains and not explanation.missing and not explanation.choice:
         below.append("it has no dimensions that an axis could be on")
     elif not explanation.chains and explanation.axis is None:
-        below.append("it is replicated: no axis reached it")
+        below.append(explanation.choice or "it is replicated: no axis reached it")
     below += _missing_lines(explanation.missing, full, room)
     below += _sources("also from", explanation.also, room)
     if full:
@@ -463,6 +465,8 @@ def _sources(head: str, sources: Sequence[Source], width: int) -> list[str]:
 
 def _end(reason: Reason) -> str:
     place = f" at {_short(reason.location)}" if reason.location else ""
+    if reason.cause == "planner":
+        return reason.annotation
     return f"{reason.annotation or 'annotation'}{place}" if place else f"{reason.annotation or 'annotation'} of {reason.value}"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from shardy_py.dialect.format import aligned
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
 
 Status = Literal["optimal", "time_limit", "template"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,11 @@ class Alternative:
 
     @functools.cached_property
     def peak_bytes(self) -> int:
-        """Its peak, by `memory_analysis`."""
+        """Its peak, by `memory_analysis`.
+
+        Raises:
+            ValueError: The search was read from a file.
+        """
         return self.peak_of(self._plan)
 
     @property
@@ -176,13 +181,17 @@ class Search:
         return ", ".join(parts)
 
     def __str__(self) -> str:
-        rows = [
-            (a.name, seconds_text(a.objective_seconds), format_bytes(a.peak_bytes), "" if a.fits else "over the budget")
-            for a in self.alternatives
-        ]
+        rows = [(a.name, seconds_text(a.objective_seconds), *_memory(a)) for a in self.alternatives]
         space = [f"  {name}: {text}" for name, text in self.space.items()]
         lines = [self.headline, *(f"  {line}" for line in aligned([("alternative", "step", "peak", ""), *rows]))]
         return "\n".join(line.rstrip() for line in (*lines, *space))
+
+
+def _memory(alternative: Alternative) -> tuple[str, str]:
+    """The peak of an alternative and whether it fits; nothing of a stored one."""
+    if alternative.planned is None:
+        return "", ""
+    return format_bytes(alternative.peak_bytes), "" if alternative.fits else "over the budget"
 
 
 CHOSEN = Search("", 0.0, 0.0, 0, None, "time_limit")

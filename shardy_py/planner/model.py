@@ -31,13 +31,16 @@ from shardy_py.rules.traits import CONSTRAINTS
 Array = Any
 
 TIE = 1e-6
-"""The part of a lower bound of the step by which an entry is dearer for each value that does not lie as it is read or made.
+"""The part of a lower bound of the step by which an argument or result that lies whole is dearer than one that is cut to nothing.
 
-Solutions are full of plans of equal cost, since slicing is free; of these the one is taken whose values lie where they are used, whose
-arguments are cut into the smallest pieces, and then along their first dimensions. Much less is lost in the solver's tolerance."""
+Solutions are full of plans of equal cost, since slicing is free; of these the one is taken whose arguments take the least memory, then
+are cut along their first dimensions, and whose values lie where they are used. Much less is lost in the solver's tolerance."""
 
 DIMENSION_TIE = 0.2
 """The part of `TIE` for each dimension in front of one of an argument that is cut."""
+
+PLACE_TIE = 0.05
+"""The part of `TIE` for each value that an op reads or makes otherwise than it lies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,7 +304,7 @@ class _Builder:
         draft.costs = draft.costs + costs
         index = joint.candidates.index
         domains = joint.candidates.domains
-        draft.ties = draft.ties + _misplaced(joint.candidates, price)
+        draft.ties = draft.ties + PLACE_TIE * _misplaced(joint.candidates, price)
         for i, value in enumerate(op.operands):
             if not spec.operands[i].maker:
                 reads = _Reads(domains[i], index[i], price.read_layouts[i], price.reads[i], price.move_seconds[i])

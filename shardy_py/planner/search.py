@@ -44,7 +44,10 @@ PEAKS = 8
 STARTS = 1
 """Templates to start from, past the one that cuts nothing; the linear program needs none, but a good start ends it early."""
 
-SOLVER_GAPS = ((50_000, 1e-3), (math.inf, 0.1))
+LARGE = 50_000
+"""Entries of a problem that the linear program may not end in time: all templates are starts then."""
+
+SOLVER_GAPS = ((LARGE, 1e-3), (math.inf, 0.1))
 """Entries of a problem -> the part of the user's gap that the solver may leave. Small problems are solved to the end: which dimension
 of the tokens is cut is worth less than the gap, and yet there is a right answer."""
 
@@ -88,6 +91,9 @@ class Searcher:
         collect: Makes plans.
         replan: Makes the plan of an assignment anew, for an alternative.
         mesh_name: The mesh as the program names it.
+        began: The time at which planning began.
+        timings: Seconds of each step.
+        as_region: Whether plans run as a region of local arrays; then alternatives are priced as such too.
     """
 
     base: PlanRecord
@@ -98,6 +104,7 @@ class Searcher:
     mesh_name: str
     began: float
     timings: dict[str, float] = field(default_factory=dict[str, float])
+    as_region: bool = False
 
     # ------------------------------------------------------------------ the whole search
 
@@ -188,7 +195,10 @@ class Searcher:
         for template in self.templates:
             solution = self.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
             if not math.isinf(solution.cost):
-                priced.append((solution.cost + self.model.constant, template.name, solution.assignment))
+                seconds = solution.cost + self.model.constant
+                if self.as_region:
+                    seconds = self.objective(self.replan(self.model.assignment(solution.assignment)))
+                priced.append((seconds, template.name, solution.assignment))
         return tuple(self.alternative(name, seconds, assignment) for seconds, name, assignment in sorted(priced))
 
     def alternative(self, name: str, seconds: float, assignment: Sequence[int]) -> Alternative:
@@ -221,8 +231,12 @@ class Searcher:
     @functools.cached_property
     def solver_gap(self) -> float:
         """See `SOLVER_GAPS`."""
-        count = sum(len(table.costs) for table in self.model.problem.tables)
-        return next(gap for most, gap in SOLVER_GAPS if count <= most)
+        return next(gap for most, gap in SOLVER_GAPS if self.entries <= most)
+
+    @functools.cached_property
+    def entries(self) -> int:
+        """Entries of all tables."""
+        return sum(len(table.costs) for table in self.model.problem.tables)
 
     def fullest(self, candidate: Candidate) -> list[Limit]:
         """The limits at the fullest steps of a plan that is over the budget."""
@@ -238,7 +252,9 @@ class Searcher:
         Raises:
             PlannerInfeasible: No plan that was tried fits.
         """
-        starts: list[Sequence[int]] = [self.start(template) for template in self.templates[1 : 1 + STARTS]]
+        starts: list[Sequence[int]] = [self.start(template) for template in self.templates[1:]]
+        if self.entries <= LARGE:
+            del starts[STARTS:]
         over: list[Candidate] = []
         limits: list[Limit] = []
         bound = 0.0
@@ -306,7 +322,7 @@ class Searcher:
         free = len(self.model.variables)
         space: dict[str, object] = {
             "classes": f"{free} of {len(self.space.strategies)} classes of dimensions have a choice",
-            "entries": sum(len(table.costs) for table in self.model.problem.tables),
+            "entries": self.entries,
             "moves": len(self.model.problem.moves),
         }
         return Search(

@@ -25,6 +25,7 @@ from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store import entries
 from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 from shardy_py.plan.store.log import read_log, write_log
+from shardy_py.plan.store.search import SEARCH, read_search, write_search
 from shardy_py.plan.store.section import MEMBERS as SECTION
 from shardy_py.plan.store.section import read_section, write_section
 from shardy_py.plan.store.structure import MEMBERS as TREES
@@ -102,6 +103,7 @@ def _document(plan: PlanRecord) -> str:
         "partitioned": None if plan.active_partitioner is None else _partition_data(plan, plan.active_partitioner, tables),
         "trees": None if plan.pytrees is None else plan.pytrees.structure(plan).to_data(),
         "propagation": asdict(plan.propagation),
+        **({} if plan.search is None else {SEARCH: write_search(plan.search)}),
     }
     return "".join(_lines({**parts, **section.data()}))
 
@@ -171,7 +173,7 @@ def _plan_of(data: Any, kind: type[P]) -> P:
             fix="read it with the shardy_py that wrote it, or plan again",
         )
     try:
-        return _read(members(data, _MEMBERS), kind)
+        return _read(members(data, (*_MEMBERS, SEARCH) if SEARCH in data else _MEMBERS), kind)
     except StoreError:
         raise
     except (ShardyError, RecursionError) as error:
@@ -218,6 +220,7 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
         partitioner=partitioner,
         propagation=_read_propagation(data["propagation"]),
         platform=text(data["platform"]),
+        search=read_search(data[SEARCH]) if SEARCH in data else None,
     )
 
 

@@ -1,0 +1,63 @@
+"""The search of a planner as a plan's file keeps it: its certificate, and what was considered, without times, which differ by run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shardy_py.plan.search import STATUSES, Alternative, Search
+from shardy_py.plan.store.checks import StoreError, at, described, integer, items, members, text
+
+SEARCH = "search"
+"""The member of the file, which plans without a planner lack."""
+
+_NUMBERS = ("objective_seconds", "lower_bound_seconds")
+_MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "status", "space", "alternatives")
+_ALTERNATIVE = ("name", "objective_seconds", "inputs")
+
+
+def write_search(search: Search) -> dict[str, Any]:
+    """A search as JSON data."""
+    return {
+        "hardware": search.hardware,
+        **{name: getattr(search, name) for name in _NUMBERS},
+        "peak_bytes": search.peak_bytes,
+        "budget_bytes": search.budget_bytes,
+        "status": search.status,
+        "space": {name: str(value) for name, value in search.space.items()},
+        "alternatives": [{"name": a.name, "objective_seconds": a.objective_seconds, "inputs": dict(a.inputs)} for a in search.alternatives],
+    }
+
+
+def read_search(data: Any) -> Search:
+    """The inverse of `write_search`; without a pricer.
+
+    Raises:
+        StoreError: It is damaged.
+    """
+    with at(SEARCH):
+        parts = members(data, _MEMBERS)
+        if parts["status"] not in STATUSES:
+            raise StoreError(f"unknown status {described(parts['status'])}", fix=f"one of {', '.join(STATUSES)}")
+        objective, bound = (_seconds(parts[name]) for name in _NUMBERS)
+        budget = None if parts["budget_bytes"] is None else integer(parts["budget_bytes"])
+        alternatives = tuple(_alternative(each, budget) for each in items(parts["alternatives"]))
+        space = _texts(parts["space"])
+        return Search(text(parts["hardware"]), objective, bound, integer(parts["peak_bytes"]), budget, parts["status"], alternatives, space)
+
+
+def _alternative(data: Any, budget: int | None) -> Alternative:
+    parts = members(data, _ALTERNATIVE)
+    return Alternative(text(parts["name"]), _seconds(parts["objective_seconds"]), _texts(parts["inputs"]), budget)
+
+
+def _texts(data: Any) -> dict[str, str]:
+    if type(data) is not dict:
+        raise StoreError(f"expected an object, got {described(data)}")
+    return {name: text(value) for name, value in data.items()}
+
+
+def _seconds(data: Any) -> float:
+    if type(data) not in (int, float) or not 0 <= data < math.inf:
+        raise StoreError(f"expected a number of seconds, got {described(data)}")
+    return float(data)

@@ -1,0 +1,205 @@
+"""Planned functions: numbers, certificates, budgets, prices, files, mesh shapes and mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from shardy_py.planner.problem import cost
+from shardy_py.rules.traits import CONSTRAINTS
+from tests.planner.test_model import PROGRAMS, f32
+
+SMALL = {"x": 2, "y": 4}
+
+
+def values(name: str) -> tuple[Any, ...]:
+    draw = np.random.default_rng(0)
+
+    def value(struct: jax.ShapeDtypeStruct) -> jax.Array:
+        floating = jnp.issubdtype(struct.dtype, jnp.floating)
+        return jnp.asarray(draw.normal(size=struct.shape) if floating else draw.integers(0, 2, struct.shape), struct.dtype)
+
+    return jax.tree.map(value, PROGRAMS[name][1])
+
+
+def planner(**options: Any) -> sp.Planner:
+    return sp.Planner(**{"hardware": "h100", **options})
+
+
+def step(w: Any, x: jax.Array) -> Any:
+    loss, grads = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w["in"]) @ w["out"]))(w)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), loss
+
+
+STEP = ({"in": f32(512, 2048), "out": f32(2048, 512)}, f32(4096, 512))
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_planned_function_gives_the_numbers_of_the_unsharded_one(name: str, lowering: str) -> None:
+    function, arguments = PROGRAMS[name][0], values(name)
+    planned = sp.auto_shard(function, mesh=SMALL, planner=planner(), lowering=lowering)
+    for result, expected in zip(jax.tree.leaves(planned(*arguments)), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-4 * max(1.0, float(jnp.max(jnp.abs(expected)))))
+
+
+def test_a_search_says_how_good_its_plan_is() -> None:
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    search, cost_analysis = plan.search, plan.cost_analysis("h100")
+    assert search is not None
+    assert cost_analysis.step_seconds is not None
+    assert search.objective_seconds == cost_analysis.step_seconds.high
+    assert search.lower_bound_seconds <= search.objective_seconds
+    assert search.gap == pytest.approx(1 - search.lower_bound_seconds / search.objective_seconds)
+    assert search.gap <= 0.01
+    assert search.status == "optimal"
+    assert search.peak_bytes == plan.memory_analysis("h100").peak_memory_in_bytes
+    assert search.alternatives
+    for alternative in search.alternatives:
+        assert alternative.objective_seconds >= search.objective_seconds * (1 - 1e-9)
+        made = alternative.plan().cost_analysis("h100").step_seconds
+        assert made.high == pytest.approx(alternative.objective_seconds, rel=1e-9)
+    for leaf in plan.donation:
+        assert leaf.output is not None
+        assert plan.inputs[leaf.input].sharding == plan.outputs[leaf.output].sharding
+    assert search.headline in str(plan).replace("\n  ", " ")
+
+
+def test_no_assignment_is_cheaper() -> None:
+    """All assignments of a small program, priced one by one."""
+    plan = sp.auto_shard(lambda x, w: jnp.tanh(x @ w), mesh={"x": 4}, planner=planner(gap=0), lowering="jit").plan(f32(64, 32), f32(32, 16))
+    search = plan.search
+    assert search is not None
+    model = search.pricer.searcher.model  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    sizes = model.problem.strategies
+    assert 2 < len(sizes) <= 12
+    best = min(cost(model.problem, assignment) for assignment in itertools.product(*map(range, sizes)))
+    assert search.objective_seconds == pytest.approx(best + model.constant, rel=1e-9)
+    assert search.lower_bound_seconds == pytest.approx(search.objective_seconds, rel=1e-6)
+
+
+def test_annotations_stay() -> None:
+    specs = ({"in": P(None, "y"), "out": None}, P("x", None))
+    plan = sp.auto_shard(step, mesh=SMALL, planner=planner(), in_shardings=specs, lowering="jit").plan(*STEP)
+    assert plan.input_shardings[0]["in"].spec == P(None, "y")
+    assert plan.input_shardings[1].spec == P("x")
+    assert "in_shardings" in str(plan.explain(plan.inputs[0], "y"))
+
+
+def test_constraints_stay() -> None:
+    def constrained(x: jax.Array) -> jax.Array:
+        return sp.with_sharding_constraint(jnp.sin(x), P("y", "x")) * 2
+
+    plan = sp.auto_shard(constrained, mesh=SMALL, planner=planner(), lowering="jit").plan(f32(64, 64))
+    (constraint,) = [op for op in plan.program.walk() if op.name in CONSTRAINTS]
+    assert str(constraint.result.sharding) == '#sdy.sharding<@mesh, [{"y"}, {"x"}]>'
+
+
+def test_a_plan_keeps_its_budget() -> None:
+    generous = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    assert generous.search is not None
+    budget = int(generous.search.peak_bytes * 0.8)
+    tight = sp.auto_shard(step, mesh={"x": 8}, planner=planner(memory_bytes=budget), donate_argnums=0, lowering="jit").plan(*STEP)
+    assert tight.search is not None
+    assert tight.memory_analysis("h100").peak_memory_in_bytes <= budget
+    assert tight.search.objective_seconds >= generous.search.objective_seconds * (1 - 1e-9)
+
+
+def test_a_budget_that_nothing_fits() -> None:
+    with pytest.raises(sp.PlannerInfeasible, match="no plan fits 64 KiB") as caught:
+        sp.auto_shard(step, mesh={"x": 8}, planner=planner(memory_bytes=1 << 16), lowering="jit").plan(*STEP)
+    error = caught.value
+    assert isinstance(error, ValueError)
+    assert error.budget_bytes == 1 << 16 < error.minimum_bytes
+    assert 0 < len(error.contributors) <= 5
+
+
+def test_prices_of_decisions() -> None:
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), in_shardings=(None, P()), lowering="jit").plan(*STEP)
+    assert plan.search is not None
+    for value in plan.inputs[:2]:
+        assert value.sharding is not None
+        spec = [tuple(axis.name for axis in dim.axes) for dim in value.sharding.dims]
+        assert plan.search.price(value.path, spec).seconds == pytest.approx(0, abs=1e-3 * plan.search.objective_seconds)
+    (price,) = plan.search.price_of_annotations()
+    assert price.path == "x"
+    assert price.seconds >= 0
+    with pytest.raises(ValueError, match="no input 'w'"):
+        plan.search.price("w", P("x"))
+    with pytest.raises(ValueError, match="an annotation pins it"):
+        plan.search.price("x", P("x"))
+
+
+def test_a_stored_plan_keeps_its_search() -> None:
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    stored = sp.Plan.from_json(plan.to_json())
+    assert plan.search is not None
+    assert stored.search is not None
+    assert stored.search.headline == plan.search.headline
+    assert [a.name for a in stored.search.alternatives] == [a.name for a in plan.search.alternatives]
+    assert stored.cost_analysis("h100").step_seconds == plan.cost_analysis("h100").step_seconds
+    assert stored.to_json() == plan.to_json()
+    with pytest.raises(ValueError, match="read from a file"):
+        stored.search.price("x", P())
+
+
+def test_explanations_name_the_planner() -> None:
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*STEP)
+    cut = next(v for v in plan.inputs if v.sharding is not None and not v.sharding.is_fully_replicated)
+    assert "chosen by the planner" in str(plan.explain(cut))
+    whole = next(v for v in plan.values if v.shape and (v.sharding is None or v.sharding.is_fully_replicated))
+    assert "the planner leaves it whole" in str(plan.explain(whole))
+
+
+def test_the_shape_of_a_mesh_is_chosen() -> None:
+    planned = sp.auto_shard(step, mesh=8, planner=planner(), lowering="jit")
+    plan = planned.plan(*STEP)
+    assert math.prod(plan.mesh.shape.values()) == 8
+    one = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*STEP)
+    assert plan.search is not None
+    assert one.search is not None
+    assert plan.search.objective_seconds <= one.search.objective_seconds * (1 + 1e-6)
+    loss = planned(*jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), STEP))[1]
+    assert np.isfinite(loss)
+
+
+@pytest.mark.parametrize("mesh", [{"x": 1}, {"x": 7}])
+def test_nothing_to_shard(mesh: dict[str, int]) -> None:
+    plan = sp.auto_shard(step, mesh=mesh, planner=planner(), lowering="jit").plan(*STEP)
+    assert all(v.sharding is None or v.sharding.is_fully_replicated for v in plan.values)
+    assert plan.search is not None
+    assert plan.search.gap == pytest.approx(0, abs=1e-9)
+
+
+def test_no_time() -> None:
+    plan = sp.auto_shard(step, mesh=SMALL, planner=planner(time_limit_s=0), lowering="jit").plan(*STEP)
+    assert plan.search is not None
+    assert plan.search.objective_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hardware": "abacus"}, "abacus"),
+        ({"memory_bytes": -1}, "memory_bytes is -1"),
+        ({"gap": 2}, "gap is 2"),
+        ({"overlap": "much"}, "overlap is 'much'"),
+        ({"time_limit_s": math.nan}, "time_limit_s is nan"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        planner(**options)
+
+
+def test_a_number_of_devices_needs_a_planner() -> None:
+    with pytest.raises(ValueError, match=r"pass planner=sp.Planner"):
+        sp.auto_shard(step, mesh=8)
