@@ -189,7 +189,13 @@ def partitioned(
         return local_results
 
     analysis = JaxprAnalysis(LOCAL_RULES, handlers, layouts.mesh, RUNS_WHOLE)
-    choice = _foreseen(layouts, platform, analysis, lambda interpreter: run(interpreter, [None] * (len(at_consts) + len(at_in))))
+    walks: list[Interpreter] = []
+
+    def dry_run(interpreter: Interpreter) -> None:
+        walks.append(interpreter)
+        run(interpreter, [None] * (len(at_consts) + len(at_in)))
+
+    choice = _foreseen(layouts, platform, analysis, dry_run)
     interpreter = Interpreter(
         RegionContext(layouts.mesh, platform), layouts, analysis, choice.before, choice.start, choice.ranks, choice.last
     )
@@ -207,6 +213,8 @@ def partitioned(
         list(map(spec, (*at_consts, *at_in))),
         list(map(spec, at_out)),
     )
+    for walk in walks:
+        walk.release()
     sizes = layouts.mesh.shape
     traced = _within(traced, lambda body: optimize_region(body, sizes, platform, layouts.spelling))
     whole = _with_consts(traced, len(at_consts), closed.consts)

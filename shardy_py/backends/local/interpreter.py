@@ -255,6 +255,11 @@ class Interpreter:
         """The requested layouts of every value, after the run."""
         return {where: {v: tuple(value.requested) for v, value in values.items()} for where, values in self.values.items()}
 
+    def release(self) -> None:
+        """Drops the values of a dry run: those that can be rematerialized refer to it, and freeing such cycles costs Python much."""
+        self.values.clear()
+        self._scalars.clear()
+
     def new_value(self, array: Array, at: Layout, shape: tuple[int, ...], dtype: Any, *, uses: int = 0) -> ShardedValue:
         """A value with this device's part in one layout."""
         return ShardedValue(self.region, shape, dtype, at, array, uses=uses)

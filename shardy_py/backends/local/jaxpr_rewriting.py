@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import user_context
 
 from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.frontends.context import settings
 from shardy_py.frontends.transforms import axes_bound, traced_locally
 
 Atom = Any
@@ -114,7 +115,12 @@ def rewrite_by_name(jaxpr: Jaxpr, sizes: Mapping[str, int], replacements: Mappin
 
 
 def retraced(
-    function: Callable[..., list[Any]], like: JaxprEqn, sizes: Mapping[str, int], operands: Sequence[Atom] | None = None
+    function: Callable[..., list[Any]],
+    like: JaxprEqn,
+    sizes: Mapping[str, int],
+    operands: Sequence[Atom] | None = None,
+    traces: dict[Any, Jaxpr] | None = None,
+    key: Hashable = None,
 ) -> Rewritten:
     """Traces a function as the replacement of an equation.
 
@@ -123,12 +129,21 @@ def retraced(
         like: The equation that is replaced.
         sizes: The axes of the region.
         operands: The operands; by default those of the equation.
+        traces: Jaxprs of functions traced before, so that those of equal layers are traced once.
+        key: Equal for functions that compute the same of operands of the same types.
     """
     arguments: Sequence[Atom] = like.invars if operands is None else operands
+    types = [v.aval for v in arguments]
+    whole_key = key, tuple(types), settings(like)
+    jaxpr = None if traces is None else traces.get(whole_key)
+    if jaxpr is not None:
+        return _placed(jaxpr, arguments, lambda source: like.source_info.replace(name_stack=source.name_stack))
     with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
-        traced = traced_locally(function, [v.aval for v in arguments])
+        traced = traced_locally(function, types)
     if traced.consts:
         raise AssertionError(f"what stands for {like.primitive.name} has constants")
+    if traces is not None:
+        traces[whole_key] = traced.jaxpr
     return _placed(traced.jaxpr, arguments, lambda source: source)
 
 

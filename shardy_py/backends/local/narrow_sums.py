@@ -33,10 +33,11 @@ def narrow_sums(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
         jaxpr: The jaxpr of a region.
         sizes: The axes of the region.
     """
-    return rewrite_bodies(jaxpr, lambda body: _narrowed(body, sizes))
+    traces: dict[Any, Jaxpr] = {}
+    return rewrite_bodies(jaxpr, lambda body: _narrowed(body, sizes, traces))
 
 
-def _narrowed(body: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
+def _narrowed(body: Jaxpr, sizes: Mapping[str, int], traces: dict[Any, Jaxpr]) -> Jaxpr:
     if not any(eqn.primitive.name in ("psum", "reduce_scatter") for eqn in body.eqns):
         return body
     producers: dict[Any, JaxprEqn] = {v: eqn for eqn in body.eqns for v in eqn.outvars}
@@ -59,7 +60,8 @@ def _narrowed(body: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
             total = functools.partial(_sum, names=names, k=k, rounded=rounded)
         if not saves:
             return None
-        return retraced(lambda x: [ops.convert_element_type(total(x), result.aval.dtype)], eqn, sizes, [operand])
+        key = total.func, tuple(total.keywords.items()), result.aval.dtype
+        return retraced(lambda x: [ops.convert_element_type(total(x), result.aval.dtype)], eqn, sizes, [operand], traces, key)
 
     return rewrite(body, replace)
 

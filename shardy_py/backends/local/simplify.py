@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jax.interpreters import partial_eval
 
 from shardy_py.backends.local.jaxpr_rewriting import COLLECTIVES, UNEQUAL, Atom, Rewritten, has_effects, rewrite, rewrite_bodies
@@ -27,7 +27,8 @@ def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
         jaxpr: A body.
         drop_barriers: Whether barriers of arguments, and of reshaped or exchanged arguments, count as their operands.
     """
-    seen: dict[Any, list[Var]] = {}
+    seen: dict[Any, JaxprEqn] = {}  # the first equation of a primitive on operands; few have a second
+    alike: dict[Any, dict[Any, JaxprEqn]] = {}
     aliases: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
     available: set[Any] = {*jaxpr.invars, *jaxpr.constvars}
     producers: dict[Any, JaxprEqn] = {}
@@ -57,17 +58,24 @@ def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
         if drop_barriers and (name in _SHAPING or name in COLLECTIVES) and all(map(is_available, eqn.invars)):
             available.update(eqn.outvars)
         operands = tuple([_key(source(v)) for v in eqn.invars])
-        key = (eqn.primitive, tuple(eqn.params.items()), operands, tuple(map(_type, eqn.outvars)), settings(eqn))
+        first = seen.setdefault((eqn.primitive, operands), eqn)
+        if first is eqn:
+            return None
+        equal = alike.setdefault((eqn.primitive, operands), {})
         try:
-            earlier = seen.get(key)
+            if not equal:
+                equal[_details(first)] = first
+            earlier = equal.setdefault(_details(eqn), eqn)
         except TypeError:  # a parameter that has no hash
             return None
-        if earlier is None:
-            seen[key] = list(eqn.outvars)
-            return None
-        return [], earlier
+        return None if earlier is eqn else ([], list(earlier.outvars))
 
     return rewrite(jaxpr, replace)
+
+
+def _details(eqn: JaxprEqn) -> Any:
+    """All in which equations of one primitive on equal operands may differ."""
+    return tuple(eqn.params.items()), tuple(map(_type, eqn.outvars)), settings(eqn)
 
 
 def _same_as(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from jax import lax
 from jax import numpy as jnp
+from jax.extend.source_info_util import summarize
 from jax.sharding import PartitionSpec as P
 
+from shardy_py.backends.local import jaxpr_rewriting
 from shardy_py.backends.local import narrow_sums as module
 from shardy_py.backends.local.narrow_sums import narrow_sums
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.simplify import simplify
+from shardy_py.frontends.transforms import traced_locally
 from tests.backends.local.test_hoist import SIZES, changed
 
 X = jnp.asarray(np.random.default_rng(0).integers(-8, 8, (40, 56)), jnp.bfloat16)  # whose sums are exact
@@ -65,3 +68,29 @@ def test_what_is_sent(case: str) -> None:
 def test_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FEW", 1)
     test_what_is_sent("uneven")
+
+
+def test_sums_that_are_alike_are_traced_once_and_keep_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[Any] = []
+
+    def counted(function: Any, types: Any) -> Any:
+        traces.append(types)
+        return traced_locally(function, types)
+
+    def local(x: Any) -> list[Any]:
+        first = wide(x, lambda y: lax.psum(y, "y"))
+        second = wide(first * 2, lambda y: lax.psum(y, "y"))
+        return [wide(second + 1, lambda y: lax.psum(y, ("x", "y")))]
+
+    bodies: list[Any] = []
+
+    def run(body: Any) -> Any:
+        monkeypatch.setattr(jaxpr_rewriting, "traced_locally", counted)
+        bodies.append(narrow_sums(body, SIZES))
+        return bodies[-1]
+
+    changed(local, run, (X,), (P(),))
+    assert len(traces) == 2  # the third is over other axes
+    lines = [summarize(eqn.source_info).split(":")[1] for eqn in bodies[0].eqns if eqn.primitive.name == "all_to_all"]
+    start = local.__code__.co_firstlineno
+    assert lines == [str(start + 1), str(start + 2), str(start + 3)]
