@@ -31,6 +31,7 @@ exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"shardy_py {release}"
+html_show_search_summary = False  # summaries are fetched, which browsers refuse where the site is opened from files
 pygments_style = "friendly"
 
 nb_execution_mode = "off"  # pages show the outputs that tests/test_notebooks.py compares
