@@ -10,9 +10,10 @@ from .dual import Messages
 from .incumbent import Clock, Incumbent
 from .master import integer, peaks, program, relax, rounded, without
 from .moves import least_usage
+from .neighbourhood import Neighbourhoods
 from .pairwise import Array, Pairwise
 
-# Entries of tables in a program: about a second of HiGHS. More where the relaxation stands still, as long as solving it takes no larger
+# Entries of tables in a program: about a second of HiGHS. More where the incumbent stands still, as long as solving it takes no larger
 # share of the time than this.
 ENTRIES, MORE, LONGEST = 60_000, 1.4, 0.04
 # Entries of tables in an integer program over a neighbourhood, the rest fixed.
@@ -34,6 +35,8 @@ SETTLED = 0.02
 NEAR, WIDER, NARROWER = 0.02, 2.0, 0.7
 # An integer program gets this share of the time that is left, and this one where the relaxation stands still.
 SHARE, LARGER_SHARE, STILL = 0.1, 0.3, 1e-4
+# After this many rounds without a better incumbent, programs grow, and neighbourhoods of the incumbent are solved in between.
+STALLED = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +173,8 @@ class Restricted:
         multipliers = self.first_multipliers()
         epochs = multipliers.epochs
         used = np.zeros(len(model.costs), dtype=bool)
+        neighbourhoods = Neighbourhoods(model, incumbent, clock)
+        history: list[float] = []
         most, longest = ENTRIES, LONGEST * clock.left()
         last, near = np.inf, NEAR
         scale = max(abs(self.bound), 1.0) / 1e4
@@ -204,7 +209,9 @@ class Restricted:
                 if found is not None:
                     epochs = np.union1d(epochs, peaks(model.usage(found), model.limit, set(epochs.tolist()))).astype(np.int64)
                     incumbent.offer(found)
-            if change < STILL * 10 and took < longest:
-                most = int(most * MORE)
+            history.append(incumbent.cost)
+            if history[-1 - STALLED :][0] - incumbent.cost < STILL * abs(incumbent.cost) and len(history) > STALLED:
+                most = int(most * MORE) if took < longest else most
+                neighbourhoods.improve(epochs, SHARE * clock.left())
             last = relaxation.value
         return self.bound

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardy_py.planner import pairwise_solver
+from shardy_py.planner import neighbourhood, pairwise_solver, restricted
 from shardy_py.planner.dual import Messages, finite
 from shardy_py.planner.moves import Walk, least_usage
+from shardy_py.planner.neighbourhood import conditioned
 from shardy_py.planner.pairwise import pairwise
 from shardy_py.planner.reduce import Impossible, reduced
 from tests.planner.random_models import best, random_model
@@ -117,3 +118,35 @@ def test_the_search_finds_the_best_choice_and_proves_it(seed: int, small: bool, 
     if answer.choice is not None:
         assert model.cost(answer.choice) == answer.cost
         assert (model.usage(answer.choice) <= model.limit).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_neighbourhood_costs_what_the_whole_does(seed: int) -> None:
+    model = random_model(seed)
+    model = finite(replace(model, costs=np.where(np.isfinite(model.costs), model.costs, 1e3)))
+    r = np.random.default_rng(seed)
+    choices = [np.array([r.integers(n) for n in model.sizes], dtype=np.int64) for _ in range(2)]
+    free = r.random(len(model.sizes)) < 0.5
+    inner = conditioned(model, choices[0], free)
+    costs = []
+    for strategies in (choices[0][free], choices[1][free]):
+        whole = choices[0].copy()
+        whole[free] = strategies
+        costs.append(model.cost(whole) - inner.cost(strategies))
+        assert (inner.usage(strategies) == model.usage(whole)).all()
+    assert costs[0] == costs[1]
+
+
+def test_rounds_on_parts_of_a_model_come_close_to_its_best_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise_solver, "SMALL", -1)
+    monkeypatch.setattr(restricted, "ENTRIES", 12)
+    monkeypatch.setattr(neighbourhood, "ENTRIES", 12)
+    ratios = []
+    for seed in range(12):
+        model = random_model(seed)
+        least = best(model)
+        answer = pairwise_solver.solve(model, 0.3)
+        if np.isfinite(least) and answer.choice is not None:
+            ratios.append(answer.cost / least)
+    assert len(ratios) > 6
+    assert np.mean(ratios) < 1.02
