@@ -26,13 +26,15 @@ Array = Any
 COLUMNS = 15_000  # Of a linear program; it starts with the cheapest and gets more.
 FEW_COLUMNS = 3_000  # Their linear program takes less time than messages.
 BRANCHED = 30_000  # Columns of branch and bound.
-MESSAGE_ROUNDS = 20
+MESSAGE_ROUNDS = 5
 PRICING_ROUNDS = 8
 TOWARDS = (0.1, 0.3, 0.6)  # Parts of the way from the best prices to those of a linear program.
 NARROWER = 0.7  # A problem with at most this part of its entries is a new one.
 SETTLED = 0.1  # Of the way from the bound to the best: what more columns can add to the bound, and are not worth.
 
-NODES = (200, 2_000, 20_000, 200_000)  # Of branch and bound, round by round; what a round finds makes the next one's problem smaller.
+BRANCHES = ((200, 1), (2_000, 4), (20_000, 16), (200_000, 10_000))
+"""Rounds of branch and bound: nodes, and columns in units of `BRANCHED`. What a round finds makes the next one's problem smaller."""
+
 ROUNDING = 1e-9  # Of sums of costs, in parts of them.
 
 
@@ -155,7 +157,7 @@ class _Search:
 
     def run(self) -> Solution:
         """Messages, the linear program, and branch and bound, on a problem that gets smaller with each better assignment."""
-        rounds = iter(NODES)
+        rounds = iter(BRANCHES)
         while True:
             of, prices = self.pass_messages()
             if of is None or prices is None:
@@ -167,9 +169,9 @@ class _Search:
                 return self.solution()
             if missing and self.narrow(of, solved):
                 continue
-            if (nodes := next(rounds, None)) is None:
+            if (size := next(rounds, None)) is None:
                 return self.solution()
-            if self.branch(of, solved, nodes):
+            if self.branch(of, solved, *size):
                 return self.solution(exhausted=True)
 
     def pass_messages(self) -> tuple[Program | None, Prices | None]:
@@ -284,16 +286,22 @@ class _Search:
             columns[(of.starts[: len(chosen)] + chosen)[chosen >= 0]] = True
         return columns
 
-    def branch(self, of: Program, prices: Prices, nodes: int) -> bool:
+    def branch(self, of: Program, prices: Prices, nodes: int, units: int) -> bool:
         """Branch and bound on what may cost less than the best assignment, or on the cheapest part of it.
+
+        Args:
+            of: The program.
+            prices: The best prices of its columns.
+            nodes: The most nodes.
+            units: How large the part may be.
 
         Returns:
             Whether nothing better than the best assignment exists.
         """
         bound, slacks = relaxation.slacks(of, prices)
         most = self.most
-        if len(slacks) > BRANCHED:
-            most = min(most, bound + float(np.partition(slacks, BRANCHED)[BRANCHED]))
+        if len(slacks) > (count := BRANCHED * units):
+            most = min(most, bound + float(np.partition(slacks, count)[count]))
         whole = most >= self.most
         stage = reduced(relaxation.narrowed(self.small, of, bound + slacks <= most))
         part = relaxation.program(stage.problem)

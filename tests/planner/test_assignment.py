@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardy_py.planner.assignment import least, solve
+from shardy_py.planner.elimination import reduced
+from shardy_py.planner.messages import Ascent
 from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, pinned, weighed, weight, with_limit
+from shardy_py.planner.relaxation import program
 
 TIES = 1e-6  # More than all ties of a random problem.
 
@@ -75,6 +78,38 @@ def test_cost_and_bound_are_those_of_the_best_assignment(seed: int, ties: bool) 
     assert best - 1e-6 <= solution.bound + TIES
     assert solution.bound <= best + 1e-9 <= solution.cost + 2e-9
     assert solution.cost <= best + TIES
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_large_problems_are_solved_in_parts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages first, then linear programs and branch and bound on few columns, then on more: as problems of a million entries."""
+    for name, size in {"FEW_COLUMNS": 0, "COLUMNS": 6, "BRANCHED": 12}.items():
+        monkeypatch.setattr(f"shardy_py.planner.assignment.{name}", size)
+    problem = random_problem(seed, ties=bool(seed % 2))
+    solution, best = solve(problem), optimum(problem)
+    assert solution.status == ("infeasible" if math.isinf(best) else "optimal")
+    assert solution.bound <= best + 1e-9 or math.isinf(best)
+    assert best <= solution.cost <= best + TIES
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_messages_raise_the_bound_and_never_above_the_optimum(seed: int) -> None:
+    problem = random_problem(seed)
+    best = optimum(problem)
+    stage = reduced(problem)
+    if not stage.feasible or not stage.problem.tables:
+        assert math.isinf(best) or cost(problem, stage.completed((0,) * len(problem.strategies))) >= best
+        return
+    of = program(stage.problem)
+    ascent = Ascent(of, 1e3)
+    prices = [of.prices()]
+    for _ in range(4):
+        prices.append(ascent.run(prices[-1], rounds=1, enough=math.inf, end=math.inf))
+    bounds = [p.bound(of) + stage.cost for p in prices]
+    assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(bounds))
+    assert bounds[-1] <= best + 1e-9
+    # Prices are another way to pay the same: mixed with others they still bound.
+    assert prices[0].towards(prices[-1], 0.5).bound(of) + stage.cost <= best + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(20))
