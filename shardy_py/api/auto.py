@@ -322,13 +322,16 @@ class AutoSharded(Generic[P, R]):
         return self._settings.options
 
     @api_boundary
-    def replace(self, *, mesh: Any = None, lowering: str | None = None, options: Options | None = None) -> AutoSharded[P, R]:
+    def replace(
+        self, *, mesh: Any = None, lowering: str | None = None, options: Options | None = None, planner: Planner | None = None
+    ) -> AutoSharded[P, R]:
         """The same function with the same annotations over another mesh, or otherwise lowered or propagated; it has plans of its own.
 
         Args:
             mesh: As in `auto_shard`; None is the mesh it has.
             lowering: As in `auto_shard`; None as it is.
             options: As in `auto_shard`; None as they are.
+            planner: As in `auto_shard`; None as it is.
 
         Raises:
             MeshError: It is no mesh.
@@ -354,7 +357,7 @@ class AutoSharded(Generic[P, R]):
             static_argnames=decoration.static_argnames,
             donate_argnums=decoration.donate_argnums,
             donate_argnames=decoration.donate_argnames,
-            planner=settings.planner,
+            planner=settings.planner if planner is None else planner,
             jit=settings.jit,
         )
 

@@ -14,6 +14,11 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     group = add_tracing(parser, "planning, where TARGET is a function", "by default the mesh of the function's decorator")
     lowerings, default = ("auto", "jit", "shard_map"), "by default as the decorator says, or auto"
     group.add_argument("--lowering", choices=lowerings, help=f"how the plan would run; {default}")
+    group.add_argument(
+        "--planner",
+        metavar="KEY=VALUE,...",
+        help="let a planner choose what is not annotated: hardware=v5e,memory=16GiB,seconds=10,gap=0.01; only hardware is needed",
+    )
     group.add_argument("--platform", metavar="NAME", help="cpu, cuda, rocm or tpu: what is planned for on a mesh without devices")
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardy_py.cli.argument_text import ArrayText, parse_arguments
 from shardy_py.cli.errors import CommandError
+from shardy_py.cli.planner import planner_of
 from shardy_py.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ def _planned(function: Any, target: str, options: Namespace) -> Plan:
         )
     changes = {} if options.lowering is None else {"lowering": options.lowering}
     changes |= {} if mesh is None else {"mesh": mesh}
+    changes |= {} if options.planner is None else {"planner": planner_of(options.planner)}
     changes |= {} if options.platform is None else {"options": dataclasses.replace(_options(function), platform=options.platform)}
     step: Any
     if isinstance(function, AutoSharded):

@@ -94,6 +94,19 @@ def test_lowering_and_hardware(capsys: Captured) -> None:
     assert "memory of layer per device" in text
 
 
+def test_planner(capsys: Captured) -> None:
+    arguments = ["--mesh", "x=8", "--args", "{'up': f32[4096,8192], 'down': f32[8192,4096]}", "f32[8192,4096]", "--lowering", "jit"]
+    text = ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100,memory=1GiB,seconds=5", *arguments)
+    assert "planner: step" in text
+    assert "of 1 GiB" in text.replace("\n  ", " ")
+    for planner, words in (
+        ("memory=1GiB", "without hardware"),
+        ("hardware=h100,speed=2", "speed=2"),
+        ("hardware=h100,gap=small", "no number"),
+    ):
+        assert words in refused(capsys, "plan", f"{MODULE}:layer", "--planner", planner, *arguments)
+
+
 def test_explain(stored: str, capsys: Captured) -> None:
     assert ran(capsys, "explain", stored, "result") == f"{planned().explain('result').as_text(width=100)}\n"
     assert (

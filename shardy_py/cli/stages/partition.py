@@ -7,9 +7,10 @@ import argparse
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
+from shardy_py.cli.quantity import quantity
 from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.tables import partition_data, partition_table
-from shardy_py.cli.stages.values import counts, graph_of, quantities, quantity
+from shardy_py.cli.stages.values import counts, graph_of, quantities
 from shardy_py.files import write_file
 
 

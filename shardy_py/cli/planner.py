@@ -1,0 +1,49 @@
+"""The planner of a command line: `hardware=v5e,memory=16GiB`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardy_py.cli.errors import CommandError
+from shardy_py.cli.quantity import quantity
+
+if TYPE_CHECKING:
+    from shardy_py.planner.options import Planner
+
+_FIELDS = {"hardware": "hardware", "memory": "memory_bytes", "seconds": "time_limit_s", "gap": "gap", "overlap": "overlap"}
+"""Key on the command line -> field of `Planner`."""
+
+
+def planner_of(text: str) -> Planner:
+    """The planner that a text describes.
+
+    Args:
+        text: Keys and values, `hardware=v5e,memory=16GiB,seconds=10,gap=0.01`.
+
+    Raises:
+        CommandError: A key is unknown, or a value is none of its kind.
+    """
+    from shardy_py.planner.options import Planner
+
+    fields: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or key not in _FIELDS:
+            known = ", ".join(f"{each}=..." for each in _FIELDS)
+            raise CommandError(f"{part!r} says nothing about a planner", where="--planner", fix=f"use {known}")
+        if key == "hardware":
+            fields[key] = value
+        elif key == "memory":
+            fields[_FIELDS[key]] = quantity(value, "--planner")
+        else:
+            fields[_FIELDS[key]] = _number(part, value)
+    if "hardware" not in fields:
+        raise CommandError("a planner without hardware", where="--planner", fix="say what to plan for, --planner hardware=h100")
+    return Planner(**fields)
+
+
+def _number(part: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise CommandError(f"{part!r} has no number", where="--planner") from None
