@@ -227,7 +227,7 @@ class _Search:
             so that many of them may be dropped.
         """
         columns = self.cheapest(of, prices, COLUMNS)
-        best, ascent = prices, Ascent(of, 2 * self.scale)
+        best, ascent = prices, None
         for _ in range(PRICING_ROUNDS):
             restricted = of.take(columns)
             relaxed = relaxation.relax(restricted, self.scale, self.left)
@@ -244,6 +244,7 @@ class _Search:
                 best = max(best, priced, key=lambda prices: prices.bound(of))
             else:
                 # The program knows nothing of the columns that it lacks: its prices are right in part, and messages mend the rest.
+                ascent = ascent or Ascent(of, 2 * self.scale)
                 mixed = [ascent.run(best.towards(priced, part), rounds=2, enough=self.target, end=self.end) for part in TOWARDS]
                 best = max(best, *mixed, key=lambda prices: prices.bound(of))
                 best = ascent.run(best, rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
