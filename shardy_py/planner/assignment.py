@@ -239,6 +239,7 @@ class _Search:
             if relaxed.values is None:
                 break
             before = self.most
+            self.round(restricted, relaxed.values)
             priced = relaxation.priced(of, relaxed.duals)
             if columns.all():
                 best = max(best, priced, key=lambda prices: prices.bound(of))
@@ -250,8 +251,6 @@ class _Search:
                 best = ascent.run(best, rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
             bound, _ = relaxation.slacks(of, best)
             self.prove(bound)
-            if not self.close:
-                self.round(restricted, relaxed.values)
             value = float(restricted.costs @ relaxed.values)
             if self.close or self.late or columns.all() or value - bound <= SETTLED * (self.most - bound):
                 break
