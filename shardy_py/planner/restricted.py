@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +37,8 @@ NEAR, WIDER, NARROWER = 0.02, 2.0, 0.7
 SHARE, LARGER_SHARE, STILL = 0.1, 0.3, 1e-4
 # After this many rounds without a better incumbent, programs grow, and neighbourhoods of the incumbent are solved in between.
 STALLED = 3
+# Multipliers are scaled then: the same ones would prefer the same columns.
+SCALES = (0.5, 1.4, 0.7, 2.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +212,10 @@ class Restricted:
                     epochs = np.union1d(epochs, peaks(model.usage(found), model.limit, set(epochs.tolist()))).astype(np.int64)
                     incumbent.offer(found)
             history.append(incumbent.cost)
-            if history[-1 - STALLED :][0] - incumbent.cost < STILL * abs(incumbent.cost) and len(history) > STALLED:
+            stalled = len(history) > STALLED and history[-1 - STALLED] - incumbent.cost < STILL * abs(incumbent.cost)
+            if stalled:
+                multipliers = replace(multipliers, values=multipliers.values * SCALES[len(history) % len(SCALES)])
                 most = int(most * MORE) if took < longest else most
-                neighbourhoods.improve(epochs, SHARE * clock.left())
+                neighbourhoods.improve(epochs, LARGER_SHARE * clock.left())
             last = relaxation.value
         return self.bound
