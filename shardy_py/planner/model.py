@@ -145,15 +145,23 @@ class _Draft:
     at_hand: list[Array] = field(default_factory=list[Array])
 
 
-def model_of(program: Program, space: Space, machine: Machine) -> Model:
+class TooLarge(Exception):
+    """A model has more entries than there is time for."""
+
+
+def model_of(program: Program, space: Space, machine: Machine, most: float = math.inf) -> Model:
     """The problem of a program.
 
     Args:
         program: After all passes.
         space: Its search space.
         machine: The mesh and the hardware.
+        most: Entries of all tables together.
+
+    Raises:
+        TooLarge: There are more.
     """
-    builder = _Builder(program, space, machine)
+    builder = _Builder(program, space, machine, most)
     builder.main()
     return builder.model()
 
@@ -165,9 +173,11 @@ class _Builder:
         program: The program.
         space: Its classes.
         machine: Whose prices.
+        most: Entries of all tables together.
     """
 
-    def __init__(self, program: Program, space: Space, machine: Machine) -> None:
+    def __init__(self, program: Program, space: Space, machine: Machine, most: float) -> None:
+        self.room = most
         self.program = program
         self.space = space
         self.machine = machine
@@ -366,6 +376,9 @@ class _Builder:
         if draft is None:
             zeros = np.zeros(len(joint.strategies))
             draft = self.drafts[key] = _Draft(joint.strategies, zeros, zeros)
+            self.room -= len(zeros)
+            if self.room < 0:
+                raise TooLarge
         return key, draft
 
     def joint(self, classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], _Joint]:
@@ -380,7 +393,7 @@ class _Builder:
         domains = tuple(self.space.strategies[c] for c in local)
         joint = self.joints.get((shape, domains))
         if joint is None:
-            joint = self.joints[shape, domains] = _joint(shape, domains)
+            joint = self.joints[shape, domains] = _joint(shape, domains, self.room)
         return local, joint
 
     # ------------------------------------------------------------------ result
@@ -456,8 +469,12 @@ def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
     return count
 
 
-def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]]) -> _Joint:
-    """Joint strategies of numbered classes."""
+def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> _Joint:
+    """Joint strategies of numbered classes.
+
+    Raises:
+        TooLarge: There are more than `most`.
+    """
     names = list(dict.fromkeys(part.name for domain in domains for axes in domain for part in axes))
     bits = {name: 1 << i for i, name in enumerate(names)}
     masks = [np.array([sum({bits[p.name] for p in axes}) for axes in domain], np.int64) for domain in domains]
@@ -474,6 +491,8 @@ def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]]) -
             for before in value[: value.index(c)]:
                 used |= masks[before][rows[:, columns[before]]]
             rows = rows[(used & mask) == 0]
+            if len(rows) > most:
+                raise TooLarge
     order = [columns[c] for c in range(len(domains))]
     rows = rows[:, order]
     value_domains: list[tuple[Layout, ...]] = []

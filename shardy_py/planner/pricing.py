@@ -81,7 +81,7 @@ class Prices:
         solution = solve(problem, [start], gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
         if math.isinf(solution.cost):
             return Price(path, str(spec), math.inf, None, math.inf)
-        plan = replace(searcher.replan(model.assignment(solution.assignment)), partitioner=None)
+        plan = replace(searcher.replan(searcher.space.groups, model.assignment(solution.assignment)), partitioner=None)
         seconds = searcher.objective(plan) - self.best.seconds
         peak = memory_of(plan, searcher.planner.hardware).peak_memory_in_bytes
         return Price(path, str(spec), seconds, peak - self.best.peak, solution.bound + model.constant - self.best.seconds)
@@ -103,7 +103,7 @@ class Prices:
                     else replace(stated, outputs=_without(stated.outputs, number))
                 )
                 other = self.anew(dropped)
-                other.prepare()
+                other.prepare(searcher.space.groups)
                 solution = solve(other.limited(), gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
                 saved = self.best.seconds - (solution.cost + other.model.constant)
                 least = self.bound - (solution.cost + other.model.constant)

@@ -26,10 +26,10 @@ from shardy_py.planner.descent import descend
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
-from shardy_py.planner.model import Model, model_of
+from shardy_py.planner.model import Model, TooLarge, model_of
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
-from shardy_py.planner.space import Annotations, Space, space_of
+from shardy_py.planner.space import Annotations, Groups, Space, groupings, space_of
 from shardy_py.planner.templates import Template, templates
 
 ROUNDS = 6
@@ -38,18 +38,27 @@ ROUNDS = 6
 MARGIN = 0.01
 """The part of the budget that limits of temporaries leave free: other plans have their fullest moments at other steps."""
 
+ENTRIES = 150_000
+"""Entries of a model per second of the time limit: where there would be more, mesh axes are taken together."""
+
 PEAKS = 8
 """Steps of a plan that become limits at once."""
 
 STARTS = 1
 """Templates to start from, past the one that cuts nothing; the linear program needs none, but a good start ends it early."""
 
-LARGE = 50_000
-"""Entries of a problem that the linear program may not end in time: all templates are starts then."""
+TEMPLATE_SHARE = 0.25
+"""The part of the time in which the templates of a large problem are completed, where its gap was not reached."""
 
-SOLVER_GAPS = ((LARGE, 1e-3), (math.inf, 0.1))
-"""Entries of a problem -> the part of the user's gap that the solver may leave. Small problems are solved to the end: which dimension
-of the tokens is cut is worth less than the gap, and yet there is a right answer."""
+LARGE = 50_000
+"""Entries of a problem that the linear program may not end in time."""
+
+SOLVER_GAP = 0.2
+"""The part of the user's gap that the solver may leave."""
+
+END_GAP, END_SHARE = 1e-3, 0.1
+"""The same of a small problem, and the part of the time limit for it: which dimension of the tokens is cut is worth less than the gap,
+and yet there is a right answer."""
 
 TEMPLATE_GAP = 0.2
 """How far a template's price may be from the cheapest plan that shards arguments so."""
@@ -57,8 +66,8 @@ TEMPLATE_GAP = 0.2
 Collect = Callable[[Search | None], PlanRecord]
 """Makes the plan of the program's shardings as they are."""
 
-Replan = Callable[[Sequence[int]], PlanRecord]
-"""Makes the plan of an assignment: per class of the space, the number of its strategy."""
+Replan = Callable[[Groups, Sequence[int]], PlanRecord]
+"""Makes the plan of an assignment of a space with such groups: per class, the number of its strategy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,26 +118,45 @@ class Searcher:
     # ------------------------------------------------------------------ the whole search
 
     def run(self) -> tuple[Candidate, Search]:
-        """The best plan that is found.
+        """The best plan that is found, in the largest space that there is time for.
 
         Raises:
             PlannerInfeasible: None fits the budget.
         """
+        stages = groupings(self.base.mesh)
+        most = ENTRIES * max(self.planner.time_limit_s, 1.0)
         with no_collection():
-            self.prepare()
-            started = time.monotonic()
-            best, bound, optimal = self.within_budget()
-            self.timings["solve"] = time.monotonic() - started
-            return best, self.result(best, bound, optimal)
+            for groups in stages:
+                try:
+                    self.prepare(groups, None if groups is stages[-1] else most)
+                except TooLarge:
+                    continue
+                return self.solved()
+        raise AssertionError("the space in which all axes are taken together is searched whatever its size")
 
-    def prepare(self) -> None:
-        """The space and the model."""
+    def solved(self) -> tuple[Candidate, Search]:
+        """The best plan of the space at hand."""
+        started = time.monotonic()
+        best, bound, optimal = self.within_budget()
+        self.timings["solve"] = time.monotonic() - started
+        return best, self.result(best, bound, optimal)
+
+    def prepare(self, groups: Groups | None = None, most: float | None = None) -> None:
+        """The space and the model.
+
+        Args:
+            groups: Mesh axes that are taken together; by default each is by itself.
+            most: Entries of the model; None for any number.
+
+        Raises:
+            TooLarge: There are more.
+        """
         started = time.monotonic()
         self.machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
         self.program, lineage, self.copies = as_xla_inlines(self.base.program)
         self.ops = {old: new for new, old in lineage.ops.items()}
-        self.space: Space = space_of(self.program, self.base.mesh, self.annotations)
-        self.model: Model = model_of(self.program, self.space, self.machine)
+        self.space: Space = space_of(self.program, self.base.mesh, self.annotations, groups)
+        self.model: Model = model_of(self.program, self.space, self.machine, math.inf if most is None else most)
         self.timings["model"] = time.monotonic() - started
 
     @property
@@ -197,7 +225,7 @@ class Searcher:
             if not math.isinf(solution.cost):
                 seconds = solution.cost + self.model.constant
                 if self.as_region:
-                    seconds = self.objective(self.replan(self.model.assignment(solution.assignment)))
+                    seconds = self.objective(self.replan(self.space.groups, self.model.assignment(solution.assignment)))
                 priced.append((seconds, template.name, solution.assignment))
         return tuple(self.alternative(name, seconds, assignment) for seconds, name, assignment in sorted(priced))
 
@@ -206,7 +234,7 @@ class Searcher:
         full = self.model.assignment(assignment)
         sharding = shardings_of(self.space, full, self.mesh_name)
         inputs = {v.path: sharding_text(sharding(a)) for v, a in zip(self.base.inputs, self.program.main.arguments)}
-        return Alternative(name, seconds, inputs, self.planner.budget, functools.partial(self.replan, full), self.peak)
+        return Alternative(name, seconds, inputs, self.planner.budget, functools.partial(self.replan, self.space.groups, full), self.peak)
 
     def peak(self, plan: PlanRecord) -> int:
         """The peak of a plan in bytes."""
@@ -229,11 +257,6 @@ class Searcher:
         return binding(self.model.problem, (self.fixed, *limits))
 
     @functools.cached_property
-    def solver_gap(self) -> float:
-        """See `SOLVER_GAPS`."""
-        return next(gap for most, gap in SOLVER_GAPS if self.entries <= most)
-
-    @functools.cached_property
     def entries(self) -> int:
         """Entries of all tables."""
         return sum(len(table.costs) for table in self.model.problem.tables)
@@ -252,16 +275,13 @@ class Searcher:
         Raises:
             PlannerInfeasible: No plan that was tried fits.
         """
-        starts: list[Sequence[int]] = [self.start(template) for template in self.templates[1:]]
-        if self.entries <= LARGE:
-            del starts[STARTS:]
+        starts = self.starts()
         over: list[Candidate] = []
         limits: list[Limit] = []
         bound = 0.0
         for round_ in range(ROUNDS):
             problem = self.limited(limits)
-            gap = self.planner.gap * (SOLVER_GAPS[-1][1] if problem.limits else self.solver_gap)
-            solution = solve(problem, starts, gap=gap, seconds=self.left)
+            solution = self.solution(problem, starts)
             if round_ == 0:
                 bound = solution.bound + self.model.constant
             if math.isinf(solution.cost):
@@ -282,6 +302,39 @@ class Searcher:
                 return candidate, bound, candidate.seconds - bound <= self.planner.gap * candidate.seconds
             over.append(candidate)
         raise self.infeasible(over)
+
+    def starts(self) -> list[Sequence[int]]:
+        """Assignments to start from."""
+        return [self.start(template) for template in self.templates[1 : 1 + STARTS]]
+
+    def solution(self, problem: Problem, starts: Sequence[Sequence[int]]) -> Solution:
+        """The solution of a problem: well within the gap, of a small one to the end if that is soon reached."""
+        large = self.entries > LARGE
+        seconds = self.left * (1 - TEMPLATE_SHARE if large else 1)
+        solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds)
+        if math.isinf(solution.cost):
+            return solution
+        if large:
+            close = solution.cost - solution.bound <= self.planner.gap * solution.cost
+            return solution if close or problem.limits else self.no_worse_than_templates(solution)
+        if problem.limits:
+            return solution
+        rest = min(self.left, END_SHARE * self.planner.time_limit_s)
+        ended = solve(problem, [solution.assignment], gap=self.planner.gap * END_GAP, seconds=rest)
+        return replace(ended, bound=max(ended.bound, solution.bound))
+
+    def no_worse_than_templates(self, solution: Solution) -> Solution:
+        """The cheapest of a solution and the templates, as far as there is time to complete them."""
+        end, seconds = time.monotonic() + self.left, self.left / max(len(self.templates), 1)
+        best = solution
+        # Those over the most axes come first, past the one that cuts nothing.
+        for template in (*self.templates[1:], *self.templates[:1]):
+            if time.monotonic() >= end:
+                break
+            completed = self.completed(template, solution.assignment, seconds)
+            if completed.cost < best.cost:
+                best = completed
+        return replace(best, bound=min(solution.bound, best.cost))
 
     def smallest(self, starts: Sequence[Sequence[int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Assignments that take little memory."""
@@ -325,6 +378,9 @@ class Searcher:
             "entries": self.entries,
             "moves": len(self.model.problem.moves),
         }
+        together = [f"({', '.join(group)})" for group in self.space.groups if len(group) > 1]
+        if together:
+            space["axes taken together"] = f"{' and '.join(together)}, or there would be more entries than time; the bound is of such plans"
         return Search(
             machine.name,
             best.seconds,
@@ -338,7 +394,7 @@ class Searcher:
         )
 
 
-def assigned(program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, assignment: Sequence[int]) -> None:
+def assigned(program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, groups: Groups, assignment: Sequence[int]) -> None:
     """Sets the shardings of a program to those of an assignment of its space.
 
     Args:
@@ -346,8 +402,9 @@ def assigned(program: Program, mesh_name: str, mesh: Mesh, annotations: Annotati
         mesh_name: The mesh as the program names it.
         mesh: The mesh.
         annotations: The user's.
+        groups: The axes of the space that are taken together.
         assignment: Per class of the space, the number of its strategy.
     """
     copy, _, copies = as_xla_inlines(program)
-    space = space_of(copy, mesh, annotations)
+    space = space_of(copy, mesh, annotations, groups)
     assign(program, space, shardings_of(space, assignment, mesh_name), copies)

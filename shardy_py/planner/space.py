@@ -34,6 +34,10 @@ Dim = tuple[Value | int, int]
 """A dimension of a value, or of a result of the function by its number."""
 
 
+Groups = tuple[tuple[str, ...], ...]
+"""Names of mesh axes that cut a dimension together or not at all."""
+
+
 @dataclass(frozen=True, eq=False)
 class Space:
     """Classes of dimensions and their strategies.
@@ -43,12 +47,14 @@ class Space:
         classes: Per value, or number of a result, the class of each dimension.
         strategies: Per class, the axes that may cut it, in parts of prime size; whole is the first unless it is pinned otherwise.
         members: Per class, its dimensions.
+        groups: Mesh axes that are taken together.
     """
 
     mesh: Mesh
     classes: Mapping[Value | int, tuple[int, ...]]
     strategies: tuple[tuple[Axes, ...], ...]
     members: tuple[tuple[Dim, ...], ...]
+    groups: Groups
 
     def layout(self, value: Value | int, assignment: Sequence[int]) -> Layout:
         """The layout of a value, or of a result by its number.
@@ -80,15 +86,30 @@ class Annotations:
     alike: tuple[tuple[int, int], ...] = ()
 
 
-def space_of(program: Program, mesh: Mesh, annotations: Annotations) -> Space:
+def groupings(mesh: Mesh) -> tuple[Groups, ...]:
+    """Ways to take the axes of a mesh together, from the largest space to the smallest: each by itself, the first apart, all in one group.
+
+    Example:
+        >>> groupings(Mesh([("x", 2), ("y", 4), ("z", 2)]))
+        ((('x',), ('y',), ('z',)), (('x',), ('y', 'z')), (('x', 'y', 'z'),))
+    """
+    names = tuple(axis.name for axis in mesh.axes if axis.size > 1)
+    stages: list[Groups] = [tuple((name,) for name in names)]
+    if len(names) > 1:
+        stages += [(names[:1], names[1:]), (names,)]
+    return tuple(dict.fromkeys(stages))
+
+
+def space_of(program: Program, mesh: Mesh, annotations: Annotations, groups: Groups | None = None) -> Space:
     """The search space of a program.
 
     Args:
         program: After all passes, planned with the user's annotations alone.
         mesh: Its mesh.
         annotations: The user's annotations of arguments and results; constraints are ops of the program.
+        groups: Axes that are taken together; by default each is by itself.
     """
-    joiner = _Joiner(program, mesh, annotations)
+    joiner = _Joiner(program, mesh, annotations, groupings(mesh)[0] if groups is None else groups)
     joiner.block(program.main.body)
     joiner.ends()
     return joiner.space()
@@ -101,9 +122,11 @@ class _Joiner:
         program: The program.
         mesh: Its mesh.
         annotations: The user's.
+        groups: Axes that are taken together.
     """
 
-    def __init__(self, program: Program, mesh: Mesh, annotations: Annotations) -> None:
+    def __init__(self, program: Program, mesh: Mesh, annotations: Annotations, groups: Groups) -> None:
+        self.axis_groups = groups
         self.program = program
         self.mesh = mesh
         self.annotations = annotations
@@ -300,19 +323,22 @@ class _Joiner:
         strategies = tuple(self.strategies(self.sizes[root], self.pins[root]) for root in roots)
         for value in (*self.program.main.arguments, *range(len(self.program.main.result_types))):
             classes.setdefault(value, [])
-        return Space(self.mesh, _Scalars({v: tuple(c) for v, c in classes.items()}), strategies, tuple(map(tuple, members)))
+        return Space(
+            self.mesh, _Scalars({v: tuple(c) for v, c in classes.items()}), strategies, tuple(map(tuple, members)), self.axis_groups
+        )
 
     def strategies(self, size: int, pin: Axes | None) -> tuple[Axes, ...]:
-        """The axes that may cut a dimension: sets of whole axes, in mesh order, that divide it."""
+        """The axes that may cut a dimension: sets of groups of whole axes, in mesh order, that divide it."""
         if pin is not None:
             return (pin,)
-        axes = [axis for axis in self.mesh.axes if axis.size > 1]
         chosen: list[Axes] = []
-        for count in range(len(axes) + 1):
-            for some in itertools.combinations(axes, count):
-                if size % math.prod(axis.size for axis in some) == 0:
-                    chosen.append(tuple(part for axis in some for part in parts(AxisRef(axis.name), self.mesh)))
-        return tuple(chosen)
+        for count in range(len(self.axis_groups) + 1):
+            for some in itertools.combinations(self.axis_groups, count):
+                names = {name for group in some for name in group}
+                axes = [axis for axis in self.mesh.axes if axis.name in names]
+                if size % math.prod(axis.size for axis in axes) == 0:
+                    chosen.append(tuple(part for axis in axes for part in parts(AxisRef(axis.name), self.mesh)))
+        return tuple(dict.fromkeys(chosen))
 
 
 class _Scalars(dict[Value | int, tuple[int, ...]]):
