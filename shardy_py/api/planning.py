@@ -182,7 +182,7 @@ def make_plan(traced: TracedCall) -> Planned:
         searcher = planning.searcher(planner, began)
         best, search = searcher.run()
         searcher.assign(best.assignment)
-        prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
+        prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with, planning.propagated)
         return _run_cheaper(planning, searcher, best, replace(search, pricer=prices))
 
 
@@ -268,6 +268,12 @@ class _Planning:
         assert planner is not None
         planning.alike = self.alike
         return Searcher(planning.plan(None), annotations, planner, planning.plan, planning.replan, MESH_NAME, time.monotonic())
+
+    def propagated(self, inputs: Sequence[TensorSharding]) -> Plan:
+        """The plan that propagation makes of input shardings, as XLA's partitioner runs it."""
+        request = self.traced.request
+        settings = replace(request.settings, planner=None, lowering="jit")
+        return make_plan(replace(self.traced, request=replace(request, settings=settings, shardings=tuple(inputs)))).plan
 
     def annotations(self) -> Annotations:
         """The user's shardings of arguments and results."""

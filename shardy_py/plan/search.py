@@ -102,6 +102,10 @@ class Pricer(Protocol):
         """The cost of pinning an input."""
         ...
 
+    def as_in_shardings(self) -> str:
+        """The input shardings as code."""
+        ...
+
     def price_of_annotations(self) -> tuple[Price, ...]:
         """Seconds that dropping each annotation saves, as negative prices."""
         ...
@@ -165,6 +169,17 @@ class Search:
             ValueError: The search was read from a file.
         """
         return self._pricer().price_of_annotations()
+
+    def as_in_shardings(self) -> str:
+        """The input shardings as code to paste, so that the planner need not run: a function of a leaf's path for `in_shardings=`.
+
+        Values inside were chosen too, where propagation from the inputs alone would have them otherwise; the first line says what the step
+        takes either way.
+
+        Raises:
+            ValueError: The search was read from a file.
+        """
+        return self._pricer().as_in_shardings()
 
     def _pricer(self) -> Pricer:
         if self.pricer is None:

@@ -12,8 +12,11 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.errors import UserError
 from shardy_py.partition.layouts import parts
 from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.memory.analysis import analyse as memory_of
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Alternative, Price
+from shardy_py.planner.assigned import shardings_of
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.problem import pinned
 from shardy_py.planner.search import Candidate, Searcher
@@ -21,6 +24,9 @@ from shardy_py.planner.space import Annotations
 
 SHARE = 0.1
 """The part of the time limit that one price may take."""
+
+Propagated = Callable[[Sequence[TensorSharding]], PlanRecord]
+"""Makes the plan that propagation makes of input shardings, without a planner."""
 
 Anew = Callable[[Annotations], Searcher]
 """Makes a search with other annotations, on a program of its own."""
@@ -35,12 +41,28 @@ class Prices:
         best: Its result.
         bound: Its lower bound.
         anew: Makes searches with other annotations.
+        propagated: Makes plans of input shardings alone.
     """
 
     searcher: Searcher
     best: Candidate
     bound: float
     anew: Anew
+    propagated: Propagated
+
+    def as_in_shardings(self) -> str:
+        """The input shardings as code; see `Search.as_in_shardings`."""
+        searcher = self.searcher
+        sharding = shardings_of(searcher.space, searcher.model.assignment(self.best.assignment), searcher.mesh_name)
+        inputs = [sharding(argument) for argument in searcher.program.main.arguments]
+        ranks = [len(value.shape) for value in searcher.base.inputs]  # PRNG keys are stored as several numbers
+        inputs = [each.with_dims(each.dims[:rank]) for each, rank in zip(inputs, ranks, strict=True)]
+        alone = searcher.objective(self.propagated(inputs))
+        rows = [f"    {value.path!r}: {sharding_text(each)}," for value, each in zip(searcher.base.inputs, inputs)]
+        remark = (
+            f"# The planned step takes {seconds_text(self.best.seconds)}; what propagation makes of these inputs, {seconds_text(alone)}."
+        )
+        return "\n".join([remark, "SHARDINGS = {", *rows, "}", "in_shardings = lambda path, leaf: SHARDINGS[path]"])
 
     def alternatives(self) -> tuple[Alternative, ...]:
         """The templates."""

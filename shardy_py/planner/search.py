@@ -137,9 +137,9 @@ class Searcher:
     def solved(self) -> tuple[Candidate, Search]:
         """The best plan of the space at hand."""
         started = time.monotonic()
-        best, bound, optimal = self.within_budget()
+        best, bound = self.within_budget()
         self.timings["solve"] = time.monotonic() - started
-        return best, self.result(best, bound, optimal)
+        return best, self.result(best, bound)
 
     def prepare(self, groups: Groups | None = None, most: float | None = None) -> None:
         """The space and the model.
@@ -269,8 +269,8 @@ class Searcher:
         budget = (1 - MARGIN) * (self.planner.budget or math.inf)
         return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies, self.ops) for peak in over]
 
-    def within_budget(self) -> tuple[Candidate, float, bool]:
-        """The best plan within the budget, the lower bound, and whether the gap was reached.
+    def within_budget(self) -> tuple[Candidate, float]:
+        """The best plan within the budget, and the lower bound of the upper end of a step.
 
         Raises:
             PlannerInfeasible: No plan that was tried fits.
@@ -290,7 +290,7 @@ class Searcher:
             polished = descend(Evaluation(problem), solution.assignment)
             candidate = self.candidate("", tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment)
             if self.fits(candidate.peak):
-                return candidate, bound, candidate.seconds - bound <= self.planner.gap * candidate.seconds
+                return candidate, bound
             over.append(candidate)
             starts = [solution.assignment, *starts[:STARTS]]
             limits += self.fullest(candidate)
@@ -299,7 +299,7 @@ class Searcher:
         for name, assignment in self.smallest(starts):
             candidate = self.candidate(name, assignment)
             if self.fits(candidate.peak):
-                return candidate, bound, candidate.seconds - bound <= self.planner.gap * candidate.seconds
+                return candidate, bound
             over.append(candidate)
         raise self.infeasible(over)
 
@@ -366,10 +366,10 @@ class Searcher:
 
     # ------------------------------------------------------------------ result
 
-    def result(self, best: Candidate, bound: float, optimal: bool) -> Search:
+    def result(self, best: Candidate, bound: float) -> Search:
         """What the search has to say."""
-        if self.planner.overlap:
-            bound = 0.0
+        bound *= 1 - self.planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
+        optimal = best.seconds - bound <= self.planner.gap * best.seconds
         status: Status = "optimal" if optimal else "template" if best.name else "time_limit"
         machine = self.planner.machine
         free = len(self.model.variables)

@@ -138,6 +138,26 @@ def test_prices_of_decisions() -> None:
         plan.search.price("x", P("x"))
 
 
+def test_input_shardings_as_code() -> None:
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    assert plan.search is not None
+    code = plan.search.as_in_shardings()
+    pasted: dict[str, Any] = {"P": P}
+    exec(code, pasted)
+    again = sp.auto_shard(step, mesh={"x": 8}, in_shardings=pasted["in_shardings"], donate_argnums=0, lowering="jit").plan(*STEP)
+    assert again.input_shardings == plan.input_shardings
+    assert code.startswith("# The planned step takes ")
+
+
+def test_overlapped_steps() -> None:
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(overlap=0.5), donate_argnums=0, lowering="jit").plan(*STEP)
+    search, seconds = plan.search, plan.cost_analysis("h100").step_seconds
+    assert search is not None
+    assert seconds is not None
+    assert search.objective_seconds == pytest.approx((seconds.low + seconds.high) / 2)
+    assert 0 < search.lower_bound_seconds <= search.objective_seconds
+
+
 def test_a_stored_plan_keeps_its_search() -> None:
     plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
     stored = sp.Plan.from_json(plan.to_json())
