@@ -141,10 +141,9 @@ def test_there_are_enough() -> None:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_says_what_where_why_and_how_to_put_it_right(name: str) -> None:
     run, words = MISTAKES[name]
-    with pytest.raises((ValueError, TypeError, RuntimeError, NotImplementedError)) as caught:
+    with pytest.raises(sp.ShardyError) as caught:
         run()
     error = caught.value
-    assert isinstance(error, sp.ShardyError), repr(error)
     missing = [
         part for part in ("what", "where", "why", "fix") if not getattr(error, part) and not (part == "why" and name in WITHOUT_REASON)
     ]

@@ -211,6 +211,7 @@ class _Planning:
     def __init__(self, traced: TracedCall) -> None:
         self.traced = traced
         self.timings = Timings()
+        self.alike: tuple[tuple[int, int], ...] = ()
         request = traced.request
         self.log: list[Step] | None = [] if request.settings.options.provenance else None
         with self.timings.step("describe"):

@@ -29,8 +29,8 @@ def planner_of(text: str) -> Planner:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or key not in _FIELDS:
-            known = ", ".join(f"{each}=..." for each in _FIELDS)
-            raise CommandError(f"{part!r} says nothing about a planner", where="--planner", fix=f"use {known}")
+            keys = ", ".join(f"{each}=..." for each in _FIELDS)
+            raise CommandError(f"{part!r} says nothing about a planner", where="--planner", fix=f"use {keys}")
         if key == "hardware":
             fields[key] = value
         elif key == "memory":

@@ -74,8 +74,8 @@ def peak_bytes(
         if row is not None:
             table, bytes_ = row
             weights[table] = weights.get(table, 0.0) + bytes_
-    known = sum(float(row[chosen[table]]) for table, row in weights.items())
-    return Limit(tuple(weights), tuple(weights.values()), budget - (peak.bytes - known))
+    decided = sum(float(row[chosen[table]]) for table, row in weights.items())
+    return Limit(tuple(weights), tuple(weights.values()), budget - (peak.bytes - decided))
 
 
 def _row(model: Model, buffer: LiveBuffer, copies: Mapping[Value, Value], ops: Mapping[Op, Op]) -> tuple[int, Array] | None:
@@ -130,5 +130,5 @@ def _bytes(type_: Type, layout: Layout, mesh: Mesh) -> int:
 
 def binding(problem: Problem, limits: Sequence[Limit]) -> Problem:
     """The problem with those of some limits that some assignment may break: fewer limits are solved faster."""
-    kept = tuple(limit for limit in limits if sum(float(weights.max()) for weights in limit.weights) > limit.limit)
-    return replace(problem, limits=(*problem.limits, *kept))
+    tight = tuple(limit for limit in limits if sum(float(weights.max()) for weights in limit.weights) > limit.limit)
+    return replace(problem, limits=(*problem.limits, *tight))

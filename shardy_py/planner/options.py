@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.cost.hardware import Hardware
@@ -25,9 +25,6 @@ class Planner:
         gap: The search ends when (objective - lower bound) / objective is at most this.
         links: The links that mesh axes lie on, as in `Plan.cost_analysis`.
         overlap: The part of what may overlap that does: the objective is `high - overlap * (high - low)` of `step_seconds`.
-        templates: Further plans to start from, by name; each is like `in_shardings`.
-        constraints: Whether values inside may be sharded otherwise than propagation would have them.
-        seed: Of what is drawn at random.
 
     Raises:
         HardwareError: Such hardware is not known.
@@ -47,9 +44,6 @@ class Planner:
     gap: float = 0.01
     links: Mapping[str, Any] | None = None
     overlap: float = 0.0
-    templates: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    constraints: bool = True
-    seed: int = 0
 
     def __post_init__(self) -> None:
         hardware_named(self.hardware)
