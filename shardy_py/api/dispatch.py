@@ -11,6 +11,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api.agreement import Agreement
+from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.host_threads import must_wait
 from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.frontends.context import is_tracing
@@ -34,16 +35,21 @@ def direct(jitted: Rearranged) -> Dispatch:
     return Dispatch(jitted.run)
 
 
-def dispatched(jitted: Rearranged, mesh: Mesh | AbstractMesh, agreement: Agreement | None) -> Dispatch:
+def dispatched(
+    jitted: Rearranged, mesh: Mesh | AbstractMesh, agreement: Agreement | None, callback_errors: CallbackErrors | None
+) -> Dispatch:
     """The way to dispatch on a mesh: `direct` in one process, with as many threads as its devices need.
 
     Args:
         jitted: The jitted function.
         mesh: The mesh.
         agreement: With the other processes of the mesh, where there are some.
+        callback_errors: The exceptions of the program's callbacks.
     """
     if not isinstance(mesh, Mesh):
         return direct(jitted)
+    if callback_errors is not None and agreement is None:  # of several processes only one would raise, and the others go on with zeros
+        return Dispatch(functools.partial(_watching, callback_errors, jitted))
     run = functools.partial(_waiting, jitted) if must_wait(mesh.local_devices) else jitted.run
     return Dispatch(run if agreement is None else functools.partial(_counted, agreement, run), agreement)
 
@@ -63,3 +69,7 @@ def _counted(agreement: Agreement, run: Callable[..., Any], leaves: Sequence[Any
 
 def _waiting(jitted: Rearranged, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
     return jax.block_until_ready(jitted.run(leaves, statics))
+
+
+def _watching(callback_errors: CallbackErrors, jitted: Rearranged, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
+    return jitted.run(leaves, statics) if is_tracing() else callback_errors.run(jitted.run, leaves, statics)

@@ -249,7 +249,7 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
         keywords=dataclasses.asdict(request.settings.jit),
     )
     guard, errors = Guard(bool(layout.donated)), BufferErrors(request.settings.fun)
-    dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement)
+    dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
     return Entry(planned, pins, jitted, dispatch, placing, layout, guard, errors, not traced.closes_over_tracers)
 

@@ -17,6 +17,7 @@ from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.specs import broadcast_specs
+from shardy_py.backends.callback_errors import CallbackErrors, watched
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.passes.collection import no_collection
@@ -32,6 +33,7 @@ class TracedCall:
         result: The result, of `ShapeDtypeStruct`s.
         out_specs: The user's annotation of each leaf of the result.
         out_names: The names that each leaf has for its dimensions.
+        callback_errors: The exceptions of the function's callbacks; None where it has none with results.
     """
 
     request: PlanRequest
@@ -39,6 +41,7 @@ class TracedCall:
     result: Leaves
     out_specs: tuple[object, ...]
     out_names: tuple[AxisNames | None, ...]
+    callback_errors: CallbackErrors | None = None
 
     @property
     def out_tree(self) -> Any:
@@ -102,7 +105,8 @@ def trace(request: PlanRequest) -> TracedCall:
             # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
             with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
-    return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names))
+    jaxpr, callback_errors = watched(jaxpr)
+    return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names), callback_errors)
 
 
 def _out_specs(request: PlanRequest, result: Any) -> list[object]:
