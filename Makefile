@@ -14,7 +14,7 @@ py := $(VENV)/bin/python
 CONSTRAINTS ?=
 pip := $(py) -m pip install --disable-pip-version-check --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: demo check test test-slow test-packages lint bench notebooks docs clean help
+.PHONY: demo check test test-slow test-packages test-wheel lint bench notebooks docs clean help
 
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
@@ -22,6 +22,7 @@ help:
 	@echo "make test    ruff, pyright and the tests"
 	@echo "make test-slow  the long sweeps: every primitive under random shardings, random programs, random reshards"
 	@echo "make test-packages  steps of public packages (equinox, diffrax, distrax, ...) in a virtual environment of their own"
+	@echo "make test-wheel  the wheel, installed into an empty virtual environment"
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
 	@echo "make notebooks  run the notebooks and store what they show"
@@ -53,6 +54,14 @@ $(PACKAGES_VENV)/.ready: pyproject.toml
 	$(py) -m venv --clear $(PACKAGES_VENV)
 	$(PACKAGES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[packages]'
 	@touch $@
+
+# From a directory of its own, so that the package is the installed one and not the checkout's.
+test-wheel: $(py)
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(py) -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/wheel .
+	$(py) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --disable-pip-version-check --quiet build/wheel/*.whl
+	cd build/wheel && venv/bin/shardy-py plan jax.numpy:dot --mesh data=4,model=2 --args 'f32[64@data,256]' 'f32[256,512@model]'
 
 lint: $(VENV)/.ready-test
 	$(py) -m ruff check .
