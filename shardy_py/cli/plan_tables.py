@@ -12,7 +12,7 @@ from shardy_py.cli.output import table, type_text
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.accept import alike
 from shardy_py.plan.checks.paths import paths_as_one
-from shardy_py.plan.diff import alike_layers, alike_reshards, alike_values
+from shardy_py.plan.diff import alike_layers, alike_reshards, alike_values, search_lines
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.pairing import components_of
 from shardy_py.plan.values import PlannedValue, typed
@@ -38,6 +38,8 @@ def plan_tables(plan: Plan, limit: int) -> Iterator[RenderableType]:
     """
     axes = "  ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     yield Text.assemble((plan.name, "bold"), " on ", (axes, "cyan"), f"  {plan.mesh.size:,} devices")
+    if plan.search is not None:
+        yield Text.assemble("planner: ", plan.search.headline)
     yield ""
     yield _tree("inputs", plan, plan.inputs, limit)
     yield ""
@@ -168,10 +170,12 @@ def diff_tables(diff: PlanDiff, limit: int) -> Iterator[RenderableType]:
     before, after = diff.names
     if not diff:
         yield Text.assemble("no difference: ", (after, "bold"))
+        yield from map(Text, search_lines(diff))
         return
     yield Text.assemble((before, "bold"), *([] if before == after else [" -> ", (after, "bold")]))
     if diff.meshes[0] != diff.meshes[1]:
         yield Text.assemble("mesh ", (diff.meshes[0], "red"), " -> ", (diff.meshes[1], "green"))
+    yield from map(Text, search_lines(diff))
     for title, kind in (("inputs", "input"), ("outputs", "output")):
         changes = [change for change in diff.values if change.kind == kind]
         layers = alike_layers(changes)

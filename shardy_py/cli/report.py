@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.ir.pieces import local_bytes
+from shardy_py.plan.store.search import SEARCH, write_search
 from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def dumped(data: Any) -> str:
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
-    """Name, mesh, inputs, outputs, collectives, reshards, donation and findings.
+    """Name, mesh, inputs, outputs, collectives, reshards, donation, findings, and the planner's search where there was one.
 
     Args:
         plan: The plan.
@@ -57,6 +58,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
             {"path": d.path, "aliased": d.aliased, "reason": d.reason, "bytes_per_device": d.bytes_per_device} for d in plan.donation
         ],
         "findings": [finding_report(f) for f in plan.findings],
+        **({} if plan.search is None else {SEARCH: write_search(plan.search)}),
     }
 
 

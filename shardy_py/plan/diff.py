@@ -116,6 +116,7 @@ class PlanDiff:
         new_findings: Findings that only the second plan has.
         gone_findings: Findings that only the first plan has.
         bytes: Bytes that a device receives in a call of each plan, over all collectives.
+        searches: Objective, bound and budget of the planner's searches; empty where there was none. Like times, they are no difference.
     """
 
     names: tuple[str, str]
@@ -126,6 +127,7 @@ class PlanDiff:
     new_findings: tuple[Finding, ...]
     gone_findings: tuple[Finding, ...]
     bytes: tuple[int, int]
+    searches: tuple[str, str] = ("", "")
 
     def __bool__(self) -> bool:
         parts = (self.values, self.reshards, self.collectives, self.new_findings, self.gone_findings)
@@ -179,11 +181,16 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
         new_findings=tuple(_only_in(after, before, {new: old for old, new in names.items()})),
         gone_findings=tuple(_only_in(before, after, names)),
         bytes=(_received(before), _received(after)),
+        searches=(_search_text(before), _search_text(after)),
     )
 
 
 def _mesh_text(plan: PlanRecord) -> str:
     return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+
+
+def _search_text(plan: PlanRecord) -> str:
+    return "" if plan.search is None else plan.search.headline
 
 
 def _new_names(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> dict[str, str]:
@@ -315,10 +322,12 @@ def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
     """
     before, after = diff.names
     if not diff:
-        return f"no difference between the plans of {before} and {after}" if before != after else f"no difference: plan of {after}"
+        same = f"no difference between the plans of {before} and {after}" if before != after else f"no difference: plan of {after}"
+        return "\n".join([same, *search_lines(diff)])
     lines = [f"from the plan of {before} to the plan of {after}" if before != after else f"changes of the plan of {after}"]
     if diff.meshes[0] != diff.meshes[1]:
         lines.append(f"mesh  {diff.meshes[0]} -> {diff.meshes[1]}")
+    lines += search_lines(diff)
     for title, kind in (("inputs", "input"), ("outputs", "output")):
         lines += _section(title, _input_lines([change for change in diff.values if change.kind == kind]), limit)
     lines += _section("values", _intermediates([change for change in diff.values if change.kind == "intermediate"]), limit)
@@ -327,6 +336,17 @@ def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
     findings = [*(("-", f) for f in diff.gone_findings), *(("+", f) for f in diff.new_findings)]
     lines += _section("findings", [f"  {sign} {finding}" for sign, finding in findings], None)
     return "\n".join(lines)
+
+
+def search_lines(diff: PlanDiff) -> list[str]:
+    """The two searches, where they differ, one a line.
+
+    Args:
+        diff: The differences.
+    """
+    if diff.searches[0] == diff.searches[1]:
+        return []
+    return [f"planner {sign} {text or 'none, annotations alone'}" for sign, text in zip("-+", diff.searches)]
 
 
 def alike_layers(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:

@@ -99,6 +99,8 @@ def test_planner(capsys: Captured) -> None:
     text = ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100,memory=1GiB,seconds=5", *arguments)
     assert "planner: step" in text
     assert "of 1 GiB" in text.replace("\n  ", " ")
+    search = json.loads(ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100", *arguments, "--json"))["search"]
+    assert search["lower_bound_seconds"] <= search["objective_seconds"]
     for planner, words in (
         ("memory=1GiB", "without hardware"),
         ("hardware=h100,speed=2", "speed=2"),

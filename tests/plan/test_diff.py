@@ -71,6 +71,23 @@ def test_another_sharding() -> None:
     assert "  ~ params[1]['up']  float32[16,32@model] -> float32[16@data,32@model]" in str(diff).splitlines()
 
 
+def test_searches_of_a_planner() -> None:
+    def planned(hardware: str) -> Plan:
+        planner = sp.Planner(hardware=hardware)
+        return sp.auto_shard(mlp, mesh={"x": 8}, planner=planner, lowering="jit").plan(
+            f32(8192, 4096), {"up": f32(4096, 64), "down": f32(64, 4096)}
+        )
+
+    first, second = planned("h100"), planned("v5e")
+    assert first.search is not None
+    assert second.search is not None
+    for before, after in ((first, second), (Plan.from_json(first.to_json()), Plan.from_json(second.to_json()))):
+        text = str(before.diff(after))
+        assert f"planner - {first.search.headline}\nplanner + {second.search.headline}" in text
+        assert before.diff(after).to_dict()["searches"] == (first.search.headline, second.search.headline)
+    assert "planner" not in str(first.diff(planned("h100")))
+
+
 def test_an_edit_is_an_edit_only() -> None:
     """New values are new; all others are found again on their new lines."""
     before, after = plan_of(), plan_of(edited)

@@ -66,6 +66,14 @@ def other_training() -> Plan:
 
 
 @functools.cache
+def chosen() -> Plan:
+    """A training step whose shardings a planner chose."""
+    params, settings = {"layers": [{"up": shape(512, 2048), "down": shape(2048, 512)}], "head": shape(512, 64)}, {"donate_argnums": (0, 1)}
+    step = sp.auto_shard(train_step, mesh=MESH, planner=sp.Planner(hardware="h100"), lowering="jit", **settings)
+    return step.plan(params, params, shape(16384, 512))
+
+
+@functools.cache
 def replicated_layers() -> Plan:
     """Layers that every device has whole, one finding for each."""
     layer = {"kernel": shape(2048, 2048)}

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import shardy_py as sp
+from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.movements import format_bytes
 from tests.view import plans
@@ -26,6 +27,14 @@ def test_the_card_says_what_the_plan_is() -> None:
     assert "params['layers'][0..1]['up'] float32[64,256@model] 16 KiB ×2" in text
     assert "all_reduce" in text
     assert card == plans.train_plan(lowering="jit")._repr_html_()
+
+
+def test_the_card_says_what_a_planner_reached() -> None:
+    search = plans.chosen().search
+    assert search is not None
+    text = " ".join(html.unescape(re.sub("<[^>]*>", " ", plans.chosen()._repr_html_())).split())
+    assert f"planned step on h100 {seconds_text(search.objective_seconds)} at least {seconds_text(search.lower_bound_seconds)}" in text
+    assert "planned step" not in plans.training()._repr_html_()
 
 
 def test_the_card_is_balanced_and_has_no_script() -> None:

@@ -18,6 +18,7 @@ import shardy_py
 from shardy_py.facade import Plan
 from shardy_py.plan import Reason
 from shardy_py.plan.checks.accept import alike
+from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.matching import partners
 from shardy_py.plan.movements import format_bytes
 from shardy_py.view.html.figures import span_text
@@ -66,6 +67,39 @@ def test_header_and_figures(opened: Opened) -> None:
     assert f"outputs {figures['outputs']}" in card
     assert figures["peak memory"] == format_bytes(plan.memory_analysis().peak_memory_in_bytes)
     assert texts(browser, ".found") == [f"{len(plan.values)} values"]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True)])
+def test_the_search_of_a_planner(opened: Opened, width: int, dark: bool) -> None:
+    plan = plans.chosen()
+    search = plan.search
+    assert search is not None
+    browser = opened(page(plan), width=width, dark=dark)
+    figures = dict(zip(texts(browser, ".card .what"), texts(browser, ".card .much"), strict=True))
+    assert figures["planned step"] == f"{seconds_text(search.objective_seconds)}, {search.gap:.1%} gap"
+    browser.find_element(By.ID, "tab-search").click()
+    facts = dict(zip(texts(browser, "#view-search dt"), texts(browser, "#view-search dd"), strict=True))
+    assert facts["step"] == f"{seconds_text(search.objective_seconds)} on h100"
+    assert facts["lower bound"].startswith(seconds_text(search.lower_bound_seconds))
+    assert facts["peak on h100"] == f"{format_bytes(search.peak_bytes)} of {format_bytes(search.budget_bytes or 0)}"
+    assert [facts[name] for name in search.space] == list(map(str, search.space.values()))
+    listed = browser.execute_script(
+        "return [...document.querySelectorAll('#view-search tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    assert [(name, step) for name, _, step, _ in listed] == [(a.name, seconds_text(a.objective_seconds)) for a in search.alternatives]
+    cut = next(a for a in search.alternatives if a.name == "data parallel over data and model")
+    (inputs,) = [text for name, text, _, _ in listed if name == cut.name]
+    assert f"x {cut.inputs['x']}" in inputs or cut.inputs["x"] == "P('data', 'model')"
+    wide = browser.execute_script("return document.querySelector('#view-search').scrollWidth <= document.documentElement.clientWidth")
+    assert wide
+
+
+def test_annotations_alone_have_no_search(opened: Opened) -> None:
+    browser = opened(page(plans.training()))
+    assert "Planner" not in texts(browser, ".tabs button")
+    browser = opened(page(plans.chosen(), plans.training()))
+    browser.find_element(By.ID, "tab-search").click()
+    assert "nothing was searched" in texts(browser, "#view-search .empty")[0]
 
 
 def test_figures_for_hardware(opened: Opened) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardy_py.plan.checks.accept import Alike, alike
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, summary
+from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.memory import analysis as memory_analysis
@@ -67,7 +68,7 @@ def card(plan: PlanRecord) -> str:
     lists = _values("inputs", inputs, len(plan.inputs), seen), _values("outputs", outputs, len(plan.outputs), seen)
     parts = [
         f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b>; {escape(figures)}</div>",
-        f"<div {_SIDE_BY_SIDE}>{_peak(plan) if small else ''}{_sent(moved)}{_found(groups)}{_picture(plan.mesh)}</div>",
+        f"<div {_SIDE_BY_SIDE}>{_planned(plan)}{_peak(plan) if small else ''}{_sent(moved)}{_found(groups)}{_picture(plan.mesh)}</div>",
         f"<div {_SIDE_BY_SIDE}>{''.join(lists)}</div>",
     ]
     if partitioned or reshards_of.is_computed(plan):
@@ -81,6 +82,14 @@ def card(plan: PlanRecord) -> str:
 
 def _fact(title: str, figure: str, more: str) -> str:
     return f"<div {_FACT}><small>{escape(title)}</small><div><b>{escape(figure)}</b></div><small>{escape(more)}</small></div>"
+
+
+def _planned(plan: PlanRecord) -> str:
+    search = plan.search
+    if search is None:
+        return ""
+    bound = f"at least {seconds_text(search.lower_bound_seconds)} however sharded ({search.gap:.1%} gap, {search.status})"
+    return _fact(f"planned step on {search.hardware}", seconds_text(search.objective_seconds), bound)
 
 
 def _peak(plan: PlanRecord) -> str:

@@ -34,6 +34,9 @@ function summary(plans) {
     card("outputs", each((p) => bytesText(p.total(p.firstOutput, p.count)))),
     card("communication", each((p) => { const [sum, exact] = p.communication; return `${exact ? "" : "at least "}${bytesText(sum)}`; })),
   ];
+  if (plans.some((p) => p.data.search)) {
+    cards.push(card("planned step", each((p) => (p.data.search ? `${secondsText(p.data.search.seconds)}, ${p.data.search.gap} gap` : "not planned"))));
+  }
   if (plans.some((p) => p.data.memory)) cards.push(card("peak memory", each((p) => (p.data.memory ? bytesText(p.data.memory.peak) : "not known"))));
   for (const [what, texts] of extras(plans)) cards.push(card(what, texts));
   cards.push(card("findings", each(found)));
@@ -142,6 +145,7 @@ function start() {
     values: { title: "Values", section: values.view },
     moves: { title: "Data movement", section: el("section", { class: "pad" }), fill: perPlan(movesView) },
     charts: { title: "Charts", section: el("section", { class: "pad" }), fill: () => chartsView(plans, go), sized: true },
+    ...(plans.some((plan) => plan.data.search) ? { search: { title: "Planner", section: el("section", { class: "pad" }), fill: perPlan(searchView), sized: true } } : {}),
     findings: { title: "Findings", section: el("section", { class: "pad" }), fill: perPlan(findingsView) },
   };
   const names = Object.keys(views);
@@ -178,7 +182,9 @@ function start() {
   const header = el("header", {}, el("div", { class: "top" }, el("div", { class: "titles" }, titles), themeButton()), summary(plans), tabs);
   document.body.append(header, el("main", {}, names.map((name) => views[name].section)));
   open("values");
-  window.addEventListener("resize", () => { if (!views.charts.section.classList.contains("hidden")) open("charts"); });
+  window.addEventListener("resize", () => {
+    for (const [name, view] of Object.entries(views)) if (view.sized && !view.section.classList.contains("hidden")) open(name);
+  });
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName);
     if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) { event.preventDefault(); open("values"); values.search.focus(); values.search.select(); }

@@ -17,7 +17,7 @@ from shardy_py.view.html.payload import payload
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
 
-SCRIPTS = ("dom.js", "data.js", "tree.js", "sharding.js", "lists.js", "panel.js", "charts.js", "main.js")
+SCRIPTS = ("dom.js", "data.js", "tree.js", "sharding.js", "lists.js", "panel.js", "charts.js", "planner.js", "main.js")
 """Parts of the page's script, in the order in which they are put together."""
 
 

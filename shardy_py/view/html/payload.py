@@ -18,6 +18,7 @@ from shardy_py.view.html.absences import absences
 from shardy_py.view.html.figures import costs
 from shardy_py.view.html.paths import path_parts
 from shardy_py.view.html.reasons import links
+from shardy_py.view.html.searches import search_data
 from shardy_py.view.html.tables import Tables
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def payload(plan: PlanRecord, hardware: str | Hardware | None = None) -> dict[st
         hardware: As for `Plan.cost_analysis`.
     """
     data = _Reader(plan)
-    return {**data.read(), **costs(plan, hardware, data.by_path)}
+    return {**data.read(), **costs(plan, hardware, data.by_path), **search_data(plan, data.by_path)}
 
 
 class _Reader:
