@@ -28,6 +28,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.api import agreement
+from shardy_py.planner.search import Searcher
 
 BATCH, WIDTH, STEPS = 32, 64, 300
 
@@ -226,6 +227,29 @@ def waiting() -> dict[str, Any]:
     return found
 
 
+def planned() -> dict[str, Any]:
+    """Process 0 searches for both; what it finds, and what it does not, reaches the other."""
+    mesh, (params, batch), found = start(), data(), {}
+    ample, tight = sp.Planner(hardware="h100"), sp.Planner(hardware="h100", memory_bytes=1 << 10)
+    kept = mock.patch.object(Searcher, "run", autospec=True, side_effect=Searcher.run if PROCESS == 0 else AssertionError("searches"))
+    with kept as run:
+        trained = decorated(step, mesh, None, planner=ample, donate_argnums=0)
+        if PROCESS == 0:  # looks for itself: nobody is waited for
+            trained.plan(params, batch)
+        found["loss"] = float(trained(params, batch)[1])
+        plan = trained.plan(params, batch)
+        shaped = decorated(step, 8, None, planner=ample)
+        found["shaped"] = float(shaped(params, batch)[1])
+        found["texts"] = [plan.to_json(), shaped.plan(params, batch).to_json()]
+        found["figures"] = [plan.search.objective_seconds, dict(plan.search.timings)]
+        found["infeasible"] = error_of(lambda: decorated(step, mesh, None, planner=tight)(params, batch))
+        found["searches"] = run.call_count
+    with mock.patch.object(Searcher, "run", side_effect=RuntimeError("no solver")):
+        found["failed"] = error_of(lambda: decorated(jnp.sum, mesh, None, planner=ample)(batch["x"]))
+    found["different"] = error_of(lambda: decorated((total, largest)[PROCESS], mesh, None, planner=ample)(batch["x"]))
+    return found
+
+
 def ending() -> dict[str, Any]:
     """Process 1 fails while it reads its data, before it calls anything; its last words are those of Python."""
     mesh, x = start(), jnp.ones((16, 16))
@@ -287,5 +311,5 @@ def late_threads() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    modes = {f.__name__: f for f in (train, mismatch, waiting, ending, uneven, slow, loop, many, late_threads)}
+    modes = {f.__name__: f for f in (train, mismatch, waiting, planned, ending, uneven, slow, loop, many, late_threads)}
     print(json.dumps(modes[MODE]()), flush=True)

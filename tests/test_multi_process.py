@@ -183,6 +183,22 @@ def test_processes_that_wait(start: Any) -> None:
     assert second["verified"].endswith("process 1 has none of the mesh's devices, which belong to process 0")
 
 
+def test_one_process_searches_and_all_run_its_plan(start: Any) -> None:
+    """Its errors are those of all, and nobody waits for what does not come."""
+    first, second = start("planned", 2, "auto").results()
+    assert first["searches"] > 0 == second["searches"]
+    for same in ("texts", "figures", "loss", "shaped", "infeasible"):
+        assert first[same] == second[same]
+    assert first["loss"] == pytest.approx(first["shaped"], rel=1e-5)
+    assert first["infeasible"][0] == "PlannerInfeasible"
+    assert first["failed"] == ["RuntimeError", "Exception", "BaseException", "object", "no solver"]
+    assert second["failed"][0] == "PeerFailedError"
+    assert "process 0 has failed: RuntimeError: no solver" in second["failed"][-1]
+    for found in (first, second):
+        assert found["different"][0] == "PlanMismatchError"
+        assert "process 0: `function total`, process 1: `function largest`" in found["different"][-1]
+
+
 def test_a_process_that_ends_says_why(start: Any) -> None:
     """Before it has called anything, while another one waits for it."""
     workers = start("ending", 2)

@@ -14,7 +14,6 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api import nnx_modules
-from shardy_py.api.agreement import failures_told, tell_end
 from shardy_py.api.caches import FUNCTIONS
 from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
 from shardy_py.api.inside import run_inside
@@ -24,6 +23,7 @@ from shardy_py.api.mesh_shapes import best_shape, check_devices
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options
+from shardy_py.api.peers import failures_told, tell_end
 from shardy_py.api.planning import Planned, make_plan
 from shardy_py.api.request import JitKeywords, PlanRequest, Settings, request
 from shardy_py.api.running import Entry, check_buffers, make_entry
@@ -181,11 +181,11 @@ class AutoSharded(Generic[P, R]):
         return self._run(self._settings, args, kwargs, tried)
 
     def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
-        view = self._view(settings, args, kwargs)
+        view = self._view(settings, args, kwargs, runs=True)
         with failures_told(view, location_of(settings.fun)):
             return self._run_on(view, settings, args, kwargs, tried)
 
-    def _view(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MeshView:
+    def _view(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False) -> MeshView:
         """The mesh; where only the number of devices is stated, its shape is chosen for the first call that is planned, and kept."""
         mesh = self._decoration.mesh
         if not isinstance(mesh, int):
@@ -193,7 +193,7 @@ class AutoSharded(Generic[P, R]):
         with self._lock:
             if self._shape is None:
                 layout = self._arguments.layout(len(args), kwargs)
-                self._shape = best_shape(mesh, settings, layout, layout.slots(args, kwargs))
+                self._shape = best_shape(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
         return view_of(self._shape)
 
     def _run_on(
@@ -230,7 +230,7 @@ class AutoSharded(Generic[P, R]):
 
     def _new_entry(self, plan_request: PlanRequest) -> Entry:
         self.plan_count += 1
-        return make_entry(make_plan(trace(plan_request)))
+        return make_entry(make_plan(trace(plan_request), runs=not is_tracing()))
 
     def _remember(self, entry: Entry, layout: Layout) -> None:
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""
@@ -311,9 +311,9 @@ class AutoSharded(Generic[P, R]):
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
-        view = self._view(settings, args, kwargs)
+        view = self._view(settings, args, kwargs, runs=True)
         with failures_told(view, location_of(settings.fun)):
-            planned = make_plan(trace(request(settings, view, layout, slots)))
+            planned = make_plan(trace(request(settings, view, layout, slots)), runs=True)
             return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
 
     @property

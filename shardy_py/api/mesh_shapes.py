@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from shardy_py.api.errors import MeshError
 from shardy_py.api.meshes import view_of
+from shardy_py.api.peers import failures_told
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import Layout
 from shardy_py.api.tracing import trace
+from shardy_py.api.trees import location_of
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.meshes import named, shapes
 from shardy_py.planner.options import Planner
@@ -35,7 +38,7 @@ def check_devices(devices: int, planner: Planner | None) -> None:
         raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
 
 
-def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any]) -> Mapping[str, int]:
+def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> Mapping[str, int]:
     """The shape whose plan is the cheapest: all are searched, each in its share of the time.
 
     Args:
@@ -43,19 +46,25 @@ def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence
         settings: The arguments of the decorator.
         layout: The slots of the call.
         slots: The arguments.
+        runs: Whether the plan runs now, in all processes of the mesh.
 
     Raises:
         PlannerInfeasible: No plan of any shape fits its memory budget.
     """
-    assert settings.planner is not None
     candidates = shapes(devices)
+    with failures_told(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext():
+        return _best(candidates, settings, layout, slots, runs)
+
+
+def _best(candidates: Sequence[tuple[int, ...]], settings: Settings, layout: Layout, slots: Sequence[Any], runs: bool) -> Mapping[str, int]:
+    assert settings.planner is not None
     best, least, failure = None, math.inf, None
     share = settings.planner.time_limit_s / len(candidates)
     for shape in candidates:
         searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit")
         mesh = named(shape)
         try:
-            plan = make_plan(trace(request(searching, view_of(mesh), layout, slots))).plan
+            plan = make_plan(trace(request(searching, view_of(mesh), layout, slots)), runs=runs).plan
         except PlannerInfeasible as error:
             failure = error if failure is None or error.minimum_bytes < failure.minimum_bytes else failure
             continue

@@ -18,6 +18,7 @@ from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import physical_sharding, propagated
+from shardy_py.api.searching import searched
 from shardy_py.api.specs import called, to_fitting_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
@@ -167,8 +168,12 @@ def described_results(traced: TracedCall) -> Results:
     return Results(leaves, list(said.shardings), list(said.sources), (*request.findings, *said.findings, *unused))
 
 
-def make_plan(traced: TracedCall) -> Planned:
+def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
     """Reads the jaxpr, propagates or searches, and describes the result.
+
+    Args:
+        traced: The call.
+        runs: Whether it runs now, in all processes of its mesh.
 
     Raises:
         PlannerInfeasible: The planner finds no plan within its budget.
@@ -180,7 +185,7 @@ def make_plan(traced: TracedCall) -> Planned:
         if planner is None:
             return planning.planned(None)
         searcher = planning.searcher(planner, began)
-        best, search = searcher.run()
+        best, search = searched(searcher, traced, runs=runs)
         searcher.assign(best.assignment)
         prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with, planning.propagated)
         return _run_cheaper(planning, searcher, best, replace(search, pricer=prices))

@@ -252,9 +252,9 @@ class Rendezvous:
             self._store.key_value_set_bytes(f"{self._root}/text/{key}/{i}", chunk, allow_overwrite=True)
         self._store.key_value_set(f"{self._root}/text/{key}/chunks", str(len(chunks)), allow_overwrite=True)
 
-    def receive(self, key: str) -> str | None:
-        """A text that another process publishes; None where it does not come."""
-        chunks = self._get(f"{self._root}/text/{key}/chunks", 10.0)
+    def receive(self, key: str, seconds: float = 10.0) -> str | None:
+        """A text that another process publishes, waited for so long; None where it does not come."""
+        chunks = self._get(f"{self._root}/text/{key}/chunks", seconds)
         if chunks is None:
             return None
         try:

@@ -11,20 +11,22 @@ import jax
 import jaxlib
 import numpy as np
 
-from shardy_py.api.planning import Planned
 from shardy_py.api.signature import settings_by_name
+from shardy_py.api.tracing import TracedCall
 from shardy_py.frontends.context import known_value
 from shardy_py.ir.printer import print_program
+from shardy_py.plan.record import PlanRecord
 
 
-def statement(planned: Planned, devices: Sequence[Any]) -> str:
+def statement(plan: PlanRecord, traced: TracedCall, devices: Sequence[Any]) -> str:
     """A program that is about to run, one fact per line.
 
     Args:
-        planned: The plan.
+        plan: The plan.
+        traced: The call that was planned.
         devices: Those of the mesh, in its order.
     """
-    request, plan = planned.traced.request, planned.plan
+    request = traced.request
     layout = request.layout
     ids = " ".join(f"{device.process_index}:{device.id}" for device in devices)
     lines = [
@@ -38,7 +40,7 @@ def statement(planned: Planned, devices: Sequence[Any]) -> str:
         *(f"input {value}" for value in plan.inputs),
         *(f"output {value}" for value in plan.outputs),
         print_program(plan.program),
-        *(f"closed over {_type(value)} {content(value) or ''}".rstrip() for value in planned.traced.jaxpr.consts),
+        *(f"closed over {_type(value)} {content(value) or ''}".rstrip() for value in traced.jaxpr.consts),
     ]
     # Names of callables may hold their addresses, which differ between processes.
     return re.sub(r" at 0x[0-9a-f]+", "", "\n".join(lines))

@@ -356,7 +356,7 @@ def test_a_timeout_is_a_number(timeout: Any) -> None:
 
 def stated(fun: Callable[..., Any], *spec: str | None, **keywords: Any) -> str:
     planned = sp.auto_shard(fun, mesh=mesh(), in_shardings=P(*spec or ("data",)), **keywords).trace(jnp.ones((16, 16)))._planned
-    return statement.statement(planned, list(mesh().devices.flat))
+    return statement.statement(planned.plan, planned.traced, list(mesh().devices.flat))
 
 
 def test_a_statement_holds_what_is_run() -> None:

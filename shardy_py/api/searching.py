@@ -1,0 +1,91 @@
+"""One search for all processes of a mesh: the first of them searches, and the others take its result.
+
+A search ends when its time is up, so that two processes that search could end with different plans.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from jax.sharding import Mesh
+
+from shardy_py.api.comparing import compare
+from shardy_py.api.peers import peers_of
+from shardy_py.api.rendezvous import digest
+from shardy_py.api.statement import statement
+from shardy_py.api.tracing import TracedCall
+from shardy_py.plan.search import Search
+from shardy_py.plan.store.search import read_search, write_search
+from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.search import Candidate, Searcher
+
+AHEAD = 10.0
+"""Seconds past the time limit that a process waits for a search where the plan does not run now: it may be the only one that plans."""
+
+Outcome = tuple[Candidate, Search] | PlannerInfeasible
+
+
+def searched(searcher: Searcher, traced: TracedCall, *, runs: bool) -> tuple[Candidate, Search]:
+    """The result of a search, which the first process of a mesh makes for all.
+
+    Args:
+        searcher: The search.
+        traced: The call that is planned.
+        runs: Whether the plan runs now, so that all processes come; else a process that stays alone searches by itself.
+
+    Raises:
+        PlannerInfeasible: No plan fits the budget; raised in every process.
+        PlanMismatchError: Some process plans something else; raised in every process.
+        PeerFailedError: Some process has failed or ended.
+        PeerMissingError: Some process did not come in time.
+    """
+    request = traced.request
+    mesh, timeout, limit = request.view.expected, request.settings.options.peer_timeout, searcher.planner.time_limit_s
+    devices = tuple(mesh.devices.flat) if isinstance(mesh, Mesh) and timeout != 0 else ()
+    peers = peers_of(devices)
+    if peers is None:
+        return searcher.run()
+    text = f"searched by {searcher.planner!r}\n{statement(searcher.base, traced, devices)}\nannotations {searcher.annotations!r}"
+    key = f"search/{digest(text)}"
+    outcome: Outcome | None = None
+    result = peers.receive(key, 0.0)
+    if result is None and peers.own == peers.processes[0]:
+        outcome = _outcome(searcher)
+        result = _written(searcher, outcome)
+        peers.send(key, result)
+    if runs and digest(text) not in peers.agreed:
+        compare(peers, text, request.location, timeout=None if timeout is None else timeout + limit)
+        peers.agreed.add(digest(text))
+    if outcome is None:
+        result = result or peers.receive(key, limit + AHEAD)
+        outcome = _outcome(searcher) if result is None else _read(searcher, result)
+    if isinstance(outcome, PlannerInfeasible):
+        raise outcome
+    return outcome
+
+
+def _outcome(searcher: Searcher) -> Outcome:
+    try:
+        return searcher.run()
+    except PlannerInfeasible as error:
+        return error
+
+
+def _written(searcher: Searcher, outcome: Outcome) -> str:
+    """The result of a search as JSON."""
+    if isinstance(outcome, PlannerInfeasible):
+        parts = ("what", "where", "why", "fix", "minimum_bytes", "budget_bytes", "contributors")
+        return json.dumps({"infeasible": {name: getattr(outcome, name) for name in parts}})
+    best, search = outcome
+    chosen = {"groups": searcher.space.groups, "name": best.name, "assignment": best.assignment}
+    return json.dumps({**chosen, "search": write_search(search), "timings": dict(search.timings)})
+
+
+def _read(searcher: Searcher, text: str) -> Outcome:
+    """The inverse of `_written`, for the same search in another process."""
+    data = json.loads(text)
+    if "infeasible" in data:
+        return PlannerInfeasible(**{**data["infeasible"], "contributors": [tuple(each) for each in data["infeasible"]["contributors"]]})
+    searcher.prepare(tuple(map(tuple, data["groups"])))
+    return searcher.candidate(data["name"], data["assignment"]), replace(read_search(data["search"]), timings=data["timings"])
