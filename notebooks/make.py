@@ -79,9 +79,11 @@ def run(made: Any) -> None:
 
 
 def joined(outputs: list[Any]) -> list[Any]:
-    """Outputs in which what was printed is one piece, in however many it came."""
+    """Outputs in which what was printed is one piece, in however many it came; without lines of progress, which are empty in the end."""
     found: list[Any] = []
     for output in outputs:
+        if output.output_type == "display_data" and output.data == {"text/plain": ""}:
+            continue
         if found and output.output_type == found[-1].output_type == "stream" and output.name == found[-1].name:
             found[-1].text += output.text
         else:

@@ -16,6 +16,7 @@ from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import Layout
 from shardy_py.api.tracing import trace
 from shardy_py.api.trees import location_of
+from shardy_py.plan.progress import observed
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.meshes import named, shapes
 from shardy_py.planner.options import Planner
@@ -52,7 +53,8 @@ def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence
         PlannerInfeasible: No plan of any shape fits its memory budget.
     """
     candidates = shapes(devices)
-    with failures_told(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext():
+    told = failures_told(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()
+    with told, observed(getattr(settings.fun, "__name__", "the function"), settings.options.progress):
         return _best(candidates, settings, layout, slots, runs)
 
 

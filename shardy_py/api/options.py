@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.frontends.context import device_platform
+from shardy_py.plan.progress import Progress
 from shardy_py.rules.rule_table import RuleTable
 
 
@@ -31,6 +33,8 @@ class Options:
             `"drop"` leaves the dimension whole, or cut by the axes before that one, which is a finding.
         misplaced: Where a committed argument lies otherwise than `in_shardings`, rules or logical names say: `"raise"` is a `SpecError`,
             `"move"` puts it there in each call.
+        progress: True shows a line while a plan of more than a second is made, on a terminal or in a notebook, and nothing elsewhere; False
+            shows none. A function is called with each `Progress` instead.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -51,6 +55,7 @@ class Options:
     check: Literal["warn", "raise", "off"] = "warn"
     indivisible: Literal["raise", "drop"] = "raise"
     misplaced: Literal["raise", "move"] = "raise"
+    progress: bool | Callable[[Progress], None] = True
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -68,6 +73,14 @@ class Options:
                 where="Options(peer_timeout=...)",
                 why="it is a number of seconds",
                 fix="pass a number, 0 to compare nothing, or None to wait as long as the others live",
+            )
+
+        if not isinstance(self.progress, bool) and not callable(self.progress):
+            raise SpecError(
+                f"progress is {self.progress!r}",
+                where="Options(progress=...)",
+                why="it is True, False, or a function of a Progress",
+                fix="pass progress=False to show nothing",
             )
 
     def platform_of(self, mesh: Mesh | AbstractMesh) -> str:

@@ -35,6 +35,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, refusals
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.progress import observed
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.plan.settings import PropagationOptions
@@ -179,8 +180,9 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
         PlannerInfeasible: The planner finds no plan within its budget.
     """
     began = time.monotonic()
-    planner = traced.request.settings.planner
-    with no_collection():
+    settings = traced.request.settings
+    planner = settings.planner
+    with no_collection(), observed(traced.request.name, settings.options.progress):
         planning = _Planning(traced)
         if planner is None:
             return planning.planned(None)

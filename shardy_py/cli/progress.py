@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from shardy_py.plan.progress import observed
+
 AFTER = 1.0
 """Seconds after which one is told."""
 
@@ -34,7 +36,8 @@ def progress(what: str) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        with observed(what, False if status is None else lambda now: status.update(f"{what}: {now.state}")):
+            yield
     finally:
         timer.cancel()
         timer.join()

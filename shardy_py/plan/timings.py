@@ -6,6 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from shardy_py.plan.progress import report
+
+PHASES = {
+    "describe": "reading annotations",
+    "read": "reading the program",
+    "propagate": "propagating shardings",
+    "collect": "describing the plan",
+    "partition": "partitioning the program",
+}
+"""Step -> the words for it while it runs."""
+
 
 class Timings(dict[str, float]):
     """Step to seconds, in the order in which the steps ran.
@@ -21,6 +32,8 @@ class Timings(dict[str, float]):
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Adds the time spent inside to the step `name`."""
+        if name in PHASES:
+            report(PHASES[name])
         start = time.perf_counter()
         try:
             yield

@@ -7,7 +7,7 @@ runs give the same answer unless time ran out.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,22 @@ BRANCHES = ((200, 1), (2_000, 4), (20_000, 16), (200_000, 10_000))
 ROUNDING = 1e-9  # Of sums of costs, in parts of them.
 
 
-def solve(problem: Problem, starts: Sequence[Sequence[int]] = (), *, gap: float = 0.0, seconds: float = 60.0) -> Solution:
+Watch = Callable[[float, float], None]
+"""Is told the cost of the best assignment, infinite while there is none, and the bound, whenever one of them has changed."""
+
+
+def _unwatched(cost: float, bound: float) -> None:
+    pass
+
+
+def solve(
+    problem: Problem,
+    starts: Sequence[Sequence[int]] = (),
+    *,
+    gap: float = 0.0,
+    seconds: float = 60.0,
+    watch: Watch = _unwatched,
+) -> Solution:
     """The best assignment of a problem that is found, and a bound on every other.
 
     Args:
@@ -46,11 +61,12 @@ def solve(problem: Problem, starts: Sequence[Sequence[int]] = (), *, gap: float 
         starts: Assignments to begin at; the solution is never worse than one of them that is allowed.
         gap: The search ends when (cost - bound) / cost is at most this.
         seconds: The search ends after about that time.
+        watch: Is told how far the search is.
 
     Returns:
         The solution. Its cost is infinite where nothing that keeps all limits was found.
     """
-    search = _Search(problem, gap, time.monotonic() + seconds)
+    search = _Search(problem, gap, time.monotonic() + seconds, watch)
     small = reduced(problem)
     if not small.feasible:
         return search.solution(exhausted=True)
@@ -84,6 +100,7 @@ class _Search:
     problem: Problem
     gap: float
     end: float
+    watch: Watch
     best: tuple[int, ...] | None = None
     best_cost: float = float("inf")
     best_search_cost: float = float("inf")
@@ -128,6 +145,7 @@ class _Search:
         searched = value + sum(float(table.ties[entry]) for table, entry in zip(self.problem.tables, chosen))
         if searched < self.best_search_cost:
             self.best, self.best_cost, self.best_search_cost = tuple(map(int, assignment)), value, searched
+            self.watch(self.best_cost, self.bound)
 
     def descend(self, start: Sequence[int]) -> None:
         """Offers what local moves lead to from an assignment."""
@@ -145,6 +163,7 @@ class _Search:
     def prove(self, bound: float) -> None:
         """Raises the bound by one of the smaller problem, which lacks only what costs more than the best."""
         self.bound = max(self.bound, min(bound + self.constant, self.best_cost))
+        self.watch(self.best_cost, self.bound)
 
     def solution(self, *, exhausted: bool = False) -> Solution:
         """The best assignment; nothing better exists where the search is exhausted."""

@@ -22,6 +22,7 @@ from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
 from shardy_py.plan.cost_walk import walk
+from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
 from shardy_py.planner.problem import Problem, Table
 from shardy_py.planner.scopes import Scope
@@ -178,6 +179,8 @@ class _Builder:
 
     def __init__(self, program: Program, space: Space, machine: Machine, most: float) -> None:
         self.room = most
+        self.op_count = sum(1 for _ in program.walk())
+        self.ops_seen = 0
         self.program = program
         self.space = space
         self.machine = machine
@@ -210,6 +213,8 @@ class _Builder:
     def block(self, block: Block, scope: Scope) -> None:
         """The ops of a block but its terminator."""
         for op in block.ops[:-1]:
+            self.ops_seen += 1
+            report("pricing ops", self.ops_seen / self.op_count)
             self.op(op, scope)
 
     def op(self, op: Op, scope: Scope) -> None:

@@ -18,6 +18,7 @@ from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.prediction.loops import as_xla_inlines
+from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Alternative, Search, Status
 from shardy_py.planner.assigned import assign, shardings_of
@@ -311,7 +312,8 @@ class Searcher:
         """The solution of a problem: well within the gap, of a small one to the end if that is soon reached."""
         large = self.entries > LARGE
         seconds = self.left * (1 - TEMPLATE_SHARE if large else 1)
-        solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds)
+        report("searching")
+        solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds, watch=self.watch)
         if math.isinf(solution.cost):
             return solution
         if large:
@@ -320,8 +322,13 @@ class Searcher:
         if problem.limits:
             return solution
         rest = min(self.left, END_SHARE * self.planner.time_limit_s)
-        ended = solve(problem, [solution.assignment], gap=self.planner.gap * END_GAP, seconds=rest)
+        ended = solve(problem, [solution.assignment], gap=self.planner.gap * END_GAP, seconds=rest, watch=self.watch)
         return replace(ended, bound=max(ended.bound, solution.bound))
+
+    def watch(self, cost: float, bound: float) -> None:
+        """Reports how far the solver is."""
+        constant = self.model.constant
+        report("searching", objective=None if math.isinf(cost) else cost + constant, bound=bound + constant)
 
     def no_worse_than_templates(self, solution: Solution) -> Solution:
         """The cheapest of a solution and the templates, as far as there is time to complete them."""
@@ -331,6 +338,7 @@ class Searcher:
         for template in (*self.templates[1:], *self.templates[:1]):
             if time.monotonic() >= end:
                 break
+            report(f"completing {template.name}")
             completed = self.completed(template, solution.assignment, seconds)
             if completed.cost < best.cost:
                 best = completed

@@ -1,0 +1,191 @@
+"""Progress of planning: a line on a terminal or below a notebook's cell, or calls of a user's function.
+
+Steps of planning report where they are; nothing runs beside them, so a line stands still where a step takes long.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from shardy_py.plan.cost_analysis import seconds_text
+
+AFTER = 1.0
+"""Seconds of planning before a line is shown."""
+
+INTERVAL = 0.1
+"""Seconds between two reports of the same phase."""
+
+_CLEARED = "\r\x1b[2K"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where planning is.
+
+    Attributes:
+        name: Of the function.
+        phase: The step, in words: `propagating shardings`.
+        seconds: Since planning began.
+        fraction: The part of the phase that is done, from 0 to 1; None where it cannot be told.
+        objective_seconds: Of the best plan that the planner has found so far; None before there is one.
+        lower_bound_seconds: No plan takes less, as far as the planner knows by now.
+    """
+
+    name: str
+    phase: str
+    seconds: float
+    fraction: float | None = None
+    objective_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+
+    @property
+    def state(self) -> str:
+        """Phase, figures and seconds in one line."""
+        text = self.phase
+        if self.fraction is not None:
+            text += f" {self.fraction:.0%}"
+        if self.objective_seconds is not None:
+            text += f", step {seconds_text(self.objective_seconds)}"
+            if self.lower_bound_seconds is not None:
+                text += f", at least {seconds_text(self.lower_bound_seconds)}"
+        return f"{text} ({self.seconds:.0f} s)"
+
+    def __str__(self) -> str:
+        return f"planning {self.name}: {self.state}"
+
+
+Listener = Callable[[Progress], None]
+"""A function that is told of progress."""
+
+
+class _Observation:
+    """The progress of one plan.
+
+    Args:
+        name: Of the function.
+        listener: Is told.
+    """
+
+    def __init__(self, name: str, listener: Listener) -> None:
+        self.name, self.listener = name, listener
+        self.began = time.monotonic()
+        self.phase, self.last = "", self.began
+
+    def report(self, phase: str, fraction: float | None, objective: float | None, bound: float | None) -> None:
+        now = time.monotonic()
+        if phase == self.phase and now - self.last < INTERVAL:
+            return
+        self.phase, self.last = phase, now
+        self.listener(Progress(self.name, phase, now - self.began, fraction, objective, bound))
+
+
+_observation: ContextVar[_Observation | None] = ContextVar("observation", default=None)
+
+
+def report(phase: str, fraction: float | None = None, objective: float | None = None, bound: float | None = None) -> None:
+    """Tells whoever watches the plan that is being made; without anyone it costs nothing.
+
+    Args:
+        phase: As in `Progress`.
+        fraction: As in `Progress`.
+        objective: `objective_seconds`.
+        bound: `lower_bound_seconds`.
+    """
+    observation = _observation.get()
+    if observation is not None:
+        observation.report(phase, fraction, objective, bound)
+
+
+@contextmanager
+def observed(name: str, listener: Listener | bool) -> Iterator[None]:
+    """Reports of what runs inside go to a listener; where something outside listens already, it goes on to.
+
+    Args:
+        name: Of the function that is planned.
+        listener: A function; True shows a line on a terminal or in a notebook, and nothing elsewhere; False shows nothing.
+    """
+    show = Line.here() if listener is True else None
+    tell = show or listener
+    if _observation.get() is not None or not callable(tell):
+        yield
+        return
+    token = _observation.set(_Observation(name, tell))
+    try:
+        yield
+    finally:
+        _observation.reset(token)
+        if show is not None:
+            show.clear()
+
+
+class Line:
+    """One line that changes, and is gone in the end.
+
+    Args:
+        write: Puts a text in the place of the one before.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+        self.shown = False
+
+    @classmethod
+    def here(cls) -> Line | None:
+        """A line in the cell of a notebook, or on the terminal of standard error; None where there is neither."""
+        display = _display_of_notebook()
+        if display is not None:
+            return cls(_Cell(display).write)
+        return cls(_Terminal(sys.stderr).write) if _is_terminal(sys.stderr) else None
+
+    def __call__(self, progress: Progress) -> None:
+        """Shows where planning is, once it takes long."""
+        if progress.seconds >= AFTER:
+            self.shown = True
+            self.write(str(progress))
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self.shown:
+            self.write("")
+            self.shown = False
+
+
+@dataclass(frozen=True)
+class _Terminal:
+    stream: TextIO
+
+    def write(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        self.stream.write(_CLEARED + text[:width])
+        self.stream.flush()
+
+
+@dataclass
+class _Cell:
+    display: Any
+    handle: Any = None
+
+    def write(self, text: str) -> None:
+        data = {"text/plain": text}
+        if self.handle is None:
+            self.handle = self.display(data, raw=True, display_id=True)
+        else:
+            self.handle.update(data, raw=True)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _display_of_notebook() -> Any:
+    """IPython's `display` where code runs in the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return None if getattr(shell, "kernel", None) is None else sys.modules["IPython.display"].display
