@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -50,6 +50,17 @@ class Settings:
     jit: JitKeywords = JitKeywords()
     logical_axis_rules: tuple[LogicalRule, ...] | None = None
     planner: Planner | None = None
+
+    def on(self, view: MeshView) -> Settings:
+        """The same on a mesh: one without devices has those of the planner's hardware.
+
+        Args:
+            view: The mesh.
+        """
+        platform = None if self.planner is None else self.planner.machine.platform
+        if platform is None or self.options.platform is not None or isinstance(view.expected, Mesh):
+            return self
+        return replace(self, options=replace(self.options, platform=platform))
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
     described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(said.findings)
-    return PlanRequest(settings, view, layout, *described, tuple(said.sources), key)
+    return PlanRequest(settings.on(view), view, layout, *described, tuple(said.sources), key)
 
 
 def _argument_shardings(

@@ -29,6 +29,8 @@ class Hardware:
         fabric: The fast links, which join the devices of a slice or of a node.
         network: The network between slices or nodes; its bandwidth is a device's share.
         transcendental_operations: Vector operations of a function such as exp.
+        platform: The JAX platform of its devices (`tpu`, `cuda`, `rocm`); None where that is open. A planner plans for it on meshes
+            without devices.
         sources: Name of an attribute -> the datasheet, manual or book its figure is from, or how it was estimated.
 
     Example:
@@ -45,6 +47,7 @@ class Hardware:
     fabric: Fabric
     network: Fabric
     transcendental_operations: float = 16.0
+    platform: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:

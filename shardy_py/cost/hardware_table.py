@@ -68,7 +68,7 @@ def _tpu(
     }
     fabric = Fabric("torus", link, 1e-6, reach, dims, wrap, "ici")
     vector = 8 * 128 * 4 * clock * cores
-    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 4.0, sources))
+    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 4.0, "tpu", sources))
 
 
 def _gpu(
@@ -87,7 +87,7 @@ def _gpu(
         "network.latency": _NETWORK_HOP,
     }
     fabric = Fabric("switch", link, 2e-6, 8, name="nvlink")
-    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 16.0, sources))
+    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 16.0, "cuda", sources))
 
 
 _GIB, _GB = 1 << 30, 10**9

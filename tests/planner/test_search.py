@@ -191,6 +191,28 @@ def test_the_shape_of_a_mesh_is_chosen() -> None:
     assert np.isfinite(loss)
 
 
+def test_a_mesh_without_devices_has_those_of_the_hardware() -> None:
+    def platform(mesh: Any, hardware: str, **options: Any) -> str:
+        fun = sp.auto_shard(jnp.sin, mesh=mesh, planner=planner(hardware=hardware), lowering="shard_map", options=sp.Options(**options))
+        return fun.plan(f32(8, 8)).platform
+
+    abstract = jax.sharding.AbstractMesh((4,), ("x",))
+    assert [platform(abstract, hardware) for hardware in ("v5e", "h100")] == ["tpu", "cuda"]
+    assert platform(abstract, "v5e", platform="rocm") == "rocm"
+    assert platform(jax.make_mesh((4,), ("x",)), "v5e") == "cpu"
+    assert platform({"x": 2 * jax.device_count()}, "v5e") == "tpu"
+
+
+def test_sums_of_small_floats_are_priced_as_accelerators_send_them() -> None:
+    args = {k: jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16) for k in ("in", "out")}, jax.ShapeDtypeStruct((1 << 16, 1024), jnp.bfloat16)
+    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+    jit, region = (
+        sp.auto_shard(step, mesh=mesh, planner=planner(hardware="v5e"), lowering=lowering).plan(*args).search.objective_seconds  # type: ignore[union-attr]
+        for lowering in ("jit", "shard_map")
+    )
+    assert region <= 1.01 * jit
+
+
 @pytest.mark.parametrize("mesh", [{"x": 1}, {"x": 7}])
 def test_nothing_to_shard(mesh: dict[str, int]) -> None:
     plan = sp.auto_shard(step, mesh=mesh, planner=planner(), lowering="jit").plan(*STEP)
