@@ -28,15 +28,15 @@ def check_devices(devices: int, planner: Planner | None) -> None:
     Raises:
         MeshError: There is no planner to choose a shape, or the number is not positive.
     """
+    if devices < 1 or isinstance(devices, bool):
+        raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
     if planner is None:
         raise MeshError(
-            f"mesh is a int: {devices} devices without a shape",
+            f"mesh is {devices}, a number of devices without a shape",
             where="mesh=",
             why="without a planner nothing chooses the axes of a mesh",
             fix='write mesh={"data": 4, "model": 2} or mesh=jax.make_mesh((4, 2), ("data", "model")), or pass planner=sp.Planner(...)',
         )
-    if devices < 1 or isinstance(devices, bool):
-        raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
 
 
 def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> Mapping[str, int]:

@@ -162,7 +162,12 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
     for axis in user_links:
         if axis not in axes:
             axis_names = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
-            raise LinkError(f"unknown mesh axis {axis!r}", where="links", why=f"the mesh has {axis_names}")
+            raise LinkError(
+                f"unknown mesh axis {axis!r}",
+                where="links",
+                why=f"the mesh has {axis_names}",
+                fix=f"name one of {', '.join(axes)}" if axes else "leave it out",
+            )
     network = hardware.network
     fast: dict[str, int] = {}
     levels: dict[str, list[Level]] = {axis: [] for axis in axes}

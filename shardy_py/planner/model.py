@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from shardy_py.cost.traffic import Fusion
-from shardy_py.dialect import TensorSharding
+from shardy_py.dialect import AxisRef, TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.types import Type
-from shardy_py.partition.layouts import Layout, layout_of, local_shape
+from shardy_py.partition.layouts import Layout, layout_of, local_shape, parts
 from shardy_py.partition.op import CHEAP, spec_of
 from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
@@ -299,8 +299,6 @@ class _Builder:
         """The prices of an op, and the moves of its operands."""
         if op.name in CHEAP and op not in self.counted:
             return
-        if any(v.sharding is not None and v.sharding.mesh_in(self.program.meshes).is_maximal for v in op.results):
-            return
         values = (*op.operands, *op.results)
         spec, memory = spec_of(op, lambda value: self.origin.get(value, value)), self.fusion.accesses(op)
         classes = [self.space.classes[v] for v in values]
@@ -312,7 +310,7 @@ class _Builder:
             price = self.prices[kind] = price_table("xla", spec, joint.candidates, self.machine, memory)
         once = scope.hoist_scope(op.results[0])
         sent = price.communication_seconds
-        costs = sent * (once.trips or 1)
+        costs = (sent + self.handed_out(op)) * (once.trips or 1)
         if op in self.counted:
             costs = costs + (price.seconds - sent) * scope.runs
         key, draft = self.draft(local, joint)
@@ -327,6 +325,16 @@ class _Builder:
         for i, value in enumerate(op.results):
             own = len(op.operands) + i
             self.results_at_hand.append((key, value, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i]))
+
+    def handed_out(self, op: Op) -> float:
+        """Seconds in which results of an op that runs on one device are added to zeros of the others."""
+        total = 0.0
+        for result in op.results:
+            if result.uses and result.sharding is not None and result.sharding.mesh_in(self.program.meshes).is_maximal:
+                whole: Layout = ((),) * result.type.rank
+                axes = tuple(part for axis in self.mesh.axes if axis.size > 1 for part in parts(AxisRef(axis.name), self.mesh))
+                total += self.machine.settle(result.type, whole, whole, axes).seconds
+        return total
 
     def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: Scope, reads: _Reads) -> None:
         """A column of moves of an operand."""

@@ -361,7 +361,13 @@ class Searcher:
         budget = self.planner.budget or 0
         peak = memory.peak
         place = f" at {peak.location}" if peak is not None and peak.location else ""
-        listed = ", ".join(f"{c.title} {format_bytes(c.bytes)}" for c in largest)
+        listed = ", ".join(f"{c.title} {format_bytes(c.bytes)}" + (f" ({c.location})" if c.location else "") for c in largest)
+        relief, remedies = memory.relief, list[str]()
+        if relief is not None and relief.donation_bytes:
+            remedies.append(f"donate what results could replace, {format_bytes(relief.donation_bytes)} (donate_argnums)")
+        if relief is not None and relief.residual_bytes:
+            remedies.append(f"recompute residuals of scans, {format_bytes(relief.residual_bytes)} (jax.checkpoint)")
+        remedies.append(f"use more devices than {self.base.mesh.size}")
         return PlannerInfeasible(
             f"no plan fits {format_bytes(budget)} a device: the least peak found is {format_bytes(smallest.peak)}{place}",
             minimum_bytes=smallest.peak,
@@ -369,7 +375,7 @@ class Searcher:
             contributors=[(c.name, c.bytes) for c in largest],
             where=f"Planner(memory_bytes=...), {self.base.name} on {self.base.mesh}",
             why=f"the largest arrays there are {listed}",
-            fix="use more devices, donate what a step replaces (donate_argnums), or recompute residuals (jax.checkpoint)",
+            fix=", or ".join(remedies),
         )
 
     # ------------------------------------------------------------------ result
@@ -386,6 +392,10 @@ class Searcher:
             "entries": self.entries,
             "moves": len(self.model.problem.moves),
         }
+        if not free:
+            space["nothing to choose"] = (
+                f"no size is a multiple of an axis of {self.base.mesh} where nothing is annotated: devices share no work"
+            )
         together = [f"({', '.join(group)})" for group in self.space.groups if len(group) > 1]
         if together:
             space["axes taken together"] = f"{' and '.join(together)}, or there would be more entries than time; the bound is of such plans"

@@ -238,7 +238,7 @@ CASES = {
         ValueError,
         ["lowering is 'smap'", 'lowering="jit" or lowering="shard_map"'],
     ),
-    "mesh": (lambda: sp.auto_shard(step, mesh=3), ValueError, ["mesh is a int", "make_mesh"]),
+    "mesh": (lambda: sp.auto_shard(step, mesh=3), ValueError, ["mesh is 3, a number of devices", "make_mesh"]),
     "no mesh": (lambda: sp.auto_shard(step).plan(params(), X), ValueError, ["no mesh", "jax.set_mesh"]),
     "too few devices": (lambda: sp.auto_shard(lambda x: x, mesh={"data": 64})(X), ValueError, ["needs 64 devices and there are 8"]),
     "abstract mesh": (

@@ -1,0 +1,119 @@
+"""What the planner says of input that it cannot use, and what it makes of input that leaves it no choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Primitive
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardy_py as sp
+from tests.planner.test_model import f32
+from tests.planner.test_search import SMALL, STEP, planner, step
+
+unknown_p = Primitive("unknown")
+unknown_p.def_abstract_eval(lambda x: x)
+
+
+def planned(mesh: Any = None, fun: Callable[..., Any] = step, args: Any = STEP, options: Any = None, **keywords: Any) -> sp.Plan:
+    mesh = {"x": 8} if mesh is None else mesh
+    return sp.auto_shard(fun, mesh=mesh, planner=planner(**(options or {})), lowering="jit", **keywords).plan(*args)
+
+
+def placed_otherwise() -> sp.Plan:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, "x")))
+    return planned(mesh, jnp.sin, (x,), in_shardings=P("x"))
+
+
+def residuals(weights: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.grad(lambda weights: jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]))(weights)
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "no hardware": (lambda: sp.Planner(), TypeError, "'hardware'"),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    "hardware of another type": (lambda: planner(hardware=None), TypeError, "hardware is a name or a shardy_py.Hardware, not NoneType"),
+    "unknown hardware": (lambda: planner(hardware="abacus"), sp.ShardyError, "unknown hardware 'abacus'.*known are v4,.*h100"),
+    "memory": (lambda: planner(memory_bytes="16GiB"), sp.ShardyError, "memory_bytes is '16GiB'.*a positive number of bytes"),
+    "gap": (lambda: planner(gap=2), sp.ShardyError, "gap is 2.*between 0 and 1"),
+    "overlap": (lambda: planner(overlap="much"), sp.ShardyError, "overlap is 'much'"),
+    "time limit": (lambda: planner(time_limit_s=math.nan), sp.ShardyError, "time_limit_s is nan.*seconds, at least 0"),
+    "negative time": (lambda: planner(time_limit_s=-1), sp.ShardyError, "time_limit_s is -1"),
+    "planner of another type": (lambda: sp.auto_shard(step, planner="h100"), TypeError, r"planner is a str.*pass sp\.Planner"),  # type: ignore[call-overload]  # pyright: ignore
+    "devices without a planner": (lambda: sp.auto_shard(step, mesh=8), sp.MeshError, r"mesh is 8, a number.*pass planner=sp\.Planner"),
+    "no devices": (lambda: planned(0), sp.MeshError, "mesh is 0.*a number of devices is positive"),
+    "true devices": (lambda: planned(True), sp.MeshError, "mesh is True.*a number of devices is positive"),
+    "half a device": (lambda: planned(2.5), sp.MeshError, "mesh is a float"),
+    "an empty mesh": (lambda: planned({}), sp.MeshError, "the mesh has no axes"),
+    "links of no axis": (lambda: planned(options={"links": {"z": "dcn"}}), sp.ShardyError, "unknown mesh axis 'z'.*x=8.*name one of x"),
+    "links of another number": (lambda: planned(4, options={"links": {"x": "dcn"}}), sp.ShardyError, "unknown mesh axis 'x'.*axis0=4"),
+    "unknown links": (lambda: planned(options={"links": {"x": "rope"}}), sp.ShardyError, r"unknown links 'rope'.*links\['x'\].*'ici'"),
+    "pins that differ": (placed_otherwise, sp.SpecError, r"another sharding.*in_shardings says P\('x'.*argument has P\(None, 'x'\)"),
+    "a pin that does not divide": (
+        lambda: planned(fun=jnp.sin, args=(f32(63, 64),), in_shardings=P("x")), sp.SpecError, "63 is not divisible by 8.*64"
+    ),
+    "a budget that nothing fits": (
+        lambda: planned(options={"memory_bytes": 1 << 16}), sp.PlannerInfeasible,
+        r"64 KiB a device: the least peak found is .* MiB at .*test_search\.py:\d+.*donate what results could replace, 1 MiB .*than 8",
+    ),
+    "residuals that do not fit": (
+        lambda: planned({"x": 4}, residuals, (f32(8, 256, 256), f32(8192, 256)), {"memory_bytes": 1 << 20}), sp.PlannerInfeasible,
+        r"recompute residuals of scans, .*jax\.checkpoint\), or use more devices than 4",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str) -> None:
+    call, kind, words = MISTAKES[name]
+    with pytest.raises(kind, match=f"(?s){words}") as caught:
+        call()
+    if isinstance(caught.value, sp.PlannerInfeasible):
+        error = caught.value
+        assert isinstance(error, ValueError)
+        assert error.budget_bytes < error.minimum_bytes
+        assert 0 < len(error.contributors) <= 5
+
+
+CHOICELESS: dict[str, Callable[[], sp.Plan]] = {
+    "one device": lambda: planned({"x": 1}),
+    "one device, by number": lambda: planned(1),
+    "an axis that divides nothing": lambda: planned({"x": 7}),
+    "a prime number of devices": lambda: planned(7),
+    "a number": lambda: planned(fun=lambda x: x * 2, args=(f32(),)),
+    "no arguments": lambda: planned(fun=lambda: jnp.float32(1), args=()),
+}
+
+
+@pytest.mark.parametrize("name", CHOICELESS)
+def test_nothing_to_choose(name: str) -> None:
+    plan = CHOICELESS[name]()
+    assert all(v.sharding is None or v.sharding.is_fully_replicated for v in plan.values)
+    assert plan.search is not None
+    assert plan.search.gap == pytest.approx(0, abs=1e-9)
+    assert "devices share no work" in plan.search.space["nothing to choose"]
+
+
+def test_no_time() -> None:
+    plan = planned(SMALL, options={"time_limit_s": 0})
+    assert plan.search is not None
+    assert plan.search.status == "time_limit"
+    assert 0 < plan.search.lower_bound_seconds <= plan.search.objective_seconds
+
+
+@pytest.mark.parametrize("kind", ["callback", "primitive"])
+def test_an_op_without_a_rule_runs_whole_and_is_priced_so(kind: str) -> None:
+    def fun(x: jax.Array) -> Any:
+        return jnp.tanh(unknown_p.bind(x) if kind == "primitive" else jax.pure_callback(lambda x: x, x, x))
+
+    plan = planned(fun=fun, args=(f32(4096, 1024),))
+    assert plan.search is not None
+    assert plan.search.status == "optimal"
+    assert plan.inputs[0].sharding is not None
+    assert plan.inputs[0].sharding.is_fully_replicated
