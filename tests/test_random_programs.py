@@ -12,7 +12,7 @@ from tests.random_programs import load, program_of_seed, programs
 from tests.random_reference import Answer, Rejected, constraints_of, receive, send, sides_of, stop_worker
 
 EXAMPLES = 150
-MANY = 1000
+MANY = 500
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -193,9 +193,9 @@ def test_text_does_not_depend_on_what_was_there(tmp_path: pathlib.Path) -> None:
 
 @needs_shared
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alexnet", "squeezenet1_0", "resnet18", "vgg16", "resnet50", "gnmt"])
-def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str) -> None:
-    """Every configuration of machines; channels are a sixteenth of what they are."""
+@pytest.mark.parametrize(("first", "name"), enumerate(["alexnet", "squeezenet1_0", "resnet18", "vgg16", "resnet50", "gnmt"]))
+def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: int) -> None:
+    """Every third configuration of machines, each with two models; channels are a sixteenth of what they are."""
     graph = read_graph((SHARED / "graphs" / f"{name}.txt").read_text())
     plain = {"bandwidths": [1e9]}
     configurations = [
@@ -204,7 +204,7 @@ def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str) -> None
         *({**plain, "machines": [n], "straight": True} for n in (4, 8)),
         {"machines": [2, 2], "bandwidths": [1e10, 1e9]},
     ]
-    for i, configuration in enumerate(configurations):
+    for i, configuration in list(enumerate(configurations))[first % 3 :: 3]:
         found = partition(graph, **configuration)
         small = narrow(found.graph)
         package = convert(small, tmp_path / str(i), arch=name, model_name="Model", stage_to_num_ranks=found.replication)

@@ -77,9 +77,9 @@ def small(name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        *itertools.product(("gpt",), SETTINGS),
-        *itertools.product(("resnet",), SETTINGS[::2]),
-        *itertools.product(("encoder-decoder",), SETTINGS[1::2]),
+        *itertools.product(("gpt",), SETTINGS[::2]),
+        *itertools.product(("resnet",), SETTINGS[1::2]),
+        *itertools.product(("encoder-decoder",), SETTINGS[2::3]),
         ("gpt-scan", (4, 2, 1)),
     ],
 )
@@ -87,14 +87,13 @@ def test_every_model_at_every_size(name: str, setting: tuple[int, int | None, in
     stages, ways, virtual = setting
     mesh = None if ways is None else {"stage": stages // virtual, "data": ways}
     schedule = "1f1b" if virtual == 1 else "circular"
-    compare(small(name), 20, num_stages=stages, num_microbatches=8, mesh=mesh, virtual=virtual, schedule=schedule)
+    compare(small(name), 10, num_stages=stages, num_microbatches=8, mesh=mesh, virtual=virtual, schedule=schedule)
 
 
 def test_the_formula_orders_configurations_as_the_simulator_does() -> None:
     model = models().gpt(layers=8, width=16, vocabulary=32, rows=64)
     settings = [
-        (2, 4, "1f1b", 1), (2, 16, "gpipe", 1), (4, 4, "1f1b", 1), (4, 8, "zb-h1", 1), (4, 16, "eager-1f1b", 1),
-        (4, 16, "zb-h2", 1), (8, 8, "1f1b", 1), (8, 16, "interleaved", 2), (8, 32, "zb-h1", 1), (4, 8, "circular", 2),
+        (2, 16, "gpipe", 1), (4, 4, "1f1b", 1), (4, 16, "zb-h2", 1), (8, 8, "1f1b", 1), (8, 16, "interleaved", 2), (4, 8, "circular", 2),
     ]  # fmt: skip
     times = []
     for stages, count, schedule, virtual in settings:

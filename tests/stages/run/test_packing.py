@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.core import ShapedArray
 from jax.extend.core import Var
@@ -19,6 +19,7 @@ from shardy_py.stages.run.buffers import Buffer
 from tests.stages.run.steps import data, largest_gap, loss, params
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_values_come_out_as_they_went_in(draw: Any) -> None:
     ways = draw.draw(st.sampled_from([1, 2, 4]))
