@@ -256,7 +256,7 @@ def test_pipedreams_recorded_answers(model: str) -> None:
 
 @needs_shared
 def test_exact_mode_is_never_worse_on_recorded_runs() -> None:
-    """Every second run, both stage maps by one function: bytes that cross once, on all levels of machines, memory of 1F1B with optimizer state."""
+    """Every second run, both stage maps by one function: bytes that cross once, on all levels, memory of 1F1B with optimizer state."""
     texts = {run["model"]: (SHARED / "graphs" / f"{run['model']}.txt").read_text() for run in RUNS}
     models = {model: read_graph(text) for model, text in texts.items()}
     mended: set[str] = set()
