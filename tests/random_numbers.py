@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.links import Fabric
 from tests import comparing
 from tests.random_programs import load, program_of_seed
 
@@ -25,6 +27,13 @@ LOOP = """def loop(body, x):
 
 
 """
+QUICK_LINKS = Fabric("switch", 1e12, latency=0.0)
+SLOW_CHIPS = (
+    Hardware("slow arithmetic", {"float32": 1e6}, 1e5, 1 << 34, 1e9, QUICK_LINKS, QUICK_LINKS),
+    Hardware("slow memory", {"float32": 1e9}, 1e9, 1 << 34, 1e5, QUICK_LINKS, QUICK_LINKS),
+)
+"""On a real chip a planner leaves arrays of a few elements whole; on these it cuts whatever it can."""
+
 TYPES = {3: "bfloat16", 6: "int32"}
 """Last digit of a seed -> the type of the arguments, where the program can do with it; else float32."""
 
@@ -44,6 +53,13 @@ def text_of_seed(seed: int) -> str:
     return text
 
 
+def planner_of_seed(seed: int) -> Any:
+    """The planner of a random program."""
+    from shardy_py import Planner
+
+    return Planner(hardware=SLOW_CHIPS[seed % len(SLOW_CHIPS)])
+
+
 def without_shardings(text: str) -> str:
     """The same program, without annotations in its body."""
     text = text.replace("return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))", "return x")
@@ -60,8 +76,10 @@ def _lowers(text: str) -> bool:
     return True
 
 
-def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
+def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS, planner: Any = None) -> str:
     """What differs on devices; "" where nothing does.
+
+    With a planner, shardings of arguments and results are its choice; those of the body stay.
 
     Floats may differ by the rounding of the arguments' type, and by what tiny changes of the arguments, or of what is summed up, make of
     that; everything else has to be equal.
@@ -93,7 +111,12 @@ def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS) -> str:
 
     for lowering in lowerings:
         sharded = shardy_py.auto_shard(
-            loaded.program, mesh=loaded.mesh, in_shardings=loaded.in_shardings, out_shardings=loaded.out_shardings, lowering=lowering
+            loaded.program,
+            mesh=loaded.mesh,
+            in_shardings=None if planner else loaded.in_shardings,
+            out_shardings=None if planner else loaded.out_shardings,
+            lowering=lowering,
+            planner=planner,
         )
         called = sharded if loaded.outside is None else _called(sharded, loaded.outside)
         got = jax.tree.leaves(called.lower(*arguments).compile(compiler_options=QUICK)(*arguments))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import pathlib
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +24,7 @@ from shardy_py.plan.movements import format_bytes
 from shardy_py.testing.pinned import pinned
 from shardy_py.view.html.payload import payload
 from shardy_py.view.model_explorer import graph
+from tests.zoo import ZOO, programs
 
 MESH = {"x": 2, "y": 4}
 
@@ -162,9 +160,6 @@ def check_files(plan: sp.Plan) -> None:
     assert total((change.bytes_after, 1) for change in diff.reshards) == diff.bytes[1]
 
 
-ZOO = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).resolve().parents[3] / "shared") / "programs" / "zoo.py"
-
-
 def annotated(leaf: Any, number: int) -> P | None:
     """Every other array is cut along the first dimension that an axis divides, by one axis and by the other in turns."""
     axis = ("x", "y")[number // 2 % 2]
@@ -178,12 +173,7 @@ def annotated(leaf: Any, number: int) -> P | None:
 def test_surfaces_of_many_programs_agree(lowering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costly_reshards, "GRAVE", 256)
     monkeypatch.setattr(costly_reshards, "NOTABLE", 64)
-    spec = importlib.util.spec_from_file_location("zoo", ZOO)
-    assert spec is not None
-    assert spec.loader is not None
-    zoo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(zoo)
-    for build in zoo.PROGS.values():
+    for build in programs().values():
         function, args = build()
         leaves, tree = jax.tree.flatten(args)
         specs = jax.tree.unflatten(tree, [annotated(leaf, i) for i, leaf in enumerate(leaves)])

@@ -26,7 +26,7 @@ def one(name: str, seed: int, lowerings: tuple[str, ...]) -> None:
     from tests.sweep.configurations import configuration_of
     from tests.sweep.surroundings import constraint, unconstrained
 
-    if name == running.PROGRAM:
+    if name in (running.PROGRAM, running.PLANNED):
         from tests.random_numbers import text_of_seed
 
         print(text_of_seed(seed))

@@ -36,6 +36,9 @@ INVALID = "no program"
 PROGRAM = "random program"
 """The name of a program of `tests.random_programs`, which is no configuration of a primitive but runs here too."""
 
+PLANNED = "planned random program"
+"""The same, sharded by the planner instead of by what is annotated on arguments and results."""
+
 PER_WORKER = 250
 """After so many configurations a worker is replaced: compiled programs stay in its memory."""
 
@@ -67,14 +70,14 @@ class Outcome(NamedTuple):
 
 def outcomes_here(name: str, seed: int, lowerings: Iterable[str]) -> Iterable[Outcome]:
     """Runs a configuration, or a random program, in this process, which XLA may end."""
-    if name == PROGRAM:
+    if name in (PROGRAM, PLANNED):
         from tests.random_numbers import difference as difference_of_program
-        from tests.random_numbers import text_of_seed
+        from tests.random_numbers import planner_of_seed, text_of_seed
 
-        text = text_of_seed(seed)
+        text, planner = text_of_seed(seed), planner_of_seed(seed) if name == PLANNED else None
         for lowering in lowerings:
             run = () if lowering == UNSHARDED else (lowering,)
-            yield _outcome(name, seed, lowering, functools.partial(difference_of_program, text, run))
+            yield _outcome(name, seed, lowering, functools.partial(difference_of_program, text, run, planner))
         return
     yield from _configured(name, seed, lowerings)
 
