@@ -45,7 +45,7 @@ from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Candidate, Searcher, assigned
-from shardy_py.planner.space import Annotations, Groups
+from shardy_py.planner.space import Annotations, Resolution
 
 
 @dataclass(frozen=True)
@@ -290,15 +290,15 @@ class _Planning:
         outputs = tuple(physical_sharding(s, v.aval) for s, v in zip(self.results.shardings, jaxpr.outvars, strict=True))
         return Annotations(inputs, outputs, self.alike)
 
-    def assign(self, groups: Groups, assignment: Sequence[int]) -> None:
+    def assign(self, resolution: Resolution, assignment: Sequence[int]) -> None:
         """Sets the shardings of the program to those of an assignment."""
-        assigned(self.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, self.annotations(), groups, assignment)
+        assigned(self.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, self.annotations(), resolution, assignment)
 
-    def replan(self, groups: Groups, assignment: Sequence[int]) -> Plan:
+    def replan(self, resolution: Resolution, assignment: Sequence[int]) -> Plan:
         """The plan of an assignment, of a program of its own."""
         planning = _Planning(self.traced)
         planning.alike = self.alike
-        planning.assign(groups, assignment)
+        planning.assign(resolution, assignment)
         return planning.planned(CHOSEN).plan
 
 

@@ -19,6 +19,7 @@ from shardy_py.plan.search import Search
 from shardy_py.plan.store.search import read_search, write_search
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.search import Candidate, Searcher
+from shardy_py.planner.space import Resolution
 
 AHEAD = 10.0
 """Seconds past the time limit that a process waits for a search where the plan does not run now: it may be the only one that plans."""
@@ -78,7 +79,8 @@ def _written(searcher: Searcher, outcome: Outcome) -> str:
         parts = ("what", "where", "why", "fix", "minimum_bytes", "budget_bytes", "contributors")
         return json.dumps({"infeasible": {name: getattr(outcome, name) for name in parts}})
     best, search = outcome
-    chosen = {"groups": searcher.space.groups, "name": best.name, "assignment": best.assignment}
+    resolution = searcher.space.resolution
+    chosen = {"groups": resolution.groups, "layers": resolution.layers, "name": best.name, "assignment": best.assignment}
     return json.dumps({**chosen, "search": write_search(search), "timings": dict(search.timings)})
 
 
@@ -87,5 +89,5 @@ def _read(searcher: Searcher, text: str) -> Outcome:
     data = json.loads(text)
     if "infeasible" in data:
         return PlannerInfeasible(**{**data["infeasible"], "contributors": [tuple(each) for each in data["infeasible"]["contributors"]]})
-    searcher.prepare(tuple(map(tuple, data["groups"])))
+    searcher.prepare(Resolution(tuple(map(tuple, data["groups"])), data["layers"]))
     return searcher.candidate(data["name"], data["assignment"]), replace(read_search(data["search"]), timings=data["timings"])

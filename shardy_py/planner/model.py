@@ -6,7 +6,7 @@ Prices are those of `partition/tables`, of which a plan's `cost_analysis` is the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,6 +113,7 @@ class _Reads:
     """Layouts in which an operand is read.
 
     Attributes:
+        key: Equal for those that differ in nothing but the value.
         domain: The layouts that it may have.
         own: Per entry, the number of its layout.
         targets: The layouts in which it may be read.
@@ -120,11 +121,57 @@ class _Reads:
         seconds: Of bringing it from one to another; NaN where no entry does.
     """
 
+    key: object
     domain: Sequence[Layout]
     own: Array
     targets: Sequence[Layout]
     read: Array
     seconds: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Made:
+    """Layouts in which a result is made.
+
+    Attributes:
+        key: Equal for those that differ in nothing but the value.
+        domain: The layouts that it may have.
+        own: Per entry, the number of its layout.
+        targets: The layouts in which it may be made.
+        makes: Per entry, the number of the layout in which it is made.
+    """
+
+    key: object
+    domain: Sequence[Layout]
+    own: Array
+    targets: Sequence[Layout]
+    makes: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Column:
+    """A move of each entry of a table.
+
+    Attributes:
+        key: Equal for columns whose entries choose alike.
+        numbers: Per layout and other layout of a value, the number of the move between them; -1 where there is none.
+        own: Per entry, the number of the layout.
+        other: Per entry, the number of the other layout.
+    """
+
+    key: object
+    numbers: Array
+    own: Array
+    other: Array
+
+    def uses(self) -> Iterator[tuple[int, object]]:
+        """The moves, each with what tells which entries choose it."""
+        for a, b in zip(*np.nonzero(self.numbers >= 0)):
+            yield int(self.numbers[a, b]), (self.key, int(a), int(b))
+
+    def renumbered(self, numbers: Array) -> Array:
+        """Per entry, the new number of its move, by old ones."""
+        return np.append(numbers, -1)[self.numbers][self.own, self.other]
 
 
 @dataclass(eq=False)
@@ -142,8 +189,8 @@ class _Draft:
     strategies: Array
     costs: Array
     ties: Array
-    moves: list[Array] = field(default_factory=list[Array])
-    at_hand: list[Array] = field(default_factory=list[Array])
+    moves: list[_Column] = field(default_factory=list["_Column"])
+    at_hand: list[_Column] = field(default_factory=list["_Column"])
 
 
 class TooLarge(Exception):
@@ -196,7 +243,7 @@ class _Builder:
         self.moves: dict[object, int] = {}
         self.move_costs: list[float] = []
         self.reads: list[tuple[Op, Value, tuple[tuple[int, ...], int], _Reads]] = []
-        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, Sequence[Layout], Array, Sequence[Layout], Array]] = []
+        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, _Made]] = []
 
     # ------------------------------------------------------------------ walking
 
@@ -320,11 +367,14 @@ class _Builder:
         draft.ties = draft.ties + PLACE_TIE * _misplaced(joint.candidates, price)
         for i, value in enumerate(op.operands):
             if not spec.operands[i].maker:
-                reads = _Reads(domains[i], index[i], price.read_layouts[i], price.reads[i], price.move_seconds[i])
+                read_by = (id(price), i)
+                reads = _Reads(read_by, domains[i], index[i], price.read_layouts[i], price.reads[i], price.move_seconds[i])
                 self.move(op, key, draft, value, scope, reads)
         for i, value in enumerate(op.results):
             own = len(op.operands) + i
-            self.results_at_hand.append((key, value, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i]))
+            made_by = (id(price), own)
+            made = _Made(made_by, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i])
+            self.results_at_hand.append((key, value, made))
 
     def handed_out(self, op: Op) -> float:
         """Seconds in which results of an op that runs on one device are added to zeros of the others."""
@@ -351,7 +401,7 @@ class _Builder:
                 self.move_costs.append(float(reads.seconds[a, b]) * once)
             numbers[a, b] = number
         if (numbers >= 0).any():
-            draft.moves.append(numbers[reads.own, reads.read])
+            draft.moves.append(_Column(reads.key, numbers, reads.own, reads.read))
             self.reads.append((op, origin, key, reads))
 
     def handed(self, op: Op, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
@@ -380,7 +430,7 @@ class _Builder:
         domain, own = joint.candidates.domains[0], joint.candidates.index[0]
         seconds = np.array([[self.machine.reshard(value.type, a, b).seconds for b in targets] for a in domain])
         key, draft = self.draft(local, joint)
-        self.move(op, key, draft, value, scope, _Reads(domain, own, targets, read, seconds))
+        self.move(op, key, draft, value, scope, _Reads((id(joint), tuple(targets)), domain, own, targets, read, seconds))
 
     def draft(self, local: Sequence[int], joint: _Joint) -> tuple[tuple[tuple[int, ...], int], _Draft]:
         """The table of some classes under some joint strategies."""
@@ -413,30 +463,49 @@ class _Builder:
 
     def note_results_at_hand(self) -> None:
         """Notes where readers need no move, since the op makes a result in the layout in which they read it."""
-        for key, value, domain, own, make_layouts, makes in self.results_at_hand:
-            numbers = np.full((len(domain), len(make_layouts)), -1)
-            for a, source in enumerate(domain):
-                for b, target in enumerate(make_layouts):
+        for key, value, made in self.results_at_hand:
+            numbers = np.full((len(made.domain), len(made.targets)), -1)
+            for a, source in enumerate(made.domain):
+                for b, target in enumerate(made.targets):
                     if source != target:
                         numbers[a, b] = self.moves.get((value, self.home[value], source, target), -1)
             if (numbers >= 0).any():
-                self.drafts[key].at_hand.append(numbers[own, makes])
+                self.drafts[key].at_hand.append(_Column(made.key, numbers, made.own, made.makes))
+
+    def merge_moves(self) -> tuple[Array, Array]:
+        """Makes moves that the same entries need and have at hand one, as those of layers that are sharded alike.
+
+        Returns:
+            Per move, its new number; and the costs of the new ones.
+        """
+        uses: list[set[tuple[int, object]]] = [set() for _ in self.move_costs]
+        for number, draft in enumerate(self.drafts.values()):
+            for column in draft.moves:
+                for move, use in column.uses():
+                    uses[move].add((2 * number, use))
+            for column in draft.at_hand:
+                for move, use in column.uses():
+                    uses[move].add((2 * number + 1, use))
+        distinct: dict[frozenset[tuple[int, object]], int] = {}
+        numbers = np.array([distinct.setdefault(frozenset(each), len(distinct)) for each in uses], np.int64)
+        return numbers, np.bincount(numbers, self.move_costs, len(distinct))
 
     def model(self) -> Model:
         """The problem."""
         space, tables, constant = self.space, list[Table](), 0.0
         self.note_results_at_hand()
+        numbers, costs = self.merge_moves()
         values: dict[Value | int, int] = {}
         layouts: dict[int, tuple[Layout, ...]] = {}
         places: dict[tuple[tuple[int, ...], int], int] = {}
         for key, draft in self.drafts.items():
-            table = self.table(key[0], draft)
+            table = self.table(key[0], draft, numbers)
             if table.classes:
                 places[key] = len(tables)
                 tables.append(table)
             else:
                 needed = dict.fromkeys(int(m) for m in table.moves[0] if m >= 0)
-                constant += float(draft.costs[0]) + sum(self.move_costs[m] for m in needed)
+                constant += float(draft.costs[0]) + float(sum(costs[m] for m in needed))
         main = self.program.main
         for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
             local, joint = self.joint([space.classes[value]])
@@ -444,7 +513,7 @@ class _Builder:
             pieces = np.array([math.prod(local_shape(type_.shape, layout, self.mesh)) for layout in domain], float) / size
             cut_dims = np.array([sum(dim for dim, axes in enumerate(layout) if axes) for layout in domain], float)
             ties = (pieces + DIMENSION_TIE * cut_dims)[joint.candidates.index[0]]
-            table = self.table(local, _Draft(joint.strategies, np.zeros(len(ties)), ties))
+            table = self.table(local, _Draft(joint.strategies, np.zeros(len(ties)), ties), numbers)
             if table.classes and type_.rank:
                 values[value] = len(tables)
                 layouts[len(tables)] = tuple(joint.candidates.domains[0][i] for i in joint.candidates.index[0])
@@ -452,17 +521,29 @@ class _Builder:
         unit = TIE * (constant + sum(float(table.costs.min()) for table in tables if len(table.costs)))
         tables = [replace(table, ties=table.ties * unit) for table in tables]
         sizes = tuple(len(space.strategies[c]) for c in space.free)
-        problem = Problem(sizes, tuple(tables), np.array(self.move_costs))
+        problem = Problem(sizes, tuple(tables), costs)
         reads = {(op, value): _read(places[key], each) for op, value, key, each in self.reads if key in places}
-        makes = {value: Read(places[key], targets, numbers) for key, value, _, _, targets, numbers in self.results_at_hand if key in places}
+        makes = {value: Read(places[key], made.targets, made.makes) for key, value, made in self.results_at_hand if key in places}
         return Model(space, space.free, problem, constant, values, layouts, reads, makes)
 
-    def table(self, local: Sequence[int], draft: _Draft) -> Table:
-        """A draft as a table of variables."""
+    def table(self, local: Sequence[int], draft: _Draft, numbers: Array) -> Table:
+        """A draft as a table of variables.
+
+        Args:
+            local: Its classes.
+            draft: The draft.
+            numbers: Per move, its number in the problem.
+        """
         free = [i for i, c in enumerate(local) if c in self.variables]
-        moves, at_hand = (np.array(columns, int).reshape(len(columns), len(draft.costs)).T for columns in (draft.moves, draft.at_hand))
+        moves, at_hand = (_stacked([c.renumbered(numbers) for c in columns], len(draft.costs)) for columns in (draft.moves, draft.at_hand))
         variables = tuple(self.variables[local[i]] for i in free)
         return Table(variables, draft.strategies[:, free], draft.costs, moves, draft.ties, at_hand)
+
+
+def _stacked(columns: Sequence[Array], height: int) -> Array:
+    """Distinct columns side by side."""
+    distinct = {column.tobytes(): column for column in columns}
+    return np.array(list(distinct.values()), np.int64).reshape(len(distinct), height).T
 
 
 def _read(table: int, reads: _Reads) -> Read:

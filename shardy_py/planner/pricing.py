@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.errors import UserError
-from shardy_py.partition.layouts import parts
+from shardy_py.partition.layouts import Layout, parts, spelled
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.memory.analysis import analyse as memory_of
@@ -18,7 +18,7 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Alternative, Price
 from shardy_py.planner.assigned import shardings_of
 from shardy_py.planner.assignment import solve
-from shardy_py.planner.problem import pinned
+from shardy_py.planner.problem import Solution, pinned
 from shardy_py.planner.search import Candidate, Searcher
 from shardy_py.planner.space import Annotations
 
@@ -78,35 +78,59 @@ class Prices:
         Raises:
             UserError: There is no such input, or it cannot be sharded so.
         """
-        searcher, model = self.searcher, self.searcher.model
+        searcher = self.searcher
         paths = [v.path for v in searcher.base.inputs]
         if path not in paths:
             raise UserError(f"no input {path!r}", where="plan.search.price", why=f"the inputs are {', '.join(paths[:12])}")
-        value = searcher.program.main.arguments[paths.index(path)]
-        problem, numbers = searcher.limited(), {c: i for i, c in enumerate(model.variables)}
-        classes = searcher.space.classes[value]
+        number = paths.index(path)
+        classes = searcher.space.classes[searcher.program.main.arguments[number]]
         if len(tuple(spec)) > len(classes):
             raise UserError(f"{spec} has more dimensions than {path}", where="plan.search.price", why=f"it has {len(classes)}")
-        start = list(self.best.assignment)
-        for dim, entry in enumerate((*spec, *(None,) * (len(classes) - len(tuple(spec))))):
-            axes, c = self._axes(entry), classes[dim]
-            strategies = searcher.space.strategies[c]
-            if axes not in strategies:
+        entries = (*spec, *(None,) * (len(classes) - len(tuple(spec))))
+        layout = tuple(map(self._axes, entries))
+        for dim, (entry, axes, c) in enumerate(zip(entries, layout, classes)):
+            if axes not in searcher.space.strategies[c]:
                 raise UserError(
                     f"dimension {dim} of {path} cannot be {entry!r} in this search",
                     where="plan.search.price",
                     why="an annotation pins it, or the axes do not divide it",
                 )
-            if c in numbers:
-                start[numbers[c]] = strategies.index(axes)
-                problem = pinned(problem, numbers[c], (start[numbers[c]],))
-        solution = solve(problem, [start], gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
-        if math.isinf(solution.cost):
+        solution, plan, constant = (self._pinned if searcher.space.resolution.layers else self._annotated)(number, layout)
+        if plan is None:
             return Price(path, str(spec), math.inf, None, math.inf)
-        plan = replace(searcher.replan(searcher.space.groups, model.assignment(solution.assignment)), partitioner=None)
         seconds = searcher.objective(plan) - self.best.seconds
         peak = memory_of(plan, searcher.planner.hardware).peak_memory_in_bytes
-        return Price(path, str(spec), seconds, peak - self.best.peak, solution.bound + model.constant - self.best.seconds)
+        return Price(path, str(spec), seconds, peak - self.best.peak, solution.bound + constant - self.best.seconds)
+
+    def _pinned(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
+        """The solution with an argument in a layout, its plan, and seconds that no choice changes."""
+        searcher, model = self.searcher, self.searcher.model
+        problem, numbers = searcher.limited(), {c: i for i, c in enumerate(model.variables)}
+        start = list(self.best.assignment)
+        for axes, c in zip(layout, searcher.space.classes[searcher.program.main.arguments[number]]):
+            if c in numbers:
+                start[numbers[c]] = searcher.space.strategies[c].index(axes)
+                problem = pinned(problem, numbers[c], (start[numbers[c]],))
+        solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
+        if math.isinf(solution.cost):
+            return solution, None, 0.0
+        plan = searcher.replan(searcher.space.resolution, model.assignment(solution.assignment))
+        return solution, replace(plan, partitioner=None), model.constant
+
+    def _annotated(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
+        """The same where an argument shares its classes with others: annotated, it does not."""
+        searcher, stated = self.searcher, self.searcher.annotations
+        sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(spelled(axes, searcher.space.mesh)) for axes in layout])
+        inputs = (*stated.inputs[:number], sharding, *stated.inputs[number + 1 :])
+        other = self.anew(replace(stated, inputs=inputs))
+        other.prepare(searcher.space.resolution)
+        solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
+        plan = None if math.isinf(solution.cost) else other.candidate("", solution.assignment).plan
+        return solution, plan, other.model.constant
+
+    @property
+    def _seconds(self) -> float:
+        return max(SHARE * self.searcher.planner.time_limit_s, 0.2)
 
     def price_of_annotations(self) -> tuple[Price, ...]:
         """Per annotated input and result, the seconds that it costs: those of the plan less those of one without it."""
@@ -125,8 +149,8 @@ class Prices:
                     else replace(stated, outputs=_without(stated.outputs, number))
                 )
                 other = self.anew(dropped)
-                other.prepare(searcher.space.groups)
-                solution = solve(other.limited(), gap=searcher.planner.gap, seconds=max(SHARE * searcher.planner.time_limit_s, 0.2))
+                other.prepare(searcher.space.resolution)
+                solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
                 saved = self.best.seconds - (solution.cost + other.model.constant)
                 least = self.bound - (solution.cost + other.model.constant)
                 prices.append(Price(path, sharding_text(sharding), max(saved, 0.0), None, max(least, 0.0)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardy_py.dialect import Mesh
-from shardy_py.ir import Program
+from shardy_py.ir import Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.specs import sharding_text
@@ -26,11 +26,12 @@ from shardy_py.planner.assignment import least, solve
 from shardy_py.planner.descent import descend
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
+from shardy_py.planner.inputs import cut
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, TooLarge, model_of
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
-from shardy_py.planner.space import Annotations, Groups, Space, groupings, space_of
+from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of
 from shardy_py.planner.templates import Template, templates
 
 ROUNDS = 6
@@ -67,8 +68,8 @@ TEMPLATE_GAP = 0.2
 Collect = Callable[[Search | None], PlanRecord]
 """Makes the plan of the program's shardings as they are."""
 
-Replan = Callable[[Groups, Sequence[int]], PlanRecord]
-"""Makes the plan of an assignment of a space with such groups: per class, the number of its strategy."""
+Replan = Callable[[Resolution, Sequence[int]], PlanRecord]
+"""Makes the plan of an assignment of a space of such a resolution: per class, the number of its strategy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,16 +125,16 @@ class Searcher:
         Raises:
             PlannerInfeasible: None fits the budget.
         """
-        stages = groupings(self.base.mesh)
         most = ENTRIES * max(self.planner.time_limit_s, 1.0)
+        stages = resolutions(self.base.mesh)
         with no_collection():
-            for groups in stages:
+            for stage in stages:
                 try:
-                    self.prepare(groups, None if groups is stages[-1] else most)
+                    self.prepare(stage, None if stage is stages[-1] else LARGE if stage.layers else most)
                 except TooLarge:
                     continue
                 return self.solved()
-        raise AssertionError("the space in which all axes are taken together is searched whatever its size")
+        raise AssertionError("the smallest space is searched whatever its size")
 
     def solved(self) -> tuple[Candidate, Search]:
         """The best plan of the space at hand."""
@@ -142,11 +143,11 @@ class Searcher:
         self.timings["solve"] = time.monotonic() - started
         return best, self.result(best, bound)
 
-    def prepare(self, groups: Groups | None = None, most: float | None = None) -> None:
+    def prepare(self, resolution: Resolution | None = None, most: float | None = None) -> None:
         """The space and the model.
 
         Args:
-            groups: Mesh axes that are taken together; by default each is by itself.
+            resolution: What the space tells apart; by default all.
             most: Entries of the model; None for any number.
 
         Raises:
@@ -156,7 +157,7 @@ class Searcher:
         self.machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
         self.program, lineage, self.copies = as_xla_inlines(self.base.program)
         self.ops = {old: new for new, old in lineage.ops.items()}
-        self.space: Space = space_of(self.program, self.base.mesh, self.annotations, groups)
+        self.space: Space = space_of(self.program, self.base.mesh, self.annotations, resolution)
         self.model: Model = model_of(self.program, self.space, self.machine, math.inf if most is None else most)
         self.timings["model"] = time.monotonic() - started
 
@@ -226,7 +227,7 @@ class Searcher:
             if not math.isinf(solution.cost):
                 seconds = solution.cost + self.model.constant
                 if self.as_region:
-                    seconds = self.objective(self.replan(self.space.groups, self.model.assignment(solution.assignment)))
+                    seconds = self.objective(self.replan(self.space.resolution, self.model.assignment(solution.assignment)))
                 priced.append((seconds, template.name, solution.assignment))
         return tuple(self.alternative(name, seconds, assignment) for seconds, name, assignment in sorted(priced))
 
@@ -235,7 +236,9 @@ class Searcher:
         full = self.model.assignment(assignment)
         sharding = shardings_of(self.space, full, self.mesh_name)
         inputs = {v.path: sharding_text(sharding(a)) for v, a in zip(self.base.inputs, self.program.main.arguments)}
-        return Alternative(name, seconds, inputs, self.planner.budget, functools.partial(self.replan, self.space.groups, full), self.peak)
+        return Alternative(
+            name, seconds, inputs, self.planner.budget, functools.partial(self.replan, self.space.resolution, full), self.peak
+        )
 
     def peak(self, plan: PlanRecord) -> int:
         """The peak of a plan in bytes."""
@@ -289,7 +292,8 @@ class Searcher:
                 break
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
             polished = descend(Evaluation(problem), solution.assignment)
-            candidate = self.candidate("", tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment)
+            best = tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment
+            candidate = self.candidate("", cut(self.model, problem, best, self.data, self.planner.gap))
             if self.fits(candidate.peak):
                 return candidate, bound
             over.append(candidate)
@@ -303,6 +307,12 @@ class Searcher:
                 return candidate, bound
             over.append(candidate)
         raise self.infeasible(over)
+
+    @property
+    def data(self) -> list[Value]:
+        """The arguments that no step hands to the next."""
+        handed_on = {argument for argument, _ in self.annotations.alike}
+        return [argument for number, argument in enumerate(self.program.main.arguments) if number not in handed_on]
 
     def starts(self) -> list[Sequence[int]]:
         """Assignments to start from."""
@@ -396,7 +406,10 @@ class Searcher:
             space["nothing to choose"] = (
                 f"no size is a multiple of an axis of {self.base.mesh} where nothing is annotated: devices share no work"
             )
-        together = [f"({', '.join(group)})" for group in self.space.groups if len(group) > 1]
+        resolution = self.space.resolution
+        if not resolution.layers:
+            space["alike layers"] = "sharded alike, or there would be more entries than time; the bound is of such plans"
+        together = [f"({', '.join(group)})" for group in resolution.groups if len(group) > 1]
         if together:
             space["axes taken together"] = f"{' and '.join(together)}, or there would be more entries than time; the bound is of such plans"
         return Search(
@@ -412,7 +425,9 @@ class Searcher:
         )
 
 
-def assigned(program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, groups: Groups, assignment: Sequence[int]) -> None:
+def assigned(
+    program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]
+) -> None:
     """Sets the shardings of a program to those of an assignment of its space.
 
     Args:
@@ -420,9 +435,9 @@ def assigned(program: Program, mesh_name: str, mesh: Mesh, annotations: Annotati
         mesh_name: The mesh as the program names it.
         mesh: The mesh.
         annotations: The user's.
-        groups: The axes of the space that are taken together.
+        resolution: What the space tells apart.
         assignment: Per class of the space, the number of its strategy.
     """
     copy, _, copies = as_xla_inlines(program)
-    space = space_of(copy, mesh, annotations, groups)
+    space = space_of(copy, mesh, annotations, resolution)
     assign(program, space, shardings_of(space, assignment, mesh_name), copies)

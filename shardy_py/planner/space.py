@@ -18,6 +18,7 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.planner.alike import representatives
 from shardy_py.rules import rule_for
 from shardy_py.rules.traits import CONSTRAINTS
 
@@ -38,6 +39,19 @@ Groups = tuple[tuple[str, ...], ...]
 """Names of mesh axes that cut a dimension together or not at all."""
 
 
+@dataclass(frozen=True)
+class Resolution:
+    """What a space tells apart.
+
+    Attributes:
+        groups: Mesh axes that are taken together; all are in one of the groups.
+        layers: Whether layers that are alike are sharded each by itself.
+    """
+
+    groups: Groups
+    layers: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class Space:
     """Classes of dimensions and their strategies.
@@ -47,14 +61,14 @@ class Space:
         classes: Per value, or number of a result, the class of each dimension.
         strategies: Per class, the axes that may cut it, in parts of prime size; whole is the first unless it is pinned otherwise.
         members: Per class, its dimensions.
-        groups: Mesh axes that are taken together.
+        resolution: What it tells apart.
     """
 
     mesh: Mesh
     classes: Mapping[Value | int, tuple[int, ...]]
     strategies: tuple[tuple[Axes, ...], ...]
     members: tuple[tuple[Dim, ...], ...]
-    groups: Groups
+    resolution: Resolution
 
     def layout(self, value: Value | int, assignment: Sequence[int]) -> Layout:
         """The layout of a value, or of a result by its number.
@@ -86,30 +100,29 @@ class Annotations:
     alike: tuple[tuple[int, int], ...] = ()
 
 
-def groupings(mesh: Mesh) -> tuple[Groups, ...]:
-    """Ways to take the axes of a mesh together, from the largest space to the smallest: each by itself, the first apart, all in one group.
+def resolutions(mesh: Mesh) -> tuple[Resolution, ...]:
+    """From the largest space to the smallest: all apart, alike layers as one, all axes but the first taken together, all of them.
 
     Example:
-        >>> groupings(Mesh([("x", 2), ("y", 4), ("z", 2)]))
-        ((('x',), ('y',), ('z',)), (('x',), ('y', 'z')), (('x', 'y', 'z'),))
+        >>> [(resolution.groups, resolution.layers) for resolution in resolutions(Mesh([("x", 2), ("y", 4)]))]
+        [((('x',), ('y',)), True), ((('x',), ('y',)), False), ((('x', 'y'),), False)]
     """
     names = tuple(axis.name for axis in mesh.axes if axis.size > 1)
-    stages: list[Groups] = [tuple((name,) for name in names)]
-    if len(names) > 1:
-        stages += [(names[:1], names[1:]), (names,)]
-    return tuple(dict.fromkeys(stages))
+    apart: Groups = tuple((name,) for name in names)
+    coarser: list[Groups] = [apart] if len(names) < 2 else [apart, (names[:1], names[1:]), (names,)]
+    return (Resolution(apart), *dict.fromkeys(Resolution(groups, layers=False) for groups in coarser))
 
 
-def space_of(program: Program, mesh: Mesh, annotations: Annotations, groups: Groups | None = None) -> Space:
+def space_of(program: Program, mesh: Mesh, annotations: Annotations, resolution: Resolution | None = None) -> Space:
     """The search space of a program.
 
     Args:
         program: After all passes, planned with the user's annotations alone.
         mesh: Its mesh.
         annotations: The user's annotations of arguments and results; constraints are ops of the program.
-        groups: Axes that are taken together; by default each is by itself.
+        resolution: What it tells apart; by default all.
     """
-    joiner = _Joiner(program, mesh, annotations, groupings(mesh)[0] if groups is None else groups)
+    joiner = _Joiner(program, mesh, annotations, resolution or resolutions(mesh)[0])
     joiner.block(program.main.body)
     joiner.ends()
     return joiner.space()
@@ -122,11 +135,11 @@ class _Joiner:
         program: The program.
         mesh: Its mesh.
         annotations: The user's.
-        groups: Axes that are taken together.
+        resolution: What the space tells apart.
     """
 
-    def __init__(self, program: Program, mesh: Mesh, annotations: Annotations, groups: Groups) -> None:
-        self.axis_groups = groups
+    def __init__(self, program: Program, mesh: Mesh, annotations: Annotations, resolution: Resolution) -> None:
+        self.resolution = resolution
         self.program = program
         self.mesh = mesh
         self.annotations = annotations
@@ -310,30 +323,34 @@ class _Joiner:
 
     def space(self) -> Space:
         """The classes."""
-        roots: dict[int, int] = {}
-        members: list[list[Dim]] = []
-        classes: dict[Value | int, list[int]] = {}
-        for number, (value, _) in enumerate(self.dims):
-            root = self.root(number)
-            if root not in roots:
-                roots[root] = len(members)
-                members.append([])
-            members[roots[root]].append(self.dims[number])
-            classes.setdefault(value, []).append(roots[root])
-        strategies = tuple(self.strategies(self.sizes[root], self.pins[root]) for root in roots)
+        numbers: dict[int, int] = {}
+        roots = [self.root(number) for number in range(len(self.dims))]
+        classes: dict[Value | int, tuple[int, ...]] = _Scalars()
+        for (value, _), root in zip(self.dims, roots):
+            classes[value] = (*classes[value], numbers.setdefault(root, len(numbers)))
         for value in (*self.program.main.arguments, *range(len(self.program.main.result_types))):
-            classes.setdefault(value, [])
-        return Space(
-            self.mesh, _Scalars({v: tuple(c) for v, c in classes.items()}), strategies, tuple(map(tuple, members)), self.axis_groups
-        )
+            classes.setdefault(value, ())
+        strategies = [self.strategies(self.sizes[root], self.pins[root]) for root in numbers]
+        of_roots = [numbers[root] for root in roots]
+        if not self.resolution.layers:
+            first = representatives(self.program, classes, strategies)
+            places = {c: place for place, c in enumerate(dict.fromkeys(first))}
+            strategies = [strategies[c] for c in places]
+            of_roots = [places[first[c]] for c in of_roots]
+            classes = _Scalars({value: tuple(places[first[c]] for c in each) for value, each in classes.items()})
+        members: list[list[Dim]] = [[] for _ in strategies]
+        for dim, c in zip(self.dims, of_roots):
+            members[c].append(dim)
+        return Space(self.mesh, classes, tuple(strategies), tuple(map(tuple, members)), self.resolution)
 
     def strategies(self, size: int, pin: Axes | None) -> tuple[Axes, ...]:
         """The axes that may cut a dimension: sets of groups of whole axes, in mesh order, that divide it."""
         if pin is not None:
             return (pin,)
         chosen: list[Axes] = []
-        for count in range(len(self.axis_groups) + 1):
-            for some in itertools.combinations(self.axis_groups, count):
+        groups = self.resolution.groups
+        for count in range(len(groups) + 1):
+            for some in itertools.combinations(groups, count):
                 names = {name for group in some for name in group}
                 axes = [axis for axis in self.mesh.axes if axis.name in names]
                 if size % math.prod(axis.size for axis in axes) == 0:

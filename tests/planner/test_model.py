@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,11 +16,13 @@ from jax import lax
 import shardy_py as sp
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.ir import Program, Value
+from shardy_py.partition.layouts import local_shape
 from shardy_py.partition.price import Machine
 from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.search import CHOSEN
 from shardy_py.planner.assigned import assign, shardings_of
+from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.memory import fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.problem import cost, entries, weight
@@ -235,3 +238,21 @@ def test_an_axis_cuts_one_summed_dimension() -> None:
             for layout in read.targets:
                 axes = [axis for dim in layout for axis in dim]
                 assert len(axes) == len(set(axes))
+
+
+def test_inputs_are_cut_where_that_costs_next_to_nothing() -> None:
+    made = case("training step", "two axes")
+    model, x = made.model, made.program.main.arguments[-1]
+    whole = (0,) * len(model.variables)
+    least, pieces = cost(model.problem, whole) + model.constant, [1]
+    for gap in (0.0, 5e3, 1e4):  # of a step of 50 ns, which a collective of a microsecond makes much longer
+        chosen = cut(model, model.problem, whole, [x], gap)
+        assert cost(model.problem, chosen) + model.constant <= least * (1 + SHARE * gap)
+        assert cut(model, model.problem, whole, [], gap) == whole
+        pieces.append(local_bytes(made, x, whole) // local_bytes(made, x, chosen))
+    assert pieces == [1, 1, 4, 8]
+
+
+def local_bytes(made: Case, value: Value, assignment: Sequence[int]) -> int:
+    layout = made.model.space.layout(value, made.model.assignment(assignment))
+    return math.prod(local_shape(value.type.shape, layout, made.model.space.mesh)) * 4
