@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMALL = {
     "train_lm.py": ["--steps=4", "--layers=1", "--width=32", "--length=16", "--batch=4"],
     "resnet.py": ["--steps=2", "--size=8", "--channels=8", "--batch=8"],
+    "train_without_annotations.py": ["--steps=2", "--batch=512", "--width=128"],
     "moe.py": ["--steps=3", "--tokens=32", "--width=16"],
     "decode.py": ["--tokens=8", "--batch=4", "--layers=1"],
     "multi_process.py": ["--processes=1", "--steps=3", "--batch=8", "--width=16"],  # two of them: test_multi_process.py
