@@ -22,6 +22,9 @@ AFTER = 1.0
 INTERVAL = 0.1
 """Seconds between two reports of the same phase."""
 
+WORTH_TELLING = 0.01
+"""The part of the objective below which a bound says nothing yet."""
+
 _CLEARED = "\r\x1b[2K"
 
 
@@ -53,7 +56,7 @@ class Progress:
             text += f" {self.fraction:.0%}"
         if self.objective_seconds is not None:
             text += f", step {seconds_text(self.objective_seconds)}"
-            if self.lower_bound_seconds is not None:
+            if self.lower_bound_seconds is not None and self.lower_bound_seconds >= WORTH_TELLING * self.objective_seconds:
                 text += f", at least {seconds_text(self.lower_bound_seconds)}"
         return f"{text} ({self.seconds:.0f} s)"
 

@@ -332,13 +332,19 @@ class Searcher:
         if problem.limits:
             return solution
         rest = min(self.left, END_SHARE * self.planner.time_limit_s)
-        ended = solve(problem, [solution.assignment], gap=self.planner.gap * END_GAP, seconds=rest, watch=self.watch)
+        ended = solve(
+            problem,
+            [solution.assignment],
+            gap=self.planner.gap * END_GAP,
+            seconds=rest,
+            watch=functools.partial(self.watch, proven=solution.bound),
+        )
         return replace(ended, bound=max(ended.bound, solution.bound))
 
-    def watch(self, cost: float, bound: float) -> None:
-        """Reports how far the solver is."""
+    def watch(self, cost: float, bound: float, proven: float = 0.0) -> None:
+        """Reports how far the solver is; it starts without the bound that an earlier search has proven."""
         constant = self.model.constant
-        report("searching", objective=None if math.isinf(cost) else cost + constant, bound=bound + constant)
+        report("searching", objective=None if math.isinf(cost) else cost + constant, bound=max(bound, proven) + constant)
 
     def no_worse_than_templates(self, solution: Solution) -> Solution:
         """The cheapest of a solution and the templates, as far as there is time to complete them."""
