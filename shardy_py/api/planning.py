@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument, abstract_state
+from shardy_py.api.constraining import as_plan_constrains, constrained
 from shardy_py.api.logical_axes import apply_axis_names
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import placed_arguments
-from shardy_py.api.propagating import physical_sharding, propagated
+from shardy_py.api.propagating import decided, physical_sharding, propagated
 from shardy_py.api.searching import searched
 from shardy_py.api.specs import called, to_fitting_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
@@ -28,7 +30,7 @@ from shardy_py.backends.donation import used_inputs, why_off
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.facade import Plan
-from shardy_py.frontends.jaxpr import Imported
+from shardy_py.frontends.jaxpr import Imported, lowered
 from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType
 from shardy_py.passes.collection import no_collection
@@ -43,6 +45,7 @@ from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.options import Planner
+from shardy_py.planner.pins import Variable
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Candidate, Searcher, assigned
 from shardy_py.planner.space import Annotations, Resolution
@@ -178,8 +181,10 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
 
     Raises:
         PlannerInfeasible: The planner finds no plan within its budget.
+        SpecError: `in_shardings` is the plan of another function.
     """
     began = time.monotonic()
+    traced = as_plan_constrains(traced)
     settings = traced.request.settings
     planner = settings.planner
     with no_collection(), observed(traced.request.name, settings.options.progress):
@@ -189,7 +194,7 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
         searcher = planning.searcher(planner, began)
         best, search = searched(searcher, traced, runs=runs)
         searcher.assign(best.assignment)
-        prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with, planning.propagated)
+        prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with, PropagatedSeeds(planning, best.plan))
         return _run_cheaper(planning, searcher, best, replace(search, pricer=prices))
 
 
@@ -277,12 +282,6 @@ class _Planning:
         planning.alike = self.alike
         return Searcher(planning.plan(None), annotations, planner, planning.plan, planning.replan, MESH_NAME, time.monotonic())
 
-    def propagated(self, inputs: Sequence[TensorSharding]) -> Plan:
-        """The plan that propagation makes of input shardings, as XLA's partitioner runs it."""
-        request = self.traced.request
-        settings = replace(request.settings, planner=None, lowering="jit")
-        return make_plan(replace(self.traced, request=replace(request, settings=settings, shardings=tuple(inputs)))).plan
-
     def annotations(self) -> Annotations:
         """The user's shardings of arguments and results."""
         jaxpr = self.traced.jaxpr.jaxpr
@@ -300,6 +299,46 @@ class _Planning:
         planning.alike = self.alike
         planning.assign(resolution, assignment)
         return planning.planned(CHOSEN).plan
+
+
+class PropagatedSeeds:
+    """Plans propagated from a part of the shardings of a planner's plan.
+
+    Args:
+        planning: The call; its program has the plan's shardings.
+        plan: The plan.
+    """
+
+    def __init__(self, planning: _Planning, plan: PlanRecord) -> None:
+        self.planning = planning
+        self.inputs, self.outputs = (
+            tuple(decided(value.sharding, len(value.shape)) for value in values) for values in (plan.inputs, plan.outputs)
+        )
+
+    @functools.cached_property
+    def closed(self) -> ClosedJaxpr:
+        """The jaxpr that was planned."""
+        return lowered(self.planning.traced.jaxpr)
+
+    @functools.cached_property
+    def variables(self) -> Sequence[Variable | None]:
+        """The variables that may be constrained, in the plan's own program."""
+        return constrained(self.closed, {}, self.planning.traced.request.view.twin).variables(self.planning.imported.scope)
+
+    def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
+        """See `planner.pins.Seeds`."""
+        traced = self.planning.traced
+        request = traced.request
+        copy = constrained(self.closed, pins, request.view.twin)
+        settings = replace(request.settings, planner=None, lowering="jit")
+        seeded = replace(
+            traced,
+            jaxpr=copy.closed,
+            request=replace(request, settings=settings, shardings=self.inputs),
+            out_specs=self.outputs if results else traced.out_specs,
+        )
+        planned = make_plan(seeded)
+        return planned.plan, copy.variables(planned.imported.scope)
 
 
 def _plan_alone(traced: TracedCall) -> Plan:

@@ -18,13 +18,14 @@ from shardy_py.api.meshes import MeshView, same_axes
 from shardy_py.api.name_rules import OWN, Annotated, apply_rules, refines
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
-from shardy_py.api.specs import broadcast_specs, called, is_spec_function, is_spec_leaf, to_fitting_sharding, to_tensor_sharding
+from shardy_py.api.specs import as_planned, broadcast_specs, called, is_spec_function, is_spec_leaf, to_fitting_sharding, to_tensor_sharding
 from shardy_py.api.trees import Leaf, location_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.options import Planner
 
 
@@ -192,6 +193,8 @@ def _argument_shardings(
 def _specs(
     in_shardings: Any, layout: Layout, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str
 ) -> list[object]:
+    if isinstance(in_shardings, PlanRecord):
+        in_shardings = as_planned(in_shardings.inputs, "in_shardings")
     if in_shardings is None:
         return [None] * jax.tree.structure((args, kwargs)).num_leaves
 

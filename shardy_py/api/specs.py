@@ -27,6 +27,7 @@ from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import nearest, sharding_text
 from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.values import PlannedValue
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,30 @@ def _spec_text(spec: PartitionSpec) -> str:
 def is_spec_function(specs: object) -> bool:
     """Whether `in_shardings` or `out_shardings` is a function of a path and a leaf; a class of pytrees that can be called is a tree."""
     return callable(specs) and jax.tree_util.treedef_is_leaf(jax.tree.structure(specs))
+
+
+def as_planned(values: Sequence[PlannedValue], source: str) -> Callable[[str, object], TensorSharding]:
+    """The spec of each leaf where a plan stands for specs.
+
+    Args:
+        values: The plan's inputs, or its outputs.
+        source: `in_shardings` or `out_shardings`.
+    """
+    shardings = {value.path: value.sharding or TensorSharding.closed(MESH_NAME, len(value.shape)) for value in values}
+    ranks = {value.path: len(value.shape) for value in values}
+
+    def spec(path: str, leaf: object) -> TensorSharding:
+        if path not in shardings:
+            raise SpecError(
+                f"{source}: the plan has no {path!r}",
+                where=f"{source} of {path}",
+                why="it is the plan of a function with other arguments or results",
+                fix=did_you_mean(path, shardings),
+            )
+        planned = shardings[path]
+        return planned.with_dims(planned.dims[: ranks[path]]).closed_like()  # PRNG keys are stored as several numbers
+
+    return spec
 
 
 def called(specs: Sequence[object], leaves: Sequence[Leaf], structs: Sequence[jax.ShapeDtypeStruct]) -> list[object]:

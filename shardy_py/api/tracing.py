@@ -16,11 +16,12 @@ from jax.sharding import AbstractMesh, NamedSharding
 from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
-from shardy_py.api.specs import broadcast_specs
+from shardy_py.api.specs import as_planned, broadcast_specs
 from shardy_py.backends.callback_errors import CallbackErrors, watched
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.record import PlanRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,10 @@ def trace(request: PlanRequest) -> TracedCall:
 
 def _out_specs(request: PlanRequest, result: Any) -> list[object]:
     """The entry of out_shardings for each leaf of a result."""
-    out_specs = request.settings.out_shardings
+    settings = request.settings
+    out_specs = settings.out_shardings
+    if out_specs is None and isinstance(settings.in_shardings, PlanRecord):
+        out_specs = as_planned(settings.in_shardings.outputs, "out_shardings")
     if out_specs is None:
         return [None] * jax.tree.structure(result).num_leaves
     return broadcast_specs(out_specs, result, "out_shardings", lambda path: "result" + path, request.location)

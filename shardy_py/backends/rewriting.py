@@ -35,10 +35,13 @@ class Pins:
 
     Attributes:
         variables: The sharding that each is constrained to.
+        operands: The sharding that an operand of an equation is constrained to for it and all later ones, by `(equation index, operand
+            number)`; what the jaxpr returns is the operands of one more equation.
         children: The same for the bodies that equations hold, by `(equation index, body number)`.
     """
 
     variables: dict[Var, TensorSharding] = field(default_factory=dict)
+    operands: dict[tuple[int, int], TensorSharding] = field(default_factory=dict)
     children: dict[tuple[int, int], Pins] = field(default_factory=dict)
 
     def child(self, index: int, body: int) -> Pins:
@@ -46,8 +49,8 @@ class Pins:
         return self.children.setdefault((index, body), Pins())
 
     def count(self) -> int:
-        """Number of pinned variables, bodies included."""
-        return len(self.variables) + sum(child.count() for child in self.children.values())
+        """Number of constraints, bodies included."""
+        return len(self.variables) + len(self.operands) + sum(child.count() for child in self.children.values())
 
 
 @dataclass
@@ -153,10 +156,19 @@ class Copier:
                     eqns.append(self.constraint(renamed.get(v, v), constrained, wanted, like))
                     renamed[v] = constrained
 
+        def operand(v: Any, index: int, number: int, like: JaxprEqn | None) -> Any:
+            wanted = pins.operands.get((index, number))
+            if wanted is None or like is None or isinstance(v, Literal):
+                return use(v)
+            constrained = Var(v.aval)
+            eqns.append(self.constraint(use(v), constrained, wanted, like))
+            renamed[v] = constrained
+            return constrained
+
         if jaxpr.eqns:
             pin([*jaxpr.constvars, *jaxpr.invars], jaxpr.eqns[0])
         for index, eqn in enumerate(jaxpr.eqns):
-            operands = [use(v) for v in eqn.invars]
+            operands = [operand(v, index, number, eqn) for number, v in enumerate(eqn.invars)]
             replacement = self.replace(eqn, scope)
             if replacement is not None:
                 self.inline(replacement, eqn, operands, eqns, renamed)
@@ -165,8 +177,10 @@ class Copier:
                 position[index] = len(eqns)
                 eqns.append(eqn if params is eqn.params and operands == eqn.invars else eqn.replace(invars=operands, params=params))
             pin(eqn.outvars, eqn)
+        last = jaxpr.eqns[-1] if jaxpr.eqns else None
+        outvars = [operand(v, len(jaxpr.eqns), number, last) for number, v in enumerate(jaxpr.outvars)]
         changed = len(eqns) != len(jaxpr.eqns) or any(a is not b for a, b in zip(eqns, jaxpr.eqns))
-        copy = jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed or renamed else jaxpr
+        copy = jaxpr.replace(eqns=eqns, outvars=outvars) if changed or renamed else jaxpr
         return Copied(copy, position, children)
 
     def params(self, eqn: JaxprEqn, index: int, pins: Pins, scope: Scope | None, children: dict[tuple[int, int], Copied]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def from_jaxpr(
     Returns:
         The program, the values of the jaxpr's variables in it, and findings.
     """
-    closed_jaxpr = _jax.as_lowered(closed_jaxpr)
+    closed_jaxpr = lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
     importer = EquationImporter(Meshes(mesh_name, mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
@@ -98,6 +98,15 @@ def from_jaxpr(
     program.locate = locate
     program.calls = calls
     return Imported(program, scope, importer.findings)
+
+
+def lowered(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr that is read: without references, and types of several arrays.
+
+    Args:
+        closed_jaxpr: A result of `jax.make_jaxpr`.
+    """
+    return _jax.as_lowered(closed_jaxpr)
 
 
 def from_equations(

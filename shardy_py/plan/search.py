@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
+from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import aligned
+from shardy_py.ir import Type
+from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.values import typed
 
 Status = Literal["optimal", "time_limit", "template"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -35,6 +39,38 @@ class Price:
 
     def __str__(self) -> str:
         return f"{self.path} as {self.spec}: {seconds_text(max(self.seconds, 0.0))} more"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The sharding of a value inside of the function that propagation needs, besides those of inputs and results, to give the plan.
+
+    Attributes:
+        value: The path of the value in the plan.
+        type: Its type.
+        location: `file:line` of the user's code at which it stands; empty where no line of it makes the value, as in a backward pass.
+        sharding: The sharding.
+        primitive: The JAX primitive that makes the value; that of the loop where it is constrained in front of one.
+        is_in_front: Whether it is constrained in front of a loop that reads it.
+        number: Of the variable, among all that may be constrained.
+    """
+
+    value: str
+    type: Type
+    location: str
+    sharding: TensorSharding
+    primitive: str
+    is_in_front: bool
+    number: int
+
+    @property
+    def spec(self) -> str:
+        """The sharding as a `PartitionSpec` to paste."""
+        return sharding_text(self.sharding)
+
+    def __str__(self) -> str:
+        place = f"in front of the {self.primitive}" if self.is_in_front else f"from {self.primitive}"
+        return f"{self.value}, {typed(self.type, None)}, {place}{f' at {self.location}' if self.location else ''} as {self.spec}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +138,13 @@ class Pricer(Protocol):
         """The cost of pinning an input."""
         ...
 
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The fewest constraints with which propagation gives the plan."""
+        ...
+
     def as_in_shardings(self) -> str:
-        """The input shardings as code."""
+        """The input shardings, and constraints, as code."""
         ...
 
     def price_of_annotations(self) -> tuple[Price, ...]:
@@ -127,6 +168,7 @@ class Search:
         space: What was searched, in words.
         timings: Seconds of each step.
         pricer: Answers questions; None of a stored plan.
+        stored_constraints: Of a search that was read from a file.
     """
 
     hardware: str
@@ -139,6 +181,15 @@ class Search:
     space: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     pricer: Pricer | None = field(default=None, repr=False)
+    stored_constraints: tuple[Constraint, ...] = ()
+
+    @functools.cached_property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The fewest constraints of values inside with which propagation from the inputs and results gives the plan.
+
+        They are searched for, by some propagations of the program, when they are first read or the plan is stored.
+        """
+        return self.stored_constraints if self.pricer is None else self.pricer.constraints
 
     @functools.cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
@@ -171,10 +222,11 @@ class Search:
         return self._pricer().price_of_annotations()
 
     def as_in_shardings(self) -> str:
-        """The input shardings as code to paste, so that the planner need not run: a function of a leaf's path for `in_shardings=`.
+        """The plan as code to paste, so that the planner need not run: functions of a leaf's path, and lines of constraints.
 
-        Values inside were chosen too, where propagation from the inputs alone would have them otherwise; the first line says what the step
-        takes either way.
+        Functions are for `in_shardings=`, and for `out_shardings=` where propagation would shard results otherwise. Lines of constraints
+        are comments that say where each belongs; those of values that no line of the user's code makes are left out. The first line says what
+        the step takes with and without them.
 
         Raises:
             ValueError: The search was read from a file.
@@ -199,7 +251,8 @@ class Search:
         rows = [(a.name, seconds_text(a.objective_seconds), *_memory(a)) for a in self.alternatives]
         space = [f"  {name}: {text}" for name, text in self.space.items()]
         lines = [self.headline, *(f"  {line}" for line in aligned([("alternative", "step", "peak", ""), *rows]))]
-        return "\n".join(line.rstrip() for line in (*lines, *space))
+        constraints = [f"  constraint: {each}" for each in self.constraints]
+        return "\n".join(line.rstrip() for line in (*lines, *constraints, *space))
 
 
 def _memory(alternative: Alternative) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,18 +16,16 @@ from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.search import Alternative, Price
-from shardy_py.planner.assigned import shardings_of
+from shardy_py.plan.search import Alternative, Constraint, Price
+from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.planner.assignment import solve
+from shardy_py.planner.pins import TOLERANCE, Seeds, constraints_of
 from shardy_py.planner.problem import Solution, pinned
 from shardy_py.planner.search import Candidate, Searcher
 from shardy_py.planner.space import Annotations
 
 SHARE = 0.1
 """The part of the time limit that one price may take."""
-
-Propagated = Callable[[Sequence[TensorSharding]], PlanRecord]
-"""Makes the plan that propagation makes of input shardings, without a planner."""
 
 Anew = Callable[[Annotations], Searcher]
 """Makes a search with other annotations, on a program of its own."""
@@ -41,28 +40,46 @@ class Prices:
         best: Its result.
         bound: Its lower bound.
         anew: Makes searches with other annotations.
-        propagated: Makes plans of input shardings alone.
+        seeds: Plans the function from fewer shardings, by propagation.
     """
 
     searcher: Searcher
     best: Candidate
     bound: float
     anew: Anew
-    propagated: Propagated
+    seeds: Seeds
 
     def as_in_shardings(self) -> str:
-        """The input shardings as code; see `Search.as_in_shardings`."""
-        searcher = self.searcher
-        sharding = shardings_of(searcher.space, searcher.model.assignment(self.best.assignment), searcher.mesh_name)
-        inputs = [sharding(argument) for argument in searcher.program.main.arguments]
-        ranks = [len(value.shape) for value in searcher.base.inputs]  # PRNG keys are stored as several numbers
-        inputs = [each.with_dims(each.dims[:rank]) for each, rank in zip(inputs, ranks, strict=True)]
-        alone = searcher.objective(self.propagated(inputs))
-        rows = [f"    {value.path!r}: {sharding_text(each)}," for value, each in zip(searcher.base.inputs, inputs)]
-        remark = (
-            f"# The planned step takes {seconds_text(self.best.seconds)}; what propagation makes of these inputs, {seconds_text(alone)}."
-        )
-        return "\n".join([remark, "SHARDINGS = {", *rows, "}", "in_shardings = lambda path, leaf: SHARDINGS[path]"])
+        """The plan as code; see `Search.as_in_shardings`."""
+        plan = self.best.plan
+        constraints = self.constraints
+        written = [each for each in constraints if each.location]
+        free = self._propagated(constraints, results=False)
+        results = self._objective(free) > self.best.seconds * (1 + TOLERANCE) or _specs(free.outputs) != _specs(plan.outputs)
+        alone = seconds_text(self._objective(self._propagated((), results=results)))
+        remark = f"# The planned step takes {seconds_text(self.best.seconds)}; propagation from these shardings gives one of {alone}"
+        if written:
+            remark += f", with the constraints below of {seconds_text(self._objective(self._propagated(written, results=results)))}"
+        imports = ["import jax"] if written else []
+        lines = [f"{remark}.", *imports, "from jax.sharding import PartitionSpec as P", *_table("SHARDINGS", "in_shardings", plan.inputs)]
+        lines += _table("RESULTS", "out_shardings", plan.outputs) if results else []
+        if len(written) < len(constraints):
+            lines.append(
+                f"# Of {len(constraints)} constraints, {len(constraints) - len(written)} are of values that no line of the code makes."
+            )
+        lines += [*_CONSTRAIN, *map(_line, written)] if written else []
+        return "\n".join(lines)
+
+    @functools.cached_property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The fewest constraints with which propagation gives the plan."""
+        return constraints_of(self.searcher, self.best, self.seeds)
+
+    def _propagated(self, constraints: Sequence[Constraint], *, results: bool) -> PlanRecord:
+        return self.seeds.plan({each.number: each.sharding for each in constraints}, results=results)[0]
+
+    def _objective(self, plan: PlanRecord) -> float:
+        return self.searcher.objective(plan)
 
     def alternatives(self) -> tuple[Alternative, ...]:
         """The templates."""
@@ -163,3 +180,28 @@ class Prices:
 
 def _without(shardings: Sequence[TensorSharding | None], number: int) -> tuple[TensorSharding | None, ...]:
     return (*shardings[:number], None, *shardings[number + 1 :])
+
+
+def _specs(values: Sequence[PlannedValue]) -> list[str]:
+    """The sharding of each value as code; those of PRNG keys have dimensions that keys do not."""
+    return ["P()" if v.sharding is None else sharding_text(v.sharding.with_dims(v.sharding.dims[: len(v.shape)])) for v in values]
+
+
+def _table(name: str, argument: str, values: Sequence[PlannedValue]) -> list[str]:
+    rows = [f"    {value.path!r}: {spec}," for value, spec in zip(values, _specs(values))]
+    return [f"{name} = {{", *rows, "}", f"{argument} = lambda path, leaf: {name}[path]"]
+
+
+_CONSTRAIN = (
+    "# A function for constraints: that of JAX shards the cotangent of the value alike, which the plan may have otherwise.",
+    "constrain = jax.custom_jvp(jax.lax.with_sharding_constraint, nondiff_argnums=(1,))",
+    "constrain.defjvp(lambda spec, primals, tangents: (constrain(*primals, spec), *tangents))",
+)
+
+
+def _line(constraint: Constraint) -> str:
+    """A constraint as a line to paste at its place."""
+    reader = f", in front of the {constraint.primitive}" if constraint.is_in_front else ""
+    maker = "" if constraint.is_in_front else f" of {constraint.primitive}"
+    value = f"{constraint.value}, {typed(constraint.type, None)}{maker}"
+    return f"# {constraint.location}{reader}: x = constrain(x, {constraint.spec}), where x is {value}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, get_args
 
 from shardy_py.dialect import Mesh
@@ -21,11 +21,12 @@ from shardy_py.plan.donation import Donated
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord, RegionPartitioner
+from shardy_py.plan.search import Constraint
 from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store import entries
 from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 from shardy_py.plan.store.log import read_log, write_log
-from shardy_py.plan.store.search import SEARCH, read_search, write_search
+from shardy_py.plan.store.search import CONSTRAINTS, SEARCH, read_search, write_search
 from shardy_py.plan.store.section import MEMBERS as SECTION
 from shardy_py.plan.store.section import read_section, write_section
 from shardy_py.plan.store.structure import MEMBERS as TREES
@@ -104,6 +105,7 @@ def _document(plan: PlanRecord) -> str:
         "trees": None if plan.pytrees is None else plan.pytrees.structure(plan).to_data(),
         "propagation": asdict(plan.propagation),
         **({} if plan.search is None else {SEARCH: write_search(plan.search)}),
+        **({} if plan.search is None else {CONSTRAINTS: entries.write_entries(Constraint, plan.search.constraints, tables)}),
     }
     return "".join(_lines({**parts, **section.data()}))
 
@@ -173,7 +175,7 @@ def _plan_of(data: Any, kind: type[P]) -> P:
             fix="read it with the shardy_py that wrote it, or plan again",
         )
     try:
-        return _read(members(data, (*_MEMBERS, SEARCH) if SEARCH in data else _MEMBERS), kind)
+        return _read(members(data, (*_MEMBERS, SEARCH, CONSTRAINTS) if SEARCH in data else _MEMBERS), kind)
     except StoreError:
         raise
     except (ShardyError, RecursionError) as error:
@@ -207,6 +209,7 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
     for number, donated in enumerate(donation):
         if donated.input >= len(inputs) or (donated.output is not None and donated.output >= len(outputs)):
             raise StoreError("there is no such input or output", where=f"donation, row {number}")
+    search = None if SEARCH not in data else replace(read_search(data[SEARCH]), stored_constraints=listed(CONSTRAINTS, Constraint))
     return kind(
         name=text(data["name"]),
         mesh=mesh,
@@ -220,7 +223,7 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
         partitioner=partitioner,
         propagation=_read_propagation(data["propagation"]),
         platform=text(data["platform"]),
-        search=read_search(data[SEARCH]) if SEARCH in data else None,
+        search=search,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated, Kind
 from shardy_py.plan.findings import Finding, Severity
+from shardy_py.plan.search import Constraint
 from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 from shardy_py.plan.store.tables import Reader, Writer
 from shardy_py.plan.values import PlannedValue
@@ -105,6 +106,15 @@ CODECS: dict[type[Any], dict[str, FieldCodec]] = {
         "location": TEXT,
         "module": TEXT,
         "backward": FLAG,
+    },
+    Constraint: {
+        "value": TEXT,
+        "type": TYPE,
+        "location": TEXT,
+        "sharding": SHARDING,
+        "primitive": TEXT,
+        "is_in_front": FLAG,
+        "number": COUNT,
     },
 }
 """Codecs of all stored fields; a new field of a class is added here, and a file without it has its default."""

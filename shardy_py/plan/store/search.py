@@ -11,6 +11,9 @@ from shardy_py.plan.store.checks import StoreError, at, described, integer, item
 SEARCH = "search"
 """The member of the file, which plans without a planner lack."""
 
+CONSTRAINTS = "constraints"
+"""The member for the constraints of the search, which such plans lack too."""
+
 _NUMBERS = ("objective_seconds", "lower_bound_seconds")
 _MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "status", "space", "alternatives")
 _ALTERNATIVE = ("name", "objective_seconds", "inputs")

@@ -1,0 +1,214 @@
+"""Constraints on values of a traced function, by number: those of a planner's plan, as if the user had written them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import AbstractMesh
+
+from shardy_py.api.errors import SpecError
+from shardy_py.api.propagating import decided
+from shardy_py.api.tracing import TracedCall
+from shardy_py.backends.conflicts import only_results
+from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, bodies, op_of, open_jaxpr, scopes_of
+from shardy_py.dialect import TensorSharding
+from shardy_py.frontends.jaxpr import Scope, lowered
+from shardy_py.ir import Value
+from shardy_py.passes.dataflow import NAMED_COMPUTATION, WHILE
+from shardy_py.plan.record import PlanRecord
+from shardy_py.planner.pins import Variable
+
+Path = tuple[tuple[int, int], ...]
+"""The way to a jaxpr inside of another: number of an equation, and of one of its bodies, from the outermost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in a jaxpr where a constraint may stand.
+
+    Attributes:
+        path: The way to the jaxpr.
+        variable: What is constrained.
+        eqn: The equation that makes it; the loop that reads it, where the constraint is for this reader alone.
+        result: Its number among the results of the equation; None where the constraint is for a reader.
+        reader: `(equation index, operand number)` of the reader; the index after the last is the jaxpr's return.
+        loop: The way to the loop that reads it, its index, and the number of its operand that is carried.
+    """
+
+    path: Path
+    variable: Var
+    eqn: JaxprEqn
+    result: int | None = None
+    reader: tuple[int, int] | None = None
+    loop: tuple[Path, int, int] | None = None
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether a scan stacks it: residuals of derivatives are, which have no name in the user's code."""
+        return self.result is not None and self.eqn.primitive.name == "scan" and self.result >= self.eqn.params["num_carry"]
+
+
+def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> Iterator[Site]:
+    """The places where constraints may stand, in program order: results of equations, and what loops start with and carry on.
+
+    Args:
+        jaxpr: The jaxpr.
+        path: The way to it.
+        free: Variables that may not be constrained.
+    """
+    for index, eqn in enumerate(jaxpr.eqns):
+        start = _first_carry(eqn)
+        if start is not None:
+            for number, variable in enumerate(eqn.invars):
+                if not isinstance(variable, Literal):
+                    yield Site(path, variable, eqn, reader=(index, number), loop=(path, index, number))
+        if eqn.primitive.name in ENTERED:
+            for k, (name, _, body) in enumerate(bodies(eqn)):
+                inner = open_jaxpr(body)
+                inside = (*path, (index, k))
+                yield from sites(inner, inside, only_results(eqn, inner))
+                if start is not None and name in ("jaxpr", "body_jaxpr"):
+                    for number, variable in enumerate(inner.outvars[: eqn.params.get("num_carry")]):
+                        if not isinstance(variable, Literal):
+                            returned = (len(inner.eqns), number)
+                            yield Site(inside, variable, eqn, reader=returned, loop=(path, index, start + number))
+        for number, variable in enumerate(eqn.outvars):
+            if variable not in free:
+                yield Site(path, variable, eqn, number)
+
+
+def _first_carry(eqn: JaxprEqn) -> int | None:
+    """The first operand of a loop that it carries; None of another equation."""
+    params = eqn.params
+    if eqn.primitive.name == "scan":
+        return params["num_consts"]
+    return params["cond_nconsts"] + params["body_nconsts"] if eqn.primitive.name == "while" else None
+
+
+@dataclass(frozen=True, eq=False)
+class Constrained:
+    """A jaxpr with constraints at some of its sites.
+
+    Attributes:
+        source: The jaxpr.
+        copied: The copy, which keeps the variables.
+        closed: The copy with its constants.
+    """
+
+    source: Jaxpr
+    copied: Copied
+    closed: ClosedJaxpr
+
+    def variables(self, scope: Scope) -> list[Variable | None]:
+        """What stands at each site in a program that was read from the copy; None where nothing uses it.
+
+        Args:
+            scope: Of that program.
+        """
+        scopes = {path: (inner, copied) for path, inner, copied in _scopes(scope, self.copied)}
+        return [_variable(site, scopes) for site in sites(self.source)]
+
+
+def constrained(closed: ClosedJaxpr, shardings: Mapping[int, TensorSharding], twin: AbstractMesh) -> Constrained:
+    """A jaxpr with constraints at some of its sites.
+
+    Args:
+        closed: The jaxpr.
+        shardings: By number of a site.
+        twin: The mesh, all axes Auto.
+    """
+    pins = Pins()
+    for number, site in enumerate(sites(closed.jaxpr)):
+        if number in shardings:
+            inside = pins
+            for index, body in site.path:
+                inside = inside.child(index, body)
+            sharding = decided(shardings[number], len(_shape(site.variable)))
+            if site.reader is None:
+                inside.variables[site.variable] = sharding
+            else:
+                inside.operands[site.reader] = sharding
+    with jax.sharding.use_abstract_mesh(twin):
+        copied = Copier(NamedShardings(twin), lambda eqn, scope: None).copy(closed.jaxpr, pins, None)
+    return Constrained(closed.jaxpr, copied, ClosedJaxpr(copied.jaxpr, closed.consts))
+
+
+def _scopes(scope: Scope, copied: Copied, path: Path = ()) -> Iterator[tuple[Path, Scope, Copied]]:
+    yield path, scope, copied
+    for (index, body), child in copied.children.items():
+        at = copied.position[index]
+        inner = scopes_of(scope, at, bodies(copied.jaxpr.eqns[at]))[body]
+        if inner is not None:
+            yield from _scopes(inner, child, (*path, (index, body)))
+
+
+def _variable(site: Site, scopes: Mapping[Path, tuple[Scope, Copied]]) -> Variable | None:
+    if site.path not in scopes:
+        return None
+    value = scopes[site.path][0].env.get(site.variable)
+    if value is None or not value.type.rank or not value.type.size:
+        return None
+    if site.loop is None:
+        op = value.defining_op
+        return Variable(value, value, op, site.eqn.primitive.name, site.is_stacked) if op is not None and value.uses else None
+    path, index, number = site.loop
+    scope, copied = scopes[path]
+    eqn = copied.jaxpr.eqns[copied.position[index]]
+    operand = eqn.invars[number]
+    loop = None if isinstance(operand, Literal) else op_of(eqn, scope, WHILE)
+    if loop is None or isinstance(operand, Literal) or scope.env.get(operand) not in loop.operands:
+        return None
+    carried = loop.operands.index(scope.env[operand])
+    is_sliced = eqn.primitive.name == "scan" and number >= eqn.params["num_consts"] + eqn.params["num_carry"]
+    holder = _slice(loop.regions[1].arguments[carried]) if is_sliced else loop.results[carried]
+    return None if holder is None else Variable(value, holder, loop, eqn.primitive.name)
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return getattr(variable.aval, "shape", ())
+
+
+def _slice(stacked: Value) -> Value | None:
+    """The part of a stacked operand of a scan that one trip reads."""
+    for op, number in stacked.uses:
+        part = op.result if op.name == _SLICE else _slice(op.regions[0].arguments[number]) if op.name == NAMED_COMPUTATION else None
+        if part is not None:
+            return part
+    return None
+
+
+_SLICE = "stablehlo.dynamic_slice"
+
+
+def as_plan_constrains(traced: TracedCall) -> TracedCall:
+    """A call whose `in_shardings` are a plan, with the constraints of the planner that made it; any other call as it is.
+
+    Args:
+        traced: The call.
+
+    Raises:
+        SpecError: The function is another one than was planned.
+    """
+    request = traced.request
+    plan = request.settings.in_shardings
+    if not isinstance(plan, PlanRecord) or plan.search is None or not plan.search.constraints:
+        return traced
+    closed = lowered(traced.jaxpr)
+    places = list(sites(closed.jaxpr))
+    for constraint in plan.search.constraints:
+        site = places[constraint.number] if constraint.number < len(places) else None
+        if site is None or site.eqn.primitive.name != constraint.primitive or len(_shape(site.variable)) != constraint.sharding.rank:
+            raise SpecError(
+                f"in_shardings is a plan of another function: it constrains {constraint}",
+                where=f"in_shardings, {request.location}",
+                why="constraints of a planner are of values in the order of computation, and another one is in this place",
+                fix="plan anew with planner=sp.Planner(...), or pass plan.input_shardings, which leaves values inside to propagation",
+            )
+    copy = constrained(closed, {each.number: each.sharding for each in plan.search.constraints}, request.view.twin)
+    settings = replace(request.settings, in_shardings=None)  # the shardings of this call's leaves have been taken from it
+    return replace(traced, jaxpr=copy.closed, request=replace(request, settings=settings))

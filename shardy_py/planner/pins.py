@@ -1,0 +1,227 @@
+"""The fewest constraints with which propagation gives a plan.
+
+An assignment shards every value. Most of that follows from the inputs and the results by propagation, and from a few values inside; these
+are found here, by trial: the value that most others follow is pinned, the program is propagated again, and so on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.passes.dataflow import NAMED_COMPUTATION
+from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.search import Constraint
+from shardy_py.plan.values import in_backward_pass, location_of, name_of
+from shardy_py.planner.search import Candidate, Searcher
+
+ROUNDS = 64
+"""Propagations, each with one pin more; after them all values that differ are pinned at once."""
+
+TOLERANCE = 1e-4
+"""The part of the step that all the pins left out may cost together."""
+
+Kind = tuple[int, ...]
+"""The classes of a value's dimensions: values of one kind are sharded alike."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """A variable of the function where it may be constrained.
+
+    Attributes:
+        value: The variable's value.
+        holder: The value whose sharding a constraint decides: the same, or what a loop carries or slices.
+        op: The op that makes it; the loop, where only this and what follows it read the constrained value.
+        primitive: Of the equation that `op` is of.
+        is_unnamed: Whether it cannot have a name in the user's code.
+    """
+
+    value: Value
+    holder: Value
+    op: Op
+    primitive: str
+    is_unnamed: bool = False
+
+
+class Seeds(Protocol):
+    """Plans propagated from the shardings of inputs, results and some variables."""
+
+    @property
+    def variables(self) -> Sequence[Variable | None]:
+        """The variables of the plan's own program; the number of a variable is its place."""
+        ...
+
+    def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
+        """The plan that propagation gives, as XLA's partitioner runs it, and its variables.
+
+        Args:
+            pins: Shardings of variables by their number.
+            results: Whether the results are sharded as planned too.
+        """
+        ...
+
+
+def constraints_of(searcher: Searcher, best: Candidate, seeds: Seeds) -> tuple[Constraint, ...]:
+    """The fewest constraints with which propagation gives a plan.
+
+    Args:
+        searcher: The search.
+        best: Its result.
+        seeds: Plans the program from fewer shardings.
+    """
+    program, names = searcher.base.program, searcher.base.names
+    variables, places = seeds.variables, []
+    values = _constants(program)
+    for number, variable in enumerate(variables):
+        if variable is not None and variable.holder not in values:
+            values.add(variable.holder)
+            places.append(_place(number, variable, searcher))
+
+    def propagate(numbers: Collection[int]) -> Outcome:
+        plan, run = seeds.plan({place.number: place.sharding for place in places if place.number in numbers})
+        shardings = {number: variable.holder.sharding for number, variable in enumerate(run) if variable is not None}
+        return Outcome(searcher.objective(plan), searcher.fits(searcher.peak(plan)), shardings)
+
+    pins = fewest_pins(places, propagate, best.seconds)
+    constraints: list[Constraint] = []
+    for place in places:
+        variable = variables[place.number]
+        if place.number in pins and variable is not None:
+            location = location_of(program, variable.op) if place.in_source else ""
+            in_front = variable.value is not variable.holder
+            path = name_of(variable.value, names)
+            constraints.append(Constraint(path, variable.value.type, location, place.sharding, variable.primitive, in_front, place.number))
+    return tuple(constraints)
+
+
+def _place(number: int, variable: Variable, searcher: Searcher) -> Place:
+    program, holder = searcher.base.program, variable.holder
+    sharding = holder.sharding or TensorSharding.closed(searcher.mesh_name, holder.type.rank)
+    kind = searcher.space.classes.get(searcher.copies.get(holder, holder), (-1 - number,))
+    in_source = bool(location_of(program, variable.op)) and not variable.is_unnamed and not in_backward_pass(program, variable.op)
+    return Place(number, sharding.closed_like(), kind, in_source)
+
+
+def _constants(program: Program) -> set[Value]:
+    """The values that every reader has a copy of its own of: what is computed from constants and scalars alone."""
+    constants: set[Value] = set()
+
+    def read(block: Block) -> None:
+        for op in block.ops:
+            is_constant = all(operand in constants or not operand.type.rank for operand in op.operands)
+            if op.name == NAMED_COMPUTATION:
+                (body,) = op.regions
+                constants.update(argument for argument, operand in zip(body.arguments, op.operands) if operand in constants)
+            for region in op.regions:
+                read(region)
+            if is_constant and (not op.regions or op.name == NAMED_COMPUTATION):
+                constants.update(op.results)
+
+    read(program.main.body)
+    return constants
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A value that a constraint may stand on.
+
+    Attributes:
+        number: Among all variables of the function, in program order.
+        sharding: The plan's.
+        kind: Its classes.
+        in_source: Whether a line of the user's code makes it: not the backward pass, nor what a derivative carries through a loop.
+    """
+
+    number: int
+    sharding: TensorSharding
+    kind: Kind
+    in_source: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A program propagated from some pins.
+
+    Attributes:
+        seconds: Of a step.
+        fits: Whether its peak is within the budget.
+        shardings: By number of a variable; those that nothing uses are left out.
+    """
+
+    seconds: float
+    fits: bool
+    shardings: Mapping[int, TensorSharding | None]
+
+    def differs(self, place: Place) -> bool:
+        """Whether a value came out otherwise than planned."""
+        return place.number in self.shardings and not place.sharding.is_equivalent(self.shardings[place.number])
+
+
+Propagate = Callable[[Collection[int]], Outcome]
+"""Propagates with the plan's shardings of some variables pinned."""
+
+
+def fewest_pins(places: Sequence[Place], propagate: Propagate, seconds: float) -> tuple[int, ...]:
+    """The variables to pin.
+
+    Args:
+        places: Those that may be pinned, in program order.
+        propagate: Tries pins.
+        seconds: A step of the plan.
+
+    Returns:
+        Their numbers, in program order. The step that propagation gives with them takes as long as the plan's, or as long as with all
+        values pinned where XLA's partitioner has its own way.
+    """
+    pins: dict[int, Place] = {}
+    limit = seconds * (1 + TOLERANCE)
+    for round_ in range(ROUNDS + 1):
+        outcome = propagate(pins)
+        differing = [place for place in places if place.number not in pins and outcome.differs(place)]
+        if (outcome.fits and outcome.seconds <= limit) or not differing:
+            break
+        pins |= {place.number: place for place in (differing if round_ == ROUNDS else (_leader(differing),))}
+    else:
+        outcome = propagate(pins)
+    limit = max(limit, outcome.seconds * (1 + TOLERANCE))
+    fits = outcome.fits
+
+    def suffices(kept: Collection[int]) -> bool:
+        fewer = propagate(kept)
+        return fewer.seconds <= limit and fewer.fits >= fits
+
+    # Pins without a line in the source are dropped first, and of the others the last.
+    order = sorted(pins.values(), key=lambda place: (place.in_source, -place.number))
+    return tuple(sorted(_needed([place.number for place in order], suffices)))
+
+
+def _leader(differing: Sequence[Place]) -> Place:
+    """The first value, with a line in the source if there is one, of the kind that most of the differing values have."""
+    kinds: dict[Kind, list[Place]] = {}
+    for place in differing:
+        kinds.setdefault(place.kind, []).append(place)
+    largest = max(kinds.values(), key=len)  # the first of equals
+    return next(itertools.chain((place for place in largest if place.in_source), largest))
+
+
+def _needed(pins: Sequence[int], suffices: Callable[[Collection[int]], bool]) -> list[int]:
+    """The pins that are left when each that is not needed is dropped, first by halves, then one by one."""
+    kept = list(pins)
+
+    def drop(some: Sequence[int]) -> None:
+        rest = [pin for pin in kept if pin not in some]
+        if suffices(rest):
+            kept[:] = rest
+        elif len(some) > 1:
+            drop(some[: len(some) // 2])
+            drop(some[len(some) // 2 :])
+
+    for half in (pins[: len(pins) // 2], pins[len(pins) // 2 :]):  # without any pin it is known not to do
+        if half:
+            drop(half)
+    return kept

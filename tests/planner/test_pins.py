@@ -1,0 +1,231 @@
+"""The fewest constraints of a planner's plan: what they are, that they give the plan back, and plans as `in_shardings`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardy_py as sp
+from shardy_py.dialect import TensorSharding
+from shardy_py.planner.pins import TOLERANCE, Outcome, Place, fewest_pins
+from tests.planner.test_model import attention, f32, indexing, mlp
+
+MESH = {"x": 2, "y": 4}
+
+
+def scanned(params: Any, batch: jax.Array) -> Any:
+    def layer(h: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        return h + jnp.tanh(h @ w["in"]) @ w["out"], None
+
+    grads = jax.grad(lambda params: jnp.mean(lax.scan(layer, batch, params)[0] ** 2))(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+def tied(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    grads = jax.grad(lambda table: jnp.mean(jax.nn.logsumexp(table[tokens] @ table.T, axis=-1)))(table)
+    return table - grads
+
+
+def counted(x: jax.Array, w: jax.Array) -> Any:
+    return lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))
+
+
+WEIGHTS = {"in": f32(2048, 8192), "bias": f32(8192), "out": f32(8192, 2048)}
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = {
+    "training step": (mlp, (WEIGHTS, WEIGHTS, f32(4096, 2048)), (0, 1)),
+    "attention": (attention, (f32(32, 512, 1024), f32(3, 1024, 16, 64)), ()),
+    "scan": (scanned, ({"in": f32(6, 2048, 8192), "out": f32(6, 8192, 2048)}, f32(16384, 2048)), (0,)),
+    "while": (counted, (f32(8192, 4096), f32(4096, 4096)), ()),
+    "tied table": (tied, (f32(65536, 512), jax.ShapeDtypeStruct((16, 512), jnp.int32)), (0,)),
+    "indexing": (indexing, (f32(65536, 512), jax.ShapeDtypeStruct((512,), jnp.int32), f32(512, 512)), ()),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A program with its plan."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donated: tuple[int, ...]
+    plan: sp.Plan
+
+    def over(self, in_shardings: Any, **options: Any) -> sp.Plan:
+        """The plan that propagation makes of input shardings."""
+        donated = {"donate_argnums": self.donated, "lowering": "jit", **options}
+        return sp.auto_shard(self.function, mesh=MESH, in_shardings=in_shardings, **donated).plan(*self.arguments)
+
+
+@pytest.fixture(scope="module")
+def planned() -> Callable[[str], Planned]:
+    plans: dict[str, Planned] = {}
+
+    def of(name: str) -> Planned:
+        if name not in plans:
+            function, arguments, donated = PROGRAMS[name]
+            planner = sp.Planner(hardware="h100", time_limit_s=60)
+            step = sp.auto_shard(function, mesh=MESH, planner=planner, donate_argnums=donated, lowering="jit")
+            plans[name] = Planned(function, arguments, donated, step.plan(*arguments))
+        return plans[name]
+
+    return of
+
+
+def seconds(plan: sp.Plan) -> float:
+    step = plan.cost_analysis("h100").step_seconds
+    assert step is not None
+    return step.high
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_constraints_of_a_stored_plan_give_it_back(name: str, planned: Callable[[str], Planned]) -> None:
+    this = planned(name)
+    search = this.plan.search
+    assert search is not None
+    assert len(search.constraints) <= 16
+    stored = sp.Plan.from_json(this.plan.to_json())
+    assert stored.search is not None
+    assert stored.search.constraints == search.constraints
+    again = this.over(stored)
+    assert again.input_shardings == this.plan.input_shardings
+    assert again.output_shardings == this.plan.output_shardings
+    assert seconds(again) <= seconds(this.plan) * 1.002
+    assert again.memory_analysis("h100").peak_memory_in_bytes <= (search.budget_bytes or 0)
+
+
+@pytest.mark.parametrize("name", ["scan", "tied table"])
+def test_every_constraint_is_needed(name: str, planned: Callable[[str], Planned]) -> None:
+    this = planned(name)
+    search = this.plan.search
+    assert search is not None
+    assert search.constraints
+    for constraint in search.constraints:
+        others = tuple(each for each in search.constraints if each is not constraint)
+        fewer = this.over(replace(this.plan, search=replace(search, pricer=None, stored_constraints=others)))
+        assert seconds(fewer) > search.objective_seconds * (1 + TOLERANCE / 2)
+
+
+@pytest.mark.parametrize("name", ["training step", "scan"])
+def test_the_plan_as_code(name: str, planned: Callable[[str], Planned]) -> None:
+    this = planned(name)
+    search = this.plan.search
+    assert search is not None
+    code = search.as_in_shardings()
+    pasted: dict[str, Any] = {}
+    exec(code, pasted)
+    again = this.over(pasted["in_shardings"], out_shardings=pasted.get("out_shardings"))
+    assert again.input_shardings == this.plan.input_shardings
+    assert again.output_shardings == this.plan.output_shardings
+    for constraint in search.constraints:
+        assert (f"x = constrain(x, {constraint.spec})" in code) == bool(constraint.location)
+        assert not constraint.location or constraint.location in code
+
+
+def test_a_pasted_constraint(planned: Callable[[str], Planned]) -> None:
+    """The one constraint of the training step, where its line says."""
+    this = planned("training step")
+    search = this.plan.search
+    assert search is not None
+    (constraint,) = search.constraints
+    assert constraint.primitive == "dot_general"
+    assert constraint.type.shape == (4096, 2048)
+    assert not constraint.is_in_front
+    pasted: dict[str, Any] = {}
+    exec(search.as_in_shardings(), pasted)
+
+    def constrained(params: Any, state: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            result = jnp.tanh(x @ params["in"] + params["bias"]) @ params["out"]
+            return jnp.mean((pasted["constrain"](result, eval(constraint.spec, pasted)) - x) ** 2)
+
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, jax.grad(loss)(params))
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, state), state
+
+    plan = sp.auto_shard(constrained, mesh=MESH, in_shardings=pasted["in_shardings"], donate_argnums=(0, 1), lowering="jit").plan(
+        *this.arguments
+    )
+    assert seconds(plan) == pytest.approx(search.objective_seconds, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_a_plan_as_in_shardings_gives_the_numbers_of_the_function(lowering: str) -> None:
+    draw = np.random.default_rng(0)
+    params = {"in": draw.normal(size=(3, 64, 256)), "out": draw.normal(size=(3, 256, 64))}
+    arguments = jax.tree.map(lambda x: jnp.asarray(0.1 * x, jnp.float32), (params, draw.normal(size=(512, 64))))
+    chosen = sp.auto_shard(scanned, mesh=MESH, planner=sp.Planner(hardware="v5e"), lowering=lowering).plan(*arguments)
+    stored = sp.Plan.from_json(chosen.to_json())
+    result = sp.auto_shard(scanned, mesh=MESH, in_shardings=stored, lowering=lowering)(*arguments)
+    for one, other in zip(jax.tree.leaves(result), jax.tree.leaves(jax.jit(scanned)(*arguments)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_plan_of_another_function(planned: Callable[[str], Planned]) -> None:
+    this = planned("training step")
+
+    def other(params: Any, state: Any, x: jax.Array) -> Any:
+        return mlp(params, state, jnp.sin(x))
+
+    with pytest.raises(ValueError, match="a plan of another function: it constrains"):
+        sp.auto_shard(other, mesh=MESH, in_shardings=this.plan).plan(*this.arguments)
+    with pytest.raises(ValueError, match="the plan has no 'y'"):
+        sp.auto_shard(lambda y: y, mesh=MESH, in_shardings=this.plan).plan(f32(8, 8))
+    with pytest.raises(ValueError, match="unknown mesh axis"):
+        sp.auto_shard(mlp, mesh={"z": 8}, in_shardings=this.plan).plan(*this.arguments)
+
+
+# ------------------------------------------------------------------ the algorithm alone
+
+
+def place(number: int, kind: int, in_source: bool = True) -> Place:
+    return Place(number, TensorSharding.closed("mesh", 1), (kind,), in_source)
+
+
+def follows(leaders: dict[int, int], cost: dict[int, float], pinned: list[tuple[int, ...]]) -> Callable[[Collection[int]], Outcome]:
+    """Values that lie as planned where they, or the value that they follow, are pinned; each that does not costs something."""
+    cut = TensorSharding("mesh", [["x"]])
+
+    def propagate(pins: Collection[int]) -> Outcome:
+        pinned.append(tuple(pins))
+        wrong = [value for value, leader in leaders.items() if not {value, leader} & set(pins)]
+        return Outcome(1.0 + sum(cost.get(value, 0.0) for value in wrong), True, {v: cut if v in wrong else None for v in leaders})
+
+    return propagate
+
+
+def test_the_largest_kind_is_pinned_first() -> None:
+    tried: list[tuple[int, ...]] = []
+    places = [place(0, 7), place(1, 8), place(2, 8), place(3, 8)]
+    pins = fewest_pins(places, follows({0: 0, 1: 1, 2: 1, 3: 1}, {0: 0.5, 2: 0.5}, tried), 1.0)
+    assert pins == (0, 1)
+    assert tried[:3] == [(), (1,), (1, 0)]
+
+
+def test_what_costs_nothing_is_dropped() -> None:
+    places = [place(number, number) for number in range(6)]
+    pins = fewest_pins(places, follows({n: n for n in range(6)}, {4: 0.5}, []), 1.0)
+    assert pins == (4,)
+
+
+def test_values_with_a_line_come_first() -> None:
+    places = [place(0, 1, in_source=False), place(1, 1), place(2, 1, in_source=False)]
+    assert fewest_pins(places, follows({0: 1, 1: 1, 2: 1}, {2: 1.0}, []), 1.0) == (1,)
+
+
+def test_it_ends_where_pins_do_not_help() -> None:
+    tried: list[tuple[int, ...]] = []
+    places = [place(number, number) for number in range(100)]
+    follow = follows({n: n for n in range(100)}, {}, tried)
+
+    def propagate(pins: Collection[int]) -> Outcome:
+        outcome = follow(pins)
+        return Outcome(3.0, True, outcome.shardings)
+
+    assert fewest_pins(places, propagate, 1.0) == ()
+    assert len(tried) < 80
