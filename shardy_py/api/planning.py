@@ -320,7 +320,6 @@ class PropagatedSeeds:
         """The jaxpr that was planned."""
         return lowered(self.planning.traced.jaxpr)
 
-    @functools.cached_property
     def variables(self) -> Sequence[Variable | None]:
         """The variables that may be constrained, in the plan's own program."""
         return constrained(self.closed, {}, self.planning.traced.request.view.twin).variables(self.planning.imported.scope)

@@ -225,8 +225,8 @@ class Search:
         """The plan as code to paste, so that the planner need not run: functions of a leaf's path, and lines of constraints.
 
         Functions are for `in_shardings=`, and for `out_shardings=` where propagation would shard results otherwise. Lines of constraints
-        are comments that say where each belongs; those of values that no line of the user's code makes are left out. The first line says what
-        the step takes with and without them.
+        are comments that say where each belongs; those of values that no line of the user's code makes are left out. The first line says
+        what the step takes with and without them.
 
         Raises:
             ValueError: The search was read from a file.

@@ -51,7 +51,6 @@ class Variable:
 class Seeds(Protocol):
     """Plans propagated from the shardings of inputs, results and some variables."""
 
-    @property
     def variables(self) -> Sequence[Variable | None]:
         """The variables of the plan's own program; the number of a variable is its place."""
         ...
@@ -75,7 +74,7 @@ def constraints_of(searcher: Searcher, best: Candidate, seeds: Seeds) -> tuple[C
         seeds: Plans the program from fewer shardings.
     """
     program, names = searcher.base.program, searcher.base.names
-    variables, places = seeds.variables, []
+    variables, places = seeds.variables(), list[Place]()
     values = _constants(program)
     for number, variable in enumerate(variables):
         if variable is not None and variable.holder not in values:
