@@ -108,7 +108,7 @@ print(dict(planned(mesh=16).mesh.shape))
 # %% [markdown]
 # ## As code
 #
-# What was chosen for the inputs, to paste, so that the planner need not run again.
+# What was chosen, to paste, so that the planner need not run again.
 
 # %%
 print(search.as_in_shardings())
