@@ -20,6 +20,7 @@ from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
 from shardy_py.api.partitioning import Partitioning
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import decided, physical_sharding, propagated
+from shardy_py.api.request import leaf_shardings
 from shardy_py.api.searching import searched
 from shardy_py.api.specs import called, to_fitting_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
@@ -49,6 +50,7 @@ from shardy_py.planner.pins import Variable
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Candidate, Searcher, assigned
 from shardy_py.planner.space import Annotations, Resolution
+from shardy_py.planner.templates import Stated
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,13 @@ class _Planning:
         """The search for its shardings."""
         base = self.plan(None)
         self.alike = tuple((d.input, d.output) for d in base.donation if d.output is not None)
-        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began)
+        stated = tuple(Stated(name, self.stated(name, specs)) for name, specs in planner.templates.items())
+        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, stated)
+
+    def stated(self, name: str, in_shardings: Any) -> tuple[TensorSharding | None, ...]:
+        """The shardings of the arguments in a template of the user's."""
+        shardings = leaf_shardings(self.traced.request, in_shardings, f"Planner(templates=...)[{name!r}]")
+        return tuple(physical_sharding(s, v.aval) for s, v in zip(shardings, self.traced.jaxpr.jaxpr.invars, strict=True))
 
     def searcher_with(self, annotations: Annotations) -> Searcher:
         """A search for the same call with other annotations."""

@@ -190,6 +190,27 @@ def _argument_shardings(
     return Annotated(out, sources, findings)
 
 
+def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tuple[TensorSharding | None, ...]:
+    """The sharding of each leaf of a call that other input shardings than its own state.
+
+    Args:
+        request: The call.
+        in_shardings: As in `auto_shard`.
+        source: Where they stand, for messages.
+
+    Raises:
+        SpecError: A spec does not fit its value.
+    """
+    args, kwargs = jax.tree.unflatten(request.in_tree, request.structs)
+    specs = called(
+        _specs(in_shardings, request.layout, list(request.names), args, kwargs, request.location), request.leaves, request.structs
+    )
+    return tuple(
+        to_tensor_sharding(spec, request.view, leaf, source, location=request.location)
+        for spec, leaf in zip(specs, request.leaves, strict=True)
+    )
+
+
 def _specs(
     in_shardings: Any, layout: Layout, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str
 ) -> list[object]:

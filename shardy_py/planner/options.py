@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardy_py.cost.hardware import Hardware
@@ -25,6 +25,8 @@ class Planner:
         gap: The search ends when (objective - lower bound) / objective is at most this.
         links: The links that mesh axes lie on, as in `Plan.cost_analysis`.
         overlap: The part of what may overlap that does: the objective is `high - overlap * (high - low)` of `step_seconds`.
+        templates: Name -> input shardings, as `in_shardings` of `auto_shard`. Each is completed by what is soon found for the rest; the
+            search starts from these plans, gives none that costs more, and lists them as alternatives.
 
     Raises:
         HardwareError: Such hardware is not known.
@@ -44,6 +46,7 @@ class Planner:
     gap: float = 0.01
     links: Mapping[str, Any] | None = None
     overlap: float = 0.0
+    templates: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def __post_init__(self) -> None:
         hardware_named(self.hardware)
@@ -59,6 +62,14 @@ class Planner:
         for name, (fits, range_) in ranges.items():
             if not fits:
                 raise UserError(f"{name} is {getattr(self, name)!r}", where=f"Planner({name}=...)", why=f"it is {range_}")
+
+        if not isinstance(self.templates, Mapping) or not all(isinstance(name, str) for name in self.templates):
+            raise UserError(
+                f"templates is {self.templates!r}",
+                where="Planner(templates=...)",
+                why="it has a name and input shardings for each plan to start from",
+                fix='write {"by rows": (P("x"), None)}',
+            )
 
     @property
     def machine(self) -> Hardware:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardy_py.dialect import Mesh
+from shardy_py.errors import UserError
 from shardy_py.ir import Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
@@ -32,7 +33,7 @@ from shardy_py.planner.model import Model, TooLarge, model_of
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
 from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of
-from shardy_py.planner.templates import Template, templates
+from shardy_py.planner.templates import Stated, Template, stated_template, templates
 
 ROUNDS = 6
 """Searches under a budget, each with the limits of the fullest steps of all plans before."""
@@ -48,6 +49,9 @@ PEAKS = 8
 
 STARTS = 1
 """Templates to start from, past the one that cuts nothing; the linear program needs none, but a good start ends it early."""
+
+OWN_SHARE = 0.1
+"""The part of the time that is left in which each template of the user's is completed before the search."""
 
 TEMPLATE_SHARE = 0.25
 """The part of the time in which the templates of a large problem are completed, where its gap was not reached."""
@@ -103,6 +107,7 @@ class Searcher:
         replan: Makes the plan of an assignment anew, for an alternative.
         mesh_name: The mesh as the program names it.
         began: The time at which planning began.
+        stated: Templates of the user's.
         timings: Seconds of each step.
         as_region: Whether plans run as a region of local arrays; then alternatives are priced as such too.
     """
@@ -114,6 +119,7 @@ class Searcher:
     replan: Replan
     mesh_name: str
     began: float
+    stated: tuple[Stated, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
     as_region: bool = False
 
@@ -193,8 +199,26 @@ class Searcher:
 
     @functools.cached_property
     def templates(self) -> tuple[Template, ...]:
-        """The built-in templates."""
-        return templates(self.program, self.space, self.annotations)
+        """The built-in templates, and behind them those of the user's."""
+        return (*templates(self.program, self.space, self.annotations), *self.own_templates)
+
+    @functools.cached_property
+    def own_templates(self) -> tuple[Template, ...]:
+        """The templates of the user's, but those that a space which tells less apart has no plans of.
+
+        Raises:
+            UserError: No space has plans of one.
+        """
+        paths = [value.path for value in self.base.inputs]
+        finest = self.space.resolution == resolutions(self.base.mesh)[0]
+        templates: list[Template] = []
+        for stated in self.stated:
+            try:
+                templates.append(stated_template(stated, self.program, self.space, paths))
+            except UserError:
+                if finest:
+                    raise
+        return tuple(templates)
 
     def start(self, template: Template) -> list[int]:
         """The assignment in which arguments are sharded as in a template, and all else is whole."""
@@ -297,7 +321,7 @@ class Searcher:
             if self.fits(candidate.peak):
                 return candidate, bound
             over.append(candidate)
-            starts = [solution.assignment, *starts[:STARTS]]
+            starts = [solution.assignment, *starts[: STARTS + len(self.own_templates)]]
             limits += self.fullest(candidate)
             if not self.left:
                 break
@@ -315,8 +339,10 @@ class Searcher:
         return [argument for number, argument in enumerate(self.program.main.arguments) if number not in handed_on]
 
     def starts(self) -> list[Sequence[int]]:
-        """Assignments to start from."""
-        return [self.start(template) for template in self.templates[1 : 1 + STARTS]]
+        """Assignments to start from: templates of the user's as they are completed, and of the others as they are."""
+        own = [self.completed(template, self.start(template), self.left * OWN_SHARE) for template in self.own_templates]
+        completed = [solution.assignment for solution in own if not math.isinf(solution.cost)]
+        return [*completed, *(self.start(template) for template in self.templates[1 : 1 + STARTS])]
 
     def solution(self, problem: Problem, starts: Sequence[Sequence[int]]) -> Solution:
         """The solution of a problem: well within the gap, of a small one to the end if that is soon reached."""
@@ -418,6 +444,9 @@ class Searcher:
         together = [f"({', '.join(group)})" for group in resolution.groups if len(group) > 1]
         if together:
             space["axes taken together"] = f"{' and '.join(together)}, or there would be more entries than time; the bound is of such plans"
+        left_out = {stated.name for stated in self.stated} - {template.name for template in self.own_templates}
+        if left_out:
+            space["templates left out"] = f"{', '.join(sorted(left_out))}, which need more to be told apart"
         return Search(
             machine.name,
             best.seconds,

@@ -11,10 +11,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardy_py.dialect import AxisRef
+from shardy_py.dialect import AxisRef, TensorSharding
 from shardy_py.dialect.axis import Axes
+from shardy_py.errors import UserError
 from shardy_py.ir import Program, Value
-from shardy_py.partition.layouts import parts
+from shardy_py.partition.layouts import layout_of, parts
+from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.planner.space import Annotations, Space
 from shardy_py.rules.traits import ELEMENTWISE
 
@@ -30,6 +32,49 @@ class Template:
 
     name: str
     strategies: Mapping[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Stated:
+    """A template of the user's.
+
+    Attributes:
+        name: Its name.
+        shardings: Of each argument of the function, as far as it is stated.
+    """
+
+    name: str
+    shardings: tuple[TensorSharding | None, ...]
+
+
+def stated_template(stated: Stated, program: Program, space: Space, paths: Sequence[str]) -> Template:
+    """A template of the user's in a search space.
+
+    Args:
+        stated: The template.
+        program: The program.
+        space: Its search space.
+        paths: Names of the arguments.
+
+    Raises:
+        UserError: The space has no such plans.
+    """
+    strategies: dict[int, int] = {}
+    for argument, sharding, path in zip(program.main.arguments, stated.shardings, paths, strict=True):
+        if sharding is None:
+            continue
+        layout = layout_of(sharding, argument.type.rank, space.mesh)
+        for dim, (c, axes) in enumerate(zip(space.classes[argument], layout)):
+            if not axes and not sharding.dims[dim].is_closed:
+                continue
+            choices = space.strategies[c]
+            if axes not in choices or strategies.setdefault(c, choices.index(axes)) != choices.index(axes):
+                raise UserError(
+                    f"template {stated.name!r} shards {path} as {sharding_text(sharding)}, and this search has no such plan",
+                    where="Planner(templates=...)",
+                    why=f"an annotation or another argument of the template pins dimension {dim}, or the axes do not divide it",
+                )
+    return Template(stated.name, {c: s for c, s in strategies.items() if len(space.strategies[c]) > 1})
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,43 @@ def test_input_shardings_as_code() -> None:
     assert code.startswith("# The planned step takes ")
 
 
+def test_templates_of_the_user() -> None:
+    specs = ({"in": P(None, "x"), "out": P("x")}, P("y"))
+    chosen = planner(templates={"by columns": specs, "rows alone": (None, P(("x", "y")))})
+    plan = sp.auto_shard(step, mesh=SMALL, planner=chosen, donate_argnums=0, lowering="jit").plan(*STEP)
+    assert plan.search is not None
+    alternatives = {alternative.name: alternative for alternative in plan.search.alternatives}
+    assert {"whole", "by columns", "rows alone"} <= alternatives.keys()
+    columns = alternatives["by columns"]
+    assert columns.objective_seconds >= plan.search.objective_seconds * (1 - 1e-9)
+    assert dict(columns.inputs) == {"w['in']": "P(None, 'x')", "w['out']": "P('x')", "x": "P('y')"}
+    assert alternatives["rows alone"].inputs["x"] == "P(('x', 'y'))"
+
+
+def test_a_template_is_the_plan_where_there_is_no_time() -> None:
+    """A plan is not worse than its templates even if nothing is searched."""
+    best = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    hurried = planner(time_limit_s=0, templates={"best": jax.tree.map(lambda s: s.spec, best.input_shardings)})
+    plan = sp.auto_shard(step, mesh=SMALL, planner=hurried, donate_argnums=0, lowering="jit").plan(*STEP)
+    assert plan.search is not None
+    (template,) = [alternative for alternative in plan.search.alternatives if alternative.name == "best"]
+    assert plan.search.objective_seconds <= template.objective_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ((None, P("x", "x")), "mesh axis 'x' is used twice"),
+        ((None, P("z")), "unknown mesh axis 'z'"),
+        (({"in": P("x")}, None), "no prefix"),
+        ((None, P(None, "y")), "this search has no such plan"),
+    ],
+)
+def test_templates_that_do_not_fit(specs: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        sp.auto_shard(step, mesh=SMALL, planner=planner(templates={"mine": specs}), in_shardings=(None, P("x", None))).plan(*STEP)
+
+
 def test_overlapped_steps() -> None:
     plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(overlap=0.5), donate_argnums=0, lowering="jit").plan(*STEP)
     search, seconds = plan.search, plan.cost_analysis("h100").step_seconds
