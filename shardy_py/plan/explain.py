@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.errors import ShardyError
+from shardy_py.errors import ShardyError, UserError
 from shardy_py.ir import Value
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
@@ -94,14 +95,19 @@ def _chosen(plan: PlanRecord, match: Match, axis: str | None, dim: int | None, t
 
 
 def _choice(plan: PlanRecord, planned: PlannedValue, dim: int) -> str:
-    """The decision of a planner on a dimension; of an input, with what it costs to leave it whole."""
+    """The decision of a planner on a dimension, with what it costs to leave it whole."""
     decision = "chosen by the planner"
-    if planned.kind != "input" or plan.search is None or plan.search.pricer is None or planned.sharding is None:
+    if plan.search is None or plan.search.pricer is None or planned.sharding is None:
         return decision
     spec = [
         () if d == dim else tuple(axis.name for axis in each.axes) for d, each in enumerate(planned.sharding.dims[: len(planned.shape)])
     ]
-    more = plan.search.price(planned.path, spec).seconds
+    try:
+        more = plan.search.price(planned.path, spec).seconds
+    except UserError:  # an annotation of a value that lies alike
+        return f"{decision}, as an annotation needs it"
+    if math.isinf(more):
+        return f"{decision}: with it whole no plan was found"
     return f"{decision}: {seconds_text(more)} less than whole" if more > 0 else f"{decision}: it costs nothing beside whole"
 
 

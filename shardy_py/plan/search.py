@@ -135,7 +135,7 @@ class Pricer(Protocol):
         ...
 
     def price(self, path: str, spec: Any) -> Price:
-        """The cost of pinning an input."""
+        """The cost of pinning a value."""
         ...
 
     @property
@@ -202,14 +202,14 @@ class Search:
         return (self.objective_seconds - self.lower_bound_seconds) / self.objective_seconds if self.objective_seconds > 0 else 0.0
 
     def price(self, path: str, spec: Any) -> Price:
-        """The cost of pinning an input: the search goes on from its end, with the input pinned.
+        """The cost of pinning a value: the search goes on from its end, with the value pinned.
 
         Args:
-            path: The input, as in `plan.inputs`.
+            path: The value, as in `plan.values`; with one inside, what must lie as it does is pinned too.
             spec: A `PartitionSpec`.
 
         Raises:
-            ValueError: There is no such input, or the search was read from a file.
+            ValueError: There is no such value, or the search was read from a file.
         """
         return self._pricer().price(path, spec)
 

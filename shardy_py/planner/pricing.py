@@ -11,6 +11,7 @@ from typing import Any
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.errors import UserError
+from shardy_py.ir import Value
 from shardy_py.partition.layouts import Layout, parts, spelled
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
@@ -86,21 +87,21 @@ class Prices:
         return self.searcher.alternatives(self.best)
 
     def price(self, path: str, spec: Sequence[Any]) -> Price:
-        """The cost of pinning an input, beside the plan.
+        """The cost of pinning a value, and what must lie as it does, beside the plan.
 
         Args:
-            path: The input.
+            path: The value.
             spec: Its sharding; dimensions that it leaves out are whole.
 
         Raises:
-            UserError: There is no such input, or it cannot be sharded so.
+            UserError: There is no such value, or it cannot be sharded so.
         """
         searcher = self.searcher
         paths = [v.path for v in searcher.base.inputs]
-        if path not in paths:
-            raise UserError(f"no input {path!r}", where="plan.search.price", why=f"the inputs are {', '.join(paths[:12])}")
-        number = paths.index(path)
-        classes = searcher.space.classes[searcher.program.main.arguments[number]]
+        value = self._value(path)
+        if value is None:
+            raise UserError(f"no value {path!r}", where="plan.search.price", why=f"the inputs are {', '.join(paths[:12])}")
+        classes = searcher.space.classes[value]
         if len(tuple(spec)) > len(classes):
             raise UserError(f"{spec} has more dimensions than {path}", where="plan.search.price", why=f"it has {len(classes)}")
         entries = (*spec, *(None,) * (len(classes) - len(tuple(spec))))
@@ -112,19 +113,27 @@ class Prices:
                     where="plan.search.price",
                     why="an annotation pins it, or the axes do not divide it",
                 )
-        solution, plan, constant = (self._pinned if searcher.space.resolution.layers else self._annotated)(number, layout)
+        shares = path in paths and not searcher.space.resolution.layers
+        solution, plan, constant = self._annotated(paths.index(path), layout) if shares else self._pinned(classes, layout)
         if plan is None:
             return Price(path, str(spec), math.inf, None, math.inf)
         seconds = searcher.objective(plan) - self.best.seconds
         peak = memory_of(plan, searcher.planner.hardware).peak_memory_in_bytes
         return Price(path, str(spec), seconds, peak - self.best.peak, solution.bound + constant - self.best.seconds)
 
-    def _pinned(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
-        """The solution with an argument in a layout, its plan, and seconds that no choice changes."""
+    def _value(self, path: str) -> Value | int | None:
+        """The value of a path in the search space; None where it has none there."""
+        searcher = self.searcher
+        value, _ = searcher.base.by_path.get(path, (None, None))
+        copy = searcher.copies.get(value) if isinstance(value, Value) else value
+        return copy if copy in searcher.space.classes else None
+
+    def _pinned(self, classes: Sequence[int], layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
+        """The solution with the classes of a value in a layout, its plan, and seconds that no choice changes."""
         searcher, model = self.searcher, self.searcher.model
         problem, numbers = searcher.limited(), {c: i for i, c in enumerate(model.variables)}
         start = list(self.best.assignment)
-        for axes, c in zip(layout, searcher.space.classes[searcher.program.main.arguments[number]]):
+        for axes, c in zip(layout, classes):
             if c in numbers:
                 start[numbers[c]] = searcher.space.strategies[c].index(axes)
                 problem = pinned(problem, numbers[c], (start[numbers[c]],))

@@ -42,6 +42,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "unknown hardware": (lambda: planner(hardware="abacus"), sp.ShardyError, "unknown hardware 'abacus'.*known are v4,.*h100"),
     "memory": (lambda: planner(memory_bytes="16GiB"), sp.ShardyError, "memory_bytes is '16GiB'.*a positive number of bytes"),
     "gap": (lambda: planner(gap=2), sp.ShardyError, "gap is 2.*between 0 and 1"),
+    "templates": (lambda: planner(templates=[1]), sp.ShardyError, r"templates is \[1\]"),
     "overlap": (lambda: planner(overlap="much"), sp.ShardyError, "overlap is 'much'"),
     "time limit": (lambda: planner(time_limit_s=math.nan), sp.ShardyError, "time_limit_s is nan.*seconds, at least 0"),
     "negative time": (lambda: planner(time_limit_s=-1), sp.ShardyError, "time_limit_s is -1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import jax
@@ -123,7 +124,7 @@ def test_prices_of_decisions() -> None:
     (price,) = plan.search.price_of_annotations()
     assert price.path == "x"
     assert price.seconds >= 0
-    with pytest.raises(ValueError, match="no input 'w'"):
+    with pytest.raises(ValueError, match="no value 'w'"):
         plan.search.price("w", P("x"))
     with pytest.raises(ValueError, match="an annotation pins it"):
         plan.search.price("x", P("x"))
@@ -203,8 +204,21 @@ def test_explanations_name_the_planner() -> None:
     plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*STEP)
     cut = next(v for v in plan.inputs if v.sharding is not None and not v.sharding.is_fully_replicated)
     assert "chosen by the planner" in str(plan.explain(cut))
+    for kind in ("input", "intermediate", "output"):
+        value = next(v for v in plan.values if v.kind == kind and v.sharding is not None and not v.sharding.is_fully_replicated)
+        assert re.search(r"chosen by the planner: (\S+ \w+ less than|it costs nothing beside) whole", str(plan.explain(value)))
     whole = next(v for v in plan.values if v.shape and (v.sharding is None or v.sharding.is_fully_replicated))
     assert "the planner leaves it whole" in str(plan.explain(whole))
+
+
+def test_an_explanation_of_what_lies_as_an_annotation() -> None:
+    def constrained(x: jax.Array) -> jax.Array:
+        return sp.with_sharding_constraint(jnp.sin(x), P("y", P.UNCONSTRAINED)) * 2
+
+    plan = sp.auto_shard(constrained, mesh=SMALL, planner=planner(), lowering="jit").plan(f32(64, 64))
+    for value in plan.values:
+        if value.sharding is not None and not value.sharding.is_fully_replicated:
+            assert "planner" in str(plan.explain(value))
 
 
 def test_the_shape_of_a_mesh_is_chosen() -> None:
