@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0; 1 where there are findings or differences; 2 where the command could not be run.
     """
+    if arguments is None:
+        own_standard_output()
     words = list(sys.argv[1:] if arguments is None else arguments)
     flags = words[words.index("--") + 1 :] if "--" in words else []
     try:
@@ -52,13 +55,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing more is said when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing more is said when Python ends
         return 0
     except Exception as error:  # whatever the user's module raises
         if getattr(options, "traceback", False):
             traceback.print_exception(error)
         sys.stderr.write(f"shardy-py: error: {printable(one_line(error))}\n")
         return WRONG
+
+
+def own_standard_output() -> None:
+    """Keeps the standard output of this process for `sys.stdout`; what native libraries write there goes to standard error.
+
+    HiGHS has a message about solutions that it mends which no option turns off.
+    """
+    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # a process may have been started without one of them
+        kept = os.dup(1)
+        os.dup2(2, 1)
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors
+        sys.stdout = open(kept, "w", buffering=1 if os.isatty(kept) else -1, encoding=encoding, errors=errors)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -29,7 +29,8 @@ def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Seque
         gap: The user's.
     """
     numbers = {c: i for i, c in enumerate(model.variables)}
-    state = State(Evaluation(problem), assignment)
+    evaluation = Evaluation(problem)
+    state = State(evaluation, assignment, price=evaluation.penalty)  # no cut breaks a limit
     left = SHARE * gap * (state.cost + model.constant)
     for value in sorted(inputs, key=lambda value: -math.prod(value.type.shape)):
         group = tuple(numbers[c] for c in model.space.classes[value] if c in numbers)

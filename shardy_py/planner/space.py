@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
@@ -45,7 +45,7 @@ class Resolution:
 
     Attributes:
         groups: Mesh axes that are taken together; all are in one of the groups.
-        layers: Whether layers that are alike are sharded each by itself.
+        layers: Whether layers that are alike are sharded each by itself; in a space, whether there are none.
     """
 
     groups: Groups
@@ -332,16 +332,17 @@ class _Joiner:
             classes.setdefault(value, ())
         strategies = [self.strategies(self.sizes[root], self.pins[root]) for root in numbers]
         of_roots = [numbers[root] for root in roots]
-        if not self.resolution.layers:
-            first = representatives(self.program, classes, strategies)
-            places = {c: place for place, c in enumerate(dict.fromkeys(first))}
+        first = range(len(strategies)) if self.resolution.layers else representatives(self.program, classes, strategies)
+        places = {c: place for place, c in enumerate(dict.fromkeys(first))}
+        resolution = replace(self.resolution, layers=len(places) == len(strategies))
+        if not resolution.layers:
             strategies = [strategies[c] for c in places]
             of_roots = [places[first[c]] for c in of_roots]
             classes = _Scalars({value: tuple(places[first[c]] for c in each) for value, each in classes.items()})
         members: list[list[Dim]] = [[] for _ in strategies]
         for dim, c in zip(self.dims, of_roots):
             members[c].append(dim)
-        return Space(self.mesh, classes, tuple(strategies), tuple(map(tuple, members)), self.resolution)
+        return Space(self.mesh, classes, tuple(strategies), tuple(map(tuple, members)), resolution)
 
     def strategies(self, size: int, pin: Axes | None) -> tuple[Axes, ...]:
         """The axes that may cut a dimension: sets of groups of whole axes, in mesh order, that divide it."""

@@ -262,6 +262,15 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "shardy_py", *arguments], env=env, capture_output=True, text=True, cwd=Path(FILE).parent)
 
 
+def test_what_native_code_prints_goes_to_standard_error(tmp_path: Path) -> None:
+    module = tmp_path / "noisy.py"
+    module.write_text("import os\nos.write(1, b'said by a library')\nfrom jax.numpy import sin\n")
+    done = process("plan", f"{module}:sin", "--mesh", "x=2", "--args", "f32[4@x]", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert "said by a library" in done.stderr
+
+
 def test_in_a_process(stored: str) -> None:
     done = process("plan", "sample_module.py:planned")
     assert done.returncode == 0, done.stderr
