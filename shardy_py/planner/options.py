@@ -10,6 +10,7 @@ from typing import Any
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import UserError
+from shardy_py.plan.cost_analysis import Range
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,14 @@ class Planner:
                 why="it has a name and input shardings for each plan to start from",
                 fix='write {"by rows": (P("x"), None)}',
             )
+
+    def objective(self, step: Range) -> float:
+        """The seconds that count of those that a step may take.
+
+        Args:
+            step: As `CostAnalysis.step_seconds`.
+        """
+        return step.high - self.overlap * (step.high - step.low)
 
     @property
     def machine(self) -> Hardware:

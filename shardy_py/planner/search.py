@@ -189,7 +189,7 @@ class Searcher:
         """Seconds of a call of a plan."""
         step = cost_of(plan, self.planner.hardware, self.planner.links).step_seconds
         assert step is not None
-        return step.high - self.planner.overlap * (step.high - step.low)
+        return self.planner.objective(step)
 
     def fits(self, peak: int) -> bool:
         """Whether a peak is within the budget."""

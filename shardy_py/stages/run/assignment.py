@@ -39,7 +39,9 @@ class Assignment:
     uses: dict[Var, tuple[int, ...]]
 
 
-def assign(split: Split, stages: int | None, hardware: Hardware, names: Sequence[str] | None = None) -> Assignment:
+def assign(
+    split: Split, stages: int | None, hardware: Hardware, names: Sequence[str] | None = None, cuts: Sequence[int] | None = None
+) -> Assignment:
     """Assigns the equations of one microbatch.
 
     Args:
@@ -47,11 +49,25 @@ def assign(split: Split, stages: int | None, hardware: Hardware, names: Sequence
         stages: Number of stages; None takes one per marker.
         hardware: The hardware on which stages are to take equal time.
         names: Markers of all stages in order, where a partition gave them; some may have nothing to do for a microbatch.
+        cuts: First operation of the forward pass of every stage but the first, instead of those at which stages take equal time.
 
     Raises:
         PipelineError: There are fewer equations than stages, other markers than stages, or no gradient.
     """
-    return _Assigner(split, hardware).assign(stages, names)
+    return _Assigner(split, hardware).assign(stages, names, cuts)
+
+
+def pieces(split: Split, most: int, hardware: Hardware) -> tuple[int, ...] | None:
+    """Cuts of the forward pass into pieces of about equal time, for `assign`; None where stages are marked.
+
+    Args:
+        split: The step.
+        most: Number of pieces, where there are as many operations.
+        hardware: The hardware on which they take equal time.
+    """
+    assigner = _Assigner(split, hardware)
+    count = min(most, len(assigner.heavy))
+    return None if assigner.markers else tuple(assigner.cuts(count)) if count > 1 else ()
 
 
 def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> dict[Var, tuple[int, ...]]:
@@ -119,13 +135,23 @@ class _Assigner:
             return True
         return node.eqn.primitive.name not in HEAVY and all(v in self.split.data_only for v in node.eqn.outvars)
 
-    def assign(self, stages: int | None, names: Sequence[str] | None) -> Assignment:
+    @property
+    def markers(self) -> list[str]:
+        """The markers that forward equations are traced in, in order."""
+        return list(dict.fromkeys(m for i in self.forward if (m := self.nodes[i].marker) is not None))
+
+    @property
+    def heavy(self) -> list[int]:
+        """The forward equations with results of some size."""
+        return [i for i in self.forward if any(map(bytes_of, self.nodes[i].eqn.outvars))]
+
+    def assign(self, stages: int | None, names: Sequence[str] | None, cuts: Sequence[int] | None) -> Assignment:
         if not any(self.back):
             raise PipelineError(
                 "there is no gradient in the function", where="sp.pipeline", why="a pipeline runs the two passes of a loss",
                 fix="pass a training step that calls jax.grad or jax.value_and_grad, or a function that returns one loss",
             )  # fmt: skip
-        markers = list(names or dict.fromkeys(m for i in self.forward if (m := self.nodes[i].marker) is not None))
+        markers = list(names or self.markers)
         if markers and stages is not None and len(markers) != stages:
             raise PipelineError(
                 f"{len(markers)} stages are marked and {stages} are asked for", where=f"sp.stage: {', '.join(markers)}",
@@ -141,14 +167,20 @@ class _Assigner:
         if markers:
             self.by_markers(stage, markers)
         else:
-            self.by_cost(stage, count)
+            self.by_cuts(stage, self.cuts(count) if cuts is None else cuts)
         uses = self.uses(stage)
         self.assign_backward(stage, count, uses)
         called = tuple(markers) if markers else tuple(f"stage{i}" for i in range(count))
         return Assignment(count, tuple(stage), tuple(self.back), called, {v: tuple(sorted(s)) for v, s in uses.items()})
 
-    def by_cost(self, stage: list[int | None], count: int) -> None:
-        heavy = [i for i in self.forward if any(map(bytes_of, self.nodes[i].eqn.outvars))]
+    def by_cuts(self, stage: list[int | None], cuts: Sequence[int]) -> None:
+        for s, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(self.forward)])):
+            for i in self.forward[start:end]:
+                stage[i] = s
+
+    def cuts(self, count: int) -> list[int]:
+        """The first forward equation of every stage but the first, where stages take equal time."""
+        heavy = self.heavy
         if len(heavy) < count:
             raise PipelineError(
                 f"{count} stages and {len(heavy)} operations", where=f"sp.pipeline(num_stages={count})",
@@ -170,10 +202,7 @@ class _Assigner:
             now += change[k]
             crossing.append(now)
         # As in PipeDream: activations cross forwards, their cotangents back.
-        cuts = balanced(self.seconds(position), crossing, count, seconds_per_byte=2 / self.hardware.fabric.bandwidth)
-        for s, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(self.forward)])):
-            for i in self.forward[start:end]:
-                stage[i] = s
+        return balanced(self.seconds(position), crossing, count, seconds_per_byte=2 / self.hardware.fabric.bandwidth)
 
     def seconds(self, position: dict[int, int]) -> list[float]:
         """Seconds of every forward equation and of the backward equations that go with it, as `assign_backward` places them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.leaves import Leaves, trace_leaves
+from shardy_py.planner.options import Planner
 from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
@@ -22,6 +23,7 @@ from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.flat import Flat, flatten
 from shardy_py.stages.run.markers import marked, marker_of
 from shardy_py.stages.run.microbatching import Kind, Split, split
+from shardy_py.stages.run.pipeline_search import PipelineSearch
 from shardy_py.stages.run.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.stages.run.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
 from shardy_py.stages.run.residuals import Handover, Layout, handovers, rematerialized
@@ -53,6 +55,7 @@ class Options:
         donate_argnums: Arguments whose memory results may take.
         memory_bytes: Memory of a device, to check against.
         hardware: The hardware on which stages are to take equal time.
+        planner: Chooses stages, meshes and shardings; None leaves them to the user.
     """
 
     fun: Callable[..., Any]
@@ -69,6 +72,7 @@ class Options:
     donate_argnums: tuple[int, ...]
     memory_bytes: float | None
     hardware: Hardware
+    planner: Planner | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class StagedStep:
         keys: Inputs that are PRNG keys: every microbatch gets its own.
         plan: The plan inside of a stage; None where stages have one device.
         is_loss: Whether the function is a loss, of which the pipeline takes the gradient.
+        search: The search of a planner that chose the pipeline.
     """
 
     options: Options
@@ -127,10 +132,32 @@ class StagedStep:
     keys: tuple[Var, ...]
     plan: Any
     is_loss: bool
+    search: PipelineSearch | None = None
 
     def split_dim(self, v: Var) -> int:
         """The dimension of examples of a per-example result."""
         return self.split.dims[v][0]
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step, traced and cut in two parts.
+
+    Attributes:
+        whole: The step on the whole batch; on one microbatch where there is one only.
+        micro: The step on one microbatch.
+        halves: Its two parts.
+        out_tree: Structure of the result.
+        is_loss: Whether the function is a loss, of which the pipeline takes the gradient.
+        others: The inputs that are no part of the batch.
+    """
+
+    whole: Flat
+    micro: Flat
+    halves: Split
+    out_tree: Any
+    is_loss: bool
+    others: tuple[Var, ...]
 
 
 def build(options: Options, signature: Signature) -> StagedStep:
@@ -143,32 +170,62 @@ def build(options: Options, signature: Signature) -> StagedStep:
     inner_first = None if meshes_needed is None else submeshes(options.mesh, options.axis, meshes_needed)
     places = None if inner_first is None else Places(inner_first, len(inner_first) * options.virtual)
     context = trace_mesh(places) if places is not None else jax.sharding.AbstractMesh((), ())
-    whole, micro, out_tree, is_loss = _traced(options, signature, context)
-    halves = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
-    if options.num_microbatches == 1:
-        whole = micro
-    names = None if options.partition is None else [marker_of(number) for number in range(options.num_stages or 0)]
-    assigned = assign(halves, options.num_stages, options.hardware, names)
+    traced = trace_step(options, signature, context)
+    assigned = assign(traced.halves, options.num_stages, options.hardware, stage_names(options))
     if places is None:
         places = Places(submeshes(options.mesh, options.axis, _per_mesh(assigned.stages, options.virtual)), assigned.stages)
+    return staged(options, signature, traced, assigned, places)
+
+
+def stage_names(options: Options) -> list[str] | None:
+    """The markers of all stages in order, where a partition gives them."""
+    return None if options.partition is None else [marker_of(number) for number in range(options.num_stages or 0)]
+
+
+def trace_step(options: Options, signature: Signature, context: Any) -> TracedStep:
+    """Traces a step, and cuts it in what runs per microbatch and what runs once.
+
+    Args:
+        options: The arguments of `pipeline`.
+        signature: The types of the call.
+        context: The abstract mesh inside of a stage.
+
+    Raises:
+        PipelineError: It depends on its batch in a way that microbatches do not reproduce.
+    """
+    whole, micro, out_tree, is_loss = _traced(options, signature, context)
+    halves = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
+    others = tuple(v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch)
+    return TracedStep(micro if options.num_microbatches == 1 else whole, micro, halves, out_tree, is_loss, others)
+
+
+def staged(
+    options: Options, signature: Signature, traced: TracedStep, assigned: Assignment, places: Places, *, propagate: bool = True
+) -> StagedStep:
+    """The programs of a step whose equations have stages.
+
+    Args:
+        options: The arguments of `pipeline`.
+        signature: The types of the call.
+        traced: The step.
+        assigned: The stages.
+        places: The meshes; gets shardings.
+        propagate: Whether the shardings are those that propagation makes of `in_shardings`.
+
+    Raises:
+        PipelineError: It cannot be run as asked.
+    """
+    halves, micro, others = traced.halves, traced.micro, traced.others
     order = _schedule(options, halves, assigned, places)
     split_stages = {stage for stage, _ in order.split_backwards}
     splits = [s in split_stages for s in range(assigned.stages)]
-    others = [v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch]
-    plan = _shard(options, signature, halves, places) if places.is_sharded else None
+    plan = _shard(options, signature, halves, places) if places.is_sharded and propagate else None
     placed = reduce_sends(halves, assigned, places, options.hardware, options.num_microbatches)
     halves, assigned = placed.split, placed.assigned
     places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
     parts = parts_of_parameters(halves, [v for v in others if len(assigned.uses.get(v, ())) > 1])
     programs = stage_programs(halves, assigned, splits, parts)
-    located = {v: program.stage for program in programs.values() for v in program.sums}
-    used: dict[Var, set[int]] = {}
-    for (_, s), program in programs.items():
-        for v in program.inputs:
-            used.setdefault(parts.get(v, v), set()).add(s)
-    updates = place_updates(halves.update, located, {v: sorted(s) for v, s in used.items()}, others)
-    results = tuple(w if isinstance(w, Literal) else v for v, w in zip(micro.outvars, whole.outvars))
-    update = update_programs(halves, updates, [v for v in results if isinstance(v, Var)])
+    updates, update, results = updating(traced, halves, programs, parts)
     cut = part_programs(halves, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
     keys = _keys(halves, micro, signature)
     recomputed: set[Var] = set()
@@ -176,8 +233,30 @@ def build(options: Options, signature: Signature) -> StagedStep:
         recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
     programs = stage_programs(halves, assigned, splits, parts, recomputed)
     return StagedStep(
-        options, signature, halves, assigned, updates, order, places, programs, update, cut, results, out_tree, keys, plan, is_loss
-    )
+        options, signature, halves, assigned, updates, order, places, programs, update, cut, results, traced.out_tree, keys, plan,
+        traced.is_loss,
+    )  # fmt: skip
+
+
+def updating(
+    traced: TracedStep, halves: Split, programs: Mapping[tuple[str, int], Program], parts: Mapping[Var, Var]
+) -> tuple[Updates, list[Program], tuple[Any, ...]]:
+    """The part that runs once: its rounds and stages, its programs, and the results of the step.
+
+    Args:
+        traced: The step.
+        halves: Its two parts.
+        programs: Programs of the stages.
+        parts: Slices of parameters that stages are given instead of the parameters.
+    """
+    located = {v: program.stage for program in programs.values() for v in program.sums}
+    used: dict[Var, set[int]] = {}
+    for (_, s), program in programs.items():
+        for v in program.inputs:
+            used.setdefault(parts.get(v, v), set()).add(s)
+    updates = place_updates(halves.update, located, {v: sorted(s) for v, s in used.items()}, traced.others)
+    results = tuple(w if isinstance(w, Literal) else v for v, w in zip(traced.micro.outvars, traced.whole.outvars))
+    return updates, update_programs(halves, updates, [v for v in results if isinstance(v, Var)]), results
 
 
 def _meshes_needed(options: Options) -> int | None:

@@ -37,6 +37,7 @@ class Compiling:
         stage = program.stage
         self.program = program
         self.mesh = places.mesh(stage)
+        self.planner = places.planner
         self.ins = tuple(places.sharding(v, stage) for v in (*program.inputs, *program.sums))
         self.outs = tuple(places.sharding(v, stage) for v in (*program.outputs, *program.sums, *program.resets))
         self.structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
@@ -99,7 +100,7 @@ class Compiling:
         )
         return auto_shard(
             function, mesh=self.mesh, in_shardings=self.ins or None, out_shardings=self.outs, donate_argnums=tuple(donate) or None,
-            lowering=lowering,
+            lowering=lowering, planner=self.planner,
         )  # fmt: skip
 
 

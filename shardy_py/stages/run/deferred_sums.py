@@ -32,7 +32,7 @@ def defer_sums(
         places: Where values lie; gets the shardings of the parts.
         batch: Inputs that are part of the batch.
     """
-    over = {name for v in batch for name in _axes(places.specs.get(v, ()))}
+    over = {name for v in batch for name in places.axes_over(v)}
     read_at = stages_reading(updates)
     inside = dict(programs)
     once = list(updates)

@@ -17,6 +17,7 @@ from shardy_py.api.trees import parameter_names
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.frontends.context import api_boundary
+from shardy_py.planner.options import Planner
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.run.building import Options, Signature, StagedStep, batch_leaves, build
@@ -24,7 +25,9 @@ from shardy_py.stages.run.comparison import compare, on_one_device
 from shardy_py.stages.run.engine import Statistics
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.memory import check_memory, stage_memory
+from shardy_py.stages.run.pipeline_search import PipelineSearch
 from shardy_py.stages.run.placing import replicated
+from shardy_py.stages.run.planned import check_planner, planned
 from shardy_py.stages.run.report import Report, report
 from shardy_py.stages.run.runner import Runner
 from shardy_py.stages.schedules.named import check_name
@@ -51,6 +54,7 @@ def pipeline(
     donate_argnums: int | Sequence[int] = ...,
     hardware: str | Hardware = ...,
     memory_bytes: float | None = ...,
+    planner: Planner | None = ...,
 ) -> Pipelined[P]: ...
 
 
@@ -70,6 +74,7 @@ def pipeline(
     donate_argnums: int | Sequence[int] = ...,
     hardware: str | Hardware = ...,
     memory_bytes: float | None = ...,
+    planner: Planner | None = ...,
 ) -> Callable[[Callable[P, Any]], Pipelined[P]]: ...
 
 
@@ -91,6 +96,7 @@ def pipeline(
     donate_argnums: int | Sequence[int] = (),
     hardware: str | Hardware = "h100",
     memory_bytes: float | None = None,
+    planner: Planner | None = None,
 ) -> Any:
     """Runs a training step as a pipeline, as PipeDream does, but synchronously: the numbers are those of the step on one device.
 
@@ -120,6 +126,9 @@ def pipeline(
         donate_argnums: Arguments whose memory the results may take.
         hardware: The hardware on which stages are to take equal time, and of `report`: a name such as "h100" or "v5e", or a `Hardware`.
         memory_bytes: Memory of one device in bytes; a stage that does not fit is an error that says by how much.
+        planner: Chooses what is left open by the cost of a step on its hardware, within its memory: where to cut, the mesh of every
+            stage and the shardings inside. `mesh` is then a number of devices, or None for those of this process; with `num_stages`
+            left out too, the number of stages is chosen, one of them if that is fastest. `search` of the pipeline says what it found.
 
     Returns:
         A `Pipelined`: call it as the function.
@@ -142,7 +151,7 @@ def pipeline(
         return functools.partial(
             pipeline, num_microbatches=num_microbatches, num_stages=num_stages, partition=partition, mesh=mesh, axis=axis,
             schedule=schedule, virtual=virtual, in_shardings=in_shardings, batch_argnums=batch_argnums,
-            batch_statistics=batch_statistics, donate_argnums=donate_argnums, hardware=hardware, memory_bytes=memory_bytes,
+            batch_statistics=batch_statistics, donate_argnums=donate_argnums, hardware=hardware, memory_bytes=memory_bytes, planner=planner,
         )  # fmt: skip
     for label, value in (("num_microbatches", num_microbatches), ("num_stages", num_stages), ("virtual", virtual)):
         if value is None and label == "num_stages":
@@ -161,10 +170,18 @@ def pipeline(
         raise TypeError(f"schedule is {schedule!r}; pass a name such as '1f1b', or what sp.stages.schedule gives")
     if isinstance(schedule, str):
         check_name(schedule)
+    if planner is not None:
+        check_planner(planner, mesh, virtual, in_shardings)
+    elif isinstance(mesh, int):
+        raise PipelineError(
+            f"mesh is {mesh}, a number of devices without a shape", where="sp.pipeline(mesh=)",
+            why="without a planner nothing divides them", fix=f"pass mesh={{{axis!r}: {mesh}}}, or planner=sp.Planner(...)",
+        )  # fmt: skip
     numbers = None if batch_argnums is None else _numbers(batch_argnums, "batch_argnums")
     options = Options(
         fun, num_stages, partition, num_microbatches, mesh, axis, schedule, virtual, in_shardings, numbers,
-        batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes, hardware_named(hardware),
+        batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes,
+        hardware_named(hardware) if planner is None else planner.machine, planner,
     )  # fmt: skip
     return Pipelined(options)
 
@@ -308,7 +325,7 @@ class Pipelined(Generic[P]):
         key = (signature.tree, tuple((s.shape, s.dtype) for s in signature.structs))
         built = self._built.get(key)
         if built is None:
-            built = build(self._options, signature)
+            built = (build if self._options.planner is None else planned)(self._options, signature)
             if self._options.memory_bytes is not None:
                 check_memory(stage_memory(built), self._options.memory_bytes)
             self._built[key] = built
@@ -329,6 +346,11 @@ class Pipelined(Generic[P]):
                 argument.append(number)
         batch = batch_leaves(self._options, paths, structs, argument)
         return Signature(jax.tree.structure(args), tuple(structs), tuple(argument), tuple(paths), batch)
+
+    @property
+    def search(self) -> PipelineSearch | None:
+        """The search of the planner that chose the last call or `build`; None without a planner."""
+        return self._latest().search
 
     @property
     def schedule(self) -> Schedule:

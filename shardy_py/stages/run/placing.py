@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
+from shardy_py.planner.options import Planner
 from shardy_py.stages.run.errors import PipelineError
 
 AnyMesh = Mesh | AbstractMesh | Mapping[str, int] | Sequence[Mesh | AbstractMesh] | None
@@ -27,11 +29,15 @@ class Places:
         meshes: One mesh per position of the pipeline, with axes of type Auto; abstract where there are no devices to run on.
         stages: Number of stages; stage s lies on mesh `s % len(meshes)`.
         specs: Value -> its sharding on any of the meshes; others are replicated.
+        at: (value, stage) -> its sharding there, where that is another.
+        planner: Chooses how programs run between their operands and results; None leaves it to propagation.
     """
 
     meshes: tuple[Mesh | AbstractMesh, ...]
     stages: int
     specs: dict[Var, PartitionSpec] = field(default_factory=dict)
+    at: dict[tuple[Var, int], PartitionSpec] = field(default_factory=dict)
+    planner: Planner | None = None
 
     @property
     def inner(self) -> dict[str, int]:
@@ -45,7 +51,7 @@ class Places:
 
     def copy(self) -> Places:
         """A copy whose `specs` can be added to without changing these."""
-        return replace(self, specs=dict(self.specs))
+        return replace(self, specs=dict(self.specs), at=dict(self.at))
 
     def mesh(self, stage: int) -> Mesh | AbstractMesh:
         """The mesh of a stage."""
@@ -79,7 +85,13 @@ class Places:
 
     def sharding(self, v: Var, stage: int) -> NamedSharding:
         """The sharding of a value on the mesh of a stage."""
-        return _named(self.mesh(stage), self.specs.get(v, PartitionSpec()))
+        spec = self.at.get((v, stage))
+        return _named(self.mesh(stage), self.specs.get(v, PartitionSpec()) if spec is None else spec)
+
+    def axes_over(self, v: Var) -> set[str]:
+        """The axes that a value is sharded over on any of the meshes."""
+        specs = [self.specs.get(v, ()), *(self.at.get((v, stage), ()) for stage in range(self.stages))]
+        return {name for spec in specs for entry in spec for name in axes_of(entry)}
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
@@ -147,11 +159,23 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
 
 def replicated(copies: Sequence[int]) -> list[Mesh | AbstractMesh]:
     """Meshes of so many devices each, one after the other, with an axis "data"; abstract where there are too few devices."""
-    devices = _devices(sum(copies))
+    return meshes_of([(count,) for count in copies], ("data",))
+
+
+def meshes_of(shapes: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> list[Mesh | AbstractMesh]:
+    """Meshes of such shapes, one after the other; abstract where there are too few devices.
+
+    Args:
+        shapes: Their shapes.
+        names: The names of their axes.
+    """
+    counts = [math.prod(shape) for shape in shapes]
+    devices = _devices(sum(counts))
+    types = (AxisType.Auto,) * len(names)
     if devices is None:
-        return [AbstractMesh((count,), ("data",)) for count in copies]
-    ends = np.cumsum(copies)
-    return [Mesh(np.array(devices[end - count : end], dtype=object), ("data",)) for end, count in zip(ends, copies)]
+        return [AbstractMesh(shape, names, axis_types=types) for shape in shapes]
+    placed = (devices[end - count : end] for end, count in zip(itertools.accumulate(counts), counts))
+    return [Mesh(np.array(each, dtype=object).reshape(shape), names, axis_types=types) for each, shape in zip(placed, shapes)]
 
 
 def _devices(count: int) -> list[Any] | None:

@@ -323,7 +323,8 @@ def _copied(placed: Placement, chosen: Sequence[Set[Var]], hardware: Hardware, b
     dims = {**split.dims, **{copy: split.dims[v] for copy, v in origin.items()}}
     data_only = split.data_only | {copy for copy, v in origin.items() if v in split.data_only}
     micro = replace(split.micro, nodes=tuple(row[0] for row in rows))
-    step = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only)
+    whole_of = {**split.whole_of, **{copy: split.whole_of[v] for copy, v in origin.items() if v in split.whole_of}}
+    step = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only, whole_of=whole_of)
     stage = tuple(row[1] for row in rows)
     placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(step, stage, hardware))
     return Placement(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})

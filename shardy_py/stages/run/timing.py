@@ -33,11 +33,21 @@ def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[
         results = dict.fromkeys((*program.outputs, *program.sums))
         seconds = equation_seconds([node.eqn for node in program.nodes], list(results), hardware)
         times[PASSES[role]][s] = math.fsum(seconds) / places.mesh(s).size
+    return {**times, "transfer": transfers(programs, count, hardware)}
+
+
+def transfers(programs: Programs, stages: int, hardware: Hardware) -> list[float]:
+    """Seconds that a microbatch takes across the boundary behind each stage but the last, in one direction.
+
+    Args:
+        programs: (role, stage) to program.
+        stages: Number of stages.
+        hardware: The hardware.
+    """
     moved = sent(programs)
-    crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(count - 1)]
+    crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(stages - 1)]
     # What crosses a boundary goes half forwards, half back.
-    transfer = [n / 2 / hardware.fabric.bandwidth + hardware.fabric.latency for n in crossing]
-    return {**times, "transfer": transfer}
+    return [n / 2 / hardware.fabric.bandwidth + hardware.fabric.latency for n in crossing]
 
 
 def sent(programs: Programs) -> dict[tuple[int, int], int]:

@@ -1,0 +1,277 @@
+"""Chooses the stages of a pipeline, their meshes and the shardings inside of them together, by the cost of a step.
+
+Pieces of the step are planned on meshes of every size; `partitions/submeshes` makes stages of them. The pipelines that come of it, and
+those that there are without a planner on as many devices, are priced by one formula, and the cheapest that fits is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from shardy_py.plan.movements import format_bytes
+from shardy_py.planner.meshes import shapes
+from shardy_py.planner.options import Planner
+from shardy_py.stages.partitions.submeshes import Run, divided
+from shardy_py.stages.run.assignment import Assignment, assign, pieces
+from shardy_py.stages.run.building import Options, Signature, StagedStep, TracedStep, stage_names, staged, trace_step, updating
+from shardy_py.stages.run.errors import PipelineError
+from shardy_py.stages.run.memory import stage_memory
+from shardy_py.stages.run.microbatching import Split
+from shardy_py.stages.run.pipeline_search import PipelineAlternative, PipelineSearch, PlannedStage
+from shardy_py.stages.run.placing import Places, meshes_of, submeshes, trace_mesh
+from shardy_py.stages.run.programs import Program, stage_programs
+from shardy_py.stages.run.stage_plans import StagePlanner, StageProgram, set_specs, stage_program
+from shardy_py.stages.run.timing import transfers
+from shardy_py.stages.schedules.formula import predicted
+from shardy_py.stages.schedules.simulation import costs_of
+from shardy_py.stages.schedules.tasks import Schedule
+
+PIECES = 8
+"""Pieces of the forward pass that stages are made of."""
+
+PIECES_SHARE = 0.5
+"""The part of the time in which pieces are planned; the shapes of meshes that are left over are not used."""
+
+AXES = ("data", "model")
+"""The axes inside of a stage."""
+
+
+def check_planner(planner: object, mesh: object, virtual: int, in_shardings: object) -> None:
+    """Checks the arguments of `pipeline` beside a planner.
+
+    Raises:
+        PipelineError: They leave it no choice, or one that it cannot make.
+    """
+    if not isinstance(planner, Planner):
+        raise TypeError(f'planner is {planner!r}; pass planner=sp.Planner(hardware="h100")')
+    if isinstance(mesh, int) and (mesh < 1 or isinstance(mesh, bool)):
+        raise PipelineError(f"mesh is {mesh!r}", where="sp.pipeline(mesh=)", why="a number of devices is positive", fix="pass mesh=8")
+    if planner.templates:
+        raise PipelineError(
+            "the planner has templates", where="sp.pipeline(planner=)", why="they shard a whole function, and a pipeline plans its stages",
+            fix="leave templates out",
+        )  # fmt: skip
+    for label, stated in (("virtual", virtual != 1), ("in_shardings", in_shardings is not None)):
+        if stated:
+            raise PipelineError(
+                f"{label} is stated beside a planner", where=f"sp.pipeline({label}=, planner=)",
+                why="the planner of a pipeline chooses shardings, with one stage on each mesh", fix=f"leave out {label}, or the planner",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A pipeline with its price."""
+
+    name: str
+    built: StagedStep
+    seconds: float
+    stages: tuple[PlannedStage, ...]
+
+    @property
+    def memory(self) -> int:
+        return max(stage.memory_bytes for stage in self.stages)
+
+
+def planned(options: Options, signature: Signature) -> StagedStep:
+    """The pipeline whose step takes least of those that fit.
+
+    Args:
+        options: The arguments of `pipeline`.
+        signature: The types of the call.
+
+    Raises:
+        PipelineError: It cannot be run as asked, or nothing fits.
+    """
+    return _Search(options, signature).run()
+
+
+class _Search:
+    def __init__(self, options: Options, signature: Signature) -> None:
+        assert options.planner is not None
+        self.began = time.monotonic()
+        self.options, self.signature, self.planner = options, signature, options.planner
+        self.meshes = None if options.mesh is None or isinstance(options.mesh, int) else _meshes(options)
+        self.devices: int = options.mesh or len(jax.local_devices()) if self.meshes is None else sum(m.size for m in self.meshes)
+        context = trace_mesh(Places(self.meshes, len(self.meshes))) if self.meshes else AbstractMesh((), ())
+        self.traced: TracedStep = trace_step(options, signature, context)
+        inputs = zip(self.traced.whole.invars, self.traced.micro.invars, signature.argument, strict=True)
+        donated = {v for w, v, argument in inputs if argument in options.donate_argnums}
+        donated |= {self.traced.halves.whole_of.get(v, v) for v in donated}
+        self.stages = StagePlanner(self.planner, donated.__contains__)
+        self.rows = signature.structs[signature.batch.index(True)].shape[0] // options.num_microbatches
+        most = max(PIECES, options.num_stages or 0, len(self.meshes or ()))
+        self.cuts = None if options.partition is not None else pieces(self.traced.halves, most, options.hardware)
+        self.counts = self._counts()
+
+    def _counts(self) -> list[int]:
+        """Numbers of stages to try."""
+        if self.meshes is not None:
+            return [len(self.meshes)]
+        if self.cuts is None:
+            return [self.assigned(self.options.num_stages).stages]
+        most = min(len(self.cuts) + 1, self.devices)
+        if self.options.num_stages is not None:
+            if self.options.num_stages > most:
+                raise PipelineError(
+                    f"{self.options.num_stages} stages, {len(self.cuts) + 1} operations and {self.devices} devices",
+                    where="sp.pipeline(num_stages=, mesh=, planner=)", why="every stage needs a device and an operation on the examples",
+                    fix=f"pass num_stages={most} or fewer, or leave it out",
+                )  # fmt: skip
+            return [self.options.num_stages]
+        if isinstance(self.options.schedule, Schedule):
+            return [self.options.schedule.meshes]
+        return list(range(1, most + 1))
+
+    @property
+    def budget(self) -> float | None:
+        """The most bytes of a device."""
+        return self.planner.budget if self.options.memory_bytes is None else self.options.memory_bytes
+
+    def fits(self, priced: _Priced) -> bool:
+        """Whether every stage is within the budget."""
+        return self.budget is None or priced.memory <= self.budget
+
+    def run(self) -> StagedStep:
+        """The best pipeline."""
+        priced = sorted((*self.by_propagation(), *self.by_planner()), key=lambda each: each.seconds)
+        fitting = [each for each in priced if self.fits(each)]
+        if not fitting:
+            raise self.infeasible(priced)
+        best = fitting[0]
+        alternatives = tuple(PipelineAlternative(each.name, each.seconds, each.memory, each in fitting) for each in priced)
+        budget = None if self.budget is None or math.isinf(self.budget) else int(self.budget)
+        timings = {"total": time.monotonic() - self.began}
+        return replace(
+            best.built,
+            search=PipelineSearch(self.planner.machine.name, best.seconds, None, budget, best.name, best.stages, alternatives, timings),
+        )
+
+    def infeasible(self, priced: Sequence[_Priced]) -> PipelineError:
+        """The error for a budget that nothing fits."""
+        least = min(priced, key=lambda each: each.memory)
+        number = max(range(len(least.stages)), key=lambda s: least.stages[s].memory_bytes)
+        stage = stage_memory(least.built)[number]
+        activations = stage.in_flight * stage.activation_bytes
+        return PipelineError(
+            f"no pipeline fits {format_bytes(int(self.budget or 0))} a device: the least that was found is {format_bytes(least.memory)}",
+            where=f"sp.pipeline(planner=), stage {stage.name!r} of {least.name}",
+            why=f"parameters take {format_bytes(stage.parameter_bytes)}, their state {format_bytes(stage.state_bytes)}, gradients "
+            f"{format_bytes(stage.gradient_bytes)}, activations in flight {format_bytes(activations)}",
+            fix="use more devices, more microbatches, or jax.checkpoint",
+        )
+
+    def assigned(self, count: int | None, cuts: Sequence[int] | None = None) -> Assignment:
+        """The stages of so many; at their marks where there are some."""
+        return assign(self.traced.halves, count, self.options.hardware, stage_names(self.options), cuts)
+
+    def by_propagation(self) -> Iterator[_Priced]:
+        """The pipelines that there are without a planner: stages of equal time on equal meshes, along which the batch lies."""
+        axis = self.options.axis
+        for count in self.counts:
+            if self.meshes is not None or self.devices % count == 0:
+                meshes = self.meshes or submeshes({axis: count, AXES[0]: self.devices // count}, axis, count)
+                places = Places(meshes, count)
+                built = staged(self.options, self.signature, self.traced, self.assigned(count), places)
+                yield self.priced("batch along each mesh", built)
+
+    def by_planner(self) -> Iterator[_Priced]:
+        """The pipelines of planned pieces: for each number of stages the best one, the most promising first, while there is time."""
+        best = math.inf
+        for estimate, runs in self.divisions():
+            late = time.monotonic() - self.began > self.planner.time_limit_s
+            if best < math.inf and len(runs) > 1 and (late or estimate >= best):
+                continue  # one stage is the plan without a pipeline, which is always priced
+            cuts = None if self.cuts is None else [self.cuts[run.start - 1] for run in runs[1:]]
+            names = AXES[: max(len(run.shape) for run in runs)]
+            meshes = self.meshes or meshes_of([(*run.shape, *(1,) * (len(names) - len(run.shape))) for run in runs], names)
+            places = Places(tuple(meshes), len(runs), planner=self.stages.planner)
+            built = staged(self.options, self.signature, self.traced, self.assigned(len(runs), cuts), places, propagate=False)
+            for s in range(len(runs)):
+                program = self.program(built, s)
+                set_specs(places, s, program, self.stages.chosen(program, dict(places.mesh(s).shape)))
+            priced = self.priced("planned", built)
+            best = min(best, priced.seconds if self.fits(priced) else math.inf)
+            yield priced
+
+    def divisions(self) -> list[tuple[float, tuple[Run, ...]]]:
+        """Stages of the pieces: for each number of stages those whose step takes least, and its seconds, the fastest step first."""
+        count = self.options.num_microbatches
+        seconds = {shape: [t / count for t in times] for shape, times in self.pieces().items()}
+        if self.meshes is not None:
+            # A stage that has one of the meshes has one of so many equal places.
+            found = [divided({(1,): next(iter(seconds.values()))}, len(self.meshes), len(self.meshes), count)]
+        else:
+            found = [divided(seconds, stages, self.devices, count) for stages in self.counts]
+        crossing = 2 * self.planner.machine.fabric.latency  # at least, over each boundary and back
+        estimates = [(seconds + crossing * (len(runs) - 1), runs) for seconds, runs in (each for each in found if each is not None)]
+        return sorted(estimates, key=lambda each: each[0])
+
+    def pieces(self) -> dict[tuple[int, ...], list[float]]:
+        """Shape of a mesh -> seconds of the whole batch in each piece on it."""
+        finest = self.assigned(None if self.cuts is None else len(self.cuts) + 1, self.cuts)
+        halves = self.traced.halves
+        programs = stage_programs(halves, finest, [False] * finest.stages)
+        updates = updating(self.traced, halves, programs, {})[1]
+        parts = [[p for p in (*programs.values(), *updates) if p.stage == s] for s in range(finest.stages)]
+        whole, single = ([self.program_of(halves, part, by_batch) for part in parts] for by_batch in (True, False))
+        if self.meshes is not None:
+            largest = max(self.meshes, key=lambda mesh: mesh.size)
+            each = whole if self.rows % largest.size == 0 else single
+            return {tuple(largest.shape.values()): [self.stages.chosen(piece, dict(largest.shape)).seconds for piece in each]}
+        seconds: dict[tuple[int, ...], list[float]] = {}
+        for shape in sorted((shape for size in _sizes(self.devices) for shape in shapes(size)), key=len):
+            if not seconds or time.monotonic() - self.began < PIECES_SHARE * self.planner.time_limit_s or len(shape) == 1:
+                each = whole if self.rows % math.prod(shape) == 0 else single
+                seconds[shape] = [self.stages.chosen(piece, dict(zip(AXES, shape))).seconds for piece in each]
+        return seconds
+
+    # ------------------------------------------------------------------ prices
+
+    def program(self, built: StagedStep, stage: int) -> StageProgram:
+        """What a stage of a pipeline computes."""
+        programs = [p for p in (*built.programs.values(), *built.update) if p.stage == stage]
+        return self.program_of(built.split, programs, self.rows % built.places.mesh(stage).size == 0)
+
+    def program_of(self, split: Split, programs: Sequence[Program], by_batch: bool) -> StageProgram:
+        """What programs of one stage compute, of the whole batch or of a microbatch, which have to divide among its devices."""
+        return stage_program(split, programs, self.options.num_microbatches, by_batch=by_batch)
+
+    def priced(self, name: str, built: StagedStep) -> _Priced:
+        """A pipeline with its price: the formula of its schedule, over its stages as they are sharded."""
+        places, count, planner = built.places, built.places.stages, built.places.planner
+        seconds: list[float] = []
+        for s in range(count):
+            program = self.program(built, s)
+            sizes = dict(places.mesh(s).shape)
+            plan = self.stages.as_placed(program, places, s) if planner is None else self.stages.chosen(program, sizes)
+            seconds.append(plan.seconds)
+        # The formula takes a stage as its three parts; only a schedule that splits them tells them apart.
+        third = [t / self.options.num_microbatches / 3 for t in seconds]
+        step = predicted(built.schedule, costs_of(count, third, transfer=transfers(built.programs, count, self.planner.machine)))
+        stages = tuple(
+            PlannedStage(dict(places.mesh(s).shape), seconds[s], memory.memory_bytes) for s, memory in enumerate(stage_memory(built))
+        )
+        sizes = " + ".join(str(places.mesh(s).size) for s in range(count))
+        return _Priced(f"{count} stage{'s' if count > 1 else ''} on {sizes} devices, {name}", built, step, stages)
+
+
+def _meshes(options: Options) -> tuple[Mesh | AbstractMesh, ...]:
+    """The meshes that the user states."""
+    mesh = options.mesh
+    if options.num_stages is not None:
+        count = options.num_stages
+    else:
+        count = len(mesh) if isinstance(mesh, Sequence) else int((mesh if isinstance(mesh, Mapping) else mesh.shape).get(options.axis, 1))
+    return submeshes(mesh, options.axis, count)
+
+
+def _sizes(devices: int) -> list[int]:
+    """Sizes of the mesh of a stage: divisors of a number of devices, and powers of two."""
+    return [size for size in range(1, devices + 1) if devices % size == 0 or size & (size - 1) == 0]

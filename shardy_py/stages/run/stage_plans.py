@@ -1,0 +1,176 @@
+"""Seconds and shardings of a stage: the plan of what it computes of the whole batch, forward, backward and update together.
+
+So the sums of gradients over devices are counted once per step, as they are run, and the seconds of a stage are a planner's objective.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.extend.core import Var, jaxpr_as_fun
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardy_py.api import auto_shard
+from shardy_py.planner.options import Planner
+from shardy_py.stages.jaxprs import closed_jaxpr, reads, shape_of, struct_of
+from shardy_py.stages.run.flat import Node
+from shardy_py.stages.run.microbatching import Split
+from shardy_py.stages.run.placing import Places, axes_of
+from shardy_py.stages.run.programs import Program
+
+Sizes = Mapping[str, int]
+
+TIME_SHARE = 0.1
+"""The part of the planner's time that one stage may take."""
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """What a stage computes in a step.
+
+    Attributes:
+        nodes: Its equations.
+        inputs: Its operands.
+        outputs: Its results.
+        of: Value of its programs -> operand or result here.
+        times: Times that it runs in a step: once with the whole batch, or for each microbatch.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    of: Mapping[Var, Var]
+    times: int
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Seconds of a stage in a step, and shardings of its operands and results."""
+
+    seconds: float
+    inputs: tuple[PartitionSpec, ...]
+    outputs: tuple[PartitionSpec, ...]
+
+
+def stage_program(split: Split, programs: Iterable[Program], microbatches: int, *, by_batch: bool) -> StageProgram:
+    """What some programs of one stage compute.
+
+    Args:
+        split: The step.
+        programs: The programs.
+        microbatches: Number of microbatches.
+        by_batch: Whether of the whole batch, else of one microbatch.
+    """
+    programs = tuple(programs)
+    assert split.whole is not None
+    nodes = split.whole.nodes if by_batch else (*split.micro.nodes, *split.update)
+    twin: Callable[[Var], Var | None] = split.whole_of.get if by_batch else lambda v: v
+    number = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    made = {number[w] for program in programs for node in program.nodes for v in node.eqn.outvars if (w := twin(v)) in number}
+    body = tuple(nodes[i] for i in sorted(made))
+    inside = {v for node in body for v in node.eqn.outvars}
+    inputs = tuple(dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside))
+    results = [twin(v) for program in programs for v in (*program.outputs, *program.sums)]
+    outputs = tuple(dict.fromkeys(w for w in results if w in inside and w is not None))
+    known = {*inputs, *outputs}
+    ends = dict.fromkeys(v for program in programs for v in (*program.inputs, *program.outputs, *program.sums, *program.resets))
+    of = {v: w for v in ends if (w := twin(v)) in known and w is not None}
+    return StageProgram(body, inputs, outputs, of, 1 if by_batch else microbatches)
+
+
+class StagePlanner:
+    """Plans stages; alike ones once.
+
+    Args:
+        planner: Chooses shardings, and has the hardware that seconds are of.
+        donated: Whether a value is an argument whose memory results may take.
+    """
+
+    def __init__(self, planner: Planner, donated: Callable[[Var], bool]) -> None:
+        # What a stage holds depends on how many microbatches are on their way, which `stage_memory` knows.
+        self.planner = replace(planner, memory_bytes=math.inf, time_limit_s=TIME_SHARE * planner.time_limit_s)
+        self.donated = donated
+        self._plans: dict[tuple[Any, ...], StagePlan] = {}
+
+    def chosen(self, program: StageProgram, sizes: Sizes) -> StagePlan:
+        """The stage with the shardings that the planner chooses.
+
+        Args:
+            program: What it computes.
+            sizes: Axis of its mesh -> its size.
+        """
+        return self._plan(program, sizes, None)
+
+    def as_placed(self, program: StageProgram, places: Places, stage: int) -> StagePlan:
+        """The stage with shardings as they are.
+
+        Args:
+            program: What it computes.
+            places: Where values lie.
+            stage: The stage.
+        """
+        sharding = {w: places.sharding(v, stage).spec for v, w in program.of.items()}
+        pins = tuple(sharding.get(w) for w in program.inputs), tuple(sharding.get(w) for w in program.outputs)
+        return self._plan(program, dict(places.mesh(stage).shape), pins)
+
+    def _plan(self, program: StageProgram, sizes: Sizes, pins: tuple[tuple[Any, ...], tuple[Any, ...]] | None) -> StagePlan:
+        if not program.nodes:
+            return StagePlan(0.0, (PartitionSpec(),) * len(program.inputs), ())
+        closed = closed_jaxpr([node.eqn for node in program.nodes], program.inputs, program.outputs)
+        donated = tuple(i for i, v in enumerate(program.inputs) if self.donated(v))
+        key = (str(closed), tuple(sizes.items()), pins, donated)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planned(closed, program, sizes, pins, donated)
+        return plan
+
+    def _planned(self, closed: Any, program: StageProgram, sizes: Sizes, pins: Any, donated: tuple[int, ...]) -> StagePlan:
+        run = jaxpr_as_fun(closed)
+
+        def stage(*values: Any) -> list[Any]:
+            return run(*values)
+
+        stage.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(program.inputs))]
+        )
+        ins, outs = (None, None) if pins is None else (pins[0] or None, list(pins[1]))
+        sharded = auto_shard(
+            stage, mesh=sizes, in_shardings=ins, out_shardings=outs, lowering="jit", donate_argnums=donated or None,
+            planner=self.planner if pins is None else None,
+        )  # fmt: skip
+        plan = sharded.plan(*map(struct_of, program.inputs))
+        step = plan.cost_analysis(self.planner.hardware, links=self.planner.links).step_seconds
+        assert step is not None
+        inputs, outputs = (
+            tuple(s.spec if isinstance(s, NamedSharding) else PartitionSpec() for s in jax.tree.leaves(tree))
+            for tree in (plan.input_shardings, plan.output_shardings)
+        )
+        return StagePlan(self.planner.objective(step) * program.times, inputs, outputs)
+
+
+def set_specs(places: Places, stage: int, program: StageProgram, plan: StagePlan) -> None:
+    """Lets the values of a stage lie as its plan has them, as far as microbatches can be cut so.
+
+    Args:
+        places: The meshes; gets the shardings.
+        stage: The stage.
+        program: What it computes.
+        plan: Its plan.
+    """
+    specs = dict(zip((*program.inputs, *program.outputs), (*plan.inputs, *plan.outputs), strict=True))
+    sizes = dict(places.mesh(stage).shape)
+    for v, w in program.of.items():
+        places.at[v, stage] = _dividing(specs[w], shape_of(v), sizes)
+
+
+def _dividing(spec: PartitionSpec, shape: Sequence[int], sizes: Sizes) -> PartitionSpec:
+    """A spec without the axes that do not divide their dimension."""
+    entries = [axes_of(entry) for entry in spec]
+    return PartitionSpec(
+        *(axes or None if not n % math.prod(sizes[a] for a in axes) else None for axes, n in zip(entries, shape, strict=False))
+    )
