@@ -60,6 +60,15 @@ def test_partitioner_benchmark_runs() -> None:
     assert "shard_map: 1 programs" in printed
 
 
+def test_the_planner_is_no_worse_than_an_expert() -> None:
+    printed = run(ROOT / "benchmarks" / "planner_models.py", "--models=graph,decoder", "--devices=8")
+    rows = [line.split(" | ") for line in printed.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["| graph, 8", "| decoder, 8"]
+    for row in rows:
+        planned, expert = map(float, row[2].split(" / "))
+        assert planned <= expert
+
+
 def test_propagation_benchmark_runs() -> None:
     assert "median ratio" in run(ROOT / "benchmarks" / "propagation.py", "--layers=2", "--repeat=1")
 
