@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Op, Program, Type, Value
-from shardy_py.passes.clone import clone_program
+from shardy_py.passes.clone import clone_program, dissolve
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE, get_sharding
 from shardy_py.passes.export.canonicalization.reshards import skip_reshard
@@ -144,7 +144,9 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     for op, trips, depth in with_trips(copy.main.body):
         if op.name in MOVING_OPS and isinstance(op.location, _Origin):
             groups.setdefault(op.location, _OpGroup([], depth, trips)).ops.append(op)
-    return tuple(_entry(origin, entry, copy) for origin, entry in groups.items())
+    reshards = tuple(_entry(origin, entry, copy) for origin, entry in groups.items())
+    dissolve(copy)
+    return reshards
 
 
 def _merge(ops: list[Op], program: Program) -> None:
