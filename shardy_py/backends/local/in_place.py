@@ -38,6 +38,8 @@ def update_out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
 
 
 def _out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int], is_region: bool) -> Jaxpr:
+    if not any(eqn.primitive.name == "dynamic_update_slice" for eqn in jaxpr.eqns):
+        return jaxpr
     defining: dict[Any, JaxprEqn] = {}
     reshaped = {v for eqn in jaxpr.eqns if _reshapes(eqn) for v in eqn.invars if not isinstance(v, Literal)}
 

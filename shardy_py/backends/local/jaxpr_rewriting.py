@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -86,7 +86,7 @@ def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Ja
         return v if isinstance(v, Literal) else renamed.get(v, v)
 
     for eqn in jaxpr.eqns:
-        if renamed and any(not isinstance(v, Literal) and v in renamed for v in eqn.invars):
+        if renamed and _reads_any(eqn, renamed):
             eqn = eqn.replace(invars=[use(v) for v in eqn.invars])
         replacement = replace(eqn)
         if replacement is None:
@@ -96,6 +96,13 @@ def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Ja
         eqns += replacement[0]
         renamed.update(zip(eqn.outvars, replacement[1], strict=True))
     return jaxpr.replace(eqns=eqns, outvars=[use(v) for v in jaxpr.outvars]) if changed else jaxpr
+
+
+def _reads_any(eqn: JaxprEqn, variables: Container[Var]) -> bool:
+    for v in eqn.invars:
+        if not isinstance(v, Literal) and v in variables:
+            return True
+    return False
 
 
 def rewrite_by_name(jaxpr: Jaxpr, sizes: Mapping[str, int], replacements: Mapping[str, Replacement]) -> Jaxpr:

