@@ -19,6 +19,9 @@ from shardy_py.partition.layouts import parts
 REDUCTIONS = frozenset(("stablehlo.reduce",))
 """Ops that run as their operand is sharded."""
 
+INDEXED = frozenset(("stablehlo.gather", "stablehlo.scatter"))
+"""Ops that read or write where indices say: on each device only what lies in its piece of the operand."""
+
 L = TypeVar("L")
 
 Factors = Mapping[int, L]
@@ -171,6 +174,8 @@ def factor_axes(
     """
     if name in PRODUCTS:
         return _product_axes(rule, shapes, operands, results[0], lists)
+    if name in INDEXED:
+        return _indexed_axes(rule, operands, results[0], lists)
     axes: list[L] = [lists.none] * rule.num_factors
     summed = 0
     runs_cut = [factor for factor in range(rule.num_factors) if factor not in rule.need_replication]
@@ -189,6 +194,41 @@ def factor_axes(
         for factor in runs_cut:
             if factor not in rule.reduction:
                 axes[factor] = lists.until(axes[factor], summed)
+    return axes, summed
+
+
+def _indexed_axes(rule: OpShardingRule, operands: Sequence[Factors[L]], result: Factors[L], lists: AxisLists[L]) -> tuple[list[L], int]:
+    """The axes of a gather, which adds up over the axes that its operand is indexed along, or of a scatter, over those of its updates.
+
+    Where the operand, or the result of a scatter, has the axes that indices are cut by, these are cut by axes that are free, into as many
+    pieces as there are (GroupShardingOnReplicatedDim in hlo_sharding_util.cc).
+    """
+    operand, indices, *updates = operands
+    axes: list[L] = [lists.none] * rule.num_factors
+    summed = 0
+    for factor in operand:
+        if factor not in rule.need_replication and factor not in indices:
+            axes[factor] = operand[factor] if factor in rule.reduction else result[factor]
+            if factor in rule.reduction:
+                axes[factor] = lists.until(axes[factor], summed)
+                summed = summed | lists.mask(axes[factor])
+    taken = summed
+    for factor in result:
+        if factor in operand and factor not in indices and factor not in rule.need_replication:
+            axes[factor] = lists.until(axes[factor], summed)
+            taken = taken | lists.mask(axes[factor])
+    for factor in indices:
+        if factor in rule.need_replication:
+            continue
+        own = result.get(factor, lists.none)
+        for tensor in updates:
+            own = lists.where(lists.mask(own) != 0, own, tensor.get(factor, lists.none))
+        size, left = lists.size(own), lists.devices // lists.devices_of(taken)
+        free = lists.spare(size * (size <= left) + left * (size > left), taken)
+        axes[factor] = lists.where((lists.mask(own) & taken) != 0, free, own)
+        taken = taken | lists.mask(axes[factor])
+        if factor in rule.reduction:
+            summed = summed | lists.mask(axes[factor])
     return axes, summed
 
 

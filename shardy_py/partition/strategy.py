@@ -1,9 +1,10 @@
 """Strategies of XLA's partitioner: the axes that an op runs under, and the collectives inside of it.
 
 Most ops run as their result is sharded: operands are brought to it. A reduction runs as its operand is sharded, and its result is brought
-to where it is wanted. A matrix product adds up partial results over axes that cut a summed dimension of both sides in the same way; all
-other axes are those of the result. Where these are summed over, they are those of the side, or as many pieces along axes that are free
-(xla/service/spmd/dot_handler.cc). No reduce-scatters are made: an all-reduce, and a slice.
+to where it is wanted. A gather runs as its operand is sharded along the indexed dimensions, and a scatter as its result is: indices and
+updates are brought to axes that are left. A matrix product adds up partial results over axes that cut a summed dimension of both sides in
+the same way; all other axes are those of the result. Where these are summed over, they are those of the side, or as many pieces along axes
+that are free (xla/service/spmd/dot_handler.cc). No reduce-scatters are made: an all-reduce, and a slice.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.partition.layouts import Layout
+from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
+from shardy_py.dialect.axis import Axes
+from shardy_py.partition.layouts import Layout, parts
 from shardy_py.partition.strategy import strategy
 from shardy_py.rules.builder import Signature
 from shardy_py.rules.contraction import dot_general
@@ -69,3 +70,41 @@ def test_as_many_pieces_along_other_axes(lhs: Layout, rhs: Layout, wanted: Layou
     run = strategy("stablehlo.dot_general", rule, shapes, (lhs, rhs), ((384, 96),), (wanted,), SQUARE)
     assert run.reads == reads
     assert run.summed == summed
+
+
+ALONG_X, ALONG_Y, BOTH = (AxisRef("x"),), (AxisRef("y"),), (AxisRef("x"), AxisRef("y"))
+
+
+@pytest.mark.parametrize(
+    ("indices", "table", "cut", "summed"),
+    [
+        (ALONG_Y, ALONG_X, ALONG_Y, ALONG_X),  # no clash
+        (ALONG_X, ALONG_X, ALONG_Y, ALONG_X),  # fewer pieces, along the free axis
+        (ALONG_X, BOTH, (), BOTH),  # no axis is free
+        (BOTH, ALONG_Y, ALONG_X, ALONG_Y),
+    ],
+    ids=["apart", "moved", "whole", "rest"],
+)
+def test_indices_are_cut_by_axes_that_the_table_leaves(indices: Axes, table: Axes, cut: Axes, summed: Axes) -> None:
+    mesh = Mesh([("x", 4), ("y", 2)])
+    rows, at, values = (64, 32), (16, 1), (16, 32)
+    table_at, indices_at, moved_to = split(mesh, table, ()), split(mesh, indices, ()), split(mesh, cut, ())
+    factors = "{i=16, j=32, k=64, l=1}"
+    rule = OpShardingRule.parse(f"#sdy.op_sharding_rule<([k, j], [i, l])->([i, j]) {factors} reduction={{k}} need_replication={{l}}>")
+    run = strategy("stablehlo.gather", rule, (rows, at), (table_at, indices_at), (values,), (indices_at,), mesh)
+    assert run.reads == (table_at, moved_to)
+    assert run.makes == (moved_to,)
+    assert run.summed == table_at[0]
+
+    rule = OpShardingRule.parse(
+        f"#sdy.op_sharding_rule<([k, j], [i, l], [i, j])->([k, j]) {factors} reduction={{i}} need_replication={{l}}>"
+    )
+    run = strategy("stablehlo.scatter", rule, (rows, at, values), (table_at, indices_at, indices_at), (rows,), (table_at,), mesh)
+    assert run.reads == (table_at, moved_to, moved_to)
+    assert run.makes == (table_at,)
+    assert run.summed == moved_to[0]
+
+
+def split(mesh: Mesh, *dims: Axes) -> Layout:
+    """A layout in parts of prime size, as strategies have them."""
+    return tuple(tuple(part for axis in dim for part in parts(axis, mesh)) for dim in dims)
