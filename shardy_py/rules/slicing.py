@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
 def slice_or_pad(signature: Signature) -> OpShardingRule:
     """Dimensions of equal size pass through; others are permutations of the operand's size."""
+    return _resized(signature, FactorType.PERMUTATION, signature.conservative)
+
+
+def _resized(signature: Signature, changed: FactorType, blocked: bool) -> OpShardingRule:
+    """Dimensions of equal size pass through; others are of a type, and blocked or not."""
     operand, result = signature.operands[0], signature.results[0]
     builder = FactorBuilder(signature.operands, signature.results)
     for dim, size in enumerate(operand):
         if size == result[dim]:
             builder.add((dim,), (dim,), size)
         else:
-            builder.add((dim,), (dim,), size, FactorType.PERMUTATION, blocked=signature.conservative)
+            builder.add((dim,), (dim,), size, changed, blocked=blocked)
     return builder.build()
 
 
@@ -62,14 +67,7 @@ def joins_slices(op: Op) -> bool:
 
 def dynamic_slice(signature: Signature) -> OpShardingRule:
     """Dimensions that are kept whole pass through; sliced ones need replication and do not propagate."""
-    operand, result = signature.operands[0], signature.results[0]
-    builder = FactorBuilder(signature.operands, signature.results)
-    for dim, size in enumerate(operand):
-        if size == result[dim]:
-            builder.add((dim,), (dim,), size)
-        else:
-            builder.add((dim,), (dim,), size, FactorType.NEED_REPLICATION, blocked=True)
-    return builder.build()
+    return _resized(signature, FactorType.NEED_REPLICATION, True)
 
 
 def dynamic_update_slice(signature: Signature) -> OpShardingRule:
