@@ -23,7 +23,13 @@ ROUNDS = 64
 """Propagations, each with one pin more; after them all values that differ are pinned at once."""
 
 TOLERANCE = 1e-4
+"""The part of the step that is worth no pin."""
+
+ALL_TOLERANCE = 1.5e-3
 """The part of the step that all the pins left out may cost together."""
+
+FEW = 16
+"""Pins past which the cheapest are left out as far as `ALL_TOLERANCE` lets them, whatever one by itself is worth."""
 
 Kind = tuple[int, ...]
 """The classes of a value's dimensions: values of one kind are sharded alike."""
@@ -187,16 +193,9 @@ def fewest_pins(places: Sequence[Place], propagate: Propagate, seconds: float) -
         pins |= {place.number: place for place in (differing if round_ == ROUNDS else (_leader(differing),))}
     else:
         outcome = propagate(pins)
-    limit = max(limit, outcome.seconds * (1 + TOLERANCE))
-    fits = outcome.fits
-
-    def suffices(kept: Collection[int]) -> bool:
-        fewer = propagate(kept)
-        return fewer.seconds <= limit and fewer.fits >= fits
-
     # Pins without a line in the source are dropped first, and of the others the last.
     order = sorted(pins.values(), key=lambda place: (place.in_source, -place.number))
-    return tuple(sorted(_needed([place.number for place in order], suffices)))
+    return tuple(sorted(_needed([place.number for place in order], propagate, outcome, seconds)))
 
 
 def _leader(differing: Sequence[Place]) -> Place:
@@ -208,19 +207,45 @@ def _leader(differing: Sequence[Place]) -> Place:
     return next(itertools.chain((place for place in largest if place.in_source), largest))
 
 
-def _needed(pins: Sequence[int], suffices: Callable[[Collection[int]], bool]) -> list[int]:
-    """The pins that are left when each that is not needed is dropped, first by halves, then one by one."""
-    kept = list(pins)
+def _needed(pins: Sequence[int], propagate: Propagate, outcome: Outcome, seconds: float) -> list[int]:
+    """The pins that are left when each that is not needed is dropped, first by halves, then one by one, and once more.
+
+    Args:
+        pins: In the order in which they are dropped.
+        propagate: Tries pins.
+        outcome: With all of them.
+        seconds: A step of the plan.
+    """
+    kept, current = list(pins), max(outcome.seconds, seconds)
+    most = current * (1 + ALL_TOLERANCE)
 
     def drop(some: Sequence[int]) -> None:
+        nonlocal current
         rest = [pin for pin in kept if pin not in some]
-        if suffices(rest):
-            kept[:] = rest
+        fewer = propagate(rest)
+        if fewer.fits >= outcome.fits and fewer.seconds <= min(current * (1 + TOLERANCE * len(some)), most):
+            kept[:], current = rest, max(fewer.seconds, seconds)
         elif len(some) > 1:
             drop(some[: len(some) // 2])
             drop(some[len(some) // 2 :])
 
+    def spare() -> None:
+        """Drops the pins that cost the least, as many as are too many."""
+        costs = {pin: propagate([other for other in kept if other != pin]) for pin in kept}
+        for pin in sorted((pin for pin in kept if costs[pin].fits >= outcome.fits), key=lambda pin: costs[pin].seconds):
+            rest = [other for other in kept if other != pin]
+            fewer = propagate(rest)
+            if len(kept) <= FEW or fewer.seconds > most:
+                break
+            if fewer.fits >= outcome.fits:
+                kept[:] = rest
+
     for half in (pins[: len(pins) // 2], pins[len(pins) // 2 :]):  # without any pin it is known not to do
         if half:
             drop(half)
+    if len(kept) < len(pins):  # what was needed beside a pin may not be without it
+        for pin in tuple(kept):
+            drop((pin,))
+    if len(kept) > FEW:
+        spare()
     return kept

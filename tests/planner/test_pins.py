@@ -213,6 +213,15 @@ def test_what_costs_nothing_is_dropped() -> None:
     assert pins == (4,)
 
 
+def test_of_many_the_cheapest_are_left_out() -> None:
+    """Each is worth more than a pin by itself, and all that are left out together less than a plan's step may lose."""
+    places = [place(number, number) for number in range(20)]
+    costs = {n: 0.1 if n % 2 else 1.5e-4 for n in range(20)}
+    pins = fewest_pins(places, follows({n: n for n in range(20)}, costs, []), 1.0)
+    assert len(pins) == 16
+    assert set(range(1, 20, 2)) <= set(pins)
+
+
 def test_values_with_a_line_come_first() -> None:
     places = [place(0, 1, in_source=False), place(1, 1), place(2, 1, in_source=False)]
     assert fewest_pins(places, follows({0: 1, 1: 1, 2: 1}, {2: 1.0}, []), 1.0) == (1,)
