@@ -18,6 +18,7 @@ from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.types import Type
 from shardy_py.partition.layouts import Layout, layout_of, local_shape, parts
 from shardy_py.partition.op import CHEAP, spec_of
+from shardy_py.partition.policies import FORWARDING
 from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
@@ -27,7 +28,6 @@ from shardy_py.plan.trips import trip_count
 from shardy_py.planner.problem import Problem, Table
 from shardy_py.planner.scopes import Scope
 from shardy_py.planner.space import HANDING_ON, Space
-from shardy_py.rules.traits import CONSTRAINTS
 
 Array = Any
 
@@ -280,8 +280,9 @@ class _Builder:
             for value, sharding in zip(op.operands, op.attributes["in_shardings"]):
                 self.brought(op, value, sharding, scope)
             self.results(op, scope)
-        elif name in CONSTRAINTS:
-            self.handed(op, op.operands[0], op.result, op.result.type, scope)
+        elif name in FORWARDING:  # what is behind a barrier is a value of its own, and is moved again
+            for operand, result in zip(op.operands, op.results):
+                self.handed(op, operand, result, result.type, scope)
             self.results(op, scope)
         elif name in HANDING_ON:
             self.forward(op, op.operands, op.results, scope)
