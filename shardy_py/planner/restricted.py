@@ -16,8 +16,6 @@ from .pairwise import Array, Pairwise
 # Entries of tables in a program: about a second of HiGHS. More where the incumbent stands still, as long as solving it takes no larger
 # share of the time than this.
 ENTRIES, MORE, LONGEST = 60_000, 1.4, 0.04
-# Entries of tables in an integer program over a neighbourhood, the rest fixed.
-NEIGHBOURHOOD = 25_000
 # Epochs within this share of the fullest one are the first that get a multiplier.
 FULLEST = 0.95
 # Multipliers of a program are averaged with the best so far; alone, they cycle.
