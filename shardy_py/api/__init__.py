@@ -118,7 +118,8 @@ def auto_shard(
         in_shardings: A prefix of the tuple of parameters that are not static, however they are passed, or a dict by their names:
             `PartitionSpec`, `NamedSharding` or `TensorSharding`. None lets propagation decide, `P()` replicates, `P.UNCONSTRAINED`
             leaves one dimension open. In place of a spec or of a tree of them: a function of the path of a leaf,
-            `"params['layers'][0]['kernel']"`, and of its `jax.ShapeDtypeStruct`.
+            `"params['layers'][0]['kernel']"`, and of its `jax.ShapeDtypeStruct`; or a plan, whose inputs, results and constraints
+            (`plan.search.constraints`) are taken, so that a planner's plan comes back.
         out_shardings: The same for the result.
         rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches the path of an argument or of a
             named part of the result wins.
