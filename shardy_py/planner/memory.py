@@ -70,7 +70,7 @@ def peak_bytes(
     """
     weights = dict(zip(fixed.tables, fixed.weights))
     for buffer in peak.buffers:
-        row = _row(model, buffer, copies, ops)
+        row = _row(model, buffer, chosen, copies, ops)
         if row is not None:
             table, bytes_ = row
             weights[table] = weights.get(table, 0.0) + bytes_
@@ -78,7 +78,9 @@ def peak_bytes(
     return Limit(tuple(weights), tuple(weights.values()), budget - (peak.bytes - decided))
 
 
-def _row(model: Model, buffer: LiveBuffer, copies: Mapping[Value, Value], ops: Mapping[Op, Op]) -> tuple[int, Array] | None:
+def _row(
+    model: Model, buffer: LiveBuffer, chosen: Sequence[int], copies: Mapping[Value, Value], ops: Mapping[Op, Op]
+) -> tuple[int, Array] | None:
     """The bytes of a buffer per entry of a table; None where no table decides them."""
     value = None if buffer.value is None else copies.get(buffer.value)
     if value is None or buffer.value is None:
@@ -94,7 +96,10 @@ def _row(model: Model, buffer: LiveBuffer, copies: Mapping[Value, Value], ops: M
     if read is None:
         return None
     sizes = np.array([*(_bytes(value.type, layout, mesh) for layout in read.targets), 0.0])
-    return read.table, sizes[read.read]
+    row, entry = sizes[read.read], chosen[read.table]
+    if row[entry] != buffer.bytes:  # a layout on the way to that in which it is read, as a whole copy that is then cut another way
+        return read.table, np.where((read.own == read.own[entry]) & (read.read == read.read[entry]), float(buffer.bytes), 0.0)
+    return read.table, row
 
 
 def _own_bytes(model: Model, value: Value) -> tuple[int, Array] | None:

@@ -50,11 +50,13 @@ class Read:
 
     Attributes:
         table: The number of its table.
+        own: Per entry, the number of the layout in which it lies.
         targets: The layouts in which the op may have it.
         read: Per entry, the number of the layout in which the op has it; -1 where that is the value's own and it is read.
     """
 
     table: int
+    own: Array
     targets: Sequence[Layout]
     read: Array
 
@@ -524,7 +526,7 @@ class _Builder:
         sizes = tuple(len(space.strategies[c]) for c in space.free)
         problem = Problem(sizes, tuple(tables), costs)
         reads = {(op, value): _read(places[key], each) for op, value, key, each in self.reads if key in places}
-        makes = {value: Read(places[key], made.targets, made.makes) for key, value, made in self.results_at_hand if key in places}
+        makes = {value: Read(places[key], made.own, made.targets, made.makes) for key, value, made in self.results_at_hand if key in places}
         return Model(space, space.free, problem, constant, values, layouts, reads, makes)
 
     def table(self, local: Sequence[int], draft: _Draft, numbers: Array) -> Table:
@@ -551,7 +553,7 @@ def _read(table: int, reads: _Reads) -> Read:
     """Where an op reads a value in another layout than its own."""
     targets = {layout: n for n, layout in enumerate(reads.targets)}
     own = np.array([targets.get(layout, -1) for layout in reads.domain])
-    return Read(table, reads.targets, np.where(own[reads.own] == reads.read, -1, reads.read))
+    return Read(table, reads.own, reads.targets, np.where(own[reads.own] == reads.read, -1, reads.read))
 
 
 def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
