@@ -16,7 +16,7 @@ class PlannedStage:
 
     Attributes:
         mesh: Axis -> its size.
-        seconds: Of the whole batch in this stage, with the sums of its gradients over devices and its part of the update.
+        seconds: Of all microbatches in this stage, and of its part of the update.
         memory_bytes: Of one device.
     """
 
@@ -48,7 +48,7 @@ class PipelineSearch:
 
     Attributes:
         hardware: The hardware whose seconds these are.
-        objective_seconds: Of one step, by the formula of schedules (`schedules/formula`) over the seconds of its stages.
+        objective_seconds: Of one step: by the formula of schedules (`schedules/formula`) over the plans of its programs, and of the update.
         lower_bound_seconds: None: nothing is known that all pipelines take.
         budget_bytes: The most that a device may hold; None without a budget.
         name: Of the pipeline, as among the alternatives.

@@ -20,14 +20,15 @@ from shardy_py.planner.options import Planner
 from shardy_py.stages.partitions.submeshes import Run, divided
 from shardy_py.stages.run.assignment import Assignment, assign, pieces
 from shardy_py.stages.run.building import Options, Signature, StagedStep, TracedStep, stage_names, staged, trace_step, updating
+from shardy_py.stages.run.deferred_sums import defer_sums
 from shardy_py.stages.run.errors import PipelineError
 from shardy_py.stages.run.memory import stage_memory
 from shardy_py.stages.run.microbatching import Split
 from shardy_py.stages.run.pipeline_search import PipelineAlternative, PipelineSearch, PlannedStage
 from shardy_py.stages.run.placing import Places, meshes_of, submeshes, trace_mesh
 from shardy_py.stages.run.programs import Program, stage_programs
-from shardy_py.stages.run.stage_plans import StagePlanner, StageProgram, set_specs, stage_program
-from shardy_py.stages.run.timing import transfers
+from shardy_py.stages.run.stage_plans import ProgramPrices, StagePlanner, StageProgram, set_specs, stage_program
+from shardy_py.stages.run.timing import PASSES, transfers
 from shardy_py.stages.schedules.formula import predicted
 from shardy_py.stages.schedules.simulation import costs_of
 from shardy_py.stages.schedules.tasks import Schedule
@@ -105,6 +106,7 @@ class _Search:
         donated = {v for w, v, argument in inputs if argument in options.donate_argnums}
         donated |= {self.traced.halves.whole_of.get(v, v) for v in donated}
         self.stages = StagePlanner(self.planner, donated.__contains__)
+        self.prices = ProgramPrices(self.planner)
         self.rows = signature.structs[signature.batch.index(True)].shape[0] // options.num_microbatches
         most = max(PIECES, options.num_stages or 0, len(self.meshes or ()))
         self.cuts = None if options.partition is not None else pieces(self.traced.halves, most, options.hardware)
@@ -140,7 +142,7 @@ class _Search:
 
     def run(self) -> StagedStep:
         """The best pipeline."""
-        priced = sorted((*self.by_propagation(), *self.by_planner()), key=lambda each: each.seconds)
+        priced = sorted((*self.by_propagation(), *self.alone(), *self.by_planner()), key=lambda each: each.seconds)
         fitting = [each for each in priced if self.fits(each)]
         if not fitting:
             raise self.infeasible(priced)
@@ -181,24 +183,44 @@ class _Search:
                 built = staged(self.options, self.signature, self.traced, self.assigned(count), places)
                 yield self.priced("batch along each mesh", built)
 
+    def alone(self) -> Iterator[_Priced]:
+        """The plan without a pipeline: one stage, which has the batch as a whole."""
+        if 1 in self.counts and self.meshes is None and isinstance(self.options.schedule, str):
+            options = replace(self.options, num_microbatches=1)
+            traced = trace_step(options, self.signature, AbstractMesh((), ()))
+            assigned = assign(traced.halves, 1, options.hardware, stage_names(options))
+            places = Places(tuple(meshes_of([(self.devices,)], AXES[:1])), 1, planner=self.stages.planner)
+            yield self.planned(
+                "the batch as a whole, planned", staged(options, self.signature, traced, assigned, places, propagate=False), True
+            )
+
     def by_planner(self) -> Iterator[_Priced]:
         """The pipelines of planned pieces: for each number of stages the best one, the most promising first, while there is time."""
         best = math.inf
         for estimate, runs in self.divisions():
             late = time.monotonic() - self.began > self.planner.time_limit_s
-            if best < math.inf and len(runs) > 1 and (late or estimate >= best):
-                continue  # one stage is the plan without a pipeline, which is always priced
+            if best < math.inf and (late or estimate >= best):
+                return
             cuts = None if self.cuts is None else [self.cuts[run.start - 1] for run in runs[1:]]
             names = AXES[: max(len(run.shape) for run in runs)]
             meshes = self.meshes or meshes_of([(*run.shape, *(1,) * (len(names) - len(run.shape))) for run in runs], names)
-            places = Places(tuple(meshes), len(runs), planner=self.stages.planner)
-            built = staged(self.options, self.signature, self.traced, self.assigned(len(runs), cuts), places, propagate=False)
-            for s in range(len(runs)):
-                program = self.program(built, s)
-                set_specs(places, s, program, self.stages.chosen(program, dict(places.mesh(s).shape)))
-            priced = self.priced("planned", built)
-            best = min(best, priced.seconds if self.fits(priced) else math.inf)
-            yield priced
+            # Parameters are gathered for each microbatch, gradients summed once: neither a microbatch nor the batch has both.
+            for name, by_batch in (("planned", True), ("planned by microbatch", False)):
+                places = Places(tuple(meshes), len(runs), planner=self.stages.planner)
+                built = staged(self.options, self.signature, self.traced, self.assigned(len(runs), cuts), places, propagate=False)
+                priced = self.planned(name, built, by_batch)
+                best = min(best, priced.seconds if self.fits(priced) else math.inf)
+                yield priced
+
+    def planned(self, name: str, built: StagedStep, by_batch: bool) -> _Priced:
+        """A pipeline with the shardings that the planner chooses for its stages."""
+        for s in range(built.places.stages):
+            sizes = dict(built.places.mesh(s).shape)
+            programs = [p for p in (*built.programs.values(), *built.update) if p.stage == s]
+            rows = self.signature.structs[self.signature.batch.index(True)].shape[0] // built.options.num_microbatches
+            program = self.program_of(built.split, programs, by_batch and rows % math.prod(sizes.values()) == 0)
+            set_specs(built.places, s, program, self.stages.chosen(program, sizes))
+        return self.priced(name, built)
 
     def divisions(self) -> list[tuple[float, tuple[Run, ...]]]:
         """Stages of the pieces: for each number of stages those whose step takes least, and its seconds, the fastest step first."""
@@ -234,27 +256,24 @@ class _Search:
 
     # ------------------------------------------------------------------ prices
 
-    def program(self, built: StagedStep, stage: int) -> StageProgram:
-        """What a stage of a pipeline computes."""
-        programs = [p for p in (*built.programs.values(), *built.update) if p.stage == stage]
-        return self.program_of(built.split, programs, self.rows % built.places.mesh(stage).size == 0)
-
     def program_of(self, split: Split, programs: Sequence[Program], by_batch: bool) -> StageProgram:
         """What programs of one stage compute, of the whole batch or of a microbatch, which have to divide among its devices."""
         return stage_program(split, programs, self.options.num_microbatches, by_batch=by_batch)
 
     def priced(self, name: str, built: StagedStep) -> _Priced:
-        """A pipeline with its price: the formula of its schedule, over its stages as they are sharded."""
-        places, count, planner = built.places, built.places.stages, built.places.planner
-        seconds: list[float] = []
-        for s in range(count):
-            program = self.program(built, s)
-            sizes = dict(places.mesh(s).shape)
-            plan = self.stages.as_placed(program, places, s) if planner is None else self.stages.chosen(program, sizes)
-            seconds.append(plan.seconds)
-        # The formula takes a stage as its three parts; only a schedule that splits them tells them apart.
-        third = [t / self.options.num_microbatches / 3 for t in seconds]
-        step = predicted(built.schedule, costs_of(count, third, transfer=transfers(built.programs, count, self.planner.machine)))
+        """A pipeline with its price: the formula of its schedule over the programs that run, and what runs once."""
+        places, count, microbatches = built.places.copy(), built.places.stages, built.options.num_microbatches
+        batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
+        programs, updates = defer_sums(built.programs, built.update, places, batch)
+        times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
+        for (role, s), program in programs.items():
+            times[PASSES[role]][s] += self.prices.seconds(program, places)
+        once = [0.0] * count
+        for program in updates:
+            once[program.stage] += self.prices.seconds(program, places)
+        transfer = transfers(built.programs, count, self.planner.machine)
+        step = predicted(built.schedule, costs_of(count, **times, transfer=transfer)) + max(once)
+        seconds = [microbatches * math.fsum(times[role][s] for role in times) + once[s] for s in range(count)]
         stages = tuple(
             PlannedStage(dict(places.mesh(s).shape), seconds[s], memory.memory_bytes) for s, memory in enumerate(stage_memory(built))
         )

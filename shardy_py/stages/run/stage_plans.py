@@ -1,7 +1,4 @@
-"""Seconds and shardings of a stage: the plan of what it computes of the whole batch, forward, backward and update together.
-
-So the sums of gradients over devices are counted once per step, as they are run, and the seconds of a stage are a planner's objective.
-"""
+"""Plans of stages: what a stage computes in a step, forward, backward and update together; and the seconds of programs as they run."""
 
 from __future__ import annotations
 
@@ -17,7 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
 from shardy_py.planner.options import Planner
+from shardy_py.stages.equation_cost import equation_seconds
 from shardy_py.stages.jaxprs import closed_jaxpr, reads, shape_of, struct_of
+from shardy_py.stages.run.compiling import Compiling
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Split
 from shardy_py.stages.run.placing import Places, axes_of
@@ -104,32 +103,17 @@ class StagePlanner:
             program: What it computes.
             sizes: Axis of its mesh -> its size.
         """
-        return self._plan(program, sizes, None)
-
-    def as_placed(self, program: StageProgram, places: Places, stage: int) -> StagePlan:
-        """The stage with shardings as they are.
-
-        Args:
-            program: What it computes.
-            places: Where values lie.
-            stage: The stage.
-        """
-        sharding = {w: places.sharding(v, stage).spec for v, w in program.of.items()}
-        pins = tuple(sharding.get(w) for w in program.inputs), tuple(sharding.get(w) for w in program.outputs)
-        return self._plan(program, dict(places.mesh(stage).shape), pins)
-
-    def _plan(self, program: StageProgram, sizes: Sizes, pins: tuple[tuple[Any, ...], tuple[Any, ...]] | None) -> StagePlan:
         if not program.nodes:
             return StagePlan(0.0, (PartitionSpec(),) * len(program.inputs), ())
         closed = closed_jaxpr([node.eqn for node in program.nodes], program.inputs, program.outputs)
         donated = tuple(i for i, v in enumerate(program.inputs) if self.donated(v))
-        key = (str(closed), tuple(sizes.items()), pins, donated)
+        key = (str(closed), tuple(sizes.items()), donated)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._planned(closed, program, sizes, pins, donated)
+            plan = self._plans[key] = self._planned(closed, program, sizes, donated)
         return plan
 
-    def _planned(self, closed: Any, program: StageProgram, sizes: Sizes, pins: Any, donated: tuple[int, ...]) -> StagePlan:
+    def _planned(self, closed: Any, program: StageProgram, sizes: Sizes, donated: tuple[int, ...]) -> StagePlan:
         run = jaxpr_as_fun(closed)
 
         def stage(*values: Any) -> list[Any]:
@@ -138,19 +122,50 @@ class StagePlanner:
         stage.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(program.inputs))]
         )
-        ins, outs = (None, None) if pins is None else (pins[0] or None, list(pins[1]))
-        sharded = auto_shard(
-            stage, mesh=sizes, in_shardings=ins, out_shardings=outs, lowering="jit", donate_argnums=donated or None,
-            planner=self.planner if pins is None else None,
-        )  # fmt: skip
+        sharded = auto_shard(stage, mesh=sizes, lowering="jit", donate_argnums=donated or None, planner=self.planner)
         plan = sharded.plan(*map(struct_of, program.inputs))
-        step = plan.cost_analysis(self.planner.hardware, links=self.planner.links).step_seconds
-        assert step is not None
+        assert plan.search is not None
         inputs, outputs = (
             tuple(s.spec if isinstance(s, NamedSharding) else PartitionSpec() for s in jax.tree.leaves(tree))
             for tree in (plan.input_shardings, plan.output_shardings)
         )
-        return StagePlan(self.planner.objective(step) * program.times, inputs, outputs)
+        return StagePlan(plan.search.objective_seconds * program.times, inputs, outputs)
+
+
+class ProgramPrices:
+    """Seconds of programs as they run; of alike ones computed once.
+
+    Args:
+        planner: Has the hardware that seconds are of.
+    """
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self._seconds: dict[tuple[Any, ...], float] = {}
+
+    def seconds(self, program: Program, places: Places) -> float:
+        """The seconds of one run of a program.
+
+        Args:
+            program: The program.
+            places: Where values lie.
+        """
+        eqns = [node.eqn for node in program.nodes]
+        results = list(dict.fromkeys(v for v in (*program.outputs, *program.sums) if v not in program.stands))
+        compiling = Compiling(program, places)
+        if compiling.mesh.size == 1 or not eqns:
+            return math.fsum(equation_seconds(eqns, results, self.planner.machine))
+        inside = {v for eqn in eqns for v in eqn.outvars}
+        read = dict.fromkeys(v for eqn in eqns for v in reads(eqn) if v not in inside)
+        text = str(closed_jaxpr(eqns, read, [v for v in results if v in inside]))
+        specs = tuple(sharding.spec for sharding in (*compiling.ins, *compiling.outs))
+        key = (text, tuple(compiling.mesh.shape.items()), specs, str(compiling.structs), places.planner is None)
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            step = compiling.plan().cost_analysis(self.planner.hardware, links=self.planner.links).step_seconds
+            assert step is not None
+            seconds = self._seconds[key] = self.planner.objective(step)
+        return seconds
 
 
 def set_specs(places: Places, stage: int, program: StageProgram, plan: StagePlan) -> None:

@@ -84,8 +84,8 @@ def test_no_pipeline_without_a_planner_is_cheaper_nor_the_plan_without_a_pipelin
     assert {"1 stage on 16 devices, batch along each mesh", "2 stages on 8 + 8 devices, batch along each mesh"} <= {*names}
     alone = sp.auto_shard(step, mesh={"data": 16}, planner=planner(), lowering="jit").plan(WIDE, ROWS, ROWS)
     assert alone.search is not None
-    (one,) = [a for a in search.alternatives if a.name == "1 stage on 16 devices, planned"]
-    assert search.objective_seconds <= one.objective_seconds <= 1.01 * alone.search.objective_seconds
+    (one,) = [a for a in search.alternatives if a.name == "1 stage on 16 devices, the batch as a whole, planned"]
+    assert search.objective_seconds <= one.objective_seconds <= 1.05 * alone.search.objective_seconds  # it runs as three programs
     assert search.objective_seconds <= min(a.objective_seconds for a in search.alternatives)
 
 
