@@ -43,12 +43,14 @@ class Partitioning:
         imported: The program after propagation.
         traced: The call that was planned.
         context: The mesh of the `shard_map` around it, if there is one.
+        by_planner: Whether equations run along the axes that a planner's model runs them along, and not by the fewest bytes.
     """
 
-    def __init__(self, imported: Imported, traced: TracedCall, context: AbstractMesh | None = None) -> None:
+    def __init__(self, imported: Imported, traced: TracedCall, context: AbstractMesh | None = None, *, by_planner: bool = False) -> None:
         self.imported = imported
         self.traced = traced
         self.context = context
+        self.by_planner = by_planner
         self._partitioned: Partitioned | None = None
         self._local: Program | None = None
         self._choice: tuple[Finding | None] | None = None
@@ -90,7 +92,7 @@ class Partitioning:
                 platform, (_, used) = options.platform_of(view.user_mesh), self.needed
                 names = [value.path for value in plan.inputs]
                 self._partitioned = partitioned(
-                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used, names
+                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used, names, self.by_planner
                 )
         return self._partitioned
 

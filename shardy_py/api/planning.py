@@ -36,6 +36,7 @@ from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
+from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.donation import Donated, donations, refusals
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import observed
@@ -48,7 +49,7 @@ from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pins import Variable
 from shardy_py.planner.pricing import Prices
-from shardy_py.planner.search import Candidate, Searcher, assigned
+from shardy_py.planner.search import Candidate, Searcher, assigned, objective
 from shardy_py.planner.space import Annotations, Resolution
 from shardy_py.planner.templates import Stated
 
@@ -211,7 +212,11 @@ def _run_cheaper(planning: _Planning, searcher: Searcher, best: Candidate, searc
         return planning.planned(search, by_xla=True)
     searcher.as_region = True
     bound = min(search.lower_bound_seconds, seconds)
-    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak)
+    space = {
+        **search.space,
+        "objective of the model": f"{seconds_text(searcher.predicted(best))}; a region also defers sums and shares copies",
+    }
+    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak, space=space)
     return replace(planned, plan=replace(plan, search=measured))
 
 
@@ -242,8 +247,18 @@ class _Planning:
             search: The search that chose them.
             by_xla: Whether XLA's partitioner runs it, whatever `lowering` says.
         """
-        by_xla = by_xla or self.traced.request.settings.lowering == "jit"
-        partitioning = None if by_xla else Partitioning(self.imported, self.traced)
+        settings = self.traced.request.settings
+        if by_xla or settings.lowering == "jit":
+            return Planned(self.plan(search), self.imported, self.traced, None)
+        planner = None if search is None else settings.planner
+        if planner is None:
+            return self.as_region()
+        regions = [self.as_region(search, by_planner=by_planner) for by_planner in (True, False)]
+        return min(regions, key=lambda each: objective(each.plan, planner))
+
+    def as_region(self, search: Search | None = None, *, by_planner: bool = False) -> Planned:
+        """The plan as a region, unless it is left to XLA."""
+        partitioning = Partitioning(self.imported, self.traced, by_planner=by_planner)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
     def plan(self, search: Search | None, partitioning: Partitioning | None = None) -> Plan:
@@ -271,12 +286,17 @@ class _Planning:
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone)
             return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search)
 
+    @property
+    def policy(self) -> str:
+        """The policy that the planner's model prices by."""
+        return "planner" if self.traced.request.settings.lowering == "shard_map" else "xla"
+
     def searcher(self, planner: Planner, began: float) -> Searcher:
         """The search for its shardings."""
         base = self.plan(None)
         self.alike = tuple((d.input, d.output) for d in base.donation if d.output is not None)
         stated = tuple(Stated(name, self.stated(name, specs)) for name, specs in planner.templates.items())
-        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, stated)
+        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, stated, policy=self.policy)
 
     def stated(self, name: str, in_shardings: Any) -> tuple[TensorSharding | None, ...]:
         """The shardings of the arguments in a template of the user's."""
@@ -288,7 +308,8 @@ class _Planning:
         planning, planner = _Planning(self.traced), self.traced.request.settings.planner
         assert planner is not None
         planning.alike = self.alike
-        return Searcher(planning.plan(None), annotations, planner, planning.plan, planning.replan, MESH_NAME, time.monotonic())
+        base, began = planning.plan(None), time.monotonic()
+        return Searcher(base, annotations, planner, planning.plan, planning.replan, MESH_NAME, began, policy=self.policy)
 
     def annotations(self) -> Annotations:
         """The user's shardings of arguments and results."""

@@ -138,6 +138,7 @@ def partitioned(
     context: AbstractMesh | None = None,
     used: Sequence[bool] | None = None,
     names: Sequence[str] = (),
+    by_planner: bool = False,
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh.
 
@@ -152,6 +153,7 @@ def partitioned(
         context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
         used: Which constants and arguments a result or an effect depends on; the region reads no other. None is all.
         names: Paths of the arguments.
+        by_planner: Whether equations run along the axes that a planner's model runs them along, and not by the fewest bytes.
     """
     manual = () if context is None else context.manual_axes
     layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
@@ -195,7 +197,7 @@ def partitioned(
         walks.append(interpreter)
         run(interpreter, [None] * (len(at_consts) + len(at_in)))
 
-    choice = _foreseen(layouts, platform, analysis, dry_run)
+    choice = _foreseen(layouts, platform, analysis, dry_run, by_planner)
     interpreter = Interpreter(
         RegionContext(layouts.mesh, platform), layouts, analysis, choice.before, choice.start, choice.ranks, choice.last
     )
@@ -289,8 +291,10 @@ PASSES = 3
 """Number of times that layouts are chosen, each with the layouts that the last choice wanted of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any]) -> Choice:
+def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any], by_planner: bool) -> Choice:
     """The walk to be repeated: the one before it, and where it started, as the cheapest of several dry runs has them.
+
+    By a planner's choices there is one walk.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
     every value in place of what was planned for it; and from several starts, for a choice settles near its start. A walk that would know
@@ -304,7 +308,9 @@ def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Cal
 
     best: Choice | None = None
     after: dict[Any, Interpreter] = {}
-    for start in LayoutHint:
+    if by_planner:
+        return Choice(None, LayoutHint.PLANNER, {}, walk(None, LayoutHint.PLANNER, {}))
+    for start in (LayoutHint.PLAN, LayoutHint.FORWARD):
         before: Interpreter | None = None
         for _ in range(PASSES):
             told = (start,) if before is None else before.layout_feedback

@@ -89,8 +89,12 @@ POLICIES: Mapping[str, Policy] = {
     "xla": Policy(xla, xla_moves),
     "shardy": Policy(shardy_strategy, shardy_moves),
     "local": Policy(region_strategy, region_moves),
+    "planner": Policy(xla, region_moves),
 }
-"""Name -> policy."""
+"""Name -> policy; `planner` is a region that runs ops as a planner chose for it, along the axes of XLA's partitioner."""
+
+AS_XLA = ("xla", "planner")
+"""Policies with the strategies of XLA's partitioner."""
 
 
 def strategy_of(policy: str, op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:

@@ -23,6 +23,7 @@ from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, local_shape
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.policies import policy_named, strategy_of
+from shardy_py.partition.region_policy import scattered_by_axis
 from shardy_py.partition.routes import Move
 
 
@@ -121,6 +122,8 @@ class Machine:
         cost = self._moves.get(key)
         if cost is None:
             moves = policy_named(policy).moves(type_, source, target, summed, self.mesh)
+            if policy == "planner" and self.hardware.platform == "tpu":
+                moves = scattered_by_axis(moves, self.mesh)
             cost = self._moves[key] = self.collectives(moves, type_.dtype)
         return cost
 

@@ -8,11 +8,13 @@ dimension along which devices exchange elements is cut only where the op has win
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardy_py.cost.compute import PRODUCTS
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
-from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Type
 from shardy_py.ir.types import element_bits
@@ -84,6 +86,25 @@ def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh
         for step in steps
         if step.kind != "all_slice"
     )
+
+
+def scattered_by_axis(moves: Sequence[Move], mesh: Mesh) -> tuple[Move, ...]:
+    """Collectives as a region for TPUs has them, whose reduce-scatters are over one axis of the mesh after the other.
+
+    Args:
+        moves: Those of `region_moves`.
+        mesh: The mesh.
+    """
+    steps: list[Move] = []
+    for move in moves:
+        elements = move.elements
+        for _, run in itertools.groupby(move.axes, lambda axis: axis.name) if move.scatters else ():
+            axes = tuple(run)
+            steps.append(replace(move, axes=axes, shape=(elements,)))
+            elements = -(-elements // num_shards(axes, mesh))
+        if not move.scatters:
+            steps.append(move)
+    return tuple(steps)
 
 
 class _RegionAxes:

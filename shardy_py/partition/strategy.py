@@ -66,15 +66,33 @@ def strategy(
     """
     if rule is None or name in WHOLE:
         return Strategy(tuple(((),) * len(shape) for shape in shapes), tuple(((),) * len(shape) for shape in results))
-    sizes, exact = rule.factor_sizes, Exact(mesh)
-    operand_factors = [to_factors(m, layout, sizes, mesh) for m, layout in zip(rule.operand_mappings, layouts)]
-    result_factors = [to_factors(m, layout, sizes, mesh) for m, layout in zip(rule.result_mappings, wanted)]
-    axes, summed = factor_axes(name, rule, shapes, operand_factors, result_factors, exact)
+    sizes = rule.factor_sizes
+    axes, summed = axes_of_factors(name, rule, shapes, layouts, wanted, mesh)
     reads = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.operand_mappings)
     makes = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.result_mappings)
     shifted = name in SHIFTS and any(axes[factor] for factor in rule.permutation)
     inside = shifts(shapes, results[0], reads, makes[0], mesh) if shifted else ()
-    return Strategy(reads, makes, exact.axes(summed), inside)
+    return Strategy(reads, makes, summed, inside)
+
+
+def axes_of_factors(
+    name: str, rule: OpShardingRule, shapes: Sequence[Shape], layouts: Sequence[Layout], wanted: Sequence[Layout], mesh: Mesh
+) -> tuple[list[Axes], Axes]:
+    """The axes of every factor of an op, and those over which its results are added up.
+
+    Args:
+        name: The op.
+        rule: Its rule.
+        shapes: Global shapes of operands.
+        layouts: Layouts of operands.
+        wanted: Layouts of results.
+        mesh: The mesh.
+    """
+    exact = Exact(mesh)
+    operands = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.operand_mappings, layouts)]
+    results = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.result_mappings, wanted)]
+    axes, summed = factor_axes(name, rule, shapes, operands, results, exact)
+    return axes, exact.axes(summed)
 
 
 def shifts(shapes: Sequence[Shape], result: Shape, reads: Sequence[Layout], makes: Layout, mesh: Mesh) -> tuple[Move, ...]:

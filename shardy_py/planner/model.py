@@ -199,19 +199,20 @@ class TooLarge(Exception):
     """A model has more entries than there is time for."""
 
 
-def model_of(program: Program, space: Space, machine: Machine, most: float = math.inf) -> Model:
+def model_of(program: Program, space: Space, machine: Machine, policy: str = "xla", most: float = math.inf) -> Model:
     """The problem of a program.
 
     Args:
         program: After all passes.
         space: Its search space.
         machine: The mesh and the hardware.
+        policy: The policy that runs it, one of `POLICIES`.
         most: Entries of all tables together.
 
     Raises:
         TooLarge: There are more.
     """
-    builder = _Builder(program, space, machine, most)
+    builder = _Builder(program, space, machine, policy, most)
     builder.main()
     return builder.model()
 
@@ -223,10 +224,12 @@ class _Builder:
         program: The program.
         space: Its classes.
         machine: Whose prices.
+        policy: The policy that runs it.
         most: Entries of all tables together.
     """
 
-    def __init__(self, program: Program, space: Space, machine: Machine, most: float) -> None:
+    def __init__(self, program: Program, space: Space, machine: Machine, policy: str, most: float) -> None:
+        self.policy = policy
         self.room = most
         self.op_count = sum(1 for _ in program.walk())
         self.ops_seen = 0
@@ -357,7 +360,7 @@ class _Builder:
         kind = (spec, memory, tuple(tuple(numbers[c] for c in each) for each in classes), tuple(self.space.strategies[c] for c in local))
         price = self.prices.get(kind)
         if price is None:
-            price = self.prices[kind] = price_table("xla", spec, joint.candidates, self.machine, memory)
+            price = self.prices[kind] = price_table(self.policy, spec, joint.candidates, self.machine, memory)
         once = scope.hoist_scope(op.results[0])
         sent = price.communication_seconds
         costs = (sent + self.handed_out(op)) * (once.trips or 1)
@@ -395,6 +398,8 @@ class _Builder:
         once = (scope.hoist_scope(origin).trips or 1) * 1.0
         home = self.home[origin]
         place = scope.place(lambda outer: outer is home)
+        if self.policy == "planner" and op.name == "stablehlo.dynamic_slice":
+            place = scope  # loops of a region slice what they scan, and gather the slices, each loop anew
         numbers = np.full(reads.seconds.shape, -1)
         for a, b in zip(*np.nonzero(reads.seconds > 0)):
             move = (origin, place, reads.domain[a], reads.targets[b])
@@ -431,7 +436,7 @@ class _Builder:
         if maker is not None and maker.name in CHEAP:
             return
         domain, own = joint.candidates.domains[0], joint.candidates.index[0]
-        seconds = np.array([[self.machine.reshard(value.type, a, b).seconds for b in targets] for a in domain])
+        seconds = np.array([[self.machine.reshard(value.type, a, b, self.policy).seconds for b in targets] for a in domain])
         key, draft = self.draft(local, joint)
         self.move(op, key, draft, value, scope, _Reads((id(joint), tuple(targets)), domain, own, targets, read, seconds))
 

@@ -31,7 +31,7 @@ from shardy_py.planner.inputs import cut
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, TooLarge, model_of
 from shardy_py.planner.options import Planner
-from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
+from shardy_py.planner.problem import Limit, Problem, Solution, cost, entries, restricted
 from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of
 from shardy_py.planner.templates import Stated, Template, stated_template, templates
 
@@ -109,6 +109,7 @@ class Searcher:
         began: The time at which planning began.
         stated: Templates of the user's.
         timings: Seconds of each step.
+        policy: The policy that plans run by, one of `POLICIES`.
         as_region: Whether plans run as a region of local arrays; then alternatives are priced as such too.
     """
 
@@ -121,6 +122,7 @@ class Searcher:
     began: float
     stated: tuple[Stated, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
+    policy: str = "xla"
     as_region: bool = False
 
     # ------------------------------------------------------------------ the whole search
@@ -164,7 +166,7 @@ class Searcher:
         self.program, lineage, self.copies = as_xla_inlines(self.base.program)
         self.ops = {old: new for new, old in lineage.ops.items()}
         self.space: Space = space_of(self.program, self.base.mesh, self.annotations, resolution)
-        self.model: Model = model_of(self.program, self.space, self.machine, math.inf if most is None else most)
+        self.model: Model = model_of(self.program, self.space, self.machine, self.policy, math.inf if most is None else most)
         self.timings["model"] = time.monotonic() - started
 
     @property
@@ -187,9 +189,11 @@ class Searcher:
 
     def objective(self, plan: PlanRecord) -> float:
         """Seconds of a call of a plan."""
-        step = cost_of(plan, self.planner.hardware, self.planner.links).step_seconds
-        assert step is not None
-        return self.planner.objective(step)
+        return objective(plan, self.planner)
+
+    def predicted(self, candidate: Candidate) -> float:
+        """Seconds of a call of an assignment by the model, whose ops run one by one."""
+        return cost(self.model.problem, candidate.assignment) + self.model.constant
 
     def fits(self, peak: int) -> bool:
         """Whether a peak is within the budget."""
@@ -458,6 +462,18 @@ class Searcher:
             space,
             {**self.timings, "total": time.monotonic() - self.began},
         )
+
+
+def objective(plan: PlanRecord, planner: Planner) -> float:
+    """Seconds of a call of a plan.
+
+    Args:
+        plan: The plan.
+        planner: Says on which hardware, and how much of what may overlap does.
+    """
+    step = cost_of(plan, planner.hardware, planner.links).step_seconds
+    assert step is not None
+    return planner.objective(step)
 
 
 def assigned(

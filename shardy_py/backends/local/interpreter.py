@@ -15,6 +15,7 @@ from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local import ops
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, Recorded, as_is, bind, bits_of
+from shardy_py.backends.local.planned_op import PlannedOp
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.backends.rewriting import bodies
@@ -29,7 +30,7 @@ from shardy_py.frontends.primitive_bodies import body_of
 from shardy_py.partition.region.layouts import Layout, local_shape, names, replicated
 from shardy_py.partition.region.reshard_steps import reshard_steps
 from shardy_py.partition.region.runnable import layouts_under, runnable
-from shardy_py.partition.region.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies
+from shardy_py.partition.region.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies, strategy_along
 from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes
@@ -48,6 +49,7 @@ class LayoutHint(enum.Enum):
 
     PLAN = "the fewest bytes between operands and planned results"
     FORWARD = "the fewest bytes of operands"
+    PLANNER = "the axes that a planner's model runs each equation along"
 
 
 EquationCaches = dict[Any, dict[Any, Any]]
@@ -514,14 +516,20 @@ class Interpreter:
             else:
                 requested = None if requests is None else requests.get(v)
                 key.append(self.wanted_layouts(v, scope) if requested is None else requested)
-        ranked = equation.cache.get(tuple(key))
+        planned = self._planned_op(equation, scope) if self.hint is LayoutHint.PLANNER else None
+        ranked = equation.cache.get((*key, planned))
         if ranked is None:
             operand_layouts, result_layouts = [value.layout_key for value in operands], key[1 + len(operands) :]
-            ranked = equation.cache[tuple(key)] = self._strategies(equation, local_rule, operand_layouts, result_layouts)
+            ranked = equation.cache[(*key, planned)] = self._strategies(equation, local_rule, operand_layouts, result_layouts, planned)
         return ranked[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(ranked) - 1)] if self.ranks else ranked[0]
 
     def _strategies(
-        self, equation: Equation, local_rule: LocalRule, operand_layouts: Sequence[Any], result_layouts: Sequence[Any]
+        self,
+        equation: Equation,
+        local_rule: LocalRule,
+        operand_layouts: Sequence[Any],
+        result_layouts: Sequence[Any],
+        planned: PlannedOp | None,
     ) -> list[tuple[LocalRule, Strategy]]:
         """Strategies for an equation, the cheapest first.
 
@@ -530,19 +538,33 @@ class Interpreter:
             local_rule: Its local rule.
             operand_layouts: `ShardedValue.layout_key` of its operands.
             result_layouts: Wanted layouts of its results.
+            planned: The op whose axes it runs along; None where the fewest bytes decide.
         """
         operands = tuple(
             [TensorLayouts(s, bits_of(d), *key) for s, d, key in zip(equation.shapes, equation.dtypes, operand_layouts, strict=True)]
         )
         results = tuple(map(TensorLayouts, equation.result_shapes, map(bits_of, equation.result_dtypes), result_layouts))
-        ranked = [
-            (each, strategy)
-            for each in (local_rule, *local_rule.alternatives)
-            for strategy in strategies(
-                each.rule, operands, results, self.mesh, each.combine, each.uneven, each.linear, each.bytes_inside, each.weight
-            )
-        ]
+        ranked: list[tuple[LocalRule, Strategy]] = []
+        for each in (local_rule, *local_rule.alternatives):
+            setting = each.rule, operands, results, self.mesh, each.combine, each.uneven, each.linear, each.bytes_inside, each.weight
+            if planned is None or each.bytes_inside is not None:
+                ranked += [(each, strategy) for strategy in strategies(*setting)]
+            else:
+                ranked.append((each, strategy_along(planned.axes(each.rule, equation.shapes, self.mesh), *setting)))
         return sorted(ranked, key=lambda pair: pair[1].cost)
+
+    def _planned_op(self, equation: Equation, scope: Scope | None) -> PlannedOp | None:
+        """The planned op that an equation is; None where there is none."""
+        eqn = equation.eqn
+        values = [] if scope is None else [value for v in eqn.outvars if (value := scope.env.get(v)) is not None]
+        op = values[0].defining_op if values else None
+        if op is None:
+            return None
+        operands, results = (
+            tuple([self.planned(v, scope) or replicated(len(shape)) for v, shape in zip(variables, shapes)])
+            for variables, shapes in ((eqn.invars, equation.shapes), (eqn.outvars, equation.result_shapes))
+        )
+        return PlannedOp(op.name, operands, results)
 
     def wanted_layouts(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
         """The layouts in which a result will be used: requested ones of the previous run, or the planned one; `ANY_LAYOUT` if unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -138,9 +139,10 @@ class _Route:
         pending = [axis for axis in self.now.unreduced if axis not in keep]
         if not pending:
             return
-        for scatter in (False, True):
-            for d in range(self.now.rank):
-                self._shard_further(d, pending, scatter)
+        for d in range(self.now.rank):
+            self._shard_further(d, pending, scatter=False)
+        for d in reversed(major_first([dim.axes for dim in self.target.dims], self.mesh)):
+            self._shard_further(d, pending, scatter=True)
         if pending:
             self.step("all_reduce", tuple(pending), layout([dim.axes for dim in self.now.dims], keep))
 
@@ -184,6 +186,19 @@ class _Route:
             self.step(kind, axes, layout([d.axes for d in after.dims], partial), dim, to)
 
 
+def major_first(axes: Sequence[Axes], mesh: Mesh) -> list[int]:
+    """Dimensions in the order of their first axes in the mesh.
+
+    The first axes of a mesh lie on the slowest links. Dimensions are gathered in this order, and scattered in the opposite one, so that the
+    pieces that go over them are the smallest; all orders send as many bytes.
+
+    Args:
+        axes: The axes of each dimension.
+        mesh: The mesh.
+    """
+    return sorted(range(len(axes)), key=lambda d: mesh.axis_index(axes[d][0].name) if axes[d] else -1)
+
+
 RouteSteps = list[tuple[Kind, Axes, Layout, int, int]]
 """Kind, axes, layout afterwards, dimension and other dimension of each step, as in `ReshardStep`."""
 
@@ -193,11 +208,11 @@ def direct_route(source: Layout, target: Layout, shape: tuple[int, ...], mesh: M
     cases: tuple[tuple[Kind, Layout, Layout], ...] = (("all_slice", source, target), ("all_gather", target, source))
     for kind, wide, fine in cases:
         steps: RouteSteps = []
-        dims = list(dim_axes(source))
-        for d, (outer, inner) in enumerate(zip(dim_axes(wide), dim_axes(fine))):
+        dims, rest = list(dim_axes(source)), [inner[len(outer) :] for outer, inner in zip(dim_axes(wide), dim_axes(fine))]
+        for d in major_first(rest, mesh):
+            outer, inner, axes = wide.dims[d].axes, fine.dims[d].axes, rest[d]
             if outer == inner:
                 continue
-            axes = inner[len(outer) :]
             if inner[: len(outer)] != outer or not nests(shape[d], num_shards(outer, mesh), num_shards(axes, mesh)):
                 break
             dims[d] = target.dims[d].axes
@@ -225,7 +240,8 @@ def _single_dim_steps(
     for step in steps:
         dims = [list(dim.axes) for dim in now.dims]
         if step.kind in ("all_slice", "all_gather"):
-            for d, axes in enumerate(step.axes):
+            for d in major_first(step.axes, mesh):
+                axes = step.axes[d]
                 if not axes:
                     continue
                 if any(not a.is_full for a in axes):

@@ -103,6 +103,40 @@ def strategies(
     return tuple([strategy for *_, strategy in sorted(ranked)[:MAX_STRATEGIES]])
 
 
+def strategy_along(
+    axes: Sequence[Axes],
+    rule: OpShardingRule,
+    operands: tuple[TensorLayouts, ...],
+    results: tuple[TensorLayouts, ...],
+    mesh: Mesh,
+    combine: str,
+    uneven: frozenset[int],
+    linear: tuple[tuple[int, ...], ...],
+    bytes_inside: Callable[[Sequence[int]], int] | None,
+    weight: float,
+) -> Strategy:
+    """The strategy along axes that are decided, as far as the equation can run along them; sums are deferred where that is cheaper.
+
+    Args:
+        axes: The axes of each factor.
+        rule: As in `strategies`, like all that follow.
+        operands: Its operands.
+        results: Its results.
+        mesh: The region's mesh.
+        combine: See `LocalRule`.
+        uneven: See `LocalRule`.
+        linear: See `LocalRule`.
+        bytes_inside: See `LocalRule`.
+        weight: See `LocalRule`.
+    """
+    setting = _Setting(rule, operands, results, mesh, combine, uneven, bytes_inside, weight)
+    rated = [
+        setting.rate(setting.runnable([_before_deferred(deferred, each) for each in axes] if deferred else axes), deferred, group)
+        for deferred, group in setting.deferrals(linear)
+    ]
+    return min(rated, key=lambda strategy: strategy.cost)
+
+
 _FactorAxes = dict[int, Axes]
 """The axes of factors in one layout of one tensor."""
 
@@ -148,7 +182,7 @@ class _Setting(NamedTuple):
         if any(factor_axes and kind is not FactorType.PASS_THROUGH for factor_axes, kind in zip(chosen, rule.factor_types)):
             return None
         used = [axis for factor_axes in chosen for axis in factor_axes]
-        if len(set(used)) < len(used) or self._runnable(chosen) != chosen:
+        if len(set(used)) < len(used) or self.runnable(chosen) != chosen:
             return None
         placed, operands = layouts_under(rule, chosen), len(self.operands)
         counts = [num_shards(factor_axes, mesh) if factor_axes else 1 for factor_axes in chosen]
@@ -184,12 +218,12 @@ class _Setting(NamedTuple):
                     sources.append(factor_axes)
         seen: set[tuple[Axes, ...]] = set()
         for order in _orders(sources):
-            proposal = self._runnable(self._merged(order))
+            proposal = self.runnable(self._merged(order))
             if proposal not in seen:
                 seen.add(proposal)
                 yield proposal
                 if self.rule.reduction:
-                    trimmed = self._runnable([() if t is FactorType.REDUCTION else a for t, a in zip(self.rule.factor_types, proposal)])
+                    trimmed = self.runnable([() if t is FactorType.REDUCTION else a for t, a in zip(self.rule.factor_types, proposal)])
                     if trimmed not in seen:
                         seen.add(trimmed)
                         yield trimmed
@@ -219,7 +253,7 @@ class _Setting(NamedTuple):
                 chosen[factor] = taken
         return chosen
 
-    def _runnable(self, axes: Sequence[Axes]) -> tuple[Axes, ...]:
+    def runnable(self, axes: Sequence[Axes]) -> tuple[Axes, ...]:
         """The axes under which the equation can run."""
         return runnable(self.rule, axes, self.mesh, self.uneven, self.bytes_inside is not None)
 
