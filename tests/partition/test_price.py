@@ -15,10 +15,11 @@ import shardy_py as sp
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.traffic import Fusion
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.ir import Program, Value
-from shardy_py.partition.layouts import Layout, layout_of
+from shardy_py.ir import Program, TensorType, Value
+from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP, spec_of
 from shardy_py.partition.price import Communication, Machine, price
+from shardy_py.partition.routes import Move
 from shardy_py.plan.prediction.loops import as_xla_propagates
 from shardy_py.plan.trips import with_trips
 
@@ -142,6 +143,17 @@ def test_prices_of_other_policies_add_up_to_what_they_move(case: str) -> None:
     assert sent <= region <= NEAR.get(case, 1.0) * sent
     moved = sum(r.bytes_per_device * (r.trips or 1) for r in plan.shardy_reshards)
     assert shardy == moved or case in MERGED
+
+
+def test_reduce_scatters_of_a_planned_region_are_over_one_axis_after_the_other_on_tpus() -> None:
+    mesh, type_ = Mesh([("x", 4), ("y", 2)]), TensorType((64, 8), "float32")
+    axes = tuple(part for name in "xy" for part in parts(AxisRef(name), mesh))
+    for chip in ("v5e", "h100"):
+        machine = Machine(mesh, hardware(chip))
+        one = machine.collectives([Move("all_reduce", axes, (64, 8), scatters=True)], "float32")
+        cost = machine.settle(type_, ((), ()), (axes, ()), axes, "planner")
+        assert cost.received == one.received
+        assert (cost.seconds > one.seconds) == (chip == "v5e")
 
 
 def test_ops_of_a_loop_count_as_often_as_it_runs() -> None:

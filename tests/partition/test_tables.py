@@ -102,7 +102,7 @@ def test_every_entry_is_the_price_of_its_layouts(name: str, machine: Machine) ->
     compare("xla", name, machine, ROWS)
 
 
-@pytest.mark.parametrize("policy", ["shardy", "local"])
+@pytest.mark.parametrize("policy", ["shardy", "local", "planner"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_entries_of_other_policies_are_prices_too(name: str, policy: str) -> None:
     compare(policy, name, MACHINES[1], 4)

@@ -53,6 +53,19 @@ def test_chosen(source: Layout, target: Layout, expected: list[str]) -> None:
     assert kinds(source, target, (8, 8)) == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (at("b", "a"), at("", ""), ["all_gather a", "all_gather b"]),
+        (at("c", "b", "a"), at("", "", ""), ["all_gather a", "all_gather b", "all_gather c"]),
+        (at("", "", partial="ab"), at("a", "b"), ["reduce_scatter b", "reduce_scatter a"]),
+        (at("", "", partial="ab"), at("b", "a"), ["reduce_scatter b", "reduce_scatter a"]),
+    ],
+)
+def test_the_smallest_pieces_go_over_the_first_axes(source: Layout, target: Layout, expected: list[str]) -> None:
+    assert kinds(source, target, (8,) * source.rank) == expected
+
+
 def test_uneven_blocks_that_do_not_nest_are_gathered_and_cut_again() -> None:
     # 5 elements over 2 devices lie in blocks of 3, over 4 in blocks of 2: not every half is made up of quarters.
     assert kinds(at("a"), at("ab"), (5,)) == ["all_gather a", "all_slice ab"]
