@@ -37,7 +37,8 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
     inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
     if not fits_inside(planned.imported, context, inputs, outputs):
         return settings.fun(*args, **kwargs)
-    partitioning = Partitioning(planned.imported, planned.traced, context)
+    by_planner = planned.region is not None and planned.region.by_planner
+    partitioning = Partitioning(planned.imported, planned.traced, context, by_planner=by_planner)
     if not partitioning.is_run(plan):
         return settings.fun(*args, **kwargs)
     results = partitioning.calling(plan, None)(*jax.tree.leaves(layout.dynamic_arguments(slots)))

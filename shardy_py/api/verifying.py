@@ -258,7 +258,8 @@ def planned_run(planned: Planned) -> Run:
         )
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
         call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
-        partitioning = None if plan.active_partitioner is None else Partitioning(imported, call)
+        by_planner = planned.region is not None and planned.region.by_planner
+        partitioning = None if plan.active_partitioner is None else Partitioning(imported, call, by_planner=by_planner)
         part_plan = Planned(
             replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning
         )
