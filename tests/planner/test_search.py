@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.plan.checks.table import KINDS, WEIGHED
 from shardy_py.planner.problem import cost
 from shardy_py.rules.traits import CONSTRAINTS
 from tests.planner.test_model import PROGRAMS, f32
@@ -185,6 +186,18 @@ def test_overlapped_steps() -> None:
     assert seconds is not None
     assert search.objective_seconds == pytest.approx((seconds.low + seconds.high) / 2)
     assert 0 < search.lower_bound_seconds <= search.objective_seconds
+
+
+def test_findings_of_choices_are_notes() -> None:
+    """Rows that are multiplied by a cut matrix lie whole, since that costs least; a plan of annotations is warned of what lies whole."""
+    shapes = {"in": f32(4096, 16384), "out": f32(16384, 4096)}, f32(8192, 4096)
+    chosen = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*shapes)
+    annotated = sp.auto_shard(step, mesh={"x": 8}, in_shardings=(None, P("x")), donate_argnums=0).plan(*shapes)
+    assert {finding.severity for finding in annotated.findings if finding.kind in WEIGHED} == {"warning"}
+    weighed = [finding for finding in chosen.findings if finding.kind in WEIGHED]
+    assert {finding.severity for finding in weighed} == {"info"}
+    assert all(finding.message.endswith("; the planner weighed it") and not finding.fix for finding in weighed)
+    assert WEIGHED <= {kind.name for kind in KINDS}
 
 
 def test_a_stored_plan_keeps_its_search() -> None:

@@ -91,7 +91,7 @@ def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Fi
     if whole:
         together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
         everywhere = f"is whole on each of the {devices(context.mesh)} devices, {format_bytes(size)} on each"
-        message = f"{text} {everywhere}{together}: nothing says how to cut it"
+        message = f"{text} {everywhere}{together}" + (": nothing says how to cut it" if context.plan.search is None else "")
     elif more is None:
         return None
     else:

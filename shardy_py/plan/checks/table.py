@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -71,6 +72,9 @@ KINDS = (
 )
 """In the order in which checks run; a later one skips paths that an earlier one reported."""
 
+WEIGHED = frozenset(("batch-axis-lost", "costly-reshard", "cut-along-scan", "replicated-large", "state-unlike-parameter", "unused-axis"))
+"""Kinds of shardings whose costs a planner weighs: of a planner's plan they are notes."""
+
 _RANK = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -85,6 +89,11 @@ def check_names(kinds: Iterable[Kind]) -> None:
 check_names(KINDS)
 
 
+def _weighed(finding: Finding) -> Finding:
+    """A finding of a planner's plan: another sharding costs more, or none was reached that costs less, so that there is no advice."""
+    return dataclasses.replace(finding, severity="info", message=f"{finding.message}; the planner weighed it", fix="")
+
+
 @Analysis
 @no_collection()
 def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
@@ -97,6 +106,7 @@ def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
     context = CheckContext(plan, list(findings))
     for kind in KINDS:
         if kind.check is not None:
-            context.findings.extend(kind.check(context))
+            reported = kind.check(context)
+            context.findings.extend(map(_weighed, reported) if kind.name in WEIGHED and plan.search is not None else reported)
     order = {kind.name: i for i, kind in enumerate(KINDS)}
     return tuple(sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order)))))
