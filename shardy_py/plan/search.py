@@ -162,8 +162,8 @@ class Search:
         lower_bound_seconds: No plan of the space takes less, under `lowering="jit"`.
         peak_bytes: Of one device, by `memory_analysis`.
         budget_bytes: The most that the peak may be; None without a budget.
-        status: `optimal` where the gap was reached, `time_limit` where time ran out before, `template` where nothing better than a template
-            was found.
+        status: `optimal` where the gap was reached, `time_limit` where time, or the rounds that a budget takes, ran out before, `template`
+            where nothing better than a template was found.
         stored_alternatives: Of a search that was read from a file.
         space: What was searched, in words.
         timings: Seconds of each step.
