@@ -193,7 +193,7 @@ def test_text_does_not_depend_on_what_was_there(tmp_path: pathlib.Path) -> None:
 
 @needs_shared
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "name"), enumerate(["alexnet", "squeezenet1_0", "resnet18", "vgg16", "resnet50", "gnmt"]))
+@pytest.mark.parametrize(("first", "name"), list(enumerate(["alexnet", "squeezenet1_0", "resnet18", "vgg16", "resnet50", "gnmt"])))
 def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: int) -> None:
     """Every third configuration of machines, each with two models; channels are a sixteenth of what they are."""
     graph = read_graph((SHARED / "graphs" / f"{name}.txt").read_text())
