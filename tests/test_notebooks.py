@@ -46,7 +46,7 @@ def shown(made: Any) -> list[str]:
 
 def test_every_source_has_a_notebook() -> None:
     assert NAMES == sorted(path.stem for path in HERE.glob("*.ipynb"))
-    assert len(NAMES) == 5
+    assert len(NAMES) == 6
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -74,7 +74,7 @@ def own_standard_output() -> None:
         kept = os.dup(1)
         os.dup2(2, 1)
         encoding, errors = sys.stdout.encoding, sys.stdout.errors
-        sys.stdout = open(kept, "w", buffering=1 if os.isatty(kept) else -1, encoding=encoding, errors=errors)
+        sys.stdout = os.fdopen(kept, "w", buffering=1 if os.isatty(kept) else -1, encoding=encoding, errors=errors)
 
 
 def parser() -> argparse.ArgumentParser:
