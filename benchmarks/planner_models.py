@@ -139,11 +139,16 @@ def attended(x: jax.Array, w: Any, constrain: Constrain) -> jax.Array:
     return constrain(jnp.einsum("bthk,hkd->btd", constrain(jnp.einsum("bhts,bshk->bthk", mixed, value), ALL), w["mix"]), ALL)
 
 
-def language_model(block: Callable[..., jax.Array], params: Any, tokens: jax.Array, constrain: Constrain) -> jax.Array:
-    x = constrain(params["table"][tokens[:, :-1]], ALL)
-    body = jax.checkpoint(lambda x, w: constrain(block(x, w), ALL))
-    x, _ = lax.scan(lambda x, w: (body(x, w), None), x, params["blocks"])
-    return cross_entropy(constrain(x @ params["table"].T, ALL), tokens[:, 1:])
+def language_model(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The loss of a stack of blocks between a table and its transpose."""
+
+    def loss(params: Any, tokens: jax.Array, constrain: Constrain) -> jax.Array:
+        x = constrain(params["table"][tokens[:, :-1]], ALL)
+        body = jax.checkpoint(lambda x, w: constrain(block(x, w, constrain), ALL))
+        x, _ = lax.scan(lambda x, w: (body(x, w), None), x, params["blocks"])
+        return cross_entropy(constrain(x @ params["table"].T, ALL), tokens[:, 1:])
+
+    return loss
 
 
 def gpt2(devices: int) -> Model:
@@ -153,9 +158,6 @@ def gpt2(devices: int) -> Model:
         x = x + attended(normed(x, w["scale"]), w, constrain)
         return x + jax.nn.gelu(constrain(normed(x, w["scale"]) @ w["up"], ALL)) @ w["down"]
 
-    def loss(params: Any, tokens: jax.Array, constrain: Constrain) -> jax.Array:
-        return language_model(functools.partial(block, constrain=constrain), params, tokens, constrain)
-
     blocks = {
         "scale": f32(layers, width),
         "qkv": f32(layers, 3, width, heads, width // heads),
@@ -164,7 +166,7 @@ def gpt2(devices: int) -> Model:
         "down": f32(layers, 4 * width, width),
     }
     params = {"table": f32(vocabulary, width), "blocks": blocks}
-    return trained(loss, params, fully_sharded(params, devices), (i32(8 * devices, length + 1),), FULLY_SHARDED)
+    return trained(language_model(block), params, fully_sharded(params, devices), (i32(8 * devices, length + 1),), FULLY_SHARDED)
 
 
 def moe(devices: int) -> Model:
@@ -184,9 +186,6 @@ def moe(devices: int) -> Model:
         combine = dispatch * jnp.max(gates, -1)[..., None, None].astype(x.dtype)
         return x + jnp.einsum("gtec,egcd->gtd", combine, answered)
 
-    def loss(params: Any, tokens: jax.Array, constrain: Constrain) -> jax.Array:
-        return language_model(functools.partial(block, constrain=constrain), params, tokens, constrain)
-
     blocks = {
         "scale": f32(layers, width),
         "qkv": f32(layers, 3, width, heads, width // heads),
@@ -199,7 +198,7 @@ def moe(devices: int) -> Model:
     specs = whole(params)
     specs["blocks"] |= {"up": P(None, "model", "data"), "down": P(None, "model", None, "data")}
     expert = "tokens over all devices, experts over model, their weights over data"
-    return trained(loss, params, specs, (i32(4 * devices, length + 1),), expert)
+    return trained(language_model(block), params, specs, (i32(4 * devices, length + 1),), expert)
 
 
 def ssm(devices: int) -> Model:
@@ -224,9 +223,6 @@ def ssm(devices: int) -> Model:
         mixed = (within + across).reshape(batch, length, heads * head) * jax.nn.silu(constrain(y @ w["gate"], ALL))
         return x + mixed @ w["mix"]
 
-    def loss(params: Any, tokens: jax.Array, constrain: Constrain) -> jax.Array:
-        return language_model(functools.partial(block, constrain=constrain), params, tokens, constrain)
-
     inner = heads * head
     blocks = {
         "scale": f32(layers, width),
@@ -238,7 +234,7 @@ def ssm(devices: int) -> Model:
         "mix": f32(layers, inner, width),
     }
     params = {"table": f32(vocabulary, width), "blocks": blocks}
-    return trained(loss, params, fully_sharded(params, devices), (i32(4 * devices, length + 1),), FULLY_SHARDED)
+    return trained(language_model(block), params, fully_sharded(params, devices), (i32(4 * devices, length + 1),), FULLY_SHARDED)
 
 
 # ---------------------------------------------------------------------- images
@@ -272,10 +268,10 @@ def resnet50(devices: int) -> Model:
         return cross_entropy(jnp.mean(x, (1, 2)) @ params["head"], labels)
 
     def weights(before: int, width: int, *layers: int) -> Any:
-        made = {"in": (1, 1, before, width), "mid": (3, 3, width, width), "out": (1, 1, width, 4 * width)}
-        made |= {"scale_in": (width,), "scale_mid": (width,), "scale_out": (4 * width,)}
-        made |= {} if layers else {"short": (1, 1, before, 4 * width)}
-        return {name: f32(*layers, *shape) for name, shape in made.items()}
+        filters = {"in": (1, 1, before, width), "mid": (3, 3, width, width), "out": (1, 1, width, 4 * width)}
+        filters |= {"scale_in": (width,), "scale_mid": (width,), "scale_out": (4 * width,)}
+        filters |= {} if layers else {"short": (1, 1, before, 4 * width)}
+        return {name: f32(*layers, *shape) for name, shape in filters.items()}
 
     params: dict[str, Any] = {"stem": f32(7, 7, 3, 64), "head": f32(2048, 1000), "stages": []}
     before = 64
@@ -306,8 +302,8 @@ def unet(devices: int) -> Model:
         return jnp.mean((convolved(x, params["leave"]) - noise).astype(jnp.float32) ** 2)
 
     def weights(before: int, width: int) -> Any:
-        made = {"scale": f32(before), "first": f32(3, 3, before, width), "second": f32(3, 3, width, width)}
-        return made if before == width else made | {"short": f32(before, width)}
+        weights = {"scale": f32(before), "first": f32(3, 3, before, width), "second": f32(3, 3, width, width)}
+        return weights if before == width else weights | {"short": f32(before, width)}
 
     pairs = list(zip((widths[0], *widths), widths))
     up = [weights(after + width, width) for width, after in zip(reversed(widths), (widths[-1], *reversed(widths)))]

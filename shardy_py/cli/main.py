@@ -71,10 +71,10 @@ def own_standard_output() -> None:
     """
     sys.stdout.flush()
     with contextlib.suppress(OSError):  # a process may have been started without one of them
-        kept = os.dup(1)
+        own_output = os.dup(1)
         os.dup2(2, 1)
         encoding, errors = sys.stdout.encoding, sys.stdout.errors
-        sys.stdout = os.fdopen(kept, "w", buffering=1 if os.isatty(kept) else -1, encoding=encoding, errors=errors)
+        sys.stdout = os.fdopen(own_output, "w", buffering=1 if os.isatty(own_output) else -1, encoding=encoding, errors=errors)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -132,7 +132,7 @@ class _Reads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Made:
+class _Results:
     """Layouts in which a result is made.
 
     Attributes:
@@ -248,7 +248,7 @@ class _Builder:
         self.moves: dict[object, int] = {}
         self.move_costs: list[float] = []
         self.reads: list[tuple[Op, Value, tuple[tuple[int, ...], int], _Reads]] = []
-        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, _Made]] = []
+        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, _Results]] = []
 
     # ------------------------------------------------------------------ walking
 
@@ -379,8 +379,8 @@ class _Builder:
         for i, value in enumerate(op.results):
             own = len(op.operands) + i
             made_by = (id(price), own)
-            made = _Made(made_by, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i])
-            self.results_at_hand.append((key, value, made))
+            results = _Results(made_by, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i])
+            self.results_at_hand.append((key, value, results))
 
     def handed_out(self, op: Op) -> float:
         """Seconds in which results of an op that runs on one device are added to zeros of the others."""
@@ -471,14 +471,14 @@ class _Builder:
 
     def note_results_at_hand(self) -> None:
         """Notes where readers need no move, since the op makes a result in the layout in which they read it."""
-        for key, value, made in self.results_at_hand:
-            numbers = np.full((len(made.domain), len(made.targets)), -1)
-            for a, source in enumerate(made.domain):
-                for b, target in enumerate(made.targets):
+        for key, value, results in self.results_at_hand:
+            numbers = np.full((len(results.domain), len(results.targets)), -1)
+            for a, source in enumerate(results.domain):
+                for b, target in enumerate(results.targets):
                     if source != target:
                         numbers[a, b] = self.moves.get((value, self.home[value], source, target), -1)
             if (numbers >= 0).any():
-                self.drafts[key].at_hand.append(_Column(made.key, numbers, made.own, made.makes))
+                self.drafts[key].at_hand.append(_Column(results.key, numbers, results.own, results.makes))
 
     def merge_moves(self) -> tuple[Array, Array]:
         """Makes moves that the same entries need and have at hand one, as those of layers that are sharded alike.
@@ -531,7 +531,11 @@ class _Builder:
         sizes = tuple(len(space.strategies[c]) for c in space.free)
         problem = Problem(sizes, tuple(tables), costs)
         reads = {(op, value): _read(places[key], each) for op, value, key, each in self.reads if key in places}
-        makes = {value: Read(places[key], made.own, made.targets, made.makes) for key, value, made in self.results_at_hand if key in places}
+        makes = {
+            value: Read(places[key], results.own, results.targets, results.makes)
+            for key, value, results in self.results_at_hand
+            if key in places
+        }
         return Model(space, space.free, problem, constant, values, layouts, reads, makes)
 
     def table(self, local: Sequence[int], draft: _Draft, numbers: Array) -> Table:

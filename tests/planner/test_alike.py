@@ -93,8 +93,8 @@ def test_the_best_of_all_plans_is_one_of_alike_layers(shared: Case, full: Case) 
 
 
 def test_layers_of_a_chain_stay_apart() -> None:
-    made = case(CHAIN, SQUARES, layers=False)
-    classes, arguments = made.model.space.classes, made.program.main.arguments
+    chain = case(CHAIN, SQUARES, layers=False)
+    classes, arguments = chain.model.space.classes, chain.program.main.arguments
     assert len({classes[arguments[layer]] for layer in range(DEPTH)}) == DEPTH
 
 

@@ -23,8 +23,8 @@ SOME = ("moe_onehot", "gnn_segment", "decode_kv", "control_flow", "shmap_and_con
 @pytest.mark.parametrize("seed", [0, 3, 6, 9, 13])
 def test_random_programs(seed: int) -> None:
     text = text_of_seed(seed)
-    found = difference_of_program(text, planner=planner_of_seed(seed))
-    assert not found, f"{found}\n{text}"
+    wrong = difference_of_program(text, planner=planner_of_seed(seed))
+    assert not wrong, f"{wrong}\n{text}"
 
 
 @pytest.mark.slow

@@ -80,5 +80,5 @@ def _least_sum(
                         if key not in following or before + total < following[key][0]:
                             following[key] = before + total, (*taken, Run(start, end, shape))
         reached = following
-    found = reached.get((count, devices))
-    return None if found is None else found[1]
+    best = reached.get((count, devices))
+    return None if best is None else best[1]

@@ -228,11 +228,11 @@ class _Search:
         seconds = {shape: [t / count for t in times] for shape, times in self.pieces().items()}
         if self.meshes is not None:
             # A stage that has one of the meshes has one of so many equal places.
-            found = [divided({(1,): next(iter(seconds.values()))}, len(self.meshes), len(self.meshes), count)]
+            divisions = [divided({(1,): next(iter(seconds.values()))}, len(self.meshes), len(self.meshes), count)]
         else:
-            found = [divided(seconds, stages, self.devices, count) for stages in self.counts]
+            divisions = [divided(seconds, stages, self.devices, count) for stages in self.counts]
         crossing = 2 * self.planner.machine.fabric.latency  # at least, over each boundary and back
-        estimates = [(seconds + crossing * (len(runs) - 1), runs) for seconds, runs in (each for each in found if each is not None)]
+        estimates = [(seconds + crossing * (len(runs) - 1), runs) for seconds, runs in (each for each in divisions if each is not None)]
         return sorted(estimates, key=lambda each: each[0])
 
     def pieces(self) -> dict[tuple[int, ...], list[float]]:

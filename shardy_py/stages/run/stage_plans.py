@@ -70,15 +70,15 @@ def stage_program(split: Split, programs: Iterable[Program], microbatches: int, 
     nodes = split.whole.nodes if by_batch else (*split.micro.nodes, *split.update)
     twin: Callable[[Var], Var | None] = split.whole_of.get if by_batch else lambda v: v
     number = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
-    made = {number[w] for program in programs for node in program.nodes for v in node.eqn.outvars if (w := twin(v)) in number}
-    body = tuple(nodes[i] for i in sorted(made))
+    places = {number[w] for program in programs for node in program.nodes for v in node.eqn.outvars if (w := twin(v)) in number}
+    body = tuple(nodes[i] for i in sorted(places))
     inside = {v for node in body for v in node.eqn.outvars}
     inputs = tuple(dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside))
     results = [twin(v) for program in programs for v in (*program.outputs, *program.sums)]
     outputs = tuple(dict.fromkeys(w for w in results if w in inside and w is not None))
-    known = {*inputs, *outputs}
+    crossing = {*inputs, *outputs}
     ends = dict.fromkeys(v for program in programs for v in (*program.inputs, *program.outputs, *program.sums, *program.resets))
-    of = {v: w for v in ends if (w := twin(v)) in known and w is not None}
+    of = {v: w for v in ends if (w := twin(v)) in crossing and w is not None}
     return StageProgram(body, inputs, outputs, of, 1 if by_batch else microbatches)
 
 

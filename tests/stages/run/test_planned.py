@@ -95,8 +95,8 @@ def test_budgets() -> None:
     most = max(stage.memory_bytes for stage in ample.stages)
     with pytest.raises(PipelineError, match=r"(?s)no pipeline fits 1 MiB a device.*stage '.*parameters take .*more devices"):
         searched(pipelined(mesh=mesh, planner=planner(memory_bytes=1 << 20)), WIDE, ROWS, ROWS)
-    kept = searched(pipelined(mesh=mesh, planner=planner(memory_bytes=most)), WIDE, ROWS, ROWS)
-    assert max(stage.memory_bytes for stage in kept.stages) <= most == kept.budget_bytes
+    within = searched(pipelined(mesh=mesh, planner=planner(memory_bytes=most)), WIDE, ROWS, ROWS)
+    assert max(stage.memory_bytes for stage in within.stages) <= most == within.budget_bytes
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -140,6 +140,6 @@ def test_no_division_is_faster(seed: int) -> None:
                 if sum(sizes) == devices:
                     times = [sum(seconds[n,][a:b]) for n, a, b in zip(sizes, ends, ends[1:], strict=False)]
                     best = min(best, sum(times) + (microbatches - 1) * max(times))
-        found = divided(seconds, stages, devices, microbatches)
-        assert found is not None
-        assert found[0] == pytest.approx(best)
+        best_division = divided(seconds, stages, devices, microbatches)
+        assert best_division is not None
+        assert best_division[0] == pytest.approx(best)
