@@ -41,12 +41,14 @@ class BlockCosts:
 
     Attributes:
         runs: Ops that cost something, in program order; of the branches of a cond those of the costliest.
+        other_branches: The same of the branches that are not.
         path: Seconds of the longest chain of ops and collectives that wait for each other; 0 without `seconds`.
         exact: Whether all trip counts are known.
         unknown: JAX primitives without a formula for their operations, in order.
     """
 
     runs: list[Run] = field(default_factory=list)
+    other_branches: list[Run] = field(default_factory=list)
     path: float = 0.0
     exact: bool = True
     unknown: dict[str, None] = field(default_factory=dict)
@@ -63,7 +65,8 @@ def walk(
     Args:
         block: The body of a planned function, with final shardings; or that of a region, whose values are those of one device.
         meshes: Where named meshes are looked up.
-        seconds: Time of an amount of work and bytes; without it no path is computed.
+        seconds: Time of an amount of work and bytes, by which the costliest branch is told; without it no path is computed, and a byte
+            counts as a hundred operations.
         delays: Seconds that collectives take between an op's operand, or its results, and the op.
     """
     walker = _Walker(block, meshes, seconds, delays or {})
@@ -179,15 +182,18 @@ class _Walker:
 
     def branches(self, op: Op, trips: int) -> None:
         runs = self.costs.runs
-        longest, best = 0.0, []
+        longest, branches = 0.0, list[list[Run]]()
         for region in op.regions:
             self.costs.runs = []
             longest = max(longest, self.inside(region, trips, set()))
-            best = max(best, self.costs.runs, key=_weight)
-        self.costs.runs = [*runs, *best]
+            branches.append(self.costs.runs)
+        costliest = max(branches, key=self.cost, default=[])
+        self.costs.runs = [*runs, *costliest]
+        self.costs.other_branches += [run for branch in branches if branch is not costliest for run in branch]
         self.pass_on(op, longest)
 
-
-def _weight(runs: list[Run]) -> float:
-    """The cost of a branch; a byte counts as a hundred operations."""
-    return sum((run.work.flops + run.work.transcendentals + 100 * run.bytes) * run.trips for run in runs)
+    def cost(self, runs: list[Run]) -> float:
+        """The cost of a branch."""
+        if self.seconds is None:
+            return sum((run.work.flops + run.work.transcendentals + 100 * run.bytes) * run.trips for run in runs)
+        return sum(self.seconds(run.work, run.bytes) * run.trips for run in runs)

@@ -5,8 +5,9 @@ Prices are those of `partition/tables`, of which a plan's `cost_analysis` is the
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +26,8 @@ from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATIO
 from shardy_py.plan.cost_walk import walk
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
-from shardy_py.planner.problem import Problem, Table
+from shardy_py.planner.branches import Branch, Conds, counted, with_branches
+from shardy_py.planner.problem import Problem, Table, cost, entries
 from shardy_py.planner.scopes import Scope
 from shardy_py.planner.space import HANDING_ON, Space
 
@@ -68,8 +70,10 @@ class Model:
     Attributes:
         space: The classes and their strategies.
         variables: The classes that are variables of the problem, in order.
-        problem: The problem; its classes are numbers in `variables`.
-        constant: Seconds that no choice changes.
+        unbranched: The problem without the ops of branches of conds; its classes are numbers in `variables`.
+        unbranched_constant: Seconds that no choice changes, without those of branches.
+        conds: The branches of each cond.
+        counted: The branches whose seconds the problem has.
         values: Per argument, or number of a result, whose layout is a variable's, the number of the table of its layouts.
         layouts: Per such table, the layouts of its entries.
         reads: Per op and value that it reads in a layout of the op's choice, where that stands.
@@ -78,12 +82,43 @@ class Model:
 
     space: Space
     variables: tuple[int, ...]
-    problem: Problem
-    constant: float
+    unbranched: Problem
+    unbranched_constant: float
+    conds: Conds
+    counted: tuple[Branch, ...]
     values: dict[Value | int, int]
     layouts: dict[int, tuple[Layout, ...]]
     reads: dict[tuple[Op, Value], Read]
     makes: dict[Value, Read]
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """The problem, in which of each cond one branch counts, so that no assignment costs more than its plan."""
+        return with_branches(self.unbranched, self.counted)
+
+    @property
+    def constant(self) -> float:
+        """Seconds that no choice changes."""
+        return self.unbranched_constant + sum(branch.constant for branch in self.counted)
+
+    def seconds(self, chosen: Sequence[int]) -> float:
+        """The seconds of a call of an assignment: of each cond the branch counts that then takes longest.
+
+        Args:
+            chosen: Per variable, the number of its strategy.
+        """
+        return self.counting(chosen).problem_seconds(chosen)
+
+    def problem_seconds(self, chosen: Sequence[int]) -> float:
+        """What an assignment costs in the problem, with what no choice changes."""
+        return cost(self.problem, chosen) + self.constant
+
+    def counting(self, chosen: Sequence[int]) -> Model:
+        """The model whose problem has the branches that take longest under an assignment; itself where it has."""
+        if not self.conds:
+            return self
+        branches = tuple(counted(self.conds, entries(self.unbranched, chosen)))
+        return self if branches == self.counted else replace(self, counted=branches)
 
     def assignment(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Per class of the space, the number of its strategy.
@@ -195,6 +230,29 @@ class _Draft:
     at_hand: list[_Column] = field(default_factory=list["_Column"])
 
 
+@dataclass(eq=False)
+class _Branch:
+    """A branch of a cond that is being added up.
+
+    Attributes:
+        seconds: Per table, the seconds of its ops.
+        conds: The branches of each cond inside.
+    """
+
+    seconds: dict[tuple[tuple[int, ...], int], Array] = field(default_factory=dict[tuple[tuple[int, ...], int], Array])
+    conds: list[list[_Branch]] = field(default_factory=list["list[_Branch]"])
+
+    def finished(self, places: Mapping[tuple[tuple[int, ...], int], int]) -> Branch:
+        """The branch.
+
+        Args:
+            places: Number of each table with a choice.
+        """
+        tables = {places[key]: seconds for key, seconds in self.seconds.items() if key in places}
+        constant = sum(float(seconds[0]) for key, seconds in self.seconds.items() if key not in places)
+        return Branch(tables, constant, tuple(tuple(each.finished(places) for each in branches) for branches in self.conds))
+
+
 class TooLarge(Exception):
     """A model has more entries than there is time for."""
 
@@ -238,7 +296,10 @@ class _Builder:
         self.machine = machine
         self.mesh = machine.mesh
         self.fusion = Fusion(program.main.body)
-        self.counted = {run.op for run in walk(program.main.body, program.meshes).runs}
+        costs = walk(program.main.body, program.meshes)
+        self.counted = {run.op for run in (*costs.runs, *costs.other_branches)}
+        self.branch: _Branch | None = None
+        self.conds: list[list[_Branch]] = []
         self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
         self.origin: dict[Value, Value] = {}
         self.home: dict[Value, Scope] = {}
@@ -339,11 +400,16 @@ class _Builder:
 
     def branches(self, op: Op, scope: Scope) -> None:
         """The branches of a cond."""
+        around, branches = self.branch, list[_Branch]()
+        (self.conds if around is None else around.conds).append(branches)
         for region in op.regions:
             inner = Scope(scope.trips, scope.runs, None if scope.changing is None else set(), scope)
+            self.branch = _Branch()
+            branches.append(self.branch)
             self.block(region, inner)
             for end, result in zip(region.terminator.operands, op.results):
                 self.handed(region.terminator, end, result, result.type, inner)
+        self.branch = around
         self.results(op, scope)
 
     # ------------------------------------------------------------------ tables
@@ -364,9 +430,13 @@ class _Builder:
         once = scope.hoist_scope(op.results[0])
         sent = price.communication_seconds
         costs = (sent + self.handed_out(op)) * (once.trips or 1)
-        if op in self.counted:
-            costs = costs + (price.seconds - sent) * scope.runs
         key, draft = self.draft(local, joint)
+        if op in self.counted:
+            seconds = (price.seconds - sent) * scope.runs
+            if self.branch is None:
+                costs = costs + seconds
+            else:
+                self.branch.seconds[key] = self.branch.seconds.get(key, 0.0) + seconds
         draft.costs = draft.costs + costs
         index = joint.candidates.index
         domains = joint.candidates.domains
@@ -536,7 +606,9 @@ class _Builder:
             for key, value, results in self.results_at_hand
             if key in places
         }
-        return Model(space, space.free, problem, constant, values, layouts, reads, makes)
+        conds = tuple(tuple(branch.finished(places) for branch in branches) for branches in self.conds)
+        model = Model(space, space.free, problem, constant, conds, (), values, layouts, reads, makes)
+        return model.counting([0] * len(sizes))
 
     def table(self, local: Sequence[int], draft: _Draft, numbers: Array) -> Table:
         """A draft as a table of variables.

@@ -177,8 +177,8 @@ class Prices:
                 other = self.anew(dropped)
                 other.prepare(searcher.space.resolution)
                 solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
-                saved = self.best.seconds - (solution.cost + other.model.constant)
-                least = self.bound - (solution.cost + other.model.constant)
+                seconds = other.model.seconds(solution.assignment)
+                saved, least = self.best.seconds - seconds, self.bound - seconds
                 prices.append(Price(path, sharding_text(sharding), max(saved, 0.0), None, max(least, 0.0)))
         return tuple(sorted(prices, key=lambda price: -price.seconds))
 

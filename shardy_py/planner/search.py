@@ -31,7 +31,7 @@ from shardy_py.planner.inputs import cut
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, TooLarge, model_of
 from shardy_py.planner.options import Planner
-from shardy_py.planner.problem import Limit, Problem, Solution, cost, entries, restricted
+from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
 from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of
 from shardy_py.planner.templates import Stated, Template, stated_template, templates
 
@@ -43,6 +43,9 @@ MARGIN = 0.01
 
 ENTRIES = 150_000
 """Entries of a model per second of the time limit: where there would be more, mesh axes are taken together."""
+
+BRANCH_ROUNDS = 3
+"""Searches in which other branches of conds count, each those that took longest in the plan before."""
 
 PEAKS = 8
 """Steps of a plan that become limits at once."""
@@ -193,7 +196,7 @@ class Searcher:
 
     def predicted(self, candidate: Candidate) -> float:
         """Seconds of a call of an assignment by the model, whose ops run one by one."""
-        return cost(self.model.problem, candidate.assignment) + self.model.constant
+        return self.model.seconds(candidate.assignment)
 
     def fits(self, peak: int) -> bool:
         """Whether a peak is within the budget."""
@@ -253,7 +256,7 @@ class Searcher:
         for template in self.templates:
             solution = self.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
             if not math.isinf(solution.cost):
-                seconds = solution.cost + self.model.constant
+                seconds = self.model.seconds(solution.assignment)
                 if self.as_region:
                     seconds = self.objective(self.replan(self.space.resolution, self.model.assignment(solution.assignment)))
                 priced.append((seconds, template.name, solution.assignment))
@@ -312,12 +315,12 @@ class Searcher:
         limits: list[Limit] = []
         bound = 0.0
         for round_ in range(ROUNDS):
-            problem = self.limited(limits)
-            solution = self.solution(problem, starts)
+            solution, least = self.branched(limits, starts)
             if round_ == 0:
-                bound = solution.bound + self.model.constant
+                bound = least
             if math.isinf(solution.cost):
                 break
+            problem = self.limited(limits)
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
             polished = descend(Evaluation(problem), solution.assignment)
             best = tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment
@@ -335,6 +338,30 @@ class Searcher:
                 return candidate, bound
             over.append(candidate)
         raise self.infeasible(over)
+
+    def branched(self, limits: Sequence[Limit], starts: Sequence[Sequence[int]]) -> tuple[Solution, float]:
+        """The best solution, and the lower bound of a step, where of each cond the branch counts that takes longest in it.
+
+        A problem counts one branch, so that its bound holds whichever that is. Branches are chosen anew by each solution.
+
+        Args:
+            limits: As of `limited`.
+            starts: Assignments to start from.
+        """
+        solution = self.solution(self.limited(limits), starts)
+        bound = solution.bound + self.model.constant
+        counted, models = {self.model.counted}, [(solution, self.model)]
+        while self.left and not math.isinf(solution.cost) and len(models) < BRANCH_ROUNDS:
+            model = self.model.counting(solution.assignment)
+            if model.counted in counted:
+                break
+            counted.add(model.counted)
+            self.model = model
+            solution = self.solution(self.limited(limits), [solution.assignment, *starts])
+            bound = max(bound, solution.bound + model.constant)
+            models.append((solution, model))
+        best, self.model = min(models, key=lambda each: math.inf if math.isinf(each[0].cost) else self.model.seconds(each[0].assignment))
+        return best, bound
 
     @property
     def data(self) -> list[Value]:
