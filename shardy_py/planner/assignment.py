@@ -18,7 +18,7 @@ from .descent import descend
 from .elimination import Reduced, reduced
 from .evaluation import Evaluation, State
 from .messages import Ascent
-from .problem import Limit, Problem, Solution, cost, entries, weighed, weight
+from .problem import Limit, Problem, Solution, cost_of_entries, entries, weighed, weight
 from .relaxation import Prices, Program
 
 Array = Any
@@ -53,6 +53,7 @@ def solve(
     gap: float = 0.0,
     seconds: float = 60.0,
     watch: Watch = _unwatched,
+    small: Reduced | None = None,
 ) -> Solution:
     """The best assignment of a problem that is found, and a bound on every other.
 
@@ -62,12 +63,13 @@ def solve(
         gap: The search ends when (cost - bound) / cost is at most this.
         seconds: The search ends after about that time.
         watch: Is told how far the search is.
+        small: The problem as `reduced` makes it, from an earlier search.
 
     Returns:
         The solution. Its cost is infinite where nothing that keeps all limits was found.
     """
     search = _Search(problem, gap, time.monotonic() + seconds, watch)
-    small = reduced(problem)
+    small = reduced(problem) if small is None else small
     if not small.feasible:
         return search.solution(exhausted=True)
     search.enter(small)
@@ -107,6 +109,7 @@ class _Search:
     nearest: tuple[int, ...] = ()
     bound: float = 0.0
     stages: list[Reduced] = field(default_factory=list)
+    descended: set[tuple[int, tuple[int, ...]]] = field(default_factory=set[tuple[int, tuple[int, ...]]])
 
     @property
     def late(self) -> bool:
@@ -141,14 +144,18 @@ class _Search:
         chosen = entries(self.problem, assignment)
         if -1 in chosen or any(weight(limit, chosen) > limit.limit for limit in self.problem.limits):
             return
-        value = cost(self.problem, assignment)
+        value = cost_of_entries(self.problem, chosen)
         searched = value + sum(float(table.ties[entry]) for table, entry in zip(self.problem.tables, chosen))
         if searched < self.best_search_cost:
             self.best, self.best_cost, self.best_search_cost = tuple(map(int, assignment)), value, searched
             self.watch(self.best_cost, self.bound)
 
     def descend(self, start: Sequence[int]) -> None:
-        """Offers what local moves lead to from an assignment."""
+        """Offers what local moves lead to from an assignment, once."""
+        start_at_stage = len(self.stages), tuple(start)
+        if self.best is not None and start_at_stage in self.descended:
+            return
+        self.descended.add(start_at_stage)
         reached = self.completed(descend(self.evaluation, start).assignment.tolist())
         if self.best is None:
             self.nearest = reached

@@ -49,13 +49,20 @@ def descend(evaluation: Evaluation, start: Sequence[int], *, rounds: int = ROUND
 def _descend(state: State, rounds: int) -> None:
     evaluation = state.evaluation
     scale = max(abs(state.cost), 1e-300)
-    tables = [n for n, table in enumerate(evaluation.problem.tables) if len(table.classes) > 1 and len(table.costs) <= LARGE_TABLE]
+    tables = [table for table in evaluation.problem.tables if len(table.classes) > 1 and len(table.costs) <= LARGE_TABLE]
+    numbers: dict[object, int] = {}
+    groups = [numbers.setdefault((table.classes, table.strategies.tobytes()), len(numbers)) for table in tables]
+    changes_at_failure: dict[int, int] = {}  # joint strategies of which none saves anything are left alone until the assignment changes
     for _ in range(rounds):
         _single_classes(state, scale)
         changed = False
-        for number in tables:
-            table = evaluation.problem.tables[number]
-            changed |= improve(state, table.classes, table.strategies, scale)
+        for number, table in zip(groups, tables):
+            if changes_at_failure.get(number) == state.changes:
+                continue
+            if improve(state, table.classes, table.strategies, scale):
+                changed = True
+            else:
+                changes_at_failure[number] = state.changes
         if not changed:
             break
 

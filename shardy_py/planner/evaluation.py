@@ -16,7 +16,11 @@ DENSE = 1 << 22  # Joint strategies that an index may have a place for: 16 MB.
 
 
 class EntryIndex:
-    """Finds the entry of a table by the strategies of its classes."""
+    """Finds the entry of a table by the strategies of its classes.
+
+    Attributes:
+        forbids: Whether some joint strategies have no entry.
+    """
 
     def __init__(self, table: Table, strategies: Sequence[int]) -> None:
         radices = [strategies[c] for c in table.classes]
@@ -30,9 +34,11 @@ class EntryIndex:
         if size <= min(DENSE, 64 * len(self.keys) + 4096):
             self._dense = np.full(size, -1, np.int32)
             self._dense[self.keys] = np.arange(len(self.keys), dtype=np.int32)
+            self.forbids = bool((self._dense < 0).any())
         else:
             self._order = np.argsort(self.keys, kind="stable")
             self._sorted = self.keys[self._order]
+            self.forbids = True
 
     def __call__(self, keys: Array) -> Array:
         """The numbers of the entries with some keys; -1 where the table forbids them."""
@@ -105,10 +111,15 @@ class Evaluation:
 
 
 class State:
-    """An assignment, changed in place, with its entries, how many of them need each move or have it at hand, and the sums of limits."""
+    """An assignment, changed in place, with its entries, how many of them need each move or have it at hand, and the sums of limits.
+
+    Attributes:
+        changes: Number of times that it was changed.
+    """
 
     def __init__(self, evaluation: Evaluation, assignment: Sequence[int], price: float = 0.0) -> None:
         self.evaluation = evaluation
+        self.changes = 0
         self.assignment = np.array(assignment, np.int64)
         self.price = price
         problem = evaluation.problem
@@ -182,9 +193,10 @@ class State:
         touched = evaluation.touched(group)
         for at in touched:
             keys = self.keys[at.table] + changes[:, at.columns] @ at.strides
-            entries = evaluation.indices[at.table](keys)
+            index = evaluation.indices[at.table]
+            entries = index(keys)
             total += evaluation.costs[at.table][entries]
-            if entries.min() < 0:
+            if index.forbids and entries.min() < 0:
                 total += evaluation.penalty * (entries < 0)
             if evaluation.codes[at.table].shape[1]:
                 moves.append(evaluation.codes[at.table][entries])
@@ -208,6 +220,7 @@ class State:
     def assign(self, group: Sequence[int], strategies: Sequence[int]) -> None:
         """Gives a group of classes other strategies."""
         evaluation = self.evaluation
+        self.changes += 1
         changes = np.asarray(strategies) - self.assignment[list(group)]
         touched = evaluation.touched(tuple(group))
         self._use(touched, -1)

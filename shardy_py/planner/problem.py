@@ -103,7 +103,11 @@ def entries(problem: Problem, assignment: Sequence[int]) -> tuple[int, ...]:
 
 def cost(problem: Problem, assignment: Sequence[int]) -> float:
     """The cost of an assignment; infinite where a table forbids it."""
-    chosen = entries(problem, assignment)
+    return cost_of_entries(problem, entries(problem, assignment))
+
+
+def cost_of_entries(problem: Problem, chosen: Sequence[int]) -> float:
+    """The cost of the entries that an assignment chooses, one of each table."""
     if -1 in chosen:
         return float("inf")
     moves = {int(m) for table, entry in zip(problem.tables, chosen) for m in table.moves[entry] if m >= 0}

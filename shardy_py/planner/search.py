@@ -25,6 +25,7 @@ from shardy_py.plan.search import CHOSEN, Alternative, Search, Status
 from shardy_py.planner.assigned import assign, shardings_of
 from shardy_py.planner.assignment import least, solve
 from shardy_py.planner.descent import descend
+from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.inputs import cut
@@ -380,7 +381,8 @@ class Searcher:
         large = self.entries > LARGE
         seconds = self.left * (1 - TEMPLATE_SHARE if large else 1)
         report("searching")
-        solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds, watch=self.watch)
+        small = reduced(problem)
+        solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds, watch=self.watch, small=small)
         if math.isinf(solution.cost):
             return solution
         if large:
@@ -395,6 +397,7 @@ class Searcher:
             gap=self.planner.gap * END_GAP,
             seconds=rest,
             watch=functools.partial(self.watch, proven=solution.bound),
+            small=small,
         )
         return replace(ended, bound=max(ended.bound, solution.bound))
 

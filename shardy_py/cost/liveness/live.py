@@ -256,7 +256,8 @@ def lives(graph: Graph) -> Lives:
 
 def _buffers(walk: _Walk) -> list[Buffer]:
     by_root: dict[int, Buffer] = {}
-    inner, outer = (positions(walk.graph, inner_first=first) for first in (True, False))
+    inner = positions(walk.graph, inner_first=True)
+    outer = positions(walk.graph, inner_first=False) if any(node.regions for node in walk.graph.main.nodes) else inner
     last = len(walk.parent)
     arguments = set(walk.graph.main.arguments)
     outputs = set(walk.graph.main.results)

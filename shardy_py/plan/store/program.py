@@ -30,8 +30,9 @@ class Numbers:
 
     def add(self, values: Sequence[Any]) -> None:
         """Assigns the next numbers to values."""
+        numbers = self.values
         for value in values:
-            self.values[value] = len(self.values)
+            numbers[value] = len(numbers)
 
 
 def write_program(program: Program, tables: Writer) -> tuple[list[Any], Numbers]:
@@ -63,10 +64,12 @@ def write_program(program: Program, tables: Writer) -> tuple[list[Any], Numbers]
 def _write_block(block: Block, tables: Writer, numbers: Numbers, rows: list[Any]) -> None:
     numbers.add(block.arguments)
     rows.append(["block", [tables.type(a.type) for a in block.arguments], [tables.sharding(a.sharding) for a in block.arguments]])
+    ops, values, location = numbers.ops, numbers.values, tables.location
     for op in block.ops:
-        numbers.ops[op] = len(numbers.ops)
-        row = write_op(op, tables, numbers, tables.location(op))
-        numbers.add(op.results)
+        ops[op] = len(ops)
+        row = write_op(op, tables, numbers, location(op))
+        for value in op.results:
+            values[value] = len(values)
         rows.append(row)
         if op.regions:
             row.append(len(op.regions))
@@ -84,13 +87,9 @@ def write_op(op: Op, tables: Writer, numbers: Numbers, location: int | None) -> 
         numbers: The numbers of values.
         location: The number of its location.
     """
-    values = numbers.values
-    return [
-        tables.kind(op),
-        location,
-        [values[operand] for operand in op.operands],
-        [tables.sharding(result.sharding) for result in op.results],
-    ]
+    values, sharding = numbers.values, tables.sharding
+    operands, results = [values[operand] for operand in op.operands], [sharding(result.sharding) for result in op.results]
+    return [tables.kind(op), location, operands, results]
 
 
 def names_of(numbers: Numbers) -> list[Any]:

@@ -27,7 +27,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
-        self._numbers: dict[Hashable, int] = {}
+        self.numbers: dict[Hashable, int] = {}
 
     def number(self, key: Hashable, make: Callable[[], Any]) -> int:
         """The number of an entry; a new entry is added.
@@ -36,9 +36,9 @@ class Rows:
             key: Equal for equal entries.
             make: Returns the entry as JSON.
         """
-        number = self._numbers.get(key)
+        number = self.numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self.rows)
+            number = self.numbers[key] = len(self.rows)
             self.rows.append(make())
         return number
 
@@ -49,6 +49,7 @@ class Writer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.tables = {name: Rows() for name in NAMES}
+        self._numbers_of_shardings = self.tables["shardings"].numbers
         self._located: dict[int, int | None] = {}
         self._attributes: dict[tuple[int, Type | None], int | None] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
@@ -61,7 +62,10 @@ class Writer:
 
     def sharding(self, sharding: TensorSharding | None) -> int | None:
         """The number of a sharding."""
-        return None if sharding is None else self.tables["shardings"].number(sharding, lambda: sharding.text(short=True))
+        if sharding is None:
+            return None
+        number = self._numbers_of_shardings.get(sharding)
+        return self.tables["shardings"].number(sharding, lambda: sharding.text(short=True)) if number is None else number
 
     def rule(self, rule: OpShardingRule | None) -> int | None:
         """The number of a rule."""
@@ -69,12 +73,14 @@ class Writer:
 
     def location(self, op: Op) -> int | None:
         """The number of the location of an op; None where none of its frames is the user's."""
-        if op.location is None:
+        location = op.location
+        if location is None:
             return None
-        key = id(op.location)  # the program keeps it alive
-        if key not in self._located:
-            self._located[key] = self.place(self.program.locate(op.location))
-        return self._located[key]
+        key = id(location)  # the program keeps it alive
+        number = self._located.get(key, -1)
+        if number == -1:
+            number = self._located[key] = self.place(self.program.locate(location))
+        return number
 
     def place(self, where: Location | None) -> int | None:
         """The number of a location."""
@@ -106,9 +112,11 @@ class Writer:
 
     def kind(self, op: Op) -> int:
         """The number of an op's name, primitive, attributes, rule and result types."""
-        types = tuple(result.type for result in op.results)
-        constant = types[0] if len(types) == 1 and "constant" in op.name else None
-        key = (op.name, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_decided, types)
+        types = tuple([result.type for result in op.results])
+        attributes_row = None
+        if op.attributes:
+            attributes_row = self.attributes(op.attributes, types[0] if len(types) == 1 and "constant" in op.name else None)
+        key = (op.name, op.primitive, attributes_row, op.rule, op.rule_decided, types)
         number = self._kinds.get(key)
         if number is None:
             row = [*key[:3], self.rule(op.rule), op.rule_decided, [self.type(t) for t in types]]

@@ -49,16 +49,15 @@ def _combine(region: Region) -> None:
     joined = [members for alike in open_.values() for _, members in alike if len(members) > 1]
     if not joined:
         return
-    original = region.nodes
-    region.nodes = _joined(original, joined)
-    if not _is_acyclic(region):
-        region.nodes = original
+    ordered = _sorted(_joined(region.nodes, joined))
+    if ordered is None:
+        nodes = region.nodes
         for members in joined:
-            previous = region.nodes
-            region.nodes = _joined(previous, [members])
-            if not _is_acyclic(region):
-                region.nodes = previous
-    region.nodes = _sorted(region.nodes)
+            tried = _joined(nodes, [members])
+            nodes = nodes if _sorted(tried) is None else tried
+        ordered = _sorted(nodes)
+    if ordered is not None:
+        region.nodes = ordered
 
 
 def _joined(nodes: list[Node], groups: list[list[Node]]) -> list[Node]:
@@ -83,49 +82,33 @@ def _joined(nodes: list[Node], groups: list[list[Node]]) -> list[Node]:
     return out
 
 
-def _sorted(nodes: list[Node]) -> list[Node]:
-    """The nodes in topological order, as near to their present order as possible."""
+def _sorted(nodes: list[Node]) -> list[Node] | None:
+    """The nodes in topological order, as near to their present order as possible; None where they wait for each other."""
     maker = {v: n for n in nodes for v in n.results}
-    done: set[int] = set()
+    is_out: dict[int, bool] = {}
     out: list[Node] = []
     for root in nodes:
+        if id(root) in is_out:
+            continue
         stack = [(root, False)]
         while stack:
             node, ready = stack.pop()
+            key = id(node)
             if ready:
+                is_out[key] = True
                 out.append(node)
                 continue
-            if id(node) in done:
+            if key in is_out:
                 continue
-            done.add(id(node))
+            is_out[key] = False
             stack.append((node, True))
             for v in reversed(reads(node)):
                 before = maker.get(v)
-                if before is not None and id(before) not in done:
-                    stack.append((before, False))
-    return out
-
-
-def _is_acyclic(region: Region) -> bool:
-    maker = {v: n for n in region.nodes for v in n.results}
-    state: dict[int, int] = {}
-    for root in region.nodes:
-        stack = [(root, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                state[id(node)] = 2
-                continue
-            if state.get(id(node)):
-                continue
-            state[id(node)] = 1
-            stack.append((node, True))
-            for v in reads(node):
-                before = maker.get(v)
                 if before is None:
                     continue
-                if state.get(id(before)) == 1:
-                    return False
-                if not state.get(id(before)):
+                before_is_out = is_out.get(id(before))
+                if before_is_out is None:
                     stack.append((before, False))
-    return True
+                elif not before_is_out:
+                    return None
+    return out

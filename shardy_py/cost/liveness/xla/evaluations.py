@@ -38,7 +38,10 @@ class Placement:
     times: Mapping[int, int]
     counters: Mapping[int, frozenset[int]]
     most: int
-    joint: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    joint: Mapping[int, int] = field(default_factory=lambda: _NOTHING)
+
+
+_NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 class Evaluations:
@@ -57,15 +60,18 @@ class Evaluations:
         self._reductions: dict[int, int] = {}
         self._full: set[int] = set()
 
-    def start(self, node: Node) -> None:
-        """Starts a node that may absorb others, and is its own root until a reader absorbs it.
+    def of(self, node: Node) -> Placement:
+        """The placement of a node: one that no reader has absorbed is its own root.
 
         Args:
-            node: The node; it starts before its operands.
+            node: The node; its readers were looked at before.
         """
         root = id(node)
-        self._placements[root] = Placement({root: 1}, {root: _ITSELF}, 1)
-        self._reductions[root] = int(node.kind is Kind.REDUCE)
+        placement = self._placements.get(root)
+        if placement is None:
+            placement = self._placements[root] = Placement({root: 1}, {root: _ITSELF}, 1)
+            self._reductions[root] = int(node.kind is Kind.REDUCE)
+        return placement
 
     def placement(self, node: Node, readers: Sequence[Node]) -> Placement:
         """The placement of a node if its readers compute it.
@@ -74,6 +80,8 @@ class Evaluations:
             node: It has one result.
             readers: All of them.
         """
+        if len(readers) == 1:
+            return self._part(node, readers[0])
         parts = [self._part(node, reader) for reader in readers if reader.results]
         if len(parts) == 1:
             return parts[0]
@@ -95,8 +103,8 @@ class Evaluations:
 
     def are_several(self, nodes: Sequence[Node]) -> bool:
         """Whether nodes have more than one root between them."""
-        tables = [self._placements[id(n)].times for n in nodes]
-        return any(len(table) > 1 for table in tables) or len({root for table in tables for root in table}) > 1
+        first = self.of(nodes[0]).times if nodes else _NOTHING
+        return len(first) > 1 or any(self.of(n).times.keys() != first.keys() for n in nodes[1:])
 
     def absorb(self, node: Node, placement: Placement, readers: Sequence[Node], *, stays: bool, all_read: bool) -> None:
         """Fuses a node into readers.
@@ -109,7 +117,7 @@ class Evaluations:
             all_read: Whether it has no other readers.
         """
         if not all_read:
-            roots = set[int]().union(*(self._placements[id(u)].times for u in readers))
+            roots = set[int]().union(*(self.of(u).times for u in readers))
             times = {root: placement.times[root] for root in roots}
             placement = Placement(times, {root: placement.counters[root] for root in roots}, max(times.values()))
         self._several.update(placement.times)
@@ -120,6 +128,7 @@ class Evaluations:
                     self._full.add(root)
         if stays:
             root = id(node)
+            self._reductions[root] = int(node.kind is Kind.REDUCE)
             placement = Placement({**placement.times, root: 1}, {**placement.counters, root: _ITSELF}, placement.most)
         self._placements[id(node)] = placement
 
@@ -134,20 +143,19 @@ class Evaluations:
         """
         if node.kind is Kind.BROADCAST:
             return False
-        own = self._placements[id(reader)]
+        own = self.of(reader)
         if node.kind is Kind.REDUCE and not self._full.isdisjoint(own.times):
             return True
         if len(own.times) == 1 and self._several.isdisjoint(own.times):
             return False
         # Where no other reader contributes, the node is written out as many times as its reader is.
-        times = max((n for root, n in placement.joint.items() if root in own.times), default=0)
-        times = max(times, own.most)
+        times = max([own.most, *(n for root, n in placement.joint.items() if root in own.times)]) if placement.joint else own.most
         blocks = node.name in BLOCKS or node.kind in (Kind.UPDATE, Kind.REDUCE)
         return times > MAX_COPIES or (blocks and (times > 1 or several))
 
     def _part(self, node: Node, reader: Node) -> Placement:
         """The contribution of one reader to a node's placement."""
-        own = self._placements[id(reader)]
+        own = self.of(reader)
         if self._shape(node.results[0]) == self._shape(reader.results[0]):
             return own
         return Placement(own.times, dict.fromkeys(own.times, frozenset((id(reader),))), own.most)

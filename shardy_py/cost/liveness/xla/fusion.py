@@ -59,14 +59,17 @@ def _fuse(graph: Graph, region: Region, type_ids: Sequence[int]) -> None:
         for v in node.operands:
             if v in viewed:
                 node.view_depth[viewed[v]] = max(depth[v], node.view_depth.get(viewed[v], 0))
-        inside = {v for v in node.operands if v in absorbed or id(node) in repeated.get(v, ())}
+        inside = {v for v in node.operands if v in absorbed or (v in repeated and id(node) in repeated[v])}
         _rename(node, viewed)
         in_place = node.kind is Kind.UPDATE and node.operands[0] not in inside and _reads_what_it_writes(node, inside, maker, absorbed)
         reads: dict[int, bool] = {}
         pointwise = node.kind in POINTWISE
         for position, v in enumerate(node.operands):
             aligned = pointwise or (node.kind is Kind.UPDATE and position == 0)
-            reads = _read_too(reads, sources[v] if v in inside else {v: True}, aligned)
+            if v in inside:
+                reads = _read_too(reads, sources[v], aligned)
+            else:
+                reads[v] = aligned and reads.get(v, True)
         if in_place:
             reads[node.operands[0]] = True
         if node.results and node.results[0] in absorbed:
@@ -137,7 +140,8 @@ def _reads_what_it_writes(node: Node, inside: set[int], maker: Mapping[int, Node
 def _rename(node: Node, names: dict[int, int]) -> None:
     if not names:
         return
-    node.operands = [names.get(v, v) for v in node.operands]
+    if not names.keys().isdisjoint(node.operands):
+        node.operands = [names.get(v, v) for v in node.operands]
     for inner in node.regions:
         inner.results = [names.get(v, v) for v in inner.results]
         for n in inner.nodes:
@@ -164,7 +168,8 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
     for node in region.nodes:
         for v in node.results:
             maker[v] = node
-        for v in set(node.operands):
+        operands = node.operands
+        for v in operands if len(operands) < 2 else set(operands):
             readers.setdefault(v, []).append(node)
         for inner in node.regions:
             _read_inside(inner, outside)
@@ -176,7 +181,6 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
     evaluations = Evaluations(graph)
     use: dict[int, int] = {}
     for node in reversed(region.nodes):
-        evaluations.start(node)
         update = node.kind is Kind.UPDATE
         if not (node.kind in ABSORBED or update) or len(node.results) != 1:
             continue
@@ -185,7 +189,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
         able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library) and not _is_written(u, v)]
         if update:  # each operand writes a part of its own, so that converting the result reads no more
             able = [u for u in able if u.name == "stablehlo.convert"]
-        times[v] = sum(times.get(u.results[0], 1) if u.name in SLICES else 1 for u in users)
+        times[v] = len(users) + sum([times.get(u.results[0], 1) - 1 for u in users if u.name in SLICES])
         if not able:
             continue
         placement = evaluations.placement(node, users)

@@ -83,8 +83,10 @@ _FOLDED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW
 def _merge(graph: Graph, region: Region, replaced: dict[int, int], available: dict[object, list[int]]) -> None:
     """Merges equal nodes of a region, and forwards loop-invariant carries."""
     nodes: list[Node] = []
+    merged = replaced.keys()
     for node in region.nodes:
-        node.operands = [replaced.get(v, v) for v in node.operands]
+        if not merged.isdisjoint(node.operands):
+            node.operands = [replaced.get(v, v) for v in node.operands]
         if node.kind is Kind.LOOP:
             _unchanged(node, replaced)
         for inner in node.regions:

@@ -97,9 +97,9 @@ class XlaReader(Reader):
             if number is not None:
                 self.splats[op.result] = number
             return False
-        numbers = [self.splats.get(v) for v in op.operands]
-        if not numbers or numbers == [None] * len(numbers):
+        if self.splats.keys().isdisjoint(op.operands):
             return False
+        numbers = [self.splats.get(v) for v in op.operands]
         which = chosen(op, numbers)
         if which is not None and op.operands[which].type == op.result.type:
             self._is(op.result, op.operands[which])
