@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
@@ -423,6 +420,7 @@ def row(name: str, devices: int) -> str:
 
 def main(argv: list[str]) -> None:
     """Prints the table."""
+    jax.config.update("jax_platforms", "cpu")
     print("| model, devices | the expert's annotation | step, ms | received, MiB | peak, GiB | gap | planning, s |")
     print("|---|---|---|---|---|---|---|")
     for name in MODELS.value or CASES:
