@@ -36,7 +36,6 @@ from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
-from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.donation import Donated, donations, refusals
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import observed
@@ -49,7 +48,7 @@ from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pins import Variable
 from shardy_py.planner.pricing import Prices
-from shardy_py.planner.search import Candidate, Searcher, assigned, objective
+from shardy_py.planner.search import Candidate, Searcher, assigned, fits, objective
 from shardy_py.planner.space import Annotations, Resolution
 from shardy_py.planner.templates import Stated
 
@@ -202,21 +201,22 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
 
 
 def _run_cheaper(planning: _Planning, searcher: Searcher, best: Candidate, search: Search) -> Planned:
-    """The plan as it runs, with its own figures; those of the search are of XLA's partitioner, which `"auto"` takes if it is better."""
+    """The plan as it runs, with its own figures; of XLA's partitioner and a region `"auto"` takes the cheaper one."""
+    lowering = planning.traced.request.settings.lowering
+    if lowering == "jit":
+        return planning.planned(search, by_xla=True)
+    if lowering == "shard_map":
+        return planning.found(best.run, search)
     planned = planning.planned(search)
     plan = planned.plan
     if plan.active_partitioner is None:
         return planned
     seconds, peak = searcher.objective(plan), searcher.peak(plan)
-    if planning.traced.request.settings.lowering == "auto" and (seconds > best.seconds or not searcher.fits(peak)):
+    if seconds > best.seconds or not searcher.fits(peak):
         return planning.planned(search, by_xla=True)
-    searcher.as_region = True
+    searcher.region = planning.region
     bound = min(search.lower_bound_seconds, seconds)
-    space = {
-        **search.space,
-        "objective of the model": f"{seconds_text(searcher.predicted(best))}; a region also defers sums and shares copies",
-    }
-    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak, space=space)
+    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak)
     return replace(planned, plan=replace(plan, search=measured))
 
 
@@ -250,16 +250,30 @@ class _Planning:
         settings = self.traced.request.settings
         if by_xla or settings.lowering == "jit":
             return Planned(self.plan(search), self.imported, self.traced, None)
-        planner = None if search is None else settings.planner
-        if planner is None:
-            return self.as_region()
-        regions = [self.as_region(search, by_planner=by_planner) for by_planner in (True, False)]
-        return min(regions, key=lambda each: objective(each.plan, planner))
-
-    def as_region(self, search: Search | None = None, *, by_planner: bool = False) -> Planned:
-        """The plan as a region, unless it is left to XLA."""
-        partitioning = Partitioning(self.imported, self.traced, by_planner=by_planner)
+        if search is not None and settings.planner is not None:
+            return self.found(self.region(search), search)
+        partitioning = Partitioning(self.imported, self.traced)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
+
+    def found(self, region: PlanRecord, search: Search) -> Planned:
+        """A plan of `region` as the result of a search."""
+        assert isinstance(region, Plan)
+        assert isinstance(region.partitioner, Partitioning)
+        return Planned(replace(region, search=search), self.imported, self.traced, region.partitioner)
+
+    def region(self, search: Search | None) -> Plan:
+        """The plan of the shardings that a planner chose as a region, unless it is left to XLA: the cheaper of two, if it fits.
+
+        One runs equations along the axes that the planner's model runs them along, and one by the fewest bytes.
+
+        Args:
+            search: The search that chose them.
+        """
+        planner = self.traced.request.settings.planner
+        assert planner is not None
+        regions = [self.plan(search, Partitioning(self.imported, self.traced, by_planner=by_planner)) for by_planner in (True, False)]
+        regions.sort(key=lambda each: objective(each, planner))
+        return next((each for each in regions if fits(each, planner)), regions[0])
 
     def plan(self, search: Search | None, partitioning: Partitioning | None = None) -> Plan:
         """The plan itself."""
@@ -294,9 +308,11 @@ class _Planning:
     def searcher(self, planner: Planner, began: float) -> Searcher:
         """The search for its shardings."""
         base = self.plan(None)
+        region = self.region if self.policy == "planner" else None
         self.alike = tuple((d.input, d.output) for d in base.donation if d.output is not None)
         stated = tuple(Stated(name, self.stated(name, specs)) for name, specs in planner.templates.items())
-        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, stated, policy=self.policy)
+        policy = self.policy
+        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, stated, policy=policy, region=region)
 
     def stated(self, name: str, in_shardings: Any) -> tuple[TensorSharding | None, ...]:
         """The shardings of the arguments in a template of the user's."""
@@ -308,8 +324,9 @@ class _Planning:
         planning, planner = _Planning(self.traced), self.traced.request.settings.planner
         assert planner is not None
         planning.alike = self.alike
+        region = planning.region if self.policy == "planner" else None
         base, began = planning.plan(None), time.monotonic()
-        return Searcher(base, annotations, planner, planning.plan, planning.replan, MESH_NAME, began, policy=self.policy)
+        return Searcher(base, annotations, planner, planning.plan, planning.replan, MESH_NAME, began, policy=self.policy, region=region)
 
     def annotations(self) -> Annotations:
         """The user's shardings of arguments and results."""

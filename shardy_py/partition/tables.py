@@ -54,6 +54,7 @@ class PriceTable:
     Attributes:
         seconds: Per joint layout, `Price.seconds`.
         communication_seconds: The part of them that the collectives of the op and of its results take.
+        reduction_seconds: The part of these that the reductions of partial sums take, with what brings their results into place.
         received: Per joint layout, `Price.received`.
         reads: Per operand and joint layout, the number in `read_layouts` of the layout in which the operand is read.
         read_layouts: Per operand, the layouts in which it is read.
@@ -66,6 +67,7 @@ class PriceTable:
 
     seconds: Array
     communication_seconds: Array
+    reduction_seconds: Array
     received: Array
     reads: Array
     read_layouts: tuple[tuple[Layout, ...], ...]
@@ -110,11 +112,14 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     inside = [machine.collectives(steps, op.results[0].type.dtype) if steps else NO_COMMUNICATION for steps in decider.inside.items]
     seconds = np.array([cost.seconds for cost in inside])[runs.inside]
     received = np.array([cost.received for cost in inside])[runs.inside]
+    reductions: Array = np.zeros(index.shape[1])
     for i, tensor in enumerate(op.results, count):
         rows = _Rows(runs.numbers[i], index[i], runs.summed)
         makes, wanted, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
         costs = [machine.settle(tensor.type, makes[a], wanted[b], axes(mask), policy) for a, b, mask in rows.distinct()]
-        seconds = seconds + rows.deal([cost.seconds for cost in costs])
+        settled_seconds = rows.deal([cost.seconds for cost in costs])
+        seconds = seconds + settled_seconds
+        reductions = reductions + np.where(runs.summed, settled_seconds, 0.0)
         received = received + rows.deal([cost.received for cost in costs])
     communicated = seconds + np.zeros(index.shape[1])
     seconds = roofline_seconds(computed, accessed, machine.hardware) + communicated
@@ -122,6 +127,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     return PriceTable(
         seconds,
         communicated,
+        reductions,
         received,
         runs.numbers[:count],
         layouts[:count],

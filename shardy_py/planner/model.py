@@ -29,6 +29,7 @@ from shardy_py.plan.trips import trip_count
 from shardy_py.planner.branches import Branch, Conds, counted, with_branches
 from shardy_py.planner.problem import Problem, Table, cost, entries
 from shardy_py.planner.scopes import Scope
+from shardy_py.planner.shared_sums import reduced_shares
 from shardy_py.planner.space import HANDING_ON, Space
 
 Array = Any
@@ -300,6 +301,7 @@ class _Builder:
         self.counted = {run.op for run in (*costs.runs, *costs.other_branches)}
         self.branch: _Branch | None = None
         self.conds: list[list[_Branch]] = []
+        self.reduced_shares = reduced_shares(program) if policy == "planner" else dict[Op, float]()
         self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
         self.origin: dict[Value, Value] = {}
         self.home: dict[Value, Scope] = {}
@@ -429,7 +431,8 @@ class _Builder:
             price = self.prices[kind] = price_table(self.policy, spec, joint.candidates, self.machine, memory)
         once = scope.hoist_scope(op.results[0])
         sent = price.communication_seconds
-        costs = (sent + self.handed_out(op)) * (once.trips or 1)
+        put_off = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
+        costs = (sent - put_off + self.handed_out(op)) * (once.trips or 1)
         key, draft = self.draft(local, joint)
         if op in self.counted:
             seconds = (price.seconds - sent) * scope.runs

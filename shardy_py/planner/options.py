@@ -92,6 +92,14 @@ class Planner:
             return self.machine.hbm_bytes
         return None if math.isinf(self.memory_bytes) else int(self.memory_bytes)
 
+    def fits(self, peak: int) -> bool:
+        """Whether a peak is within the budget.
+
+        Args:
+            peak: Bytes of a device.
+        """
+        return self.budget is None or peak <= self.budget
+
 
 def _number(value: Any, low: float, high: float, *, open_below: bool = False) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):

@@ -92,7 +92,7 @@ def constraints_of(searcher: Searcher, best: Candidate, seeds: Seeds) -> tuple[C
         shardings = {number: variable.holder.sharding for number, variable in enumerate(run) if variable is not None}
         return Outcome(searcher.objective(plan), searcher.fits(searcher.peak(plan)), shardings)
 
-    pins = fewest_pins(places, propagate, best.seconds)
+    pins = fewest_pins(places, propagate, searcher.objective(best.plan))
     constraints: list[Constraint] = []
     for place in places:
         variable = variables[place.number]

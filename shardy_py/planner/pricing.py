@@ -56,9 +56,10 @@ class Prices:
         constraints = self.constraints
         written = [each for each in constraints if each.location]
         free = self._propagated(constraints, results=False)
-        results = self._objective(free) > self.best.seconds * (1 + TOLERANCE) or _specs(free.outputs) != _specs(plan.outputs)
+        planned = self._objective(plan)
+        results = self._objective(free) > planned * (1 + TOLERANCE) or _specs(free.outputs) != _specs(plan.outputs)
         alone = seconds_text(self._objective(self._propagated((), results=results)))
-        remark = f"# The planned step takes {seconds_text(self.best.seconds)}; propagation from these shardings gives one of {alone}"
+        remark = f"# The planned step takes {seconds_text(planned)}; propagation from these shardings gives one of {alone}"
         if written:
             remark += f", with the constraints below of {seconds_text(self._objective(self._propagated(written, results=results)))}"
         imports = ["import jax"] if written else []
@@ -141,7 +142,7 @@ class Prices:
         if math.isinf(solution.cost):
             return solution, None, 0.0
         plan = searcher.replan(searcher.space.resolution, model.assignment(solution.assignment))
-        return solution, replace(plan, partitioner=None), model.constant
+        return solution, self._as_run(plan), model.constant
 
     def _annotated(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
         """The same where an argument shares its classes with others: annotated, it does not."""
@@ -151,8 +152,12 @@ class Prices:
         other = self.anew(replace(stated, inputs=inputs))
         other.prepare(searcher.space.resolution)
         solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
-        plan = None if math.isinf(solution.cost) else other.candidate("", solution.assignment).plan
+        plan = None if math.isinf(solution.cost) else other.candidate("", solution.assignment).run
         return solution, plan, other.model.constant
+
+    def _as_run(self, plan: PlanRecord) -> PlanRecord:
+        """A plan as those run that the search compared."""
+        return plan if self.best.run.partitioner is not None else replace(plan, partitioner=None)
 
     @property
     def _seconds(self) -> float:

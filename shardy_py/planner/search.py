@@ -14,6 +14,7 @@ from shardy_py.ir import Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.memory.analysis import lifetimes
@@ -48,6 +49,10 @@ ENTRIES = 150_000
 BRANCH_ROUNDS = 3
 """Searches in which other branches of conds count, each those that took longest in the plan before."""
 
+MEMORY_SHARE = 0.2
+"""The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
+parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
+
 PEAKS = 8
 """Steps of a plan that become limits at once."""
 
@@ -55,7 +60,10 @@ STARTS = 1
 """Templates to start from, past the one that cuts nothing; the linear program needs none, but a good start ends it early."""
 
 OWN_SHARE = 0.1
-"""The part of the time that is left in which each template of the user's is completed before the search."""
+"""The part of the time that is left in which each template of the user's is completed before the search, and any before it is run."""
+
+REACH = 0.1
+"""How much dearer than the plan, by the model, a template may be to be run as a region: models and regions differ by less."""
 
 TEMPLATE_SHARE = 0.25
 """The part of the time in which the templates of a large problem are completed, where its gap was not reached."""
@@ -88,6 +96,7 @@ class Candidate:
         name: For people to read.
         assignment: Per variable of the model, the number of its strategy.
         plan: Its plan under `lowering="jit"`.
+        run: The plan as it runs, of which the figures are; `plan` itself unless that is a region of local arrays.
         seconds: The objective.
         peak: Of one device.
     """
@@ -95,6 +104,7 @@ class Candidate:
     name: str
     assignment: tuple[int, ...]
     plan: PlanRecord
+    run: PlanRecord
     seconds: float
     peak: int
 
@@ -114,7 +124,8 @@ class Searcher:
         stated: Templates of the user's.
         timings: Seconds of each step.
         policy: The policy that plans run by, one of `POLICIES`.
-        as_region: Whether plans run as a region of local arrays; then alternatives are priced as such too.
+        region: Makes the plan of the program's shardings as a region of local arrays; None where XLA's partitioner runs plans.
+        completions: Templates by name, as they are completed.
     """
 
     base: PlanRecord
@@ -127,7 +138,8 @@ class Searcher:
     stated: tuple[Stated, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
     policy: str = "xla"
-    as_region: bool = False
+    region: Collect | None = None
+    completions: dict[str, Solution] = field(default_factory=dict[str, Solution])
 
     # ------------------------------------------------------------------ the whole search
 
@@ -152,6 +164,8 @@ class Searcher:
         """The best plan of the space at hand."""
         started = time.monotonic()
         best, bound = self.within_budget()
+        if self.region is not None:
+            best = self.cheapest_region(best)
         self.timings["solve"] = time.monotonic() - started
         return best, self.result(best, bound)
 
@@ -185,7 +199,8 @@ class Searcher:
         chosen = tuple(map(int, assignment))
         self.assign(chosen)
         plan = replace(self.collect(CHOSEN), partitioner=None)
-        return Candidate(name, chosen, plan, self.objective(plan), memory_of(plan, self.planner.hardware).peak_memory_in_bytes)
+        run = plan if self.region is None else self.region(CHOSEN)
+        return Candidate(name, chosen, plan, run, self.objective(run), self.peak(run))
 
     def assign(self, chosen: Sequence[int]) -> None:
         """Sets the shardings of the program."""
@@ -195,13 +210,13 @@ class Searcher:
         """Seconds of a call of a plan."""
         return objective(plan, self.planner)
 
-    def predicted(self, candidate: Candidate) -> float:
+    def predicted(self, assignment: Sequence[int]) -> float:
         """Seconds of a call of an assignment by the model, whose ops run one by one."""
-        return self.model.seconds(candidate.assignment)
+        return self.model.seconds(assignment)
 
     def fits(self, peak: int) -> bool:
         """Whether a peak is within the budget."""
-        return self.planner.budget is None or peak <= self.planner.budget
+        return self.planner.fits(peak)
 
     # ------------------------------------------------------------------ templates
 
@@ -246,6 +261,33 @@ class Searcher:
             near[numbers[c]] = start[numbers[c]]
         return solve(problem, [near, start], gap=TEMPLATE_GAP, seconds=seconds)
 
+    def cheapest_region(self, best: Candidate) -> Candidate:
+        """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
+
+        The model prices ops one by one. A region also shares copies between readers and fuses otherwise, so that a template may
+        run faster than a plan that is cheaper by the model. As far as the gap allows, one that takes half of the memory is preferred.
+
+        Args:
+            best: The plan.
+        """
+        most = self.predicted(best.assignment) * (1 + REACH)
+        seen = {best.assignment}
+        candidates = [best]
+        for template in self.templates:
+            if not self.left:
+                break
+            report(f"completing {template.name}")
+            solution = self.completions[template.name] = self.completed(template, best.assignment, self.left * OWN_SHARE)
+            if not math.isinf(solution.cost) and self.predicted(solution.assignment) <= most and solution.assignment not in seen:
+                seen.add(solution.assignment)
+                candidate = self.candidate(template.name, solution.assignment)
+                if self.fits(candidate.peak):
+                    candidates.append(candidate)
+        cheapest = min(candidates, key=lambda each: each.seconds)
+        enough = cheapest.seconds * (1 + MEMORY_SHARE * self.planner.gap)
+        small = [each for each in candidates if each.seconds <= enough and each.peak <= cheapest.peak / 2]
+        return min(small, key=lambda each: each.seconds, default=cheapest)
+
     def alternatives(self, best: Candidate) -> tuple[Alternative, ...]:
         """The templates, each completed at little cost; the cheapest first.
 
@@ -255,10 +297,12 @@ class Searcher:
         priced: list[tuple[float, str, tuple[int, ...]]] = []
         end = time.monotonic() + self.planner.time_limit_s
         for template in self.templates:
-            solution = self.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
+            solution = self.completions.get(template.name)
+            if solution is None:
+                solution = self.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
             if not math.isinf(solution.cost):
                 seconds = self.model.seconds(solution.assignment)
-                if self.as_region:
+                if self.region is not None:
                     seconds = self.objective(self.replan(self.space.resolution, self.model.assignment(solution.assignment)))
                 priced.append((seconds, template.name, solution.assignment))
         return tuple(self.alternative(name, seconds, assignment) for seconds, name, assignment in sorted(priced))
@@ -298,11 +342,16 @@ class Searcher:
         return sum(len(table.costs) for table in self.model.problem.tables)
 
     def fullest(self, candidate: Candidate) -> list[Limit]:
-        """The limits at the fullest steps of a plan that is over the budget."""
+        """The limits at the fullest steps of a plan that is over the budget.
+
+        Buffers of a region hold no values of the model, so the steps are those of the plan without one, and the limits lower by as much
+        as the region's peak is above its.
+        """
         peaks = lifetimes(candidate.plan, self.planner.hardware).peaks(PEAKS)
-        over = [peak for peak in peaks if not self.fits(peak.bytes)] or list(peaks[:1])
+        above = 0 if candidate.run is candidate.plan else candidate.peak - peaks[0].bytes
+        over = [peak for peak in peaks if not self.fits(peak.bytes + above)] or list(peaks[:1])
         chosen = entries(self.model.problem, candidate.assignment)
-        budget = (1 - MARGIN) * (self.planner.budget or math.inf)
+        budget = (1 - MARGIN) * (self.planner.budget or math.inf) - above
         return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies, self.ops) for peak in over]
 
     def within_budget(self) -> tuple[Candidate, float]:
@@ -432,7 +481,7 @@ class Searcher:
     def infeasible(self, over: Sequence[Candidate]) -> PlannerInfeasible:
         """The error for a budget that nothing fits."""
         smallest = min(over, key=lambda c: c.peak)
-        memory = memory_of(smallest.plan, self.planner.hardware)
+        memory = memory_of(smallest.run, self.planner.hardware)
         largest = memory.contributors[:5]
         budget = self.planner.budget or 0
         peak = memory.peak
@@ -459,7 +508,9 @@ class Searcher:
     def result(self, best: Candidate, bound: float) -> Search:
         """What the search has to say."""
         bound *= 1 - self.planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
-        optimal = best.seconds - bound <= self.planner.gap * best.seconds
+        # The bound is of the model's prices: where a region is dearer than these, a longer search is of no use.
+        searched = best.seconds if self.region is None else min(best.seconds, self.predicted(best.assignment))
+        optimal = searched - bound <= self.planner.gap * searched
         status: Status = "optimal" if optimal else "template" if best.name else "time_limit"
         machine = self.planner.machine
         free = len(self.model.variables)
@@ -476,6 +527,9 @@ class Searcher:
         if not resolution.layers:
             space["alike layers"] = "sharded alike, or there would be more entries than time; the bound is of such plans"
         together = [f"({', '.join(group)})" for group in resolution.groups if len(group) > 1]
+        if self.region is not None:
+            model = seconds_text(self.predicted(best.assignment))
+            space["objective of the model"] = f"{model}, of which the bound is; a region also shares copies, and fuses otherwise"
         if together:
             space["axes taken together"] = f"{' and '.join(together)}, or there would be more entries than time; the bound is of such plans"
         left_out = {stated.name for stated in self.stated} - {template.name for template in self.own_templates}
@@ -504,6 +558,16 @@ def objective(plan: PlanRecord, planner: Planner) -> float:
     step = cost_of(plan, planner.hardware, planner.links).step_seconds
     assert step is not None
     return planner.objective(step)
+
+
+def fits(plan: PlanRecord, planner: Planner) -> bool:
+    """Whether the peak of a plan is within the budget.
+
+    Args:
+        plan: The plan.
+        planner: Says on which hardware, and what the budget is.
+    """
+    return planner.budget is None or planner.fits(memory_of(plan, planner.hardware).peak_memory_in_bytes)
 
 
 def assigned(
