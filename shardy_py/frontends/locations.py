@@ -46,6 +46,17 @@ def locate(location: object) -> Location | None:
     return _summarized(_Source(getattr(location, "traceback", None), getattr(location, "name_stack", None)))
 
 
+def name_stack_of(location: object) -> str:
+    """The name stack of an op, whether or not it has a line of the user's code; names inside of a body begin at the body.
+
+    Args:
+        location: As ops have it.
+    """
+    if isinstance(location, Within):
+        return "/".join(filter(None, (name_stack_of(location.outer), name_stack_of(location.inner))))
+    return location.scope if isinstance(location, Location) else str(getattr(location, "name_stack", ""))
+
+
 class _Source(NamedTuple):
     """The parts of a `source_info`; equal for the equations of one line of a loop over layers, whose own are other objects."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from shardy_py.cost.compute import roofline_seconds
+from shardy_py.cost.compute import Work, roofline_seconds
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.jaxpr import from_equations
+from shardy_py.ir import Op, Program
 from shardy_py.plan.cost_walk import walk
 
 
@@ -36,7 +37,22 @@ def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware:
     program, ops = from_equations(eqns, results)
     position = {op: i for i, own in enumerate(ops) for op in own}
     seconds = [0.0] * len(ops)
-    for run in walk(program.main.body, program.meshes).runs:
-        if run.op in position:
-            seconds[position[run.op]] += roofline_seconds(run.work, run.bytes, hardware) * run.trips
+    for op, took in op_seconds(program, hardware):
+        if op in position:
+            seconds[position[op]] += took
     return tuple(seconds)
+
+
+def op_seconds(program: Program, hardware: Hardware) -> Iterator[tuple[Op, float]]:
+    """The ops of a program on one device that cost something, with the seconds of each, all trips of loops together.
+
+    Args:
+        program: The program.
+        hardware: The hardware.
+    """
+
+    def seconds(work: Work, accessed: int) -> float:
+        return roofline_seconds(work, accessed, hardware)
+
+    for run in walk(program.main.body, program.meshes, seconds).runs:
+        yield run.op, seconds(run.work, run.bytes) * run.trips

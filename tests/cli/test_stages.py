@@ -57,7 +57,7 @@ def test_what_a_profile_shows(folder: Path, capsys: Captured) -> None:
     assert [tuple(edge) for edge in data["edges"]] == list(graph.edges)
     text = ran(capsys, "stages", "profile", *MODEL, "-o", "b.txt", "--limit", "2", "--hardware", "v5e")
     assert "... and 7 nodes that take less\n" in text
-    assert "layer(head)" in text
+    assert "layer(0)" in text
     types = [SHAPES[0], "int32[4@data,16]"]
     ran(capsys, "stages", "profile", f"{MODULE}:loss", "--args", *types, "--mesh", "data=2", "-o", "c.txt")
     whole, part = (read_graph(Path(name).read_text()) for name in ("b.txt", "c.txt"))

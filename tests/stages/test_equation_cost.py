@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.cost.hardware import Hardware
@@ -77,52 +79,122 @@ def test_a_profile_and_a_cost_analysis_agree(function: Any, arguments: tuple[Any
 
 
 def attention(w: Any, x: Any) -> Any:
+    x = x - jnp.mean(x, -1, keepdims=True) / jnp.sqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
     q, k, v = (x @ w[name] for name in "qkv")
     x = x + jax.nn.softmax(q @ k.T / 8.0, axis=-1) @ v
     return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
 
 
 WEIGHTS = {"q": f32(64, 64), "k": f32(64, 64), "v": f32(64, 64), "up": f32(64, 256), "down": f32(256, 64)}
-LAYERS = 4
+LAYERS = 3
+STACK = {name: f32(LAYERS, *w.shape) for name, w in WEIGHTS.items()}
+X = f32(1024, 64)
 
 
-def of_layers(layers: Any, x: Any) -> Any:
-    for w in layers:
-        x = attention(w, x)
-    return jnp.mean(jnp.square(x))
+def stack_of(layer: Any, **options: Any) -> Any:
+    """The loss of layers in a scan."""
+    return lambda stack, x: jnp.mean(jnp.square(lax.scan(lambda x, w: (layer(w, x), None), x, stack, **options)[0]))
 
 
-def of_a_stack(stack: Any, x: Any) -> Any:
-    return jnp.mean(jnp.square(lax.scan(lambda x, w: (attention(w, x), None), x, stack)[0]))
+def layers_of(layer: Any) -> Any:
+    """The loss of layers one after the other."""
+
+    def loss(layers: Any, x: Any) -> Any:
+        for w in layers:
+            x = layer(w, x)
+        return jnp.mean(jnp.square(x))
+
+    return loss
+
+
+def with_a_loop(w: Any, x: Any) -> Any:
+    return lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y @ w["q"]), attention(w, x))
+
+
+def with_branches(w: Any, x: Any) -> Any:
+    return lax.cond(x[0, 0] > 0, lambda y: attention(w, y), lambda y: y, x)
+
+
+def with_an_undifferentiated_loop(w: Any, x: Any) -> Any:
+    scale = lax.while_loop(lambda s: s < 10.0, lambda s: s * 1.5, lax.stop_gradient(x[0, 0]))
+    return attention(w, x) * scale
+
+
+def recurrent(w: Any, x: Any) -> Any:
+    """A loop that is not over layers: the profile leaves it whole."""
+    return jnp.sum(lax.scan(lambda h, row: (jnp.tanh(h @ w + row),) * 2, x[0], x)[1])
+
+
+PROGRAMS = {
+    "layers": (layers_of(attention), [WEIGHTS] * LAYERS, X),
+    "stack": (stack_of(attention), STACK, X),
+    "reversed stack": (stack_of(attention, reverse=True), STACK, X),
+    "unrolled stack": (stack_of(attention, unroll=LAYERS), STACK, X),
+    "checkpointed layers": (layers_of(jax.checkpoint(attention)), [WEIGHTS] * LAYERS, X),
+    "checkpointed stack": (stack_of(jax.checkpoint(attention)), STACK, X),
+    "saved products": (stack_of(jax.checkpoint(attention, policy=jax.checkpoint_policies.dots_saveable)), STACK, X),
+    "jitted layers": (layers_of(jax.jit(attention)), [WEIGHTS] * LAYERS, X),
+    "loops": (stack_of(with_a_loop), STACK, X),
+    "branches": (stack_of(with_branches), STACK, X),
+    "while": (layers_of(with_an_undifferentiated_loop), [WEIGHTS] * LAYERS, X),
+    "recurrent": (recurrent, f32(64, 64), f32(8, 1024, 64)),
+}
 
 
 def compute_ms(function: Any, *arguments: Any) -> float:
-    found = sp.auto_shard(function, mesh={"device": 1}).plan(*arguments).cost_analysis("h100").compute_seconds
-    assert found is not None
-    return found * 1e3
+    seconds = sp.auto_shard(function, mesh={"device": 1}).plan(*arguments).cost_analysis("h100").compute_seconds
+    assert seconds is not None
+    return seconds * 1e3
 
 
-@pytest.fixture(scope="module")
-def forward_and_both() -> tuple[float, float]:
-    """Milliseconds of the layers and of their value and gradient, by a cost analysis."""
-    arguments = [WEIGHTS] * LAYERS, f32(2048, 64)
-    return compute_ms(of_layers, *arguments), compute_ms(jax.value_and_grad(of_layers), *arguments)
-
-
-@pytest.mark.parametrize("by", ["equation", "scope", "layer"])
-@pytest.mark.parametrize("stacked", [False, True], ids=["layers", "stack"])
-def test_forward_and_backward_agree_with_a_cost_analysis_at_every_grain(
-    by: str, stacked: bool, forward_and_both: tuple[float, float]
-) -> None:
-    """A loop over layers is taken apart, so that its profile is that of the layers one by one."""
-    if stacked:
-        weights = {name: f32(LAYERS, *w.shape) for name, w in WEIGHTS.items()}
-        nodes = profile(of_a_stack, weights, f32(2048, 64), by=by).nodes
-    else:
-        nodes = profile(of_layers, [WEIGHTS] * LAYERS, f32(2048, 64), by=by).nodes
-    forward, both = forward_and_both
-    assert sum(node.forward_ms for node in nodes) == pytest.approx(forward, rel=0.01)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_forward_and_backward_agree_with_a_cost_analysis(name: str) -> None:
+    function, *arguments = PROGRAMS[name]
+    nodes = profile(function, *arguments).nodes
+    assert sum(node.forward_ms for node in nodes) == pytest.approx(compute_ms(function, *arguments), rel=0.01)
+    both = compute_ms(jax.value_and_grad(function), *arguments)
     assert sum(node.forward_ms + node.backward_ms for node in nodes) == pytest.approx(both, rel=0.01)
+
+
+def test_a_training_step_agrees_with_a_cost_analysis() -> None:
+    function, *arguments = PROGRAMS["checkpointed stack"]
+    step = jax.value_and_grad(function)
+    assert sum(node.forward_ms for node in profile(step, *arguments).nodes) == pytest.approx(compute_ms(step, *arguments), rel=0.01)
+
+
+@pytest.mark.parametrize("by", ["equation", "scope"])
+def test_grains_divide_the_same_seconds(by: str) -> None:
+    function, *arguments = PROGRAMS["checkpointed stack"]
+    fine, coarse = (profile(function, *arguments, by=grain).nodes for grain in (by, "layer"))
+    assert sum(node.forward_ms for node in fine) == pytest.approx(sum(node.forward_ms for node in coarse))
+    assert sum(node.backward_ms for node in fine) == pytest.approx(sum(node.backward_ms for node in coarse))
+
+
+def test_layers_of_a_loop_share_it_equally() -> None:
+    function, *arguments = PROGRAMS["checkpointed stack"]
+    layers = [node for node in profile(function, *arguments).nodes if node.parameter_bytes]
+    assert len(layers) == LAYERS
+    assert len({(node.forward_ms, node.backward_ms) for node in layers}) == 1
+
+
+def test_a_program_on_a_mesh_of_more_devices_is_profiled_on_one() -> None:
+    """Its constraints and its regions name a mesh that one device is not."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    product = jax.shard_map(lambda x, w: lax.psum(x @ w, "x"), mesh=mesh, in_specs=(P(None, "x"), P("x")), out_specs=P())
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(product(lax.with_sharding_constraint(x, NamedSharding(mesh, P("x"))), w))
+
+    assert sum(node.backward_ms for node in profile(loss, f32(64, 64), X).nodes) > 0
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_a_mesh_that_is_set_changes_nothing(axis_type: AxisType) -> None:
+    function, *arguments = PROGRAMS["stack"]
+    expected = profile(function, *arguments).nodes
+    with jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(axis_type,))):
+        nodes = profile(function, *arguments).nodes
+    assert [node.time_ms for node in nodes] == pytest.approx([node.time_ms for node in expected], rel=0.01)
 
 
 def test_only_gradients_of_parameters_are_counted() -> None:

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.stages.flatten import Flattener, row_of
 from shardy_py.stages.jaxprs import Atom, live, reads, struct_of
+from shardy_py.stages.profiles.numbering import is_number, numbers_in
 
 _TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
 
@@ -24,11 +25,13 @@ class Step:
         eqn: Over the variables of the line.
         scope: Its named scopes, outermost first.
         layer: The step of every loop over layers that it is in, outermost first.
+        source: The numbers of the equations that it was taken from, outermost first; empty where these are not numbered.
     """
 
     eqn: JaxprEqn
     scope: tuple[str, ...]
     layer: tuple[int, ...]
+    source: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> Line:
     flattener = _LineFlattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     flattener.weights.update(v for v, flag in zip(invars, parameters) if flag)
-    results = flattener.inline(closed.jaxpr, closed.consts, invars, _Position((), ()))
+    results = flattener.inline(closed.jaxpr, closed.consts, invars, _Position((), (), ()))
     steps = live(flattener.steps, results)
     return Line(tuple(invars), tuple(results), tuple(steps), flattener.consts, flattener.slices)
 
@@ -80,6 +83,7 @@ def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
 class _Position(NamedTuple):
     scope: tuple[str, ...]
     layer: tuple[int, ...]
+    source: tuple[int, ...]
 
 
 class _LineFlattener(Flattener[_Position]):
@@ -92,7 +96,8 @@ class _LineFlattener(Flattener[_Position]):
         self.weights: set[Var] = set()
 
     def origin_of(self, eqn: JaxprEqn, outer: _Position) -> _Position:
-        return outer._replace(scope=outer.scope + _scopes(str(eqn.source_info.name_stack)))
+        stack = str(eqn.source_info.name_stack)
+        return outer._replace(scope=outer.scope + _scopes(stack), source=outer.source + numbers_in(stack))
 
     def step_of(self, origin: _Position, number: int) -> _Position:
         return origin._replace(layer=(*origin.layer, number))
@@ -117,7 +122,7 @@ class _LineFlattener(Flattener[_Position]):
 
 
 def _scopes(stack: str) -> tuple[str, ...]:
-    """The scopes of a name stack, without the wrappers of transformations."""
+    """The scopes of a name stack, without the wrappers of transformations and the numbers of equations."""
     while (shorter := _TRANSFORMED.sub(r"\1", stack)) != stack:
         stack = shorter
-    return tuple(part for part in stack.split("/") if part)
+    return tuple(part for part in stack.split("/") if part and not is_number(part))

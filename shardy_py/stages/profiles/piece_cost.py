@@ -1,8 +1,4 @@
-"""Seconds of the pieces of a function: by a model of some hardware, or measured where it runs.
-
-The model is that of `plan.cost_analysis`, of the function and its gradient as a whole. The equations of every piece are counted as a
-compiler fuses them with those of others, so that the pieces together take what the function takes.
-"""
+"""The gradient of a function whose pieces are timed, and the seconds of pieces that run on the default device."""
 
 from __future__ import annotations
 
@@ -13,13 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
-from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.equation_cost import equation_seconds
-from shardy_py.stages.flatten import Flattener
-from shardy_py.stages.jaxprs import Atom, is_differentiable, live, struct_of
-from shardy_py.stages.profiles.line import Line, Step
+from shardy_py.stages.jaxprs import Atom, is_differentiable, shape_of, struct_of
 from shardy_py.stages.profiles.pieces import Piece
 
 # Runs of a piece that are timed, of which the fastest counts.
@@ -36,72 +28,18 @@ class Seconds(NamedTuple):
     backward: float
 
 
-def step_seconds(line: Line, hardware: Hardware) -> dict[Step, float]:
-    """Modelled seconds of every equation of a forward pass."""
-    results = [v for v in line.outvars if isinstance(v, Var)]
-    return dict(zip(line.steps, equation_seconds([step.eqn for step in line.steps], results, hardware), strict=True))
-
-
-def modelled(line: Line, pieces: Sequence[Piece], forward: Sequence[float], weights: Sequence[bool], hardware: Hardware) -> list[Seconds]:
-    """Modelled seconds of every piece.
+def gradient_of(traced: ClosedJaxpr, weights: Sequence[bool]) -> ClosedJaxpr | None:
+    """The jaxpr that runs a function forward and backward; None where there is nothing to differentiate.
 
     Args:
-        line: The function.
-        pieces: Its pieces.
-        forward: For every piece, modelled seconds of its forward pass.
+        traced: The function.
         weights: For every input, whether it holds parameters. Gradients are those of parameters, or of all inputs where none does.
-        hardware: The hardware.
     """
-    inputs = [*line.invars, *line.consts, *line.slices]
-    trained = {v for v, flag in zip(line.invars, weights) if flag} | line.slices.keys()
-    smooth = [i for i, v in enumerate(inputs) if v in trained and is_differentiable(v)]
-    smooth = smooth or [i for i, v in enumerate(line.invars) if is_differentiable(v)]
-    # Alike pieces are one jitted function, which JAX differentiates once.
-    by_text: dict[str, Callable[..., Any]] = {}
-    calls = [by_text.setdefault(str(piece.program), jax.jit(jaxpr_as_fun(piece.program))) for piece in pieces]
-
-    def run(*values: Any) -> list[Any]:
-        env: dict[Var, Any] = dict(zip(inputs, values))
-        for number, (piece, call) in enumerate(zip(pieces, calls)):
-            with jax.named_scope(f"{_SCOPE}{number}"):
-                env.update(zip(piece.results, call(*(env[v] for v in piece.inputs))))
-        return [env[v] if isinstance(v, Var) else v.val for v in line.outvars]
-
-    gradient = _gradient(run, inputs, smooth, line.outvars)
-    if gradient is None:
-        return [Seconds(seconds, 0.0) for seconds in forward]
-    function, structs = gradient
-    traced = jax.make_jaxpr(function)(*structs)
-    flattener = _PieceFlattener()
-    outputs = flattener.inline(traced.jaxpr, traced.consts, traced.jaxpr.invars, 0)
-    steps = live(flattener.steps, outputs)
-    both = [0.0] * len(pieces)
-    for step, seconds in zip(steps, equation_seconds([step.eqn for step in steps], [v for v in outputs if isinstance(v, Var)], hardware)):
-        both[step.piece] += seconds
-    return [Seconds(seconds, max(0.0, together - seconds)) for seconds, together in zip(forward, both)]
-
-
-class _Step(NamedTuple):
-    eqn: JaxprEqn
-    piece: int
-
-
-class _PieceFlattener(Flattener[int]):
-    """Keeps the number of the piece that an equation, or one that it is the derivative of, belongs to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[_Step] = []
-
-    def origin_of(self, eqn: JaxprEqn, outer: int) -> int:
-        numbers = _NUMBER.findall(str(eqn.source_info.name_stack))
-        return int(numbers[-1]) if numbers else outer
-
-    def emit(self, eqn: JaxprEqn, origin: int) -> None:
-        self.steps.append(_Step(eqn, origin))
-
-    def are_layers(self, xs: Sequence[Atom]) -> bool:
-        return False
+    inputs = traced.jaxpr.invars
+    smooth = [i for i, v in enumerate(inputs) if is_differentiable(v)]
+    trained = [i for i in smooth if weights[i]]
+    gradient = _gradient(jaxpr_as_fun(traced), inputs, trained or smooth, traced.jaxpr.outvars)
+    return None if gradient is None else jax.make_jaxpr(gradient[0])(*gradient[1])
 
 
 def measured(pieces: Sequence[Piece]) -> list[Seconds]:
@@ -125,6 +63,8 @@ def _gradient(
 ) -> tuple[Callable[..., Any], list[Any]] | None:
     """A function that runs another forward and backward, and the types of its arguments: inputs, then cotangents.
 
+    The cotangent of a scalar is the constant 1, as in `jax.grad`.
+
     Args:
         function: The function.
         inputs: Its arguments.
@@ -136,7 +76,7 @@ def _gradient(
         return None
 
     def both(*values: Any) -> Any:
-        operands, cotangents = list(values[: len(inputs)]), values[len(inputs) :]
+        operands, cotangents = list(values[: len(inputs)]), iter(values[len(inputs) :])
 
         def of_smooth(*chosen: Any) -> list[Any]:
             arguments = list(operands)
@@ -146,9 +86,10 @@ def _gradient(
             return [outputs[i] for i in results]
 
         forward, pull = jax.vjp(of_smooth, *(operands[i] for i in smooth))
-        return forward, pull(list(cotangents))
+        return forward, pull([next(cotangents) if out.shape else jax.numpy.ones_like(out) for out in forward])
 
-    return both, [*map(struct_of, inputs), *(struct_of(outputs[i]) for i in results)]
+    arrays = [outputs[i] for i in results if shape_of(outputs[i])]
+    return both, [*map(struct_of, inputs), *map(struct_of, arrays)]
 
 
 def _timed(function: Callable[..., Any], structs: Sequence[Any]) -> float:

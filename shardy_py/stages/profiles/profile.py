@@ -13,11 +13,12 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import ShardyError
 from shardy_py.stages.jaxprs import struct_of
+from shardy_py.stages.profiles.attribution import Attribution
 from shardy_py.stages.profiles.graph import ProfileGraph, ProfileNode
 from shardy_py.stages.profiles.line import Line, Step, line_of
-from shardy_py.stages.profiles.piece_cost import Seconds, step_seconds
+from shardy_py.stages.profiles.numbering import numbered
+from shardy_py.stages.profiles.piece_cost import Seconds, gradient_of
 from shardy_py.stages.profiles.piece_cost import measured as measured_seconds
-from shardy_py.stages.profiles.piece_cost import modelled as modelled_seconds
 from shardy_py.stages.profiles.pieces import GRAINS, Piece, pieces_of
 from shardy_py.stages.profiles.shards import Shards, shards_of
 
@@ -38,8 +39,9 @@ def profile(
     own. Functions with a derivative rule (`custom_vjp`) stay whole. A piece with several results has a `__getitem__(k)` node
     for each, so that a cut sends only what is used behind it. Parameters belong to the first piece that uses them.
 
-    Modelled times add up to those of `plan.cost_analysis` for the function and its gradient, on one device, with loops over layers and
-    `jax.checkpoint` taken apart: residuals that a scan would stack for its backward pass are not part of them.
+    Modelled times add up to those of `plan.cost_analysis` of the function and of its value and gradient, on one device. A loop over layers
+    costs what it costs as a loop, with the residuals that it stacks for its backward pass, and each layer has an equal share; so does
+    what `jax.checkpoint` computes again.
 
     Args:
         function: From parameters and a batch to the loss, or whatever the forward pass returns; or its jaxpr, whose inputs count as
@@ -77,14 +79,31 @@ def profile(
         function = jaxpr_as_fun(function)
     weights = chosen_leaves(args, parameters)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
-    line = line_of(jax.make_jaxpr(function)(*args), weights)
+    traced = numbered(jax.make_jaxpr(function)(*args))
+    line = line_of(traced, weights)
     if not line.steps:
         raise ShardyError("nothing is computed", where=f"function {getattr(function, '__name__', function)!r}", why="no equation is left")
     shards = shards_of(line, args, mesh, in_shardings) if mesh is not None else Shards({}, {})
     batch = [(v, jax.tree_util.keystr(path)) for v, path, flag in zip(line.invars, paths, weights) if not flag]
     inputs = {v: f"Input{number} {path}" for number, (v, path) in enumerate(batch)}
-    grapher = _Grapher(line, inputs, shards, hardware_named(hardware))
-    return grapher.graph(pieces_of(line, by), None if measured else weights)
+    pieces = pieces_of(line, by)
+    attribution, machine = Attribution(line.steps), hardware_named(hardware)
+    forward = attribution.seconds(traced, machine)
+    if measured:
+        seconds = measured_seconds(pieces)
+    else:
+        gradient = gradient_of(traced, weights)
+        seconds = _modelled(pieces, forward, forward if gradient is None else attribution.seconds(gradient, machine))
+    return _Grapher(line, inputs, shards, forward).graph(pieces, seconds)
+
+
+def _modelled(pieces: Sequence[Piece], forward: Mapping[Step, float], both: Mapping[Step, float]) -> list[Seconds]:
+    """Seconds of pieces by those of their steps, forward and in both passes."""
+    seconds: list[Seconds] = []
+    for piece in pieces:
+        alone, together = (math.fsum(of[step] for step in piece.steps) for of in (forward, both))
+        seconds.append(Seconds(alone, max(0.0, together - alone)))
+    return seconds
 
 
 def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[bool]:
@@ -100,26 +119,23 @@ def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[
 
 
 class _Grapher:
-    def __init__(self, line: Line, inputs: Mapping[Var, str], shards: Shards, hardware: Hardware) -> None:
-        self.line, self.inputs, self.shards, self.hardware = line, inputs, shards, hardware
+    def __init__(self, line: Line, inputs: Mapping[Var, str], shards: Shards, step_seconds: Mapping[Step, float]) -> None:
+        self.line, self.inputs, self.shards, self.step_seconds = line, inputs, shards, step_seconds
         self.nodes: list[ProfileNode] = []
         self.edges: list[tuple[str, str]] = []
         # Where a value can be had, by node id.
         self.home: dict[Var, str] = {}
         self.counted: set[Var] = set()
-        self.step_seconds = step_seconds(line, hardware)
 
-    def graph(self, pieces: Sequence[Piece], weights: Sequence[bool] | None) -> ProfileGraph:
-        """The profile of these pieces: modelled, or measured where inputs that hold parameters are not given."""
+    def graph(self, pieces: Sequence[Piece], seconds: Sequence[Seconds]) -> ProfileGraph:
+        """The profile of these pieces, with their seconds on one device."""
         used = {v for v in self.line.outvars if isinstance(v, Var)}.union(*(piece.inputs for piece in pieces))
         for v, name in self.inputs.items():
             if v in used:
                 self.home[v] = self.add(name, activations=(self.shards.bytes(v),))
-        forward = [math.fsum(self.step_seconds[step] for step in piece.steps) for piece in pieces]
-        seconds = measured_seconds(pieces) if weights is None else modelled_seconds(self.line, pieces, forward, weights, self.hardware)
-        for piece, alone, own in zip(pieces, forward, seconds):
-            share = math.fsum(self.step_seconds[step] / self.workers(step) for step in piece.steps) / alone if alone else 1.0
-            self.piece(piece, Seconds(own.forward * share, own.backward * share))
+        for piece, alone in zip(pieces, seconds, strict=True):
+            share = self.share(piece)
+            self.piece(piece, Seconds(alone.forward * share, alone.backward * share))
         return ProfileGraph(tuple(self.nodes), tuple(self.edges))
 
     def add(self, description: str, *operands: str, **figures: Any) -> str:
@@ -143,6 +159,9 @@ class _Grapher:
         for k, v in enumerate(piece.results):
             self.home[v] = id if len(piece.results) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
 
-    def workers(self, step: Step) -> int:
-        """Number of devices that share the work of an equation."""
-        return self.shards.workers(step.eqn) if self.shards.parts else 1
+    def share(self, piece: Piece) -> float:
+        """The part of the work of a piece that each device has."""
+        whole = math.fsum(self.step_seconds[step] for step in piece.steps)
+        if not self.shards.parts or not whole:
+            return 1.0
+        return math.fsum(self.step_seconds[step] / self.shards.workers(step.eqn) for step in piece.steps) / whole
